@@ -119,9 +119,8 @@ def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 COMPUTED = "glassformer.<computed>"
 """An import whose name no reader knows."""
-UNREAD = {"cli/show.py", "parts/core/outside.py", "laboratory/claims/__init__.py"}
-"""`bench` imports the benchmark of a name, and a run the modules of parts from outside: no rooms of this house. The
-list of claims imports the files of its own folder."""
+UNREAD = {"cli/show.py", "parts/core/outside.py"}
+"""`bench` imports the benchmark of a name, and a run the modules of parts from outside: no rooms of this house."""
 
 
 FACADE = "__init__"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from glassformer.errors import RequestError
-from glassformer.laboratory.claims import known, read
+from glassformer.laboratory.claims import known
 from glassformer.laboratory.claims.claim import FAILS, HOLDS, OPEN, Verdict
-from glassformer.laboratory.claims.stored import MEASURED, Stored
+from glassformer.laboratory.claims.stored import MEASURED, Stored, read
 from glassformer.naming import preset
 from glassformer.parts.core.heads import nearest_groups
 from glassformer.planning import SPARE, WEIGHTS, plan

@@ -188,6 +188,10 @@ class Bench:
         """A number of repeats or a length: `full`, or `tiny` where this is a tiny measurement."""
         return tiny if self.tiny else full
 
+    def runs(self, full: int) -> range:
+        """Seeds of a measurement: as many as were asked for, else `full`."""
+        return range(self.seeds or self.scaled(full, 2))
+
     def compare(
         self,
         arms: Sequence[str],

@@ -50,10 +50,9 @@ def lost(found: Compared, arms: Sequence[str]) -> Figure:
     return Figure(name=f"runs of {' and '.join(arms)} that diverged", value=sum(map(found.diverged, arms)), most=0)
 
 
-def contrast(
-    arms: Sequence[str], gaps: Sequence[Gap], tokens: int, notes: Sequence[str] = (), **options: Any
-) -> Callable[[Bench], Outcome]:
-    """The measurement that trains the arms and looks at these gaps; `options` are those of `Bench.compare`."""
+def contrast(*gaps: Gap, tokens: int, notes: Sequence[str] = (), **options: Any) -> Callable[[Bench], Outcome]:
+    """Returns the measurement that trains the arms of these gaps; `options` are those of `Bench.compare`."""
+    arms = list(dict.fromkeys(arm for gap in gaps for arm in (gap.a, gap.b)))
 
     def measure(bench: Bench) -> Outcome:
         found = bench.compare(arms, tokens, **options)

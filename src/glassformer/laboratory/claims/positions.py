@@ -1,14 +1,32 @@
-"""Models of several positions, trained on short texts and read at longer ones."""
+"""Positions: how they are encoded, and how far beyond the context of training a model reads."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from glassformer.laboratory.claims.bench import Bench, Compared
-from glassformer.laboratory.claims.claim import Figure, sampled
-from glassformer.laboratory.claims.contrast import lost
+import torch
 
-CONTEXT, TOKENS, BATCH = 64, 400_000, 16
+from glassformer.config import ModelConfig
+from glassformer.laboratory.claims.bench import TINY_CONTEXT, Bench, Compared
+from glassformer.laboratory.claims.claim import Claim, Figure, Outcome, exact, sampled
+from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast, lost, outcome
+from glassformer.laboratory.claims.timing import Race, Work, races, training
+from glassformer.naming import preset
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.position import Rotary
+from glassformer.parts.position.alibi import alibi_slopes
+from glassformer.parts.position.scaling import (
+    LinearScalingConfig,
+    NtkScalingConfig,
+    RotaryScalingConfig,
+    YarnScalingConfig,
+)
+from glassformer.parts.position.sinusoidal import sinusoid
+from glassformer.training import evaluate
+
+CONTEXT = 64
+"""Tokens of the texts that models are trained on, before they read longer ones."""
 ARM = {
     "alibi": "gpt2@1m+alibi",
     "rope": "gpt2@1m+rope",
@@ -20,7 +38,7 @@ ARM = {
 
 
 def trained(bench: Bench, names: Sequence[str]) -> Compared:
-    return bench.compare([ARM[name] for name in names], TOKENS, context=CONTEXT, batch_size=BATCH)
+    return bench.compare([ARM[name] for name in names], SHORT, context=CONTEXT)
 
 
 def rise(found: Compared, name: str, times: int, **bounds: float | None) -> Figure:
@@ -37,3 +55,279 @@ def further(found: Compared, more: str, less: str, times: int) -> Figure:
         return lost(found, [ARM[more], ARM[less]])
     name = f"rise at {times} times the context, {more} less {less}"
     return found.judged(sampled(name, [a - b for a, b in pairs], "nats", least=0.0), ARM[more], ARM[less])
+
+
+def slopes_are_powers(bench: Bench) -> Outcome:
+    figures = []
+    for heads in (8, 16):
+        wanted = [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
+        error = max(abs(a / b - 1) for a, b in zip(alibi_slopes(heads), wanted, strict=True))
+        figures.append(exact(f"largest relative error of {heads} slopes", error, most=1e-12, published=0))
+    ratio = alibi_slopes(16)[0] ** 2 / alibi_slopes(8)[0]
+    figures.append(exact("first slope of 16 heads, squared, over that of 8", ratio, least=1 - 1e-12, most=1 + 1e-12))
+    return Outcome(figures=tuple(figures), size="8 and 16 heads", sure="to 1e-12")
+
+
+def extrapolates(bench: Bench, name: str) -> Outcome:
+    found = trained(bench, [name])
+    return outcome(found, [rise(found, name, 8, most=0.02, published=0.0), rise(found, name, 4)])
+
+
+def nope_extrapolates(bench: Bench) -> Outcome:
+    found = trained(bench, ["nope", "rope"])
+    return outcome(found, [further(found, "rope", "nope", 8), rise(found, "nope", 8), rise(found, "rope", 8)])
+
+
+def positions_order(bench: Bench) -> Outcome:
+    names = ["alibi", "rope", "sinusoidal"]
+    found = trained(bench, names)
+    figures = [further(found, "rope", "alibi", 4), further(found, "sinusoidal", "rope", 4)]
+    return outcome(found, [*figures, *(rise(found, name, 4) for name in names)])
+
+
+def sinusoid_linear(bench: Bench) -> Outcome:
+    length, width, k, tolerance = 128, 64, 17, 1e-4
+    encoding = sinusoid(torch.arange(length + k), width, 10000.0).double()
+    here, there = encoding[:length], encoding[k:]
+    shift = torch.linalg.lstsq(here, there, driver="gelsd").solution
+    dots = encoding @ encoding.T
+    spread = max(float(dots.diagonal(i).max() - dots.diagonal(i).min()) for i in range(len(dots) - 1))
+    figures = (
+        exact(f"error of PE(p + {k}) as a matrix times PE(p)", float((here @ shift - there).abs().max()),
+              most=tolerance, published=0),
+        exact("spread of PE(p) PE(p + k) over p, relative", spread / (width / 2), most=tolerance, published=0),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"{length} positions of {width} values", sure=f"to {tolerance:g}")
+
+
+PLAIN, SCALED = "gpt2@1m+sinusoidal+embedding.scale=1", "gpt2@1m+sinusoidal+embedding.scale=11.3"
+
+
+def rotary_relative(bench: Bench) -> Outcome:
+    length, width, tolerance = 256, 64, 1e-4
+    made = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 1, 1, width, generator=made).expand(1, length, 1, width) for _ in range(2))
+    turned_q, turned_k = Rotary(width)(q, k, Pass(0, length))
+    scores = torch.einsum("bsnh,btnh->st", turned_q, turned_k)  # the same query and the same key everywhere
+    spread = max(float(scores.diagonal(i).max() - scores.diagonal(i).min()) for i in range(1 - length, length))
+    size = float(scores.abs().max())
+    figure = exact("spread of scores of one distance over the largest score", spread / size, most=tolerance,
+                   published=0)  # fmt: skip
+    return Outcome(figures=(figure,), size=f"{length} positions, fp32", sure=f"to {tolerance:g}")
+
+
+def rotary_pairings(bench: Bench) -> Outcome:
+    length, width, tolerance = 64, 32, 1e-5
+    made = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, length, 1, width, generator=made) for _ in range(2))
+    order = torch.arange(width).view(2, -1).T.flatten()  # half pairs, laid side by side
+    half = torch.einsum("bsnh,btnh->st", *Rotary(width)(q, k, Pass(0, length)))
+    turned = Rotary(width, pairing="interleaved")(q[..., order], k[..., order], Pass(0, length))
+    unordered = torch.einsum("bsnh,btnh->st", *Rotary(width, pairing="interleaved")(q, k, Pass(0, length)))
+    interleaved = torch.einsum("bsnh,btnh->st", *turned)
+    size = float(half.abs().max())
+    figures = (
+        exact("largest difference of scores, values permuted", float((half - interleaved).abs().max()) / size,
+              most=tolerance, published=0),
+        exact("the same, values as they are", float((half - unordered).abs().max()) / size),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"{length} positions, fp32, over the largest score", sure=f"to {tolerance:g}")
+
+
+def rotary_cost(scale: int) -> tuple[Work, Work]:
+    tokens = 512
+    return training("", tokens // scale), training("+nope", tokens // scale)
+
+
+def interpolation_identities(bench: Bench) -> Outcome:
+    width, context, factor, tolerance = 64, 2048, 8.0, 1e-6
+    ctx = preset(f"llama@10m+context={context}").ctx
+
+    def frequencies(config: RotaryScalingConfig | None) -> tuple[torch.Tensor, float]:
+        rotary = Rotary(width, scaling=config.build(ctx) if config else None)
+        return rotary.frequencies(context).double(), rotary.scaling.magnitude
+
+    plain, _ = frequencies(None)
+    linear, _ = frequencies(LinearScalingConfig(factor=factor))
+    ntk, _ = frequencies(NtkScalingConfig(factor=factor))
+    same, _ = frequencies(YarnScalingConfig(factor=1.0))
+    _, magnitude = frequencies(YarnScalingConfig(factor=factor))
+    wanted = 0.1 * math.log(factor) + 1
+    near = {"least": 1 - tolerance, "most": 1 + tolerance, "published": 1.0}
+    figures = (
+        exact("interpolation: all frequencies over 1/8 of what they were", float((linear / plain).mean() * factor),
+              **near),
+        exact("NTK-aware: the slowest frequency over 1/8 of what it was", float(ntk[-1] / plain[-1]) * factor, **near),
+        exact("NTK-aware: the fastest frequency over what it was", float(ntk[0] / plain[0]), **near),
+        exact("YaRN of factor 1: largest change of a frequency", float((same / plain - 1).abs().max()),
+              most=0.0, published=0),
+        exact("YaRN of factor 8: cos and sin are multiplied by", magnitude, least=wanted - tolerance,
+              most=wanted + tolerance, published=wanted),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"heads of {width}, {factor:g} times {context:,} tokens",
+                   sure=f"to {tolerance:g}, fp32")  # fmt: skip
+
+
+FACTOR = 4
+"""Times the context of training, at which `stretched` models are read."""
+
+
+def losses(bench: Bench, kinds: list[str | None]) -> dict[str | None, list[float]]:
+    """Loss at FACTOR times the context by the kind of scaling, None being none, one for each seed; weights stay."""
+    context = bench.scaled(CONTEXT, TINY_CONTEXT)
+    found: dict[str | None, list[float]] = {kind: [] for kind in kinds}
+    for seed in bench.runs(3):
+        run = bench.train("llama@1m", SHORT, seed, CONTEXT)
+        for kind in kinds:
+            model = stretched(run.config, kind, context).build(seed=0)
+            model.load_state_dict(run.model.state_dict())
+            scored = evaluate(model, bench.text.prepared, FACTOR * context, run.how, bench.scaled(65536, 64))
+            found[kind].append(scored["loss"])
+    return found
+
+
+def stretched(config: ModelConfig, kind: str | None, context: int) -> ModelConfig:
+    """The config with this scaling of its rotary positions."""
+    tree: dict[str, Any] = config.to_dict()
+    for stage in tree["stack"]:
+        for block in stage["blocks"]:
+            scaling = {"kind": kind, "factor": float(FACTOR), "original_context": context}
+            block["mixer"]["position"]["scaling"] = scaling if kind else None
+    return ModelConfig.from_dict(tree)
+
+
+def difference(bench: Bench, worse: str | None, better: str | None) -> Outcome:
+    """How much higher the loss is with one scaling than with the other; the claim is that it is higher."""
+    found = losses(bench, [worse, better])
+    names = {None: "none", "linear": "interpolation", "ntk": "NTK-aware", "yarn": "YaRN"}
+    gaps = [a - b for a, b in zip(found[worse], found[better], strict=True)]
+    figures: list[Figure] = [
+        sampled(f"loss at {FACTOR} times the context, {names[worse]} less {names[better]}", gaps, "nats", least=0.0),
+        *(sampled(f"loss with {names[kind]}", values, "nats") for kind, values in found.items()),
+    ]
+    return Outcome(
+        figures=tuple(figures), size=f"llama@1m, {SHORT:,} tokens of context {CONTEXT}, read at {FACTOR * CONTEXT}",
+        sure=f"{len(gaps)} seeds, intervals of 95 %",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def change(name: str) -> float:
+    """Returns by how much outputs differ when the tokens are permuted, over the largest output."""
+    length, words = 32, 64
+    model = preset(f"{name}+vocab_size={words}+context={length}").build(seed=0).eval()
+    made = torch.Generator().manual_seed(0)
+    tokens, order = torch.randint(0, words, (1, length), generator=made), torch.randperm(length, generator=made)
+    plain, permuted = model(tokens)[:, order], model(tokens[:, order])
+    return float((plain - permuted).abs().max() / plain.abs().max())
+
+
+def permutation_equivariance(bench: Bench) -> Outcome:
+    tolerance = 1e-4
+    figures = (
+        exact("change of outputs, seeing both ways and without positions", change("gpt2@1m+nope+bidirectional"),
+              most=tolerance, published=0),
+        exact("the same under a causal mask", change("gpt2@1m+nope")),
+        exact("the same with learned positions", change("gpt2@1m+bidirectional")),
+    )  # fmt: skip
+    return Outcome(figures=figures, size="gpt2@1m+nope, 32 tokens, fp32", sure=f"to {tolerance:g}")
+
+
+CLAIMS = [
+    Claim(
+        name="alibi-slopes", kind="exact", minutes=0.01,
+        statement="The slopes of ALiBi's n heads are the powers 2^(-8 i / n).",
+        source="2108.12409, section 3", published="1/2, 1/4, ..., 1/256 for 8 heads", size="any",
+        measure=slopes_are_powers,
+    ),
+    Claim(
+        name="alibi-extrapolates", kind="scoped", minutes=2,
+        statement="Trained on short texts, a model with ALiBi reads texts eight times as long without a loss.",
+        source="2108.12409, section 4", published="no loss to twice the length, and none beyond",
+        size="1M parameters, 400k tokens of 64 characters",
+        measure=partial(extrapolates, name="alibi"),
+    ),
+    Claim(
+        name="rope-extrapolates", kind="scoped", minutes=2,
+        statement="Rotary positions extrapolate without limit.",
+        source="a guide to improvements of the architecture", published="without limit",
+        size="1M parameters, 400k tokens of 64 characters",
+        measure=partial(extrapolates, name="rope"),
+    ),
+    Claim(
+        name="nope-extrapolates", kind="scoped", minutes=4,
+        statement="Beyond its context a decoder without positions loses less than one with rotary positions.",
+        source="2305.19466, section 4", published="less", size="1M parameters, 400k tokens of 64 characters",
+        measure=nope_extrapolates,
+    ),
+    Claim(
+        name="positions-order", kind="scoped", minutes=6,
+        statement="At four times the context ALiBi loses least, rotary positions more and absolute ones most.",
+        source="a guide to improvements of the architecture", published="perplexity +3 %, +20 %, +150 %",
+        size="1M parameters, 400k tokens of 64 characters",
+        measure=positions_order,
+    ),
+    Claim(
+        name="sinusoid-linear", kind="exact", minutes=0.01,
+        statement="PE(p + k) is a linear map of PE(p), and PE(p) PE(p + k) depends on k alone.",
+        source="1706.03762, section 3.5", published="exact", size="any",
+        measure=sinusoid_linear,
+    ),
+    Claim(
+        name="sinusoids-need-scale", kind="scoped", minutes=6,
+        statement="Sinusoidal positions need an embedding that is multiplied by sqrt(d).",
+        source="1706.03762, section 3.4", published="multiplied", size="1M parameters, 400k tokens",
+        measure=contrast(Gap(SCALED, PLAIN, least=0.05), tokens=SHORT),
+    ),
+    Claim(
+        name="rotary-relative", kind="exact", minutes=0.01,
+        statement="With rotary positions a score depends on the distance of query and key alone.",
+        source="2104.09864, section 3.2", published="only m - n matters", size="any",
+        measure=rotary_relative,
+    ),
+    Claim(
+        name="rotary-pairings", kind="exact", minutes=0.01,
+        statement="Turning neighbours and turning halves of a head are the same up to a permutation of its values.",
+        source="a first lesson on language models, by the example of Qwen3-8B", published="equal up to a permutation",
+        size="any",
+        measure=rotary_pairings,
+    ),
+    Claim(
+        name="rotary-costs-little", kind="measured", minutes=1,
+        statement="Rotary positions add 1 to 3 % to the time of a training step.",
+        source="2104.09864, as EleutherAI measured it", published="1 to 3 %", size="4 layers of width 768",
+        measure=races(Race("a step with rotary positions over one without", rotary_cost, most=1.03, published=1.02)),
+    ),
+    Claim(
+        name="interpolation-identities", kind="exact", minutes=0.01,
+        statement="Interpolation divides every rotary frequency by s, NTK-aware scaling the slowest alone, and YaRN "
+        "sharpens logits by (0.1 ln s + 1)^2.",
+        source="2306.15595; 2309.00071", published="1/s; 1/s and 1; 1.2079 for s = 8", size="any",
+        measure=interpolation_identities,
+    ),
+    Claim(
+        name="interpolation-reads-longer", kind="scoped", minutes=3,
+        statement="Untuned, interpolated positions read four times the context at a lower loss than plain ones.",
+        source="2306.15595, section 2", published="lower", size="1M parameters, 400k tokens of 64 characters",
+        measure=partial(difference, worse=None, better="linear"),
+    ),
+    Claim(
+        name="ntk-reads-longer", kind="scoped", minutes=3,
+        statement="Untuned, NTK-aware positions read four times the context at a lower loss than interpolated ones.",
+        source="2309.00071, section 3", published="lower", size="1M parameters, 400k tokens of 64 characters",
+        measure=partial(difference, worse="linear", better="ntk"),
+    ),
+    Claim(
+        name="yarn-reads-longer", kind="scoped", minutes=3,
+        statement="Untuned, YaRN reads four times the context at a lower loss than NTK-aware positions.",
+        source="2309.00071, table 1", published="lower", size="1M parameters, 400k tokens of 64 characters",
+        measure=partial(difference, worse="ntk", better="yarn"),
+    ),
+    Claim(
+        name="permutation-equivariance", kind="exact", minutes=0.05,
+        statement="Without positions and without a mask, permuting the tokens permutes what a transformer makes of "
+        "them.",
+        source="1912.10077, section 2", published="exact", size="any",
+        measure=permutation_equivariance,
+    ),
+]  # fmt: skip

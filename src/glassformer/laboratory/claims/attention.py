@@ -1,0 +1,473 @@
+"""Attention: what it computes, its kernels and windows, and how many heads share keys and values."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from glassformer.introspection import capture
+from glassformer.laboratory.claims.bench import POOL, TINY_CONTEXT, Bench
+from glassformer.laboratory.claims.claim import Claim, Figure, Outcome, exact, sampled, undecidable
+from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, contrast
+from glassformer.laboratory.claims.timing import Race, Work, attention, decoding, races, training
+from glassformer.laboratory.uptraining import KEPT, MODEL, WAYS, Curve, UptrainingPlan, all_uptrained, base, gaps, tiny
+from glassformer.model import Model
+from glassformer.naming import preset
+from glassformer.parts.kernel import AttentionCall, Auto, Kernel, Naive, Sdpa
+from glassformer.parts.kernel.banded import Banded
+from glassformer.parts.mixer.performer import orthogonal_features
+from glassformer.parts.visibility import Bidirectional, Causal, SlidingWindow
+
+
+def softmax_stable(bench: Bench) -> Outcome:
+    large, tolerance = 200.0, 1e-6
+    x = torch.tensor([0.0, 1.0, 2.0])
+    shifted = (x + large - (x + large).max()).exp()
+    plain = x.exp() / x.exp().sum()
+    overflowed = (x + large).exp() / (x + large).exp().sum()
+    figures = (
+        exact("change by a shift of 200, largest subtracted", float((shifted / shifted.sum() - plain).abs().max()),
+              most=tolerance, published=0),
+        exact("numbers that are left without the subtraction", int(overflowed.isfinite().sum()), most=0, published=0),
+    )  # fmt: skip
+    return Outcome(figures=figures, size="three scores, fp32", sure=f"to {tolerance:g}")
+
+
+def score_variance(bench: Bench) -> Outcome:
+    widths, keys, draws, tolerance = (16, 64, 256, 1024), 64, 8, 0.05
+    pairs, made = bench.scaled(4096, 256), torch.Generator().manual_seed(0)
+
+    def scores(d: int) -> torch.Tensor:
+        q, k = (torch.randn(pairs, d, generator=made) for _ in range(2))
+        return (q * k).sum(1)
+
+    def entropy(d: int, scale: float) -> float:
+        """Of a pattern over `keys` random keys, as a share of the most there can be."""
+        q, k = torch.randn(64, d, generator=made), torch.randn(keys, d, generator=made)
+        p = (q @ k.T * scale).softmax(-1).clamp_min(1e-30)
+        return float(-(p * p.log()).sum(-1).mean()) / math.log(keys)
+
+    ratios = [float(scores(d).var()) / d for d in widths for _ in range(draws)]
+    scaled = [float((scores(d) / math.sqrt(d)).var()) for d in widths for _ in range(draws)]
+    near = {"least": 1 - tolerance, "most": 1 + tolerance, "published": 1.0}
+    widest = widths[-1]
+    figures = (
+        sampled("variance of q k over d", ratios, **near),
+        sampled("variance of q k / sqrt(d)", scaled, **near),
+        sampled(f"entropy of a pattern, d = {widest:,}, scaled", [entropy(widest, widest**-0.5) for _ in range(draws)],
+                "of the most"),
+        sampled("the same, not scaled", [entropy(widest, 1.0) for _ in range(draws)], "of the most", most=0.25),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"normal queries and keys, d = {widths[0]} to {widest:,}",
+                   sure=f"{draws} draws of {pairs:,} pairs for each width, intervals of 95 %")  # fmt: skip
+
+
+def dictionary_lookup(bench: Bench) -> Outcome:
+    entries, width, sharp, tolerance = 64, 64, 1e4, 1e-5
+    made = torch.Generator().manual_seed(0)
+    keys = torch.nn.functional.normalize(torch.randn(entries, width, generator=made), dim=-1)
+    values = torch.randn(entries, width, generator=made)
+    asked = keys + 0.3 * torch.randn(entries, width, generator=made) / width**0.5
+    best = values[(asked @ keys.T).argmax(-1)]
+
+    def answers(sharpness: float) -> torch.Tensor:
+        q, k, v = (x[None, :, None] for x in (asked, keys, values))
+        return Naive()(AttentionCall(q, k, v, Bidirectional(), scale=sharpness))[0, :, 0]
+
+    figures = (
+        exact("difference from the value of the nearest key, temperature 1e-4",
+              float((answers(sharp) - best).abs().max()), most=tolerance, published=0),
+        exact("the same, temperature 1", float((answers(1.0) - best).abs().max())),
+        exact("difference from the mean value, temperature 1e6",
+              float((answers(1e-6) - values.mean(0)).abs().max()), most=tolerance, published=0),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"{entries} keys of {width} values, fp32", sure=f"to {tolerance:g}")
+
+
+def dictionary_size(bench: Bench) -> Outcome:
+    widths, draws = (8, 16, 24, 32), 8
+    entries, made = bench.scaled(4096, 128), torch.Generator().manual_seed(0)
+    margins: dict[int, list[float]] = {}
+    for d in widths:
+        for _ in range(draws):
+            keys = torch.nn.functional.normalize(torch.randn(entries, d, generator=made), dim=-1)
+            close = (keys @ keys.T).fill_diagonal_(-1)
+            margins.setdefault(d, []).append(1 - float(close.max(-1).values.mean()))
+    narrow, wide = widths[0], widths[-1]
+    needed = [math.log(entries / 0.01) / margin for margin in margins[wide]]
+    growth = [b / a for a, b in zip(margins[narrow], margins[wide], strict=True)]
+    figures = (
+        *(sampled(f"margin of the right key, d = {d}", values) for d, values in margins.items()),
+        sampled(f"margin at d = {wide} over that at d = {narrow}", growth, least=2.0),
+        sampled(f"sharpness that leaves 1 % to the others, d = {wide}", needed),
+    )
+    return Outcome(
+        figures=figures, size=f"{entries:,} random keys of length 1", sure=f"{draws} draws, intervals of 95 %"
+    )
+
+
+def low_rank_scores(bench: Bench) -> Outcome:
+    tokens, widths = 128, (8, 32)
+    made = torch.Generator().manual_seed(0)
+    figures = []
+    for width in widths:
+        q, k = (torch.randn(tokens, width, generator=made, dtype=torch.float64) for _ in range(2))
+        scores = q @ k.T
+        figures += [
+            exact(f"rank of the scores of a head of {width}", int(torch.linalg.matrix_rank(scores)), most=width,
+                  published=width),
+            exact(f"rank of its pattern, of {tokens}",
+                  int(torch.linalg.matrix_rank((scores / width**0.5).softmax(-1)))),
+        ]  # fmt: skip
+    return Outcome(figures=tuple(figures), size=f"{tokens} tokens, fp64", sure="numerical rank",
+                   notes=("The softmax raises the rank: the bound is on scores, not on patterns.",))  # fmt: skip
+
+
+def held(patterns: Tensor) -> Tensor:
+    """(..., n, n) -> (...): the share of the sum of singular values that the first quarter of them has."""
+    values = torch.linalg.svdvals(patterns.double())
+    return values[..., : values.shape[-1] // 4].sum(-1) / values.sum(-1)
+
+
+def shares(model: Model, tokens: Tensor) -> Tensor:
+    """(layers, heads), means over texts."""
+    model.eval()
+    found = capture(model, tokens, ["layers.*.mixer.pattern"])
+    return torch.stack([held(pattern).mean(0) for pattern in found.values()])
+
+
+def low_rank_patterns(bench: Bench) -> Outcome:
+    model, texts, context = "llama@1m", 8, bench.scaled(256, TINY_CONTEXT)
+    trained, drawn, least = [], [], []
+    for seed in bench.runs(3):
+        run = bench.train(model, SHORT, seed, 256)
+        ids = bench.text.prepared.validation.tokens[: texts * context].astype("int64")
+        tokens = torch.from_numpy(ids).view(texts, context)
+        found = shares(run.model, tokens)
+        trained.append(float(found.mean()))
+        least.append(float(found.min()))
+        drawn.append(float(shares(run.config.build(seed=seed), tokens).mean()))
+    figures = (
+        sampled("share of the first quarter of singular values, trained", trained, least=0.9, published=0.9),
+        sampled("the same of the head that has least", least),
+        sampled("the same before training", drawn),
+    )
+    return Outcome(
+        figures=figures,
+        size=f"{model}, {preset(model).n_layers} layers, {SHORT:,} tokens, {texts} texts of {context} characters",
+        sure=f"{len(trained)} seeds, intervals of 95 %",
+        notes=("The source looks at an encoder that sees both ways: patterns here are triangular, whose diagonal alone "
+               "gives them full rank.",),
+    )  # fmt: skip
+
+
+def performer_features(bench: Bench) -> Outcome:
+    width, features, groups, off = 16, (16, 64, 256, 1024, 4096), 5, 0.1
+    length = 0.35  # of q and of k, times d^-1/4: the kernel is then near 1 and its error is that of the features
+    draws = bench.scaled(200, 20)
+    made = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(width, generator=made, dtype=torch.float64) for _ in range(2))
+    q, k = length * q / q.norm() * width**0.25, length * k / k.norm() * width**0.25
+    kernel = math.exp(float(q @ k))
+    both = float((q + k).square().sum())
+    lemma = math.exp(both) * kernel**2 * (1 - math.exp(-both))
+
+    def estimate(w: torch.Tensor) -> float:
+        phi = torch.exp(w @ q - q.square().sum() / 2) * torch.exp(w @ k - k.square().sum() / 2)
+        return float(phi.mean())
+
+    slopes, ratios, better = [], [], []
+    for group in range(groups):
+        errors = {}
+        for m in features:
+            random = torch.randn(draws, m, width, generator=made, dtype=torch.float64)
+            errors[m] = sum((estimate(w) - kernel) ** 2 for w in random) / draws
+            ratios.append(errors[m] * m / lemma)
+        drawn = (orthogonal_features(draws * group + i, 0, features[0], width) for i in range(draws))
+        better.append(sum((estimate(w) - kernel) ** 2 for w in drawn) / draws / errors[features[0]])
+        x, y = ([math.log(one) for one in ones] for ones in (features, errors.values()))
+        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+        slopes.append(
+            sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+        )
+    figures = (
+        sampled("slope of log error in log features", slopes, least=-1 - off, most=-1 + off, published=-1),
+        sampled("squared error over Lemma 2's", ratios, least=1 - off, most=1 + off, published=1),
+        sampled("squared error of orthogonal features over random ones", better, most=1),
+    )
+    return Outcome(figures=figures, size=f"d = {width}, {features[0]} to {features[-1]:,} features",
+                   sure=f"{groups} times {draws} draws, intervals of 95 %")  # fmt: skip
+
+
+def flash_exact(bench: Bench) -> Outcome:
+    heads, width, tolerance = 4, 32, 1e-5
+    s = bench.scaled(1024, 64)
+    made = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, s, heads, width, generator=made) for _ in range(3)]
+
+    def run(kernel: Kernel) -> list[torch.Tensor]:
+        q, k, v = (x.clone().requires_grad_() for x in inputs)
+        z = kernel(AttentionCall(q, k, v, Causal()))
+        return [z.detach(), *torch.autograd.grad(z.square().sum(), (q, k, v))]
+
+    wanted = run(Naive())
+    figures = []
+    for name, kernel in (("torch's fused kernel", Sdpa()), ("our blocks", Banded())):
+        found = run(kernel)
+        output = float((found[0] - wanted[0]).abs().max())
+        gradient = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found[1:], wanted[1:], strict=True))
+        figures += [
+            exact(f"largest difference of outputs, {name}", output, most=tolerance, published=0),
+            exact(f"largest difference of gradients over the largest, {name}", gradient, most=tolerance, published=0),
+        ]
+    return Outcome(figures=tuple(figures), size=f"{s} tokens, {heads} heads of {width}, fp32", sure=f"to {tolerance:g}")
+
+
+def kept(kernel: Kernel, s: int) -> int:
+    """Returns the bytes of distinct tensors that autograd keeps of one call with 2 heads of 16."""
+    q, k, v = (torch.randn(1, s, 2, 16, requires_grad=True) for _ in range(3))
+    seen: dict[int, int] = {}
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        z = kernel(AttentionCall(q, k, v, Causal()))
+    del z
+    return sum(seen.values())
+
+
+def flash_memory(bench: Bench) -> Outcome:
+    short, long, tolerance = 512, 2048, 0.1
+    figures = []
+    for name, kernel, wanted in (("all scores", Naive(), 2.0), ("a fused kernel", Sdpa(), 1.0)):
+        found = math.log(kept(kernel, long) / kept(kernel, short)) / math.log(long / short)
+        figures.append(exact(f"exponent of the bytes that {name} keeps", found, least=wanted - tolerance,
+                             most=wanted + tolerance, published=wanted))  # fmt: skip
+    saved = kept(Naive(), long) / kept(Sdpa(), long)
+    figures.append(exact(f"times less at {long:,} tokens", saved))
+    return Outcome(figures=tuple(figures), size=f"{short:,} to {long:,} tokens, 2 heads of 16, fp32",
+                   sure=f"bytes that autograd keeps, counted; within {tolerance:g}")  # fmt: skip
+
+
+def flash_time(scale: int) -> tuple[Work, Work]:
+    tokens = 2048
+    return attention(Naive(), Causal(), tokens // scale), attention(Auto(), Causal(), tokens // scale)
+
+
+def window_time(scale: int) -> tuple[Work, Work]:
+    tokens, window = 4096, 1024
+    whole, part = Causal(), SlidingWindow(window // scale)
+    return attention(Auto(), whole, tokens // scale), attention(Auto(), part, tokens // scale)
+
+
+TWO_PERCENT = math.log(1.02)
+"""Of perplexity, in nats."""
+
+
+def grouped_training(scale: int) -> tuple[Work, Work]:
+    tokens = 512
+    return training("+mha", tokens // scale), training("+gqa:4", tokens // scale)
+
+
+def multi_query_decoding(scale: int) -> tuple[Work, Work]:
+    tokens = 2048
+    return decoding("+mha", tokens // scale), decoding("+mqa", tokens // scale)
+
+
+def uptraining_repairs(bench: Bench) -> Outcome:
+    close = 0.02  # nats: the largest gap that counts as closed
+    plan = UptrainingPlan(tokens=1_000_000, steps=12, every=12)
+    plan = tiny(plan) if bench.tiny else plan
+    curves: list[Curve] = []
+    seeds = bench.runs(3)
+    for seed in seeds:
+        name = f"uptraining-{plan.tokens}-{seed}"
+        run = base(bench.text.prepared, bench.folder.with_name(POOL) / name, plan, seed)
+        curves += all_uptrained(run, bench.text.prepared, bench.folder, plan, seeds=[seed])
+    single = {way: gaps(curves, "mqa", way) for way in WAYS}
+    before, after = 0, plan.steps
+
+    def worse(one: str, other: str) -> Figure:
+        pairs = zip(single[one][after], single[other][after], strict=True)
+        return sampled(f"one head, {one} less {other}, after", [a - b for a, b in pairs], "nats", least=0.0)
+
+    figures = [
+        worse("first", "mean"), worse("new", "first"),
+        sampled("gap of two heads from their means, after", gaps(curves, "gqa:2", "mean")[after], "nats", most=close),
+        *(sampled(f"gap of one head, {way}, {when}", single[way][at], "nats")
+          for way in WAYS for when, at in (("before", before), ("after", after))),
+        sampled("loss with all four heads, after", [c.losses[after] for c in curves if c.way == KEPT], "nats"),
+    ]  # fmt: skip
+    return Outcome(
+        figures=tuple(figures),
+        size=f"{MODEL}, {plan.tokens:,} tokens and {plan.steps} steps more ({plan.share:.0%}), 4 heads to 2 and 1",
+        sure=f"{len(seeds)} seeds, each of a base of its own, intervals of 95 %",
+    )
+
+
+LENGTH = 24
+"""Tokens that `largest_difference` reads at once and one after the other."""
+
+
+@torch.no_grad()
+def largest_difference(name: str) -> float:
+    """Returns by how much logits read at once differ from those of one token after the other."""
+    model = preset(f"{name}+vocab_size=64+context={LENGTH}").build(seed=0).eval()
+    tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    whole = model(tokens)
+    state = model.init_state(1, LENGTH, torch.float32)
+    cached = torch.cat([model(tokens[:, i : i + 1], state) for i in range(LENGTH)], dim=1)
+    return float((whole - cached).abs().max())
+
+
+def cached_decoding(bench: Bench) -> Outcome:
+    models, tolerance = ("gpt2@1m", "llama@1m+gqa:2", "mamba@1m"), 1e-4
+    figures = [exact(f"largest difference of logits, {name}", largest_difference(name), most=tolerance, published=0)
+               for name in models]  # fmt: skip
+    return Outcome(figures=tuple(figures), size=f"{', '.join(models)}, {LENGTH} tokens, fp32", sure=f"to {tolerance:g}")
+
+
+CLAIMS = [
+    Claim(
+        name="softmax-stable", kind="exact", minutes=0.01,
+        statement="Subtracting the largest score changes no softmax and keeps it from overflowing.",
+        source="a guide from architecture to training dynamics", published="equal", size="any",
+        measure=softmax_stable,
+    ),
+    Claim(
+        name="score-variance", kind="measured", minutes=0.05,
+        statement="Unscaled scores of independent queries and keys have variance d, and their softmax saturates.",
+        source="1706.03762, section 3.2.1", published="variance d, and 1 when divided by sqrt(d)", size="any",
+        measure=score_variance,
+    ),
+    Claim(
+        name="dictionary-lookup", kind="exact", minutes=0.01,
+        statement="As its temperature goes to 0, attention gives the value of the nearest key, and to infinity their "
+        "mean.",
+        source="a guide to the mathematics of transformers", published="the argmax, and the mean", size="any",
+        measure=dictionary_lookup,
+    ),
+    Claim(
+        name="dictionary-size", kind="measured", minutes=0.1,
+        statement="The width of a head limits how many keys it tells apart: the margin of the right one grows with d.",
+        source="a guide to the mathematics of transformers; concentration of random directions",
+        published="grows with d",
+        size="any",
+        measure=dictionary_size,
+    ),
+    Claim(
+        name="low-rank-scores", kind="exact", minutes=0.01,
+        statement="The scores of a head have at most the rank of its width.",
+        source="2002.07028, theorem 1", published="at most d_head", size="any",
+        measure=low_rank_scores,
+    ),
+    Claim(
+        name="low-rank-patterns", kind="scoped", minutes=3,
+        statement="The patterns of trained attention are nearly of low rank: a quarter of their singular values has "
+        "nine tenths of the sum.",
+        source="2006.04768, section 3 and figure 1",
+        published="about 0.9, read off a figure, for 128 of 512 in RoBERTa",
+        size="1M parameters, 400k tokens",
+        measure=low_rank_patterns,
+    ),
+    Claim(
+        name="linformer-quality", kind="undecidable", minutes=0,
+        statement="Linformer with 128 projected keys reads 512 tokens as well as RoBERTa.",
+        source="2006.04768, section 5", published="k = 128 near RoBERTa",
+        size="a pretrained RoBERTa, months of one processor",
+        measure=undecidable("The claim is about fine-tuned scores of pretrained encoders of 110M parameters."),
+    ),
+    Claim(
+        name="performer-features", kind="measured", minutes=0.3,
+        statement="The squared error of positive random features is that of Lemma 2, falls as 1/m, and is less where "
+        "they are orthogonal.",
+        source="2009.14794, lemma 2 and theorem 2", published="slope -1; less", size="d = 16",
+        measure=performer_features,
+    ),
+    Claim(
+        name="flash-exact", kind="exact", minutes=0.05,
+        statement="FlashAttention computes attention exactly, in outputs and gradients.",
+        source="2205.14135, theorem 1", published="no approximation", size="any",
+        measure=flash_exact,
+    ),
+    Claim(
+        name="flash-memory", kind="exact", minutes=0.05,
+        statement="FlashAttention's memory grows linearly with the text, where plain attention's grows with its "
+        "square.",
+        source="2205.14135, section 3", published="exponents 1 and 2", size="512 to 2,048 tokens",
+        measure=flash_memory,
+    ),
+    Claim(
+        name="blocks-are-faster", kind="measured", minutes=1,
+        statement="At 2,048 tokens attention in blocks takes a third of the time of plain attention, forward and "
+        "backward.",
+        source="2205.14135, section 4", published="3.6 and 3.4 times, on a GPU", size="2,048 tokens, 16 heads of 64",
+        measure=races(Race("plain attention over attention in blocks", flash_time, least=3.0, published=3.5)),
+    ),
+    Claim(
+        name="flash-speed-on-gpu", kind="undecidable", minutes=0,
+        statement="FlashAttention is three times as fast as plain attention on a GPU.",
+        source="2205.14135, abstract", published="3x on GPT-2 at 1,024 tokens", size="a GPU",
+        measure=undecidable(
+            "The claim is about an A100, and the ratio depends on its memory: a processor decides nothing about it."
+        ),
+    ),
+    Claim(
+        name="window-costs-little", kind="scoped", minutes=6,
+        statement="A window of a quarter of the context costs less than 2 % of perplexity.",
+        source="2004.05150, section 4", published="little", size="1M parameters, 400k tokens",
+        measure=contrast(Gap("llama@1m", "llama@1m+window:64", most=TWO_PERCENT), tokens=SHORT),
+    ),
+    Claim(
+        name="window-is-faster", kind="measured", minutes=1,
+        statement="A window of a quarter of 4,096 tokens makes attention four times as fast.",
+        source="2004.05150", published="4 times", size="4,096 tokens, 16 heads of 64",
+        measure=races(Race("attention to all before over a window of 1,024", window_time, least=4.0, published=4.0)),
+    ),
+    Claim(
+        name="shared-keys-cost-little", kind="scoped", minutes=18,
+        statement="With two heads of keys instead of four, or with one, perplexity rises by less than 2 %.",
+        source="a guide to improvements of the architecture; 2305.13245, table 1", published="less than 2 %",
+        size="1M parameters, 1.5M tokens",
+        measure=contrast(
+            *(Gap("llama@1m+mha", f"llama@1m{change}", most=TWO_PERCENT) for change in ("+gqa:2", "+mqa")),
+            tokens=LONG,
+            allow_unmatched=True,
+            notes=["Nothing pays for the weights of the keys and values that are left out."],
+        ),
+    ),
+    Claim(
+        name="grouped-trains-faster", kind="measured", minutes=1,
+        statement="With 4 of 12 heads of keys a training step takes a tenth less time.",
+        source="a guide to improvements of the architecture", published="1.1 times as fast",
+        size="4 layers of width 768",
+        measure=races(Race("a step with 12 heads of keys over one with 4", grouped_training, least=1.1, published=1.1)),
+    ),
+    Claim(
+        name="multi-query-decodes-faster", kind="measured", minutes=1,
+        statement="With one head of keys a token after 2,048 takes 30 to 40 % less time.",
+        source="a guide to improvements of the architecture; 1911.02150", published="30 to 40 % less",
+        size="4 layers of width 768",
+        measure=races(
+            Race("a token with 12 heads of keys over one with 1", multi_query_decoding, least=1 / 0.7, published=1.54),
+        ),
+    ),
+    Claim(
+        name="uptraining-repairs", kind="scoped", minutes=15,
+        statement="Fewer heads of keys lose least where they are the means of those there were, more as the first of "
+        "them, most as new ones; a twentieth of the training closes the gap of grouped heads.",
+        source="2305.13245, sections 2.1 and 3.3, table 1 and figure 4",
+        published="47.1 with 8 groups against 47.2 with all heads; mean, first, random in this order",
+        size="1M parameters, 1M tokens",
+        measure=uptraining_repairs,
+    ),
+    Claim(
+        name="cached-decoding", kind="exact", minutes=0.05,
+        statement="Decoding from a cache gives the logits of the whole forward pass.",
+        source="a guide to the mathematics of transformers", published="equal", size="any",
+        measure=cached_decoding,
+    ),
+]  # fmt: skip

@@ -1,0 +1,43 @@
+"""The list of all claims, and claims by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.laboratory.claims import (
+    activations,
+    attention,
+    costs,
+    experts,
+    learning_in_context,
+    norms,
+    positions,
+    recurrences,
+    training,
+)
+from glassformer.laboratory.claims.claim import Claim
+
+SUBJECTS = (activations, norms, positions, attention, experts, recurrences, training, costs, learning_in_context)
+"""Files of claims, in the order in which a reader meets them."""
+
+
+@cache
+def known() -> dict[str, Claim]:
+    """Every claim by its name: exact ones first, then by the time they take."""
+    found = [claim for subject in SUBJECTS for claim in subject.CLAIMS]
+    found.sort(key=lambda claim: (not claim.quick, claim.kind == "undecidable", claim.minutes, claim.name))
+    return {claim.name: claim for claim in found}
+
+
+def named(names: Sequence[str]) -> list[Claim]:
+    """Raises RequestError for a name that no claim has, with the nearest ones."""
+    for name in names:
+        if name not in known():
+            raise RequestError(
+                f"no claim is named {name!r}{did_you_mean(name, known())}; `glassformer claims` lists all "
+                f"{len(known())}",
+                code="unknown", field="claim", value=name,
+            )  # fmt: skip
+    return [known()[name] for name in dict.fromkeys(names)]

@@ -1,0 +1,184 @@
+"""Norms, residual streams, and how blocks are wired."""
+
+from collections.abc import Callable
+
+import torch
+
+from glassformer.laboratory.claims.bench import Bench
+from glassformer.laboratory.claims.claim import Claim, Outcome, exact, sampled
+from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, alike, contrast
+from glassformer.laboratory.claims.timing import Race, Work, races
+from glassformer.naming import preset
+from glassformer.parts.core.cost import Shape
+from glassformer.parts.norm import LayerNorm, RMSNorm
+from glassformer.parts.region import compiled_regions
+
+
+def rmsnorm_parameters(bench: Bench) -> Outcome:
+    width = 4096
+    rms, layer = (sum(p.numel() for p in norm.parameters()) for norm in (RMSNorm(width), LayerNorm(width)))
+    figure = exact("parameters of RMSNorm over those of LayerNorm", rms / layer, least=0.5, most=0.5, published=0.5)
+    return Outcome(figures=(figure,), size=f"width {width:,}", sure="counted")
+
+
+def norms(compiled: bool, scale: int) -> tuple[Work, Work]:
+    tokens, width = 2048, 4096
+    x = torch.randn(tokens // scale, width, requires_grad=True)
+    ones = torch.ones(tokens // scale, width)
+
+    def work(norm: torch.nn.Module) -> Work:
+        def run() -> object:
+            with compiled_regions(compiled):
+                return torch.autograd.grad(norm(x), x, ones)
+
+        return run
+
+    return work(LayerNorm(width)), work(RMSNorm(width))
+
+
+def gpt2_post_norm(bench: Bench) -> Outcome:
+    layers = list(preset("gpt2").layers())
+    post = sum(block.residual.kind == "post" for block in layers)
+    figure = exact("layers that norm after the addition", post, least=len(layers), most=len(layers),
+                   published=len(layers))  # fmt: skip
+    return Outcome(figures=(figure,), size=f"gpt2, {len(layers)} layers, whose weights load and agree in every logit",
+                   sure="read off the published model")  # fmt: skip
+
+
+def warm_up(change: str, **bounds: float) -> Callable[[Bench], Outcome]:
+    """Returns the measurement of what a model of 6 layers with this change loses without a warm-up."""
+    warm = f"gpt2@1m+layers=6{change}"
+    gap = Gap(warm, f"{warm}+recipe.warmup=0", **bounds)
+    return contrast(gap, tokens=500 * 16 * 64, batch_size=16, context=64, learning_rate=1e-3)
+
+
+def distinct(residual: bool, depth: int, made: torch.Generator, width: int = 64, heads: int = 4) -> float:
+    """Returns |x - mean over tokens| / |x| after `depth` layers of attention with random weights; what is added to a
+    residual stream is 1 / sqrt(2 depth) of it, as in GPT-2."""
+    x = torch.randn(32, width, generator=made, dtype=torch.float64)
+    for _ in range(depth):
+        z = torch.zeros_like(x)
+        for _ in range(heads):
+            h = width // heads
+            q, k, v = (x @ torch.randn(width, h, generator=made, dtype=torch.float64) / width**0.5 for _ in range(3))
+            out = torch.randn(h, width, generator=made, dtype=torch.float64) / h**0.5
+            z += (q @ k.T / h**0.5).softmax(-1) @ v @ out
+        x = x + z / (2 * depth) ** 0.5 if residual else z
+        x = x / x.square().mean().sqrt()
+    return float((x - x.mean(0)).norm() / x.norm())
+
+
+def rank_collapse(bench: Bench) -> Outcome:
+    depth, collapsed = 12, 1e-3  # collapsed: share of the tokens' norm that is not common to all
+    draws, made = bench.scaled(8, 2), torch.Generator().manual_seed(0)
+    figures = (
+        sampled(f"what tokens differ in after {depth} layers, without residual",
+                [distinct(False, depth, made) for _ in range(draws)], "of the norm", most=collapsed, published=0),
+        sampled("the same, with it", [distinct(True, depth, made) for _ in range(draws)], "of the norm", least=0.1),
+        sampled("after 2 layers, without", [distinct(False, 2, made) for _ in range(draws)], "of the norm"),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"{depth} layers of random weights, width 64, 4 heads, fp64",
+                   sure=f"{draws} draws, intervals of 95 %")  # fmt: skip
+
+
+def bloom_parallel(bench: Bench) -> Outcome:
+    layers = list(preset("bloom-7b1").layers())
+    parallel = sum(block.residual.kind.startswith("parallel") for block in layers)
+    figure = exact("layers that run attention beside the network", parallel, least=len(layers), most=len(layers),
+                   published=len(layers))  # fmt: skip
+    return Outcome(figures=(figure,), size=f"bloom-7b1, {len(layers)} layers", sure="read off the published model")
+
+
+def falcon_parallel(bench: Bench) -> Outcome:
+    tokens = 1024
+    config = preset("falcon-7b")
+    layers = list(config.layers())
+    parallel = sum(block.residual.kind.startswith("parallel") for block in layers)
+    whole = preset("falcon-7b+mha").costs(Shape(s=1, t=tokens, phase="decode")).state_bytes
+    shared = config.costs(Shape(s=1, t=tokens, phase="decode")).state_bytes
+    heads = round(whole / shared)
+    figures = (
+        exact("layers that run attention beside the network", parallel, least=len(layers), most=len(layers),
+              published=len(layers)),
+        exact("heads that share one head of keys", heads, least=71, most=71, published=71),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"falcon-7b, {len(layers)} layers", sure="read off the published model")
+
+
+CLAIMS = [
+    Claim(
+        name="rmsnorm-loses-nothing", kind="scoped", minutes=18,
+        statement="RMSNorm ends at the loss of LayerNorm.",
+        source="1910.07467, section 6", published="comparable",
+        size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",
+        measure=contrast(alike("gpt2@1m", "gpt2@1m+rmsnorm"), tokens=LONG, seeds=5),
+    ),
+    Claim(
+        name="rmsnorm-parameters", kind="exact", minutes=0.01,
+        statement="RMSNorm has half the parameters of LayerNorm.",
+        source="1910.07467", published="half", size="any",
+        measure=rmsnorm_parameters,
+    ),
+    Claim(
+        name="rmsnorm-is-faster", kind="measured", minutes=1,
+        statement="RMSNorm of 4,096 values takes half the time of LayerNorm, forward and backward.",
+        source="a guide to improvements of the architecture; 1910.07467 has 7 to 64 % for whole models",
+        published="1.9 and 1.8 times",
+        size="2,048 tokens of width 4,096",
+        measure=races(
+            Race("LayerNorm over RMSNorm, as they stand", lambda scale: norms(False, scale), least=1.8, published=1.85),
+        ),
+    ),
+    Claim(
+        name="qk-norm-holds-high-rates", kind="scoped", minutes=6,
+        statement="At a learning rate nine times the usual one, norms on queries and keys lower the loss.",
+        source="2309.14322, section 3.1; 2302.05442", published="stable over a wider range of rates",
+        size="1M parameters, 400k tokens",
+        measure=contrast(Gap("gpt2@1m", "gpt2@1m+qknorm", most=0.0), tokens=SHORT, learning_rate=1.2e-2),
+    ),
+    Claim(
+        name="gpt2-post-norm", kind="exact", minutes=0.01,
+        statement="GPT-2 is a Post-LN transformer.",
+        source="a guide to improvements of the architecture", published="Post-LN", size="any",
+        measure=gpt2_post_norm,
+    ),
+    Claim(
+        name="post-norm-needs-warmup", kind="scoped", minutes=6,
+        statement="Post-LN transformers need a warm-up: without one they lose more than half a nat.",
+        source="2002.04745, section 3", published="BLEU 8.45 without, about 34 with",
+        size="6 layers, 500 steps at a rate of 0.001",
+        measure=warm_up("+post", least=0.5),
+    ),
+    Claim(
+        name="pre-norm-needs-no-warmup", kind="scoped", minutes=6,
+        statement="Pre-LN transformers need no warm-up: without one the loss is the same within 0.05 nats.",
+        source="2002.04745, section 4", published="no loss", size="6 layers, 500 steps at a rate of 0.001",
+        measure=warm_up("", least=-0.05, most=0.05),
+    ),
+    Claim(
+        name="rank-collapse", kind="measured", minutes=0.05,
+        statement="Attention without residual connections makes all tokens alike with depth, and with them it does "
+        "not.",
+        source="2103.03404, theorem 2.2", published="to rank 1, doubly exponentially", size="random weights",
+        measure=rank_collapse,
+    ),
+    Claim(
+        name="parallel-loses-nothing", kind="scoped", minutes=18,
+        statement="Blocks with attention beside the network end at the loss of sequential ones.",
+        source="2204.02311, section 2: small loss at 8B, none at 62B", published="none at 62B",
+        size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",
+        measure=contrast(alike("gpt2@1m", "gpt2@1m+parallel"), tokens=LONG, seeds=5),
+    ),
+    Claim(
+        name="bloom-parallel", kind="exact", minutes=0.01,
+        statement="BLOOM runs attention and the network side by side.",
+        source="a guide to improvements of the architecture", published="parallel", size="any",
+        measure=bloom_parallel,
+    ),
+    Claim(
+        name="falcon-parallel", kind="exact", minutes=0.01,
+        statement="Falcon-7B runs attention beside the network, and its 71 heads share one head of keys and values.",
+        source="2311.16867", published="parallel, multi-query", size="any",
+        measure=falcon_parallel,
+    ),
+]  # fmt: skip
