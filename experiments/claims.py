@@ -26,11 +26,11 @@ COMMAND = "make laboratory"
 BEGIN = """\
 # Claims
 
-What papers and guides say of transformers, put to the test by `glassformer claims`. Each is one entry
-of a list in `src/glassformer/laboratory/claims`: the statement, its source, what is measured, and the bounds that the
-statement puts on the figures. The verdict is computed: it *holds* where the whole interval of every judged figure lies within its
-bounds, *does not hold* where one lies outside, and is open in between. What is trained is shown at one size, which
-stands beside it; what has not been measured has no verdict.
+What papers and guides say of transformers, put to the test by `glassformer claims`. Each is one entry of a list in
+`src/glassformer/laboratory/claims`: the statement, its source, what is measured, and the bounds that the statement
+puts on the figures. The verdict is computed: it *holds* where the whole interval of every judged figure lies within
+its bounds, *does not hold* where one lies outside, and is open in between. What is trained is shown at one size,
+which stands beside it; what has not been measured has no verdict.
 """
 
 

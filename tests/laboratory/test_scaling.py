@@ -10,16 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import curve_fit
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.cli.scale import tables
 from glassformer.errors import RequestError
 from glassformer.laboratory.forms import FORMS
 from glassformer.laboratory.isoflop import budgets as isoflop_budgets
 from glassformer.laboratory.isoflop import lowest, on_budgets, parabolas
 from glassformer.laboratory.law import (
+    AT_BOUND,
     FURTHEST,
+    IDLE,
+    SHIFTED,
+    STEEPEST,
     Law,
     _axes,
     _objective,
@@ -247,6 +254,75 @@ def test_an_optimiser_at_its_defaults_stops_early() -> None:
     end = minimize(_objective, start, args=(form, form.features(data), y, 1e-3), jac=True, method="L-BFGS-B")
     assert abs(form.values(end.x)["alpha"] - HOFFMANN["alpha"]) > 0.01
     assert fit_scaling_law(data).alpha == pytest.approx(HOFFMANN["alpha"], rel=1e-6)
+
+
+def with_draws(law: Law, count: int = 25) -> Law:
+    """The law with as many draws of its runs, instead of 1,000."""
+    law.__dict__["draws"] = law.refits(count)
+    return law
+
+
+def test_an_amplitude_at_its_bound_is_zero_and_marked() -> None:
+    """log L of E + A N^-alpha is convex in log N, so least squares on concave losses end at E = 0 and at the straight
+    line of log L on log N, whose slope and height are known in closed form."""
+    x = np.linspace(np.log(1e5), np.log(1e7), 9)
+    y = 1.5 - 0.2 * (x - x.mean()) - 0.05 * (x - x.mean()) ** 2
+    law = with_draws(fit_scaling_law({"params": np.exp(x), "tokens": np.full(9, 1e6), "loss": np.exp(y)}, "params",
+                                     delta=1.0))  # fmt: skip
+    slope, height = np.polyfit(x, y, 1)
+    assert law.E == 0 and law.interval("E") == (0, 0) and law.remark("E") == AT_BOUND
+    assert (law.alpha, np.log(law.A)) == pytest.approx((-slope, height), rel=1e-4)
+    assert law.remark("alpha") is None and law.remark("A") is None
+    found = summary(law, "params")
+    assert {one["name"]: one["remark"] for one in found["figures"]} == {"E": AT_BOUND, "A": None, "alpha": None}
+    assert "0 to 0; at its bound" in render_scaling(found, "glassformer scale")
+    printed = tables(found)[0].columns[2]
+    assert next(iter(printed.cells)) == "0 to 0; at its bound"
+
+
+def test_an_exponent_as_steep_as_allowed_is_marked() -> None:
+    params = 1e6 * np.geomspace(1, 2, 8)
+    steep = {"params": params, "tokens": np.full(8, 1e6), "loss": 1 + (params / 1e6) ** -30}
+    law = with_draws(fit_scaling_law(steep, "params"), 5)
+    assert law.alpha == pytest.approx(STEEPEST) and law.remark("alpha") == AT_BOUND
+
+
+def test_an_exponent_of_a_term_that_is_zero_is_marked() -> None:
+    data, form = planted(LABORATORY), FORMS["chinchilla"]
+    law = Law(form, data, np.array([0.0, -80.0, np.log(60.0), 0.25, 0.3]), 1e-3, 0.0, 1.0)
+    law.__dict__["draws"] = law.theta[None]
+    assert {name: law.remark(name) for name in law.values} == {
+        "E": None, "A": AT_BOUND, "B": None, "alpha": IDLE, "beta": None, "a": IDLE
+    }  # fmt: skip
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    floor=st.sampled_from([0.0, 1e-9, 0.5, 2.0]),
+    alpha=st.floats(0.01, 1.0),
+    noise=st.sampled_from([0.0, 0.004, 0.05]),
+    form=st.sampled_from(["chinchilla", "kaplan", "overtraining", "tokens"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_an_interval_holds_its_figure_or_a_remark_says_why_not(
+    floor: float, alpha: float, noise: float, form: str, seed: int
+) -> None:
+    made = {**LABORATORY, "E": floor, "alpha": alpha, "A": 0.5 * 4e5**alpha}
+    law = with_draws(fit_scaling_law(planted(made, noise, seed), form), 8)
+    for name, value in law.values.items():
+        low, high = law.interval(name)
+        assert low <= value <= high or law.remark(name) in (AT_BOUND, IDLE, SHIFTED), name
+
+
+def test_a_law_that_its_runs_determine_has_no_remarks() -> None:
+    law = with_draws(fit_scaling_law(planted(LABORATORY, 0.004)))
+    assert not any(law.remark(name) for name in law.values)
+
+
+def test_a_figure_outside_its_interval_is_marked() -> None:
+    law = fit_scaling_law(planted(LABORATORY))
+    law.__dict__["draws"] = law.theta[None] + np.array([0, 0, 0, 0.1, 0])
+    assert law.remark("alpha") == SHIFTED and law.remark("beta") is None
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from glassformer.errors import RequestError
 from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
 from glassformer.laboratory.summary import summary
-from glassformer.report.scaling import finding, several_finding, write_scaling
+from glassformer.report.scaling import finding, interval_words, several_finding, write_scaling
 from glassformer.runs import events
 from glassformer.units import quantity
 
@@ -191,7 +191,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
     for heading in ("figure", "fitted", f"interval of {found['level']:.0%}"):
         figures.add_column(heading, justify="left" if heading == "figure" else "right")
     for one in found["figures"]:
-        figures.add_row(one["name"], f"{one['value']:.6g}", f"{one['low']:.4g} to {one['high']:.4g}")
+        figures.add_row(one["name"], f"{one['value']:.6g}", interval_words(one))
     made = [figures]
     if found["predicted"] or found["optimal"]:
         predicted = ruled()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassformer.laboratory.points import Numbers, Points
 
@@ -16,6 +17,8 @@ FIXED = ""
 
 
 LEAST_SHARE = 0.01
+VANISHED = 1e-6
+"""Largest share of a loss that a term may have at any point to count as zero: no run tells it from nothing."""
 LARGEST = float(np.finfo(float).max)
 """What a figure is that no number can hold, such as Kaplan's N_c where N hardly matters."""
 
@@ -75,6 +78,10 @@ class Form:
         lifted = theta.copy()
         lifted[: len(most)] += np.log(np.maximum(LEAST_SHARE / np.maximum(most, 1e-300), 1.0))
         return lifted
+
+    def vanished(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> NDArray[np.bool_]:
+        """Returns (k,) True for each term whose amplitude is zero, its lower bound, as far as these points tell."""
+        return np.asarray(self.shares(theta, features)[0].max(1) < VANISHED)
 
     def log_loss(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
         """(n,) log L and its gradient (p, n); theta: log amplitudes, exponents, and the power if there is one."""

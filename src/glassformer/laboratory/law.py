@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import minimize, minimize_scalar, nnls
 
 from glassformer.errors import RequestError, check_whole
-from glassformer.laboratory.forms import FORMS, Form
+from glassformer.laboratory.forms import FORMS, LARGEST, Form
 from glassformer.laboratory.points import Numbers, Points, Source, points
 
 DELTA = 1e-3
@@ -29,6 +29,12 @@ LOOSE = 0.02
 """Mean error of log loss from which on a form does not describe the runs: a grid of one seed that followed its law was
 off by one per cent, and one that did not by five (docs/scaling.md)."""
 DRAWS = 1000
+AT_BOUND = "at its bound"
+"""Remark on an amplitude of zero, and on an exponent as large as exponents may be."""
+IDLE = "without effect: its term is zero"
+"""Remark on an exponent of which no loss depends."""
+SHIFTED = "outside its interval: runs drawn again put it elsewhere"
+"""Remark on a figure that hangs on single runs."""
 SEARCHED = 7.0
 """Largest logarithm of the ratio between the best size by a draw of the runs and the best size by all of them."""
 
@@ -37,7 +43,7 @@ class Law:
     """A form fitted to points; `law.alpha` is a fitted figure, `law.values` has all of them by name.
 
     >>> law = gf.fit_scaling_law("runs.csv")
-    >>> law.alpha, law.interval("alpha"), law.predict(7e9, 1.4e11)
+    >>> law.alpha, law.interval("alpha"), law.remark("alpha"), law.predict(7e9, 1.4e11)
     """
 
     def __init__(self, form: Form, data: Points, theta: Numbers, delta: float | None, objective: float, reached: float):
@@ -46,7 +52,7 @@ class Law:
         """The sum that was minimised: Huber's losses of log loss, or half the squares of the loss."""
         self.reached = reached
         """Share of the starts followed that ended here."""
-        self.values = {name: float(value) for name, value in form.values(theta).items()}
+        self.values = {name: float(value) for name, value in self.figures(theta).items()}
 
     def __getattr__(self, name: str) -> float:
         values = self.__dict__.get("values", {})
@@ -105,10 +111,45 @@ class Law:
         return params, flops / 6 / params
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Where the figure lies when the runs are drawn again, `DRAWS` times with replacement."""
+        """Where the figure lies when the runs are drawn again, `DRAWS` times with replacement; `remark` says why if
+        the figure itself lies outside."""
         if name not in self.values:
             raise RequestError(code="unknown", field="name", value=name, expected=f"one of {', '.join(self.values)}")
-        return middle(self.form.values(self.draws)[name], level)
+        return middle(self.figures(self.draws)[name], level)
+
+    def remark(self, name: str, level: float = 0.95) -> str | None:
+        """Returns why the figure or its interval says little: AT_BOUND, IDLE or SHIFTED; None if nothing is wrong."""
+        low, high = self.interval(name, level)
+        return self._limits.get(name, None if low <= self.values[name] <= high else SHIFTED)
+
+    def figures(self, theta: Numbers) -> dict[str, Numbers]:
+        """Returns the figures of fits (..., p) by name; the amplitude of a term that has vanished is zero."""
+        gone = np.array([self.form.vanished(row, self._features) for row in np.atleast_2d(theta)])
+        settled = theta.copy()
+        settled[..., : gone.shape[-1]][gone.reshape(*theta.shape[:-1], -1)] = -np.inf
+        return self.form.values(settled)
+
+    @cached_property
+    def _features(self) -> tuple[Numbers, Numbers]:
+        return self.form.features(self.points)
+
+    @cached_property
+    def _limits(self) -> dict[str, str]:
+        """AT_BOUND or IDLE of the figures that end at a bound, and of those made of them."""
+        gone = self.form.vanished(self.theta, self._features)
+        found = {name: AT_BOUND for name, zero in zip(self.form.amplitudes, gone, strict=True) if zero}
+        for name, slopes in zip(self.form.exponents, self._features[0].swapaxes(0, 1), strict=True):
+            if gone[slopes.any(1)].all():
+                found[name] = IDLE
+            elif abs(self.values[name]) > STEEPEST * (1 - 1e-6):
+                found[name] = AT_BOUND
+        fitted = {name: np.array(self.values[name]) for name in self.form.names}
+        with np.errstate(all="ignore"):
+            as_fitted = self.form.derived(fitted)
+            moved = {name: self.form.derived({**fitted, name: fitted[name] + 1}) for name in found}
+        of = {made: name for name, figures in moved.items() for made in figures if figures[made] != as_fitted[made]}
+        too_large = {name: AT_BOUND for name, value in self.values.items() if value >= LARGEST}
+        return too_large | {made: found[name] for made, name in of.items()} | found
 
     @cached_property
     def draws(self) -> Numbers:
@@ -150,7 +191,7 @@ class Law:
     def without_furthest(self, count: int) -> dict[str, float]:
         """The figures when the `count` points that lie furthest off are left out: what hangs on few points."""
         kept = np.argsort(np.abs(self.residuals), kind="stable")[: len(self.points) - count]
-        return {name: float(value) for name, value in self.form.values(self.refit(np.sort(kept))).items()}
+        return {name: float(value) for name, value in self.figures(self.refit(np.sort(kept))).items()}
 
 
 def fit_scaling_law(
@@ -232,7 +273,7 @@ def held_out(source: Source, form: str = "chinchilla", **how: Any) -> dict[str, 
 def difference(first: Law, second: Law, name: str, level: float = 0.95) -> tuple[float, float, float]:
     """(second - first, low, high) of one figure of two laws of a form. Runs of the same names are drawn together, so
     that what the choice of sizes and budgets does to both laws does not count; others apart."""
-    drawn = second.form.values(_beside(first, second, second.draws))[name] - first.form.values(first.draws)[name]
+    drawn = second.figures(_beside(first, second, second.draws))[name] - first.figures(first.draws)[name]
     return second.values[name] - first.values[name], *middle(drawn, level)
 
 

@@ -60,9 +60,9 @@ def summary(
 
 
 def figures_of(law: Law, level: float = 0.95) -> list[dict[str, Any]]:
-    """Every figure of the law with its interval."""
+    """Every figure of the law with its interval, and a `remark` if it is at its bound or outside its interval."""
     return [
-        {"name": name, "value": value, "low": low, "high": high}
+        {"name": name, "value": value, "low": low, "high": high, "remark": law.remark(name, level)}
         for name, value in law.values.items()
         for low, high in [law.interval(name, level)]
     ]

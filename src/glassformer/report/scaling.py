@@ -151,7 +151,7 @@ def finding(found: dict[str, Any]) -> str:
 
 def _figures(found: dict[str, Any]) -> Markup:
     rows = [
-        (one["name"], f"{one['value']:.6g}", f"{one['low']:.4g} to {one['high']:.4g}",
+        (one["name"], f"{one['value']:.6g}", interval_words(one),
          "" if one["without_furthest"] is None else f"{one['without_furthest']:.6g}")
         for one in found["figures"]
     ]  # fmt: skip
@@ -230,7 +230,7 @@ def _exponents(laws: Sequence[dict[str, Any]], differences: Sequence[dict[str, A
         row = [name]
         for law in laws:
             one = next((one for one in law["figures"] if one["name"] == name), None)
-            row.append("–" if one is None else f"{one['value']:.4g} ({one['low']:.4g} to {one['high']:.4g})")
+            row.append("–" if one is None else f"{one['value']:.4g} ({interval_words(one)})")
         rows.append(row)
     level = f"Intervals of {laws[0]['level']:.0%}: runs drawn again with replacement."
     pieces.append(
@@ -319,6 +319,11 @@ def _runs(runs: Sequence[dict[str, Any]]) -> Markup:
     ]  # fmt: skip
     heads = ("run", "parameters of the layers", "tokens", "FLOPs", "6 N D", "seed", "loss")
     return figure(_table("Runs", heads, rows))
+
+
+def interval_words(one: dict[str, Any]) -> str:
+    """Returns the interval of a law's figure in words, with the remark on it."""
+    return f"{one['low']:.4g} to {one['high']:.4g}" + (f"; {one['remark']}" if one["remark"] else "")
 
 
 def _ends(one: dict[str, Any]) -> tuple[float, float]:
