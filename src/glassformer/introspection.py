@@ -11,7 +11,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from math import isqrt
 from typing import Any
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
-from glassformer.parts.core.site import Edit, Look, Site
+from glassformer.parts.core.running import Edit, Look, thread
+from glassformer.parts.core.site import Site, edit_at, look_at
 from glassformer.parts.region import eager_regions
 
 MEMORY = 1 << 30
@@ -195,19 +196,17 @@ def capture(
 
 @contextmanager
 def looking(model: nn.Module, looks: Mapping[str, Look]) -> Iterator[None]:
-    """Inside, every value that passes a named site is shown: look(x, first, total), see `parts.site.Look`."""
+    """Inside, in this thread, every value that passes a named site is shown: look(x, first, total), see
+    `parts.core.running.Look`."""
     known = sites(model)
-    with ExitStack() as undo:
-        undo.enter_context(running_eagerly(model))
-        for name, look in looks.items():
-            known[name].looks = (*known[name].looks, look)
-            undo.callback(_forget, known[name], "looks", look)
+    with running_eagerly(model), look_at((known[name], look) for name, look in looks.items()):
         yield
 
 
 @contextmanager
 def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
-    """Inside, f(value) stands for the value at the sites that each shell-style pattern names: {"layers.2.mixer.z": f}.
+    """Inside, in this thread, f(value) stands for the value at the sites that each shell-style pattern names:
+    {"layers.2.mixer.z": f}.
 
     f may write into the value it is given. Edits of one site are applied in the order given, after those of a `with`
     around this one; leaving undoes them. They hold for every pass, decoding with a state included: f then sees the
@@ -215,26 +214,17 @@ def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
 
     Raises RequestError for a pattern that names no site, and, when the model runs, for an edit that returns another
     shape."""
-    with ExitStack() as undo:
-        undo.enter_context(running_eagerly(model))
-        for pattern, function in (pair for given in edits for pair in given.items()):
-            for name, site in choose(model, pattern).items():
-                if not callable(function):
-                    raise RequestError(
-                        f"the edit at {name} is {type(function).__name__}; give a function of the value",
-                        code="type", field=name, value=type(function).__name__,
-                    )  # fmt: skip
-                checked = _checked(name, function)
-                site.edits = (*site.edits, checked)
-                undo.callback(_forget, site, "edits", checked)
+    chosen: list[tuple[Site, Edit]] = []
+    for pattern, function in (pair for given in edits for pair in given.items()):
+        for name, site in choose(model, pattern).items():
+            if not callable(function):
+                raise RequestError(
+                    f"the edit at {name} is {type(function).__name__}; give a function of the value",
+                    code="type", field=name, value=type(function).__name__,
+                )  # fmt: skip
+            chosen.append((site, _checked(name, function)))
+    with running_eagerly(model), edit_at(chosen):
         yield
-
-
-def _forget(site: Site, among: str, one: object) -> None:
-    """Takes the last entry that is `one` away; what others have added since stays."""
-    held = getattr(site, among)
-    at = max(i for i, entry in enumerate(held) if entry is one)
-    setattr(site, among, held[:at] + held[at + 1 :])
 
 
 def _checked(name: str, function: Edit) -> Edit:
@@ -263,26 +253,40 @@ def eager(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
-_eagerly = False
+class _GivesWay:
+    """A compiled call, and the same as it is written for a thread that looks or edits."""
+
+    def __init__(self, compiled: Callable[..., Any], written: Callable[..., Any]):
+        self.compiled, self.written = compiled, written
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self.compiled if thread.now.eagerly is None else self.written)(*args, **kwargs)
 
 
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written. So do its
-    elementwise regions, which stop at sites but round otherwise: what is seen is what the model is by definition."""
-    global _eagerly
-    parts = [model, *eager(model).modules()]
-    if _eagerly or all(part is eager(part) and part._compiled_call_impl is None for part in parts):
-        with eager_regions():
-            yield
-        return
-    warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
-    _eagerly = True
-    try:
-        with eager_regions(), torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        _eagerly = False
+    """Compiled code does not stop at sites: inside, what was compiled of the model runs in this thread as it is
+    written. So do its elementwise regions, which stop at sites but round otherwise: what is seen is what the model is
+    by definition."""
+    with eager_regions() as eagerly:
+        if _give_way([model, *eager(model).modules()]) and eagerly.first("models"):
+            warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
+        yield
+
+
+def _give_way(parts: Iterable[Any]) -> bool:
+    """Has compiled modules among these give way in threads that look or edit, for good. Returns True if there are any."""
+    found = False
+    for part in parts:
+        if (written := eager(part)) is not part:  # torch.compile(part)
+            found = True
+            if not isinstance(part.forward, _GivesWay):
+                part.forward = _GivesWay(part.forward, written.__call__)
+        elif part._compiled_call_impl is not None:  # part.compile()
+            found = True
+            if not isinstance(part._compiled_call_impl, _GivesWay):
+                part._compiled_call_impl = _GivesWay(part._compiled_call_impl, part._call_impl)
+    return found
 
 
 # Gathering what passes
@@ -294,7 +298,7 @@ def head_axis(axes: str) -> int | None:
 
 
 class OfHeads:
-    """A look at these heads alone of a site that computes for it (`parts.site.Choosy`); elsewhere, at all."""
+    """A look at these heads alone of a site that computes for it (`parts.core.site.Choosy`); elsewhere, at all."""
 
     def __init__(self, look: Look, heads: list[int]):
         self.look, self.heads = look, heads

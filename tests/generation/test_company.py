@@ -13,6 +13,7 @@ from glassformer.generation import generate, stream
 from glassformer.generation.engine import STEP, Engine, GenerationRequest
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.core.site import look_at
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import as_among_others, onednn_in_bf16
 from glassformer.parts.quantized import quantize
@@ -108,8 +109,7 @@ def test_a_beginning_that_another_prompt_read_changes_nothing(length: int):
     asked = [*known[: length - 8], *torch.randint(VOCAB, (8,), generator=draw).tolist()]
     (alone,) = written(model, [asked])
     read: list[int] = []
-    model.embed.looks = (lambda x, first, total: read.append(x.shape[1]),)
-    _, after = written(model, [known, asked])
-    model.embed.looks = ()
+    with look_at([(model.embed, lambda x, first, total: read.append(x.shape[1]))]):
+        _, after = written(model, [known, asked])
     assert after.tokens == alone.tokens and after.logprobs == alone.logprobs
     assert sum(n for n in read if n > 1) == 300 + length - (length - 32) // STEP * STEP

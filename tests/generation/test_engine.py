@@ -17,6 +17,7 @@ from glassformer.generation.sampling import Sampling
 from glassformer.introspection import edit, sites
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.core.site import look_at
 from glassformer.text import ByteTokenizer
 
 torch.set_num_threads(1)
@@ -147,10 +148,10 @@ def test_one_prompt_is_read_once():
     engine = Engine(model, slots=4, context=60)
     long = torch.randint(31, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     read: list[int] = []
-    model.embed.looks = (lambda x, first, total: read.append(x.shape[1]),)
     samples = [engine.submit(long, 4, seed=1, n=i, temperature=1.5) for i in range(3)]
     other = engine.submit([*long[:20], 7, 8], 4)
-    drain(engine)
+    with look_at([(model.embed, lambda x, first, total: read.append(x.shape[1]))]):
+        drain(engine)
     assert sorted(n for n in read if n > 1) == [2, 30]
     assert len({tuple(one.tokens) for one in samples}) == 3
     assert other.tokens == generate(tiny(), torch.tensor([other.prompt]), 4)[0, 22:].tolist()
@@ -210,12 +211,11 @@ def test_several_beginnings_are_read_once(start: list[int]):
     draw = torch.Generator().manual_seed(0)
     a, b = ([*start, *torch.randint(30, (20,), generator=draw).tolist()] for _ in range(2))
     read: list[int] = []
-    model.embed.looks = (lambda x, first, total: read.append(x.shape[1]),)
     requests = [engine.submit([*prompt, last], 1) for last in (1, 2, 3) for prompt in (a, b)]
-    drain(engine)
+    with look_at([(model.embed, lambda x, first, total: read.append(x.shape[1]))]):
+        drain(engine)
     n = len(a) + 1
     assert read == [n, n - len(start), 1, 1, 1, 1]
-    model.embed.looks = ()
     for request in requests:
         assert request.tokens == alone(model, request)
 
@@ -256,13 +256,8 @@ def interrupted(model: Model, site: str) -> Iterator[None]:
     def strike(*_: object) -> None:
         raise KeyboardInterrupt
 
-    found = sites(model)[site]
-    found.looks = (strike,)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-    finally:
-        found.looks = ()
+    with look_at([(sites(model)[site], strike)]), pytest.raises(KeyboardInterrupt):
+        yield
 
 
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
@@ -344,10 +339,8 @@ def test_what_ended_in_an_interrupted_step_is_told_by_the_next():
         if x.shape[1] > 1:  # a prompt
             raise KeyboardInterrupt
 
-    model.embed.looks = (strike,)
-    with pytest.raises(KeyboardInterrupt):
+    with look_at([(model.embed, strike)]), pytest.raises(KeyboardInterrupt):
         engine.step()
-    model.embed.looks = ()
     assert short.finish == "length" and held.finish is None
     told = engine.step()
     assert set(told) == {short, held, joining} and first + short.piece == short.text

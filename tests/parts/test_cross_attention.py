@@ -13,6 +13,7 @@ import glassformer as gf
 from glassformer.config import BlockConfig, ModelConfig, Stage
 from glassformer.errors import RequestError
 from glassformer.model import Block, Model
+from glassformer.parts.core.site import edit_at, look_at
 from glassformer.parts.ffn import Mlp, MlpConfig
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.kernel import Banded, Kernel, Naive, Sdpa
@@ -244,14 +245,12 @@ def test_its_pattern_is_seen_and_edited(model: Model):
     """Rows are queries, columns the memory."""
     mixer: Any = model.layers[1].mixer
     kept: list[Tensor] = []
-    mixer.pattern.looks = (lambda x, first, total: kept.append(x),)
-    full = model(TOKENS, memory=MEMORY)
-    mixer.pattern.looks = ()
+    with look_at([(mixer.pattern, lambda x, first, total: kept.append(x))]):
+        full = model(TOKENS, memory=MEMORY)
     assert kept[0].shape == (B, N, 9, T) and not kept[0].transpose(1, 3)[REAL == 0].any()
     torch.testing.assert_close(kept[0].sum(-1), torch.ones(B, N, 9))
-    mixer.pattern.edits = (lambda x: x,)
-    torch.testing.assert_close(model(TOKENS, memory=MEMORY), full)
-    mixer.pattern.edits = ()
+    with edit_at([(mixer.pattern, lambda x: x)]):
+        torch.testing.assert_close(model(TOKENS, memory=MEMORY), full)
 
 
 def test_masks_of_one_shape_are_told_apart():

@@ -24,6 +24,8 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.base import after_step
+from glassformer.parts.core.running import thread
+from glassformer.parts.core.site import edit_at, look_at
 from glassformer.parts.ffn import ExpertChoice, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.grouped import BLOCK, Groups, grouped_product, naive_grouped_product, wants_blocks
 from glassformer.parts.quantized import QuantizedLinear, quantize
@@ -318,7 +320,7 @@ def test_evaluation_and_other_passes_carry_nothing() -> None:
     with torch.no_grad():
         model.train()(TOKENS)
     assert all(layer.ffn.router.load.sum() == 0 for layer in model.layers)
-    assert not auxiliary._open.added
+    assert not thread.added
 
 
 def test_passes_of_other_threads_are_their_own() -> None:
@@ -525,23 +527,21 @@ def test_sites_show_the_experts_that_were_chosen(gated: bool) -> None:
         expected, y = by_token(part, x, weights, chosen)
         plain = part(x)
         shown: dict[str, Tensor] = {}
-        for name in expected:
-            getattr(part, name).looks = (lambda value, first, total, name=name: shown.__setitem__(name, value),)
-        assert torch.equal(part(x), plain)  # to the bit
+        looks = {name: lambda value, first, total, name=name: shown.__setitem__(name, value) for name in expected}
+        with look_at((getattr(part, name), look) for name, look in looks.items()):
+            assert torch.equal(part(x), plain)  # to the bit
         close(plain, y)
         for name, value in expected.items():
             assert shown[name].shape == (2, 7, 2, 24)
             close(shown[name], value)
         for name in expected:  # an edit of one choice of one token reaches that token alone
-            getattr(part, name).looks = ()
 
             def silence(value: Tensor) -> Tensor:
                 value[1, 3, 0] = 0
                 return value
 
-            getattr(part, name).edits = (silence,)
-            without = part(x)
-            getattr(part, name).edits = ()
+            with edit_at([(getattr(part, name), silence)]):
+                without = part(x)
             lost = weights[1, 3, 0] * (part.down_proj.maps()[chosen[1, 3, 0]] @ expected["hidden"][1, 3, 0])
             close(without[1, 3], plain[1, 3] - lost)
             without[1, 3] = plain[1, 3]

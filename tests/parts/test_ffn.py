@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.site import edit_at, look_at
 from glassformer.parts.ffn import Glu, GluConfig, Mlp, MlpConfig
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.region import compiled_regions
@@ -124,11 +125,10 @@ def test_reading_ends_products_with_the_activation(kind: type[Mlp] | type[Glu], 
         read = m(x)
         assert torch.equal(m(x[0, 0]), m(x[:1, :1])[0, 0])  # one token takes three operations, however it is shaped
         seen: list[Tensor] = []
-        site.looks = (lambda value, first, total: seen.append(value),)
-        assert torch.equal(m(x), read) and len(seen) == 1
-        site.looks, site.edits = (), (torch.zeros_like,)
-        edited = m(x)
-        site.edits = ()
+        with look_at([(site, lambda value, first, total: seen.append(value))]):
+            assert torch.equal(m(x), read) and len(seen) == 1
+        with edit_at([(site, torch.zeros_like)]):
+            edited = m(x)
     linear = m.up_proj if kind is Mlp else m.gate_proj
     assert torch.equal(seen[0], F.linear(x, linear.weight, linear.bias))
     assert not torch.equal(edited, read)

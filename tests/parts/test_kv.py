@@ -12,6 +12,7 @@ from torch import Tensor
 
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.core.site import edit_at
 
 VOCAB = 31
 
@@ -83,11 +84,8 @@ def gradients(model: Model, loss: Tensor) -> list[Tensor]:
 def keys_and_values(model: Model, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Inside, every k and v (b, s, g, h) of a pass is edit(k), edit(v)."""
     sites = [site for layer in model.layers for site in (layer.mixer.k, layer.mixer.v)]
-    for site in sites:
-        site.edits = (edit,)
-    yield
-    for site in sites:
-        site.edits = ()
+    with edit_at((site, edit) for site in sites):
+        yield
 
 
 def full_pass(model: Model, tokens: Tensor, first: int, old: Callable = lambda x: x, new: Callable = lambda x: x):

@@ -62,8 +62,13 @@ def test_two_processes_are_the_whole_batch(balance_rate: float | None):
     whole = steps(x, balance_rate)
     group = Processes()
     halves = [(x[:, :10], balance_rate), (x[:, 10:], balance_rate)]
-    with reducing(group.sum), ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(steps, *half) for half in halves]
+
+    def process(x: Tensor, balance_rate: float | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        with reducing(group.sum):
+            return steps(x, balance_rate)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(process, *half) for half in halves]
         for mine in (one.result() for one in found):
             torch.testing.assert_close(mine, whole, rtol=0, atol=1e-12)
     assert total(x) is x  # one process again

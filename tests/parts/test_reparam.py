@@ -15,6 +15,7 @@ from glassformer.introspection import sites
 from glassformer.naming import preset
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.site import look_at
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.reparam import SigmaReparam, SigmaReparamConfig, leading_right_vector
 
@@ -204,10 +205,10 @@ def test_scores_cannot_outgrow_gamma():
     with torch.no_grad():
         mixer.qkv.weight.mul_(1e4).add_(1e3 * torch.randn_like(mixer.qkv.weight))
     seen: list[Tensor] = []
-    sites(model)["layers.0.mixer.scores"].looks = (lambda x, first, total: seen.append(x.clone()),)
-    for _ in range(60):
-        seen.clear()
-        model(torch.randint(0, 61, (2, 9)))
+    with look_at([(sites(model)["layers.0.mixer.scores"], lambda x, first, total: seen.append(x.clone()))]):
+        for _ in range(60):
+            seen.clear()
+            model(torch.randint(0, 61, (2, 9)))
     longest = 32.0  # |x|^2 of what an RMSNorm makes, times the two gammas of 1
     assert seen[0][seen[0].isfinite()].abs().max() <= 1.01 * longest / 8**0.5
 

@@ -13,7 +13,7 @@ from glassformer.dynamics.tokens import relative_residual, residual_rms, token_c
 from glassformer.dynamics.weights import Statistics
 from glassformer.introspection import eager, looking, sites
 from glassformer.model import Model
-from glassformer.parts.core.site import Look
+from glassformer.parts.core.running import Look
 from glassformer.parts.ffn import Router
 
 RANKED = 256

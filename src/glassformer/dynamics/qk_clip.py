@@ -20,7 +20,8 @@ from torch import Tensor
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.model import Model
-from glassformer.parts.core.site import Look
+from glassformer.parts.core.running import Look
+from glassformer.parts.core.site import Site, look_at
 from glassformer.parts.kernel.base import indices
 from glassformer.parts.kernel.naive import VALUES_PER_BLOCK
 from glassformer.parts.mixer import DotProduct
@@ -53,15 +54,11 @@ class QKClip:
         if self.threshold is None:
             yield
             return
-        before = [(site, site.looks) for mixer in self.mixers for site in (mixer.q, mixer.k)]
-        try:
-            for i, mixer in enumerate(self.mixers):
-                look_q, look_k = self._looks(i, self.threshold)
-                mixer.q.looks, mixer.k.looks = (*mixer.q.looks, look_q), (*mixer.k.looks, look_k)
+        looks = list[tuple[Site, Look]]()
+        for i, mixer in enumerate(self.mixers):
+            looks += zip((mixer.q, mixer.k), self._looks(i, self.threshold), strict=True)
+        with look_at(looks):
             yield
-        finally:
-            for site, looks in before:
-                site.looks = looks
 
     def _looks(self, i: int, threshold: float) -> tuple[Look, Look]:
         queries, mixer = list[Tensor](), self.mixers[i]

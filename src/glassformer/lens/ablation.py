@@ -17,7 +17,7 @@ from glassformer.lens.passes import SAME, Metric, OnPass, by_loss, by_metric, ou
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
 from glassformer.model import Model
-from glassformer.parts.core.site import Edit
+from glassformer.parts.core.running import Edit
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -36,7 +36,7 @@ from glassformer.lens.routing import expert_routing
 from glassformer.lens.similarity import token_similarity
 from glassformer.lens.sinks import attention_sinks, massive_activations
 from glassformer.model import Model
-from glassformer.parts.core.site import Edit
+from glassformer.parts.core.running import Edit
 from glassformer.text import Tokenizer
 
 REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12

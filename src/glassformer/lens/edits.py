@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.introspection import head_axis, within
-from glassformer.parts.core.site import Edit
+from glassformer.parts.core.running import Edit
 
 Indices = int | Sequence[int]
 

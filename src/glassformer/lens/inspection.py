@@ -26,7 +26,8 @@ from glassformer.text.storage import OnProgress, silent
 if TYPE_CHECKING:
     from glassformer.model import Model
     from glassformer.parts.core.heads import Heads
-    from glassformer.parts.core.site import Look, Site
+    from glassformer.parts.core.running import Look
+    from glassformer.parts.core.site import Site
     from glassformer.parts.mixer.base import EffectiveMaps
     from glassformer.text import Tokenizer
 

@@ -25,6 +25,7 @@ from glassformer.introspection import OfHeads, Tiles, capture, eager, looking, r
 from glassformer.lens import style
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
+from glassformer.parts.core.site import edit_at
 from glassformer.parts.kernel import AutoConfig
 from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, VisibilityConfig
 
@@ -348,10 +349,18 @@ def side_by_side(
     from its config."""
     pattern_of(model, layer)
     causal, bidirectional = (
-        attention_map(seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
+        _map_of(model, seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
         for visibility in (CausalConfig(), BidirectionalConfig())
     )
     return SideBySide(causal.layer, causal.head, causal.weights, bidirectional.weights, causal.words, causal.tile)
+
+
+def _map_of(model: Model, other: Model, tokens: Tensor, *given: Any) -> AttentionMap:
+    """The map of the other model; what is edited in the one is edited there."""
+    there = sites(other)
+    edits = [(there[name], edit) for name, site in sites(model).items() for edit in site.edits]
+    with edit_at(edits):
+        return attention_map(other, tokens, *given)
 
 
 def seeing(model: Model, visibility: VisibilityConfig) -> Model:
@@ -375,9 +384,6 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
     stack = [stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
     other = module.config.vary(stack=tuple(stack)).outline()
     other.load_state_dict(module.state_dict(), assign=True)
-    there = sites(other)
-    for name, site in sites(module).items():  # what is edited here is edited there
-        there[name].edits = site.edits
     return other
 
 

@@ -11,7 +11,7 @@ from glassformer.errors import RequestError
 from glassformer.introspection import eager, edit
 from glassformer.lens.maps import at_rest
 from glassformer.model import Model
-from glassformer.parts.core.site import Edit
+from glassformer.parts.core.running import Edit
 
 Metric = Callable[[Tensor], Tensor]
 """metric(logits (b, s, v)) -> a number, or one for each row."""

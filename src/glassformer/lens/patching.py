@@ -28,7 +28,7 @@ from glassformer.lens.passes import SAME, Metric, OnPass, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, shared_bar, strongest, table_of
 from glassformer.model import Model
-from glassformer.parts.core.site import Edit
+from glassformer.parts.core.running import Edit
 from glassformer.text import Tokenizer
 
 STREAM = ("resid_pre", "mixer.out", "ffn.out")

@@ -18,7 +18,7 @@ from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, strongest
 from glassformer.model import Model
-from glassformer.parts.core.site import Look
+from glassformer.parts.core.running import Look
 from glassformer.parts.precision import exact
 from glassformer.parts.visibility import Visibility
 

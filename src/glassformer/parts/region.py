@@ -10,49 +10,36 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import update_wrapper
 from typing import Any
 
 import torch
 
-_compile = False
-_looked_at = 0
-"""How many look at or edit what runs now."""
-_said = False
+from glassformer.parts.core.running import Eagerly, running, thread
+
+
+def compiled_regions(on: bool = True) -> AbstractContextManager[None]:
+    """Regions that this thread calls inside are compiled, for the shapes they see: for training steps, whose shapes do
+    not change."""
+    return running(compiles=on)
 
 
 @contextmanager
-def compiled_regions(on: bool = True) -> Iterator[None]:
-    """Regions called inside are compiled, for the shapes they see: for training steps, whose shapes do not change."""
-    global _compile
-    before, _compile = _compile, on
-    try:
-        yield
-    finally:
-        _compile = before
-
-
-@contextmanager
-def eager_regions() -> Iterator[None]:
-    """Regions called inside run as they stand, for who looks at what the model says of itself, even in
-    `compiled_regions`; which then is said, once."""
-    global _looked_at, _said
-    _looked_at += 1
-    try:
-        yield
-    finally:
-        _looked_at -= 1
-        _said = _said and bool(_looked_at)
+def eager_regions() -> Iterator[Eagerly]:
+    """Regions that this thread calls inside run as they stand, for who looks at what the model says of itself, even in
+    `compiled_regions`; a warning then says so, once."""
+    eagerly = thread.now.eagerly or Eagerly()
+    with running(eagerly=eagerly):
+        yield eagerly
 
 
 def compiling_regions() -> bool:
     """Whether a region called now is compiled."""
-    global _said
-    if _compile and _looked_at and not _said:
-        _said = True
+    now = thread.now
+    if now.compiles and now.eagerly is not None and now.eagerly.first("regions"):
         warnings.warn("the elementwise regions of this model are compiled; looked at or edited, they run eagerly")
-    return _compile and not _looked_at
+    return now.compiles and now.eagerly is None
 
 
 def forget_compiled() -> None:
@@ -70,7 +57,7 @@ class region:
         update_wrapper(self, body)
 
     def __call__(self, *args: Any) -> Any:
-        if not _compile or torch.compiler.is_compiling() or not compiling_regions():
+        if torch.compiler.is_compiling() or not thread.now.compiles or not compiling_regions():
             return self.body(*args)
         if self.fused is None:
             # Not `fullgraph`: past torch's limit of shapes a body must run eagerly, not fail.

@@ -7,7 +7,6 @@ multiplied by (a share of a batch that comes in pieces, a scale against underflo
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,32 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-class _Passes(threading.local):
-    """Of this thread: what has been added in the passes that are running, the innermost last."""
-
-    def __init__(self) -> None:
-        self.added: list[list[Tensor]] = []
-
-
-_open = _Passes()
+from glassformer.parts.core.running import thread
 
 
 @contextmanager
 def gathering() -> Iterator[list[Tensor]]:
     """The losses that are added inside."""
     added: list[Tensor] = []
-    _open.added.append(added)
+    thread.added.append(added)
     try:
         yield added
     finally:
-        _open.added.pop()
+        thread.added.pop()
 
 
 def add(loss: Tensor) -> None:
     """Of a pass whose loss nobody makes here (generation, logits alone) nothing is kept."""
-    if _open.added:
-        _open.added[-1].append(loss)
+    if thread.added:
+        thread.added[-1].append(loss)
 
 
 def join(loss: Tensor, added: Sequence[Tensor]) -> Tensor:

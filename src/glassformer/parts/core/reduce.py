@@ -6,34 +6,23 @@ process then makes the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from torch import Tensor
+
+from glassformer.parts.core.running import running, thread
 
 Reduce = Callable[[Tensor], Tensor]
 """x of this process -> the sum of all processes' x, the same on each; without a gradient."""
 
 
-def alone(x: Tensor) -> Tensor:
-    """The sum over one process."""
-    return x
-
-
-_reduce: Reduce = alone  # of all threads: a recomputed forward may run in one of autograd's
-
-
 def total(x: Tensor) -> Tensor:
     """The sum of x over the processes that share the batch; x itself in one process. x has no gradient."""
-    return _reduce(x)
+    reduce = thread.now.reduce
+    return x if reduce is None else reduce(x)
 
 
-@contextmanager
-def reducing(reduce: Reduce) -> Iterator[None]:
-    """Inside, `total` is `reduce`."""
-    global _reduce
-    before, _reduce = _reduce, reduce
-    try:
-        yield
-    finally:
-        _reduce = before
+def reducing(reduce: Reduce) -> AbstractContextManager[None]:
+    """Inside, in this thread, `total` is `reduce`."""
+    return running(reduce=reduce)

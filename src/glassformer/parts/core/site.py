@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-Look = Callable[[Tensor, int, int], None]
-"""look(x, first, total): x holds rows first, first + 1, ... of `total` along the axis s; most sites show all at
-once."""
-
-Edit = Callable[[Tensor], Tensor]
-"""edit(x) -> what stands for x from here on."""
+from glassformer.parts.core.running import Edit, Look, Tap, put, thread
 
 
 class Joint(Protocol):
@@ -36,16 +33,13 @@ class Choosy(Protocol):
 class Site(nn.Module):
     """The identity, with a name: `Site()(x) is x`.
 
-    Its path in the module tree is its public name (`layers.3.mixer.pattern`). Whoever changes the value is a member of
-    `edits`, or a forward hook, which comes first; whoever only looks is a member of `looks` and sees it changed. With
-    none of them the call returns at once and costs about 0.2 us.
+    Its path in the module tree is its public name (`layers.3.mixer.pattern`). `edit_at` and `look_at` say what the
+    thread that enters them does with the value: it is changed by the edits, of which forward hooks come first, and
+    shown to the looks. Without any the call returns at once and costs about 0.2 us.
     """
 
     axes: str
     name: str | None
-    # Plain attributes, not hooks: code that somebody compiled around the model is guarded by them.
-    edits: tuple[Edit, ...]
-    looks: tuple[Look, ...]
     joint: Joint | None = None
     """How pieces become the value that is shown, and edited; None: this is all of it."""
 
@@ -54,14 +48,25 @@ class Site(nn.Module):
         path, where an attribute of that name stands already."""
         super().__init__()
         # Half of all modules are sites: a quarter of the time a model takes to build is torch looking for parameters.
-        self.__dict__.update(axes=axes, name=name, edits=(), looks=())
+        self.__dict__.update(axes=axes, name=name)
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy of a model is a model that nobody looks at or reaches into."""
-        return {**self.__dict__, "edits": (), "looks": ()}
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Functions by which this thread changes what passes."""
+        return self._tap.edits
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """Functions to which this thread shows what passes."""
+        return self._tap.looks
+
+    @property
+    def _tap(self) -> Tap:
+        taps = thread.now.taps
+        return _NO_TAP if taps is None else taps.get(self, _NO_TAP)
 
     @property
     def edited(self) -> bool:
@@ -71,41 +76,87 @@ class Site(nn.Module):
     @property
     def watched(self) -> bool:
         """Whether somebody looks: a part may then compute what it would otherwise not hand out."""
-        return bool(self.looks or self.edits or self._forward_hooks)  # asked of every site at every token
+        taps = thread.now.taps  # asked of every site at every token
+        return bool(self._forward_hooks) or (taps is not None and self in taps)
 
     def show(self, x: Tensor, first: int, total: int) -> None:
         """Rows first, first + 1, ... of `total` to whoever looks."""
-        if self.looks and self.joint is not None:
+        looks = self._tap.looks
+        if looks and self.joint is not None:
             x = self.joint.gather(x)
-        self._show(x, first, total)
-
-    def _show(self, x: Tensor, first: int, total: int) -> None:
-        for look in self.looks:
+        for look in looks:
             look(x, first, total)
 
     def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
         """Everybody who looks, and which of so many heads to show it: those alone it has asked for, if any."""
-        if self.joint is not None and self.looks:  # each owner has heads of its own, which are shown together
+        looks = self._tap.looks
+        if self.joint is not None and looks:  # each owner has heads of its own, which are shown together
             yield self.show, list(range(heads))
             return
-        for look in self.looks:
+        for look in looks:
             yield look.among(heads) if isinstance(look, Choosy) else (look, list(range(heads)))
 
     def __call__(self, x: Any) -> Any:
         if self._forward_hooks:
             x = super().__call__(x)
-        if self.edits:
-            x = self._edited(x)
-        if self.looks:
-            whole = x if self.joint is None else self.joint.gather(x)
-            self._show(whole, 0, whole.shape[self.axes.index("s")])
+        taps = thread.now.taps
+        if taps is not None and (tap := taps.get(self)) is not None:
+            x = self._edited(tap.edits, x) if tap.edits else x
+            if tap.looks:
+                whole = x if self.joint is None else self.joint.gather(x)
+                for look in tap.looks:
+                    look(whole, 0, whole.shape[self.axes.index("s")])
         return x
 
-    def _edited(self, x: Tensor) -> Tensor:
+    def _edited(self, edits: tuple[Edit, ...], x: Tensor) -> Tensor:
         whole = x if self.joint is None else self.joint.gather(x)
-        for edit in self.edits:
+        for edit in edits:
             whole = edit(whole)
         return whole if self.joint is None else self.joint.cut(whole)
+
+
+_NO_TAP = Tap()
+
+
+@contextmanager
+def tapped(taps: Iterable[tuple[Site, Tap]]) -> Iterator[None]:
+    """Inside, in this thread, each site calls these besides what it called before. Leaving takes these away, whatever
+    has been added or taken away since."""
+    ours = list(taps)
+    held = dict(thread.now.taps or {})
+    for site, tap in ours:
+        before = held.get(site, _NO_TAP)
+        held[site] = Tap((*before.edits, *tap.edits), (*before.looks, *tap.looks))
+    put(replace(thread.now, taps=held))
+    try:
+        yield
+    finally:
+        left = dict(thread.now.taps or {})
+        for site, tap in ours:
+            before = left.pop(site, _NO_TAP)
+            rest = Tap(_without(before.edits, tap.edits), _without(before.looks, tap.looks))
+            if rest.edits or rest.looks:
+                left[site] = rest
+        put(replace(thread.now, taps=left or None))
+
+
+def _without(entries: tuple[Any, ...], gone: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The entries less the last one that is each of `gone`."""
+    kept = list(entries)
+    for one in gone:
+        if places := [i for i, entry in enumerate(kept) if entry is one]:
+            del kept[places[-1]]
+    return tuple(kept)
+
+
+def look_at(looks: Iterable[tuple[Site, Look]]) -> AbstractContextManager[None]:
+    """Inside, in this thread, each look is shown what passes its site."""
+    return tapped((site, Tap(looks=(look,))) for site, look in looks)
+
+
+def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
+    """Inside, in this thread, each edit changes what passes its site, behind those entered before."""
+    return tapped((site, Tap(edits=(edit,))) for site, edit in edits)
 
 
 def unseen(module: nn.Module) -> bool:
