@@ -460,6 +460,59 @@ def test_a_place_outside_is_seen():
     assert list(places(f'one\nroot = "{SRC.parents[1]}/docs"')) and [line for line, _ in places("a\nb ../c")] == [2]
 
 
+# What changes while models run
+
+HOLDS_A_THREAD = "parts/core/running.py"
+"""The one file of parts with a value that changes while models run: a frozen one for each thread."""
+BY_THREAD = {"local", "ContextVar"}
+
+
+def changing(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of what a module keeps and changes: a `global` name, a lower-case variable at its top that is bound
+    twice, a value by thread."""
+    bound_at_top: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from ((node.lineno, name) for name in node.names)
+        called = node.func if isinstance(node, ast.Call) else None
+        for one in [called] if called is not None else getattr(node, "bases", ()):
+            if getattr(one, "attr", getattr(one, "id", "")) in BY_THREAD:
+                yield node.lineno, ast.unparse(one)
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for name in (one.id for one in targets if isinstance(one, ast.Name)):
+            if name.islower() and (name in bound_at_top or isinstance(node, (ast.AugAssign, ast.For))):
+                yield node.lineno, name
+            bound_at_top.add(name)
+
+
+def test_parts_keep_one_value_that_changes():
+    """Two threads that run one model at once must not see what the other enters."""
+    wrong = [
+        f"{named(path)}:{line}: {name}"
+        for path in FILES
+        if room_of(path) in ("parts", "model", "introspection", "state") and named(path) != HOLDS_A_THREAD
+        for line, name in changing(TREES[path])
+    ]
+    assert not wrong, "a field of `Running`: " + "; ".join(wrong)
+    assert list(changing(TREES[SRC / HOLDS_A_THREAD]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "count = 0\ndef f():\n    global count\n    count += 1",
+        "count = 0\ncount = 1",
+        "count = 0\ncount += 1",
+        "now = threading.local()",
+        "class Held(threading.local): ...",
+        "now = ContextVar('now')",
+    ],
+)
+def test_a_value_that_changes_is_seen(text: str):
+    assert list(changing(ast.parse(text)))
+
+
 # Capability: outside parts and families, a part is asked what it can do, never what it is
 
 AXES = sorted(folder.name for folder in (SRC / "parts").iterdir() if (folder / "__init__.py").exists())
