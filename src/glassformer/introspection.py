@@ -275,7 +275,7 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
 
 
 def _give_way(parts: Iterable[Any]) -> bool:
-    """Has compiled modules among these give way in threads that look or edit, for good. Returns True if there are any."""
+    """Makes compiled modules give way in threads that look or edit, for good. Returns True if there are any."""
     found = False
     for part in parts:
         if (written := eager(part)) is not part:  # torch.compile(part)
