@@ -36,8 +36,8 @@ from glassformer.parts.visibility import CausalConfig, LongformerConfig, Sliding
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "thresholds", "state"},
-    {"files", "units"},
+    {"errors", "version", "thresholds"},
+    {"files", "units", "state"},
     {"figures", "parts"},
     {"model", "building", "text", "machine"},
     {"config", "introspection"},

@@ -209,22 +209,40 @@ class ModelConfig(TowerConfig):
     def _joined(self) -> ModelConfig:
         """Both towers fit together."""
         if self.embedding.tied:
-            raise ValueError("embedding.tied=True: only an encoder's table can be that of the model around it")
+            raise RequestError(
+                "embedding.tied=True: only an encoder's table can be that of the model around it",
+                code="conflict", field="embedding.tied", value=True,
+            )  # fmt: skip
         reads = self.embedding.reads
         if reads != "tokens" and self.head.predicts_tokens:
-            raise ValueError(f"head: a model of {reads} predicts no tokens; give its head classes=, or vector=True")
+            raise RequestError(
+                f"head: a model of {reads} predicts no tokens; give its head classes=, or vector=True",
+                code="conflict", field="head", value=reads,
+            )  # fmt: skip
         if (patches := self.embedding.patches) is not None and patches.tokens > self.context:
-            raise ValueError(f"context={self.context}: an image is {patches.tokens} tokens, and all are read at once")
+            raise RequestError(
+                f"context={self.context}: an image is {patches.tokens} tokens, and all are read at once",
+                code="range", field="context", value=self.context,
+            )  # fmt: skip
         if (encoder := self.encoder) is None:
             return self
         if not self.reads_memory:
-            raise ValueError("encoder: no layer of the stack reads it; give one a mixer of kind cross_attention")
+            raise RequestError(
+                "encoder: no layer of the stack reads it; give one a mixer of kind cross_attention",
+                code="conflict", field="encoder",
+            )  # fmt: skip
         if encoder.reads_memory:
-            raise ValueError("encoder.stack: an encoder reads no other sequence; use attention there")
+            raise RequestError(
+                "encoder.stack: an encoder reads no other sequence; use attention there",
+                code="conflict", field="encoder.stack",
+            )  # fmt: skip
         for name in ("vocab_size", "d_model"):
             other = getattr(encoder, name)
             if encoder.embedding.tied and other not in (None, getattr(self, name)):
-                raise ValueError(f"encoder.{name}={other}: a tied table has {name}={getattr(self, name)}")
+                raise RequestError(
+                    f"encoder.{name}={other}: a tied table has {name}={getattr(self, name)}",
+                    code="conflict", field=f"encoder.{name}", value=other,
+                )  # fmt: skip
         return self
 
     @property

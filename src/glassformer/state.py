@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from glassformer.errors import RequestError
+
 
 class State(ABC):
     """One mixer's memory of b sequences."""
@@ -112,14 +114,15 @@ class ForgetfulState(State):
         self.mark(other.furthest)
 
     def go_back(self, length: int, why: str) -> None:
-        """Whether `truncate` may: ValueError that says why not, and 0 tokens are read once none are left."""
+        """Whether `truncate` may: RequestError that says why not, and 0 tokens are read once none are left."""
         if length == 0:
             self.read = 0
         elif length < self.read - self.rewind:
-            raise ValueError(
+            raise RequestError(
                 f"{why} and has forgotten what came before token {self.read - self.rewind}; it cannot go back to "
-                f"{length}"
-            )
+                f"{length}",
+                code="unsupported", field="length", value=length,
+            )  # fmt: skip
 
 
 class ModelState:
@@ -240,10 +243,11 @@ class ModelState:
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was; index (b,) of whole numbers."""
         if index.shape != (self.batch,) or index.dtype not in (torch.int64, torch.int32):  # else it is spread silently
-            raise ValueError(
+            raise RequestError(
                 f"index is {index.dtype} of shape {tuple(index.shape)}; a state of {self.batch} rows is reordered by "
-                f"({self.batch},) row numbers in torch.int64"
-            )
+                f"({self.batch},) row numbers in torch.int64",
+                code="conflict", field="index", value=tuple(index.shape),
+            )  # fmt: skip
         for layer in self.layers:
             if layer is not None:
                 layer.reorder(index)
@@ -256,7 +260,10 @@ class ModelState:
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self.length:
-            raise ValueError(f"truncate({length}) of a state that holds {self.length} tokens")
+            raise RequestError(
+                f"truncate({length}) of a state that holds {self.length} tokens",
+                code="range", field="length", value=length,
+            )  # fmt: skip
         for layer in self.layers:
             if layer is not None:
                 layer.truncate(length)

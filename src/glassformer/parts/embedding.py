@@ -234,7 +234,9 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     @model_validator(mode="after")
     def _reads_one_thing(self) -> EmbeddingConfig:
         if self.patches is not None and self.vectors is not None:
-            raise ValueError("patches and vectors are both given; a model reads one of them")
+            raise RequestError(
+                "patches and vectors are both given; a model reads one of them", code="conflict", field="vectors"
+            )
         return self
 
     @property

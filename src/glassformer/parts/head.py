@@ -300,11 +300,20 @@ class HeadConfig(
     @model_validator(mode="after")
     def _consistent(self) -> HeadConfig:
         if self.tied and self.classes:
-            raise ValueError(f"classes={self.classes} have no rows in the embedding, so tied=False is right")
+            raise RequestError(
+                f"classes={self.classes} have no rows in the embedding, so tied=False is right",
+                code="conflict", field="tied", value=self.tied,
+            )  # fmt: skip
         if self.vector and (self.tied or self.bias or self.classes or self.softcap or self.z_loss):
-            raise ValueError("vector=True gives no logits: tied, bias, classes, softcap and z_loss have no meaning")
+            raise RequestError(
+                "vector=True gives no logits: tied, bias, classes, softcap and z_loss have no meaning",
+                code="conflict", field="vector", value=self.vector,
+            )  # fmt: skip
         if self.normalize and not self.vector:
-            raise ValueError("normalize=True is for vectors; set vector=True")
+            raise RequestError(
+                "normalize=True is for vectors; set vector=True",
+                code="conflict", field="normalize", value=self.normalize,
+            )  # fmt: skip
         return self
 
     @property

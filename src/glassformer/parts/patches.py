@@ -87,7 +87,10 @@ class PatchesConfig(Value):
     @model_validator(mode="after")
     def _fits(self) -> PatchesConfig:
         if self.patch > self.size:
-            raise ValueError(f"patch={self.patch} is larger than the image, size={self.size}")
+            raise RequestError(
+                f"patch={self.patch} is larger than the image, size={self.size}",
+                code="range", field="patch", value=self.patch,
+            )  # fmt: skip
         return self
 
     @property

@@ -418,15 +418,22 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     def _fits(self) -> ExpertsConfig:
         check_routing(self.n_experts, self.top_k, self.n_groups, self.top_groups, self.group_best)
         if not self.n_shared and (self.shared_hidden or self.shared_gate):
-            raise ValueError("shared_hidden and shared_gate are of the shared experts, and n_shared=0; use n_shared=1")
+            raise RequestError(
+                "shared_hidden and shared_gate are of the shared experts, and n_shared=0; use n_shared=1",
+                code="conflict", field="n_shared", value=0,
+            )  # fmt: skip
         if self.clamp is not None and not self.gated:
-            raise ValueError("clamp bounds a gate, and gated=False; leave clamp out")
+            raise RequestError(
+                "clamp bounds a gate, and gated=False; leave clamp out",
+                code="conflict", field="clamp", value=self.clamp,
+            )  # fmt: skip
         refuse_clamp(self.clamp, self.activation)
         known = get_args((GluConfig if self.gated else MlpConfig).model_fields["activation"].annotation)
         if self.activation not in known:
-            raise ValueError(
-                f"activation={self.activation} is for experts with gated={not self.gated}; use {', '.join(known)}"
-            )
+            raise RequestError(
+                f"activation={self.activation} is for experts with gated={not self.gated}; use {', '.join(known)}",
+                code="conflict", field="activation", value=self.activation,
+            )  # fmt: skip
         return self
 
     def n_matrices(self) -> int:

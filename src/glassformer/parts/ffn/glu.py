@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext, Value
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Owner
@@ -189,7 +190,10 @@ _WORDS = tuple(
 def refuse_clamp(clamp: Clamp | None, activation: str) -> None:
     """For a validator: bounds are those of one gating."""
     if clamp is not None and activation != "silu":
-        raise ValueError(f"clamp bounds a gate of silu, and activation={activation}; use silu, or leave clamp out")
+        raise RequestError(
+            f"clamp bounds a gate of silu, and activation={activation}; use silu, or leave clamp out",
+            code="conflict", field="clamp", value=clamp,
+        )  # fmt: skip
 
 
 class GluConfig(FFNConfig, kind="glu", words=_WORDS):

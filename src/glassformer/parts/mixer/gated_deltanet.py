@@ -193,7 +193,10 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
     @model_validator(mode="after")
     def _ordered(self) -> GatedDeltaNetConfig:
         if self.dt_min > self.dt_max:
-            raise ValueError(f"dt_min={self.dt_min} is above dt_max={self.dt_max}; give the smaller one first")
+            raise RequestError(
+                f"dt_min={self.dt_min} is above dt_max={self.dt_max}; give the smaller one first",
+                code="conflict", field="dt_min", value=self.dt_min,
+            )  # fmt: skip
         return self
 
     def _widths(self, ctx: BuildContext) -> tuple[int, int, int, int]:

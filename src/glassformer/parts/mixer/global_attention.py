@@ -83,7 +83,9 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
     def _two_sided(self) -> GlobalAttentionConfig:
         seen: Any = self.visibility
         if seen.kind != "longformer" or seen.causal:
-            raise ValueError(f"global_attention needs a {TWO_SIDED}")
+            raise RequestError(
+                f"global_attention needs a {TWO_SIDED}", code="conflict", field="visibility", value=seen.kind
+            )
         return self
 
     def module(self) -> type[Attention]:

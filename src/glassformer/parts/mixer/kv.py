@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.visibility import Visibility
 from glassformer.state import ForgetfulState, State
@@ -329,10 +330,11 @@ class PinnedState(WindowState):
         if length == 0:
             self.begun = None
         elif self.begun is not None and self.read > self.slots and length <= int(self.begun):
-            raise ValueError(
+            raise RequestError(
                 f"the first tokens of a document that began at {int(self.begun)} are pinned, and those before it "
-                f"forgotten; it cannot go back to {length}"
-            )
+                f"forgotten; it cannot go back to {length}",
+                code="unsupported", field="length", value=length,
+            )  # fmt: skip
 
 
 def state_of(

@@ -208,7 +208,10 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         for low, high in (("dt_min", "dt_max"), ("dt_least", "dt_most")):
             least, most = getattr(self, low), getattr(self, high)
             if most is not None and least > most:
-                raise ValueError(f"{low}={least} is above {high}={most}; give the smaller one first")
+                raise RequestError(
+                    f"{low}={least} is above {high}={most}; give the smaller one first",
+                    code="conflict", field=low, value=least,
+                )  # fmt: skip
         return self
 
     @classmethod

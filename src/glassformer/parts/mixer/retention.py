@@ -198,7 +198,10 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
     @model_validator(mode="after")
     def _one_rule(self) -> RetentionConfig:
         if self.lightning and self.decays is not None:
-            raise ValueError("decays and lightning both say what a head forgets; leave one of them out")
+            raise RequestError(
+                "decays and lightning both say what a head forgets; leave one of them out",
+                code="conflict", field="decays",
+            )  # fmt: skip
         return self
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:

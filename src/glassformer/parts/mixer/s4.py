@@ -311,11 +311,15 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
     @model_validator(mode="after")
     def _ordered(self) -> S4Config:
         if self.dt_min > self.dt_max:
-            raise ValueError(f"dt_min={self.dt_min} is above dt_max={self.dt_max}; give the smaller one first")
+            raise RequestError(
+                f"dt_min={self.dt_min} is above dt_max={self.dt_max}; give the smaller one first",
+                code="conflict", field="dt_min", value=self.dt_min,
+            )  # fmt: skip
         if not self.real and self.d_state % 2:
-            raise ValueError(
-                f"d_state={self.d_state} is odd, and complex states come in pairs; use an even one, or real=true"
-            )
+            raise RequestError(
+                f"d_state={self.d_state} is odd, and complex states come in pairs; use an even one, or real=true",
+                code="range", field="d_state", value=self.d_state,
+            )  # fmt: skip
         return self
 
     def resized(self, n_heads: int) -> S4Config:

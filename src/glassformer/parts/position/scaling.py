@@ -155,7 +155,10 @@ class YarnScalingConfig(RotaryScalingConfig, kind="yarn"):
     @model_validator(mode="after")
     def _ramps(self) -> YarnScalingConfig:
         if self.beta_fast < self.beta_slow:
-            raise ValueError(f"beta_fast={self.beta_fast:g} must be at least beta_slow={self.beta_slow:g}")
+            raise RequestError(
+                f"beta_fast={self.beta_fast:g} must be at least beta_slow={self.beta_slow:g}",
+                code="conflict", field="beta_fast", value=self.beta_fast,
+            )  # fmt: skip
         return self
 
     def build(self, ctx: BuildContext) -> Yarn:
@@ -233,7 +236,10 @@ class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
     def _ramps(self) -> Llama3ScalingConfig:
         low, high = self.low_freq_factor, self.high_freq_factor
         if low > high:
-            raise ValueError(f"low_freq_factor={low:g} must be at most high_freq_factor={high:g}")
+            raise RequestError(
+                f"low_freq_factor={low:g} must be at most high_freq_factor={high:g}",
+                code="conflict", field="low_freq_factor", value=low,
+            )  # fmt: skip
         return self
 
     def build(self, ctx: BuildContext) -> Llama3:

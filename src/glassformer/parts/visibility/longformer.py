@@ -157,7 +157,10 @@ class LongformerConfig(VisibilityConfig, kind="longformer", words=Word("longform
     @model_validator(mode="after")
     def _halves(self) -> LongformerConfig:
         if not self.causal and self.window % 2:
-            raise ValueError(f"window={self.window} is odd, and half of it lies on each side of a token")
+            raise RequestError(
+                f"window={self.window} is odd, and half of it lies on each side of a token",
+                code="range", field="window", value=self.window,
+            )  # fmt: skip
         return self
 
     def build(self, ctx: BuildContext) -> Longformer:
