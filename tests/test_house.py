@@ -27,6 +27,7 @@ from glassformer.parts.ffn import Router
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.kernel import Kernel
 from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.mixer.attend import SoftmaxAttentionConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig
 from glassformer.parts.position.scaling import Scaling
 from glassformer.parts.projection import Projection, ProjectionConfig
@@ -824,6 +825,15 @@ def test_config_and_constructor_agree(cls: type[PartConfig]):
             theirs = theirs.build(CTX)
             theirs = theirs.func if isinstance(theirs, partial) else theirs
         assert mine == theirs, f"{name}: {mine!r} in the constructor, {theirs!r} in the config"
+
+
+def test_softmax_attention_answers_once():
+    """What follows from heads, visibility, position and kernel alone is in one config."""
+    family = [cls for cls in PARTS if cls.axis == "mixer" and "kernel" in cls.model_fields]
+    assert len(family) >= 6 and all(issubclass(cls, SoftmaxAttentionConfig) for cls in family)
+    shared = {"check_training", "takes_prefix", "_call_keeps", "_out_bias", "_scale", "_state_cost", "_within"}
+    again = {cls.kind: shared & vars(cls).keys() for cls in family}
+    assert shared <= vars(SoftmaxAttentionConfig).keys() and not any(again.values()), again
 
 
 def test_the_table_of_parts_is_whole():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Number, Shape
-from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.heads import Heads, nearest_groups
 from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
@@ -17,16 +18,19 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import (
     AttentionCall,
     Auto,
+    AutoConfig,
     CallFacts,
     HeadLayout,
     KeptTensors,
     Kernel,
+    KernelConfig,
     ScoreBias,
     attention_rows,
     naive_attention,
 )
 from glassformer.parts.linear import Linear
-from glassformer.parts.mixer.base import Mixer
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.kv import vector_bytes
 from glassformer.parts.position import AttentionPosition
 from glassformer.parts.visibility import Causal, Visibility
 
@@ -135,6 +139,108 @@ class SoftmaxAttention(Mixer):
     @property
     def head_output(self) -> Linear:
         return self.output
+
+
+class SoftmaxAttentionConfig(MixerConfig):
+    """The config of a mixer whose z is a softmax of scores times values: all that follows from heads, visibility,
+    position and kernel alone. A subclass declares its fields, and overrides what it answers otherwise."""
+
+    if TYPE_CHECKING:  # some of these are fields of each subclass, in an order of its own
+        n_heads: Any
+        n_kv_heads: Any = None
+        head_dim: Any = None
+        bias: bool = False
+        out_bias: Any = None
+        position: Any = None
+        visibility: Any = None
+        scale: Any = None
+        dropout: float = 0.0
+        kernel: KernelConfig = AutoConfig()
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
+
+    def seen(self, ctx: BuildContext) -> Visibility:
+        """The built visibility."""
+        built: Visibility = self.visibility.build(ctx)
+        return built
+
+    def takes_prefix(self, ctx: BuildContext) -> bool:
+        return self.seen(ctx).takes_prefix
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return self.seen(ctx).causal
+
+    def reach(self, ctx: BuildContext) -> int | None:
+        return self.seen(ctx).reach
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return self.seen(ctx).keys_seen(t)
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        self.kernel.build(ctx).check_training(device)
+
+    def resized(self, n_heads: int) -> Any:
+        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
+        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
+        """The output's bias goes with the others'."""
+        if change not in type(self).model_fields:
+            return None
+        also = {"out_bias": None} if change == "bias" and "out_bias" in type(self).model_fields else {}
+        return self.vary(**{change: new(getattr(self, change))}, **also)
+
+    def explicit(self, ctx: BuildContext) -> Any:
+        n, g, h = self.heads(ctx)
+        made: dict[str, Callable[[], Any]] = {
+            "n_heads": lambda: n,
+            "n_kv_heads": lambda: g,
+            "head_dim": lambda: h,
+            "out_bias": lambda: self._out_bias,
+            "position": lambda: self.position and self.position.explicit(self._of_position(ctx)),
+            "scale": lambda: self._scale(ctx),
+            "dropout": lambda: 0.0,
+            "kernel": lambda: AutoConfig(),
+        }
+        return self.vary(**{name: make() for name, make in made.items() if name in type(self).model_fields})
+
+    def _within(self, ctx: BuildContext) -> BuildContext:
+        """The context of its children."""
+        n, g, h = self.heads(ctx)
+        later = not self.seen(ctx).causal
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias, sees_later=later)
+
+    def _of_position(self, ctx: BuildContext) -> BuildContext:
+        """The context of the position."""
+        return self._within(ctx)
+
+    @property
+    def _out_bias(self) -> bool:
+        return self.bias if self.out_bias is None else bool(self.out_bias)
+
+    def _scale(self, ctx: BuildContext) -> float:
+        h = self.heads(ctx).head_dim
+        return float(self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5))
+
+    def _call_keeps(
+        self, ctx: BuildContext, shape: Shape, by_head: bool = False, value_dim: int | None = None, **facts: bool
+    ) -> tuple[KeptTensors, Cost]:
+        """What the kernel keeps of a training call with the heads of the context, and the mask, which other layers
+        share. `facts` as in `kept_of_call`."""
+        biased = self.position is not None and self.position.biases
+        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head, value_dim)
+        kept = kept_of_call(self.kernel.build(ctx), self.seen(ctx), heads, ctx.head_dim, shape, self.dropout, **facts)
+        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
+        return kept, mask if kept.mask else Cost()
+
+    def _state_cost(self, ctx: BuildContext, shape: Shape, *kept: tuple[int, int]) -> Cost:
+        """Costs of keeping so many vectors of such a width for each token within reach: those before are read, the new
+        ones written."""
+        most = self.seen(ctx).needed.most(shape.t)
+        token = sum(n * vector_bytes(width, shape.state) for n, width in kept)
+        held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
+        return Cost.state(shape, held, read + written)
 
 
 def change_kernels(model: nn.Module, change: Callable[[Kernel], Kernel]) -> None:

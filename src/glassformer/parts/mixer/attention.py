@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.parts.core.heads import Heads, nearest_groups
+from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
@@ -21,17 +20,15 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import (
     AutoConfig,
     CallFacts,
-    HeadLayout,
-    KeptTensors,
     Kernel,
     KernelConfig,
     ScoreBias,
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, attention_cost, kept_of_call, keys_met
-from glassformer.parts.mixer.base import DotProduct, MixerChange, MixerConfig
-from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
+from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, SoftmaxAttentionConfig, attention_cost, keys_met
+from glassformer.parts.mixer.base import DotProduct
+from glassformer.parts.mixer.kv import KVState, state_of
 from glassformer.parts.mixer.qk_norm import Over, QKNorm, QKNormConfig, norm_of_queries
 from glassformer.parts.mixer.shared_attention import SharedAttentionConfig, refuse_in_taker
 from glassformer.parts.norm import NormConfig, RMSNormConfig
@@ -187,7 +184,7 @@ _WORDS = (
 """Changes of any mixer that has these properties."""
 
 
-class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
+class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
     n_heads: int = Field(gt=0, le=1 << 16)
     n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
     """None: as many as n_heads."""
@@ -219,44 +216,12 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         """The class that it builds."""
         return Attention
 
-    def _within(self, ctx: BuildContext) -> BuildContext:
-        n, g, h = self.heads(ctx)
-        return ctx.within(
-            n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias, sees_later=not self.visibility.build(ctx).causal
-        )
-
     def _projection(self, ctx: BuildContext) -> Projection:
         return self.projection.build(self._within(ctx))(self.heads(ctx), self.clip)
-
-    def takes_prefix(self, ctx: BuildContext) -> bool:
-        return self.visibility.build(ctx).takes_prefix
-
-    def causal(self, ctx: BuildContext) -> bool:
-        return self.visibility.build(ctx).causal
-
-    def reach(self, ctx: BuildContext) -> int | None:
-        return self.visibility.build(ctx).reach
-
-    def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        return self.visibility.build(ctx).keys_seen(t)
-
-    def heads(self, ctx: BuildContext) -> Heads:
-        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
-
-    def check_training(self, ctx: BuildContext, device: str) -> None:
-        self.kernel.build(ctx).check_training(device)
-
-    def resized(self, n_heads: int) -> AttentionConfig:
-        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
-        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def divided(self, ctx: BuildContext, owners: int) -> AttentionConfig:
         n, g, h = self.heads(ctx)
         return self.vary(n_heads=n // owners, n_kv_heads=g // owners, head_dim=h)
-
-    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> AttentionConfig:
-        """The output's bias goes with the others'."""
-        return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
 
     def sharing(self, name: str) -> AttentionConfig | None:
         return self.vary(shares=name)
@@ -282,10 +247,6 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
             )  # fmt: skip
         return True
 
-    def _scale(self, ctx: BuildContext) -> float:
-        h = self.heads(ctx)[2]
-        return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
-
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self.heads(ctx)
         inner = self._within(ctx)
@@ -304,20 +265,11 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
             shares=self.shares,
         )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> AttentionConfig:
-        _, g, h = self.heads(ctx)
-        return self.vary(
-            n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
-            position=self.position.explicit(self._within(ctx)) if self.position else None, scale=self._scale(ctx),
-            dropout=0.0, kernel=AutoConfig(),
-        )  # fmt: skip
-
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
-        width = self._projection(ctx).value_dim
-        keys = keys_met(self.visibility.build(inner), shape)
+        inner, projection = self._within(ctx), self._projection(ctx)
+        width, keys = projection.value_dim, keys_met(self.seen(inner), shape)
         core = attention_cost(inner, shape, width, keys, 2 if self.gain_control else 1)
-        output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
+        output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=self._out_bias)
         own = core + output + self._kept(inner, shape) + self._state(inner, shape)
         own += Cost.weights(n_sinks := self.n_heads * self.sinks, moved_bytes=shape.reads(n_sinks))
         if self.gated:  # it reads what the projection reads
@@ -331,7 +283,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
-        kept, mask = self._kernel_keeps(ctx, shape, turned)
+        kept, mask = self._call_keeps(ctx, shape, turned, additive=self.softcap is None, sinks=self.sinks)
         size = {"q": ctx.n_heads * ctx.head_dim, "k": ctx.n_kv_heads * ctx.head_dim}
         size["v"] = ctx.n_kv_heads * self._projection(ctx).value_dim
         apart = "qk" if turned or normed else ""  # tensors of their own
@@ -354,20 +306,5 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         """Which of q, k and v are parts of one tensor; the clipped ones are not."""
         return ("q", "k", "v") if self.clip is not None else self.projection.tensors
 
-    def _kernel_keeps(self, ctx: BuildContext, shape: Shape, by_head: bool) -> tuple[KeptTensors, Cost]:
-        """What the kernel keeps, and the mask that it shares with other layers."""
-        biased = self.position is not None and self.position.biases
-        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head)
-        kept = kept_of_call(
-            self.kernel.build(ctx), self.visibility.build(ctx), heads, ctx.head_dim, shape,
-            self.dropout, self.softcap is None, self.sinks,
-        )  # fmt: skip
-        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
-        return kept, mask if kept.mask else Cost()
-
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Keys and values of the tokens within reach: those before are read, the new ones written."""
-        most = self.visibility.build(ctx).needed.most(shape.t)
-        token = sum(n * vector_bytes(width, shape.state) for n, width in self._projection(ctx).kept_shapes)
-        held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
-        return Cost.state(shape, held, read + written)
+        return self._state_cost(ctx, shape, *self._projection(ctx).kept_shapes)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +14,18 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext, Value
 from glassformer.parts.core.cost import Cost, Number, Shape
-from glassformer.parts.core.heads import Heads, nearest_groups
+from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.owner import Owner, Seam
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import AttentionCall, AutoConfig, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call
-from glassformer.parts.mixer.base import MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import SoftmaxAttention, SoftmaxAttentionConfig, attention_cost, kept_of_call
 from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory
+from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory, Visibility
 from glassformer.state import State
 
 IDS = torch.int64
@@ -258,7 +257,7 @@ class ChunksConfig(Value):
         return t // self.chunk * self.width
 
 
-class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
+class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
     reads_memory = True
 
     n_heads: int = Field(gt=0, le=1 << 16)
@@ -277,12 +276,11 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
     chunks: ChunksConfig | None = None
     """None: a query sees the whole memory."""
 
-    def _within(self, ctx: BuildContext) -> BuildContext:
-        n, g, h = self.heads(ctx)
-        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias)
-
     def _projection(self, ctx: BuildContext) -> CrossQKV:
         return self.projection.build(self._within(ctx))(self.heads(ctx), None)
+
+    def seen(self, ctx: BuildContext) -> Visibility:
+        return Bidirectional()
 
     def causal(self, ctx: BuildContext) -> bool:
         return True
@@ -294,26 +292,6 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         """All of a memory as long as the sequence, or what was retrieved for one chunk."""
         return float(t) if self.chunks is None else ChunksOfMemory(self.chunks.chunk, self.chunks.width).keys_seen(t)
 
-    def heads(self, ctx: BuildContext) -> Heads:
-        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
-
-    def check_training(self, ctx: BuildContext, device: str) -> None:
-        self.kernel.build(ctx).check_training(device)
-
-    def resized(self, n_heads: int) -> CrossAttentionConfig:
-        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
-        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
-
-    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> CrossAttentionConfig | None:
-        """Of a change of `bias`, the output's goes with the others'."""
-        if change not in type(self).model_fields:
-            return None
-        return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
-
-    def _scale(self, ctx: BuildContext) -> float:
-        h = self.heads(ctx).head_dim
-        return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
-
     def build(self, ctx: BuildContext) -> CrossAttention:
         n, g, h = self.heads(ctx)
         inner = self._within(ctx)
@@ -323,20 +301,12 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
             None if self.chunks is None else (self.chunks.chunk, self.chunks.width),
         )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> CrossAttentionConfig:
-        _, g, h = self.heads(ctx)
-        return self.vary(
-            n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
-            scale=self._scale(ctx), dropout=0.0, kernel=AutoConfig(),
-        )  # fmt: skip
-
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """With a memory of t tokens, of which as many are read anew as the sequence has new ones; with `chunks`, of as
         many as its whole chunks have."""
-        inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
-        projection = self._projection(ctx)
+        inner, projection = self._within(ctx), self._projection(ctx)
         width, held = projection.value_dim, self._memory_len(shape.t)
-        output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
+        output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=self._out_bias)
         total = self.projection.costs(inner, shape) + output + attention_cost(inner, shape, width, self._keys(shape))
         if more := self._memory_len(shape.s) - shape.s:  # the projection counts a memory as long as the sequence
             made = sum(n * width for n, width in projection.kept_shapes)

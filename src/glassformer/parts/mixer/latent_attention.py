@@ -19,15 +19,13 @@ from glassformer.parts.core.words import Word, whole
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import (
     AutoConfig,
-    HeadLayout,
-    KeptTensors,
     Kernel,
     KernelConfig,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
-from glassformer.parts.mixer.base import MixerChange, MixerConfig
-from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
+from glassformer.parts.mixer.attend import SoftmaxAttention, SoftmaxAttentionConfig, attention_cost, keys_met
+from glassformer.parts.mixer.base import MixerChange
+from glassformer.parts.mixer.kv import KVState, state_of
 from glassformer.parts.norm import NormConfig, RMSNorm, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
@@ -208,7 +206,7 @@ class LatentAttention(SoftmaxAttention):
 
 
 class LatentAttentionConfig(
-    MixerConfig, kind="latent_attention", words=Word("mla", whole("kv_rank"), "64", optional=True)
+    SoftmaxAttentionConfig, kind="latent_attention", words=Word("mla", whole("kv_rank"), "64", optional=True)
 ):
     """Multi-head latent attention: k = [c W_UK, k_r], v = c W_UV of one latent c = norm(x W_DKV) per token, of which
     alone a decode state consists, r + dr numbers a token. DeepSeek-V2, 2405.04434.
@@ -264,31 +262,16 @@ class LatentAttentionConfig(
         half = max(2, h // 2 // 2 * 2)
         return LatentShape(self.n_heads, h, self.rope_dim or half, self.value_dim or h, self.kv_rank or 4 * h, q_rank)
 
-    def takes_prefix(self, ctx: BuildContext) -> bool:
-        return self.visibility.build(ctx).takes_prefix
-
-    def causal(self, ctx: BuildContext) -> bool:
-        return self.visibility.build(ctx).causal
-
-    def reach(self, ctx: BuildContext) -> int | None:
-        return self.visibility.build(ctx).reach
-
-    def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        return self.visibility.build(ctx).keys_seen(t)
-
     def heads(self, ctx: BuildContext) -> Heads:
         """h is what a query has, content and position."""
         shape = self.shape(ctx)
         return Heads(shape.n, shape.n, shape.query)
 
-    def check_training(self, ctx: BuildContext, device: str) -> None:
-        self.kernel.build(ctx).check_training(device)
-
     def resized(self, n_heads: int) -> LatentAttentionConfig:
         ranks = {"kv_rank": None, "q_rank": self.q_rank and None}
         return self.vary(n_heads=n_heads, head_dim=None, rope_dim=None, value_dim=None, **ranks)
 
-    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> LatentAttentionConfig | None:
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
         if change == "n_kv_heads":
             if new(None) not in (None, self.n_heads):
                 raise RequestError(
@@ -297,9 +280,7 @@ class LatentAttentionConfig(
                     code="conflict", field="mixer.n_kv_heads", value=new(None), expected="none",
                 )  # fmt: skip
             return self
-        if change not in type(self).model_fields:
-            return None
-        return self.vary(**{change: new(getattr(self, change))})
+        return super().changed(change, new)
 
     def can_clip_logits(self) -> bool:
         raise RequestError(
@@ -307,16 +288,8 @@ class LatentAttentionConfig(
             code="unsupported", field="mixer.kind", value="latent_attention",
         )  # fmt: skip
 
-    def _within(self, ctx: BuildContext) -> BuildContext:
-        """The context of the kernel and of the costs of attention."""
-        n, g, h = self.heads(ctx)
-        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
-
-    def _position(self, ctx: BuildContext) -> BuildContext:
-        shape = self.shape(ctx)
-        return ctx.within(
-            n_heads=shape.n, n_kv_heads=1, head_dim=shape.rope, sees_later=not self.visibility.build(ctx).causal
-        )
+    def _of_position(self, ctx: BuildContext) -> BuildContext:
+        return self._within(ctx).within(n_kv_heads=1, head_dim=self.shape(ctx).rope)
 
     def build(self, ctx: BuildContext) -> LatentAttention:
         if ctx.mup is not None:
@@ -329,17 +302,16 @@ class LatentAttentionConfig(
             ctx.d_model, n, r, dn, dr, dv, q_rank, self.bias,
             q_norm=self.norm.build(ctx.within(width=q_rank)) if q_rank else None,
             kv_norm=self.norm.build(ctx.within(width=r)),
-            position=self.position.build(self._position(ctx)) if self.position else None,
+            position=self.position.build(self._of_position(ctx)) if self.position else None,
             visibility=self.visibility.build(ctx), scale=self.scale, dropout=self.dropout,
             kernel=self.kernel.build(self._within(ctx)), form=self.form, reparam=ctx.make_reparam,
         )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> LatentAttentionConfig:
+    def explicit(self, ctx: BuildContext) -> Any:
         shape = self.shape(ctx)
-        return self.vary(
+        return super().explicit(ctx).vary(
             kv_rank=shape.kv_rank, q_rank=shape.q_rank, head_dim=shape.content, rope_dim=shape.rope,
-            value_dim=shape.value, position=self.position.explicit(self._position(ctx)) if self.position else None,
-            scale=self.scale or shape.query**-0.5, dropout=0.0, kernel=AutoConfig(), form="auto",
+            value_dim=shape.value, form="auto",
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
@@ -352,15 +324,15 @@ class LatentAttentionConfig(
         maps += self.norm.costs(ctx.within(width=r), narrow) + linear_cost(ctx, narrow, n * dv, d, bias=self.bias)
         if q_rank:
             maps += self.norm.costs(ctx.within(width=q_rank), narrow) + linear_cost(ctx, narrow, q_rank, n * (dn + dr))
-        turn = self.position.costs(self._position(ctx), shape) if self.position else Cost()
-        return maps + turn + self._core(ctx, shape) + self._state(ctx, shape)
+        turn = self.position.costs(self._of_position(ctx), shape) if self.position else Cost()
+        return maps + turn + self._core(ctx, shape) + self._state_cost(ctx, shape, (1, r), (1, dr))
 
     def _core(self, ctx: BuildContext, shape: Shape) -> Cost:
         """W_UK, W_UV and the attention between them."""
         size, goes_on = self.shape(ctx), shape.phase != "train" and shape.s < shape.t
         n, dn, dr, dv, r, _ = size
         absorbed = self.form == "absorbed" or (self.form == "auto" and goes_on and size.absorbs(shape.s))
-        keys = keys_met(self.visibility.build(ctx), shape)
+        keys = keys_met(self.seen(ctx), shape)
         if absorbed:
             whole = ctx.within(n_heads=n, n_kv_heads=1, head_dim=r + dr)
             weights = r * n * (dn + dv)
@@ -381,7 +353,7 @@ class LatentAttentionConfig(
         """The shared key beside the latent before its norm, q and k as the kernel reads them, k beside v as made, and
         what the kernel makes."""
         n, dn, dr, dv, _, _ = self.shape(ctx)
-        given = self._keeps(self._within(ctx), shape, dv).given
+        given = self._call_keeps(self._within(ctx), shape, value_dim=dv)[0].given
         values = dr + n * (dn + dr) * sum(name in given for name in "qk") + n * (dn + dv) * ("v" in given)
         return self._kernel_keeps(self._within(ctx), shape, dv) + Cost(kept=shape.keeps(values))
 
@@ -389,20 +361,5 @@ class LatentAttentionConfig(
         """What the kernel makes, and the mask that it shares with other layers."""
         if shape.phase != "train":
             return Cost()
-        kept = self._keeps(ctx, shape, value_dim)
-        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
-        return Cost(kept=kept.own) + mask if kept.mask else Cost(kept=kept.own)
-
-    def _keeps(self, ctx: BuildContext, shape: Shape, value_dim: int) -> KeptTensors:
-        """Of a call with the heads of the context."""
-        biased = self.position is not None and self.position.biases
-        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, value_dim=value_dim)
-        visibility = self.visibility.build(ctx)
-        return kept_of_call(self.kernel.build(ctx), visibility, heads, ctx.head_dim, shape, self.dropout)
-
-    def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Latents and shared keys of the tokens within reach: those before are read, the new ones written."""
-        size, most = self.shape(ctx), self.visibility.build(ctx).needed.most(shape.t)
-        token = sum(vector_bytes(width, shape.state) for width in (size.kv_rank, size.rope))
-        held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
-        return Cost.state(shape, held, read + written)
+        kept, mask = self._call_keeps(ctx, shape, value_dim=value_dim)
+        return Cost(kept=kept.own) + mask

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.parts.core.heads import Heads, nearest_groups
+from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.kernel import AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.kernel import AutoConfig, CallFacts, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, attention_cost, kept_of_call, keys_met
-from glassformer.parts.mixer.base import MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, SoftmaxAttentionConfig, attention_cost, keys_met
+from glassformer.parts.mixer.base import MixerChange
 from glassformer.parts.mixer.qk_norm import QKNormConfig, norm_of_queries
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
@@ -97,7 +97,7 @@ def refuse_in_taker(field: str, value: Any) -> None:
         )  # fmt: skip
 
 
-class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
+class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
     """z = softmax(q k^T / sqrt(h)) v with the k and v of the nearest layer below that shares them (`mixer.shares` of an
     attention). Brandon et al. 2024, 2405.12981; Sun et al. 2024, 2405.05254.
 
@@ -128,41 +128,14 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
-    def _within(self, ctx: BuildContext) -> BuildContext:
-        n, g, h = self.heads(ctx)
-        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, sees_later=not self.visibility.build(ctx).causal)
-
-    def takes_prefix(self, ctx: BuildContext) -> bool:
-        return self.visibility.build(ctx).takes_prefix
-
-    def causal(self, ctx: BuildContext) -> bool:
-        return self.visibility.build(ctx).causal
-
-    def reach(self, ctx: BuildContext) -> int | None:
-        return self.visibility.build(ctx).reach
-
-    def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        return self.visibility.build(ctx).keys_seen(t)
-
-    def heads(self, ctx: BuildContext) -> Heads:
-        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
-
-    def check_training(self, ctx: BuildContext, device: str) -> None:
-        self.kernel.build(ctx).check_training(device)
-
-    def resized(self, n_heads: int) -> SharedAttentionConfig:
-        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
-        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
-
-    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> SharedAttentionConfig | None:
-        """The output's bias goes with that of the queries. What bends the scores of the layers that share would not be
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
+        """What bends the scores of the layers that share would not be
         had by this one: that is refused."""
         if change == "qk_norm":
             return self.vary(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
         if change not in type(self).model_fields:
             refuse_in_taker(change, new(None))
-            return None
-        return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
+        return super().changed(change, new)
 
     def taking(self, name: str) -> SharedAttentionConfig:
         return self.vary(source=name)
@@ -172,10 +145,6 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
             "mixer.kind=shared_attention: its keys are another layer's, which it cannot scale",
             code="unsupported", field="mixer.kind", value="shared_attention",
         )  # fmt: skip
-
-    def _scale(self, ctx: BuildContext) -> float:
-        h = self.heads(ctx).head_dim
-        return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
 
     def build(self, ctx: BuildContext) -> SharedAttention:
         n, g, h = self.heads(ctx)
@@ -200,21 +169,12 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
                     code="conflict", field=f"mixer.{name}", value=own, expected=str(other),
                 )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> SharedAttentionConfig:
-        _, g, h = self.heads(ctx)
-        return self.vary(
-            n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
-            position=self.position.explicit(self._within(ctx)) if self.position else None, scale=self._scale(ctx),
-            dropout=0.0, kernel=AutoConfig(),
-        )  # fmt: skip
-
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Keys and values, and their state, are counted where they are made."""
-        inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
-        (n, _, h), d = self.heads(ctx), ctx.d_model
+        inner, (n, _, h), d = self._within(ctx), self.heads(ctx), ctx.d_model
         total = linear_cost(ctx, shape, d, n * h, bias=self.bias)
-        total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=out_bias)
-        total += attention_cost(inner, shape, h, keys_met(self.visibility.build(ctx), shape)) + self._kept(inner, shape)
+        total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=self._out_bias)
+        total += attention_cost(inner, shape, h, keys_met(self.seen(ctx), shape)) + self._kept(inner, shape)
         total += Cost.weights(n_sinks := n * self.sinks, moved_bytes=shape.reads(n_sinks))
         if self.q_norm is not None:
             heads = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * n})
@@ -225,13 +185,7 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         """q as the kernel reads it, and what the kernel makes."""
         if shape.phase != "train":
             return Cost()
-        n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
-        biased = self.position is not None and self.position.biases
-        turned = self.position is not None and self.position.turns
-        heads = HeadLayout(n, g, biased, turned)
-        seen, kernel = self.visibility.build(ctx), self.kernel.build(ctx)
-        kept = kept_of_call(kernel, seen, heads, h, shape, self.dropout, sinks=self.sinks)
-        z = n * h if "z" in kept.given and turned else 0  # then lies as q does, and the output reads a copy
-        own = Cost(kept=kept.own + shape.keeps(n * h * ("q" in kept.given) + z))
-        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
-        return own + mask if kept.mask else own
+        turned, size = self.position is not None and self.position.turns, ctx.n_heads * ctx.head_dim
+        kept, mask = self._call_keeps(ctx, shape, turned, sinks=self.sinks)
+        z = size if "z" in kept.given and turned else 0  # then lies as q does, and the output reads a copy
+        return Cost(kept=kept.own + shape.keeps(size * ("q" in kept.given) + z)) + mask

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,12 +19,17 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import AttentionCall, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.kernel.base import ScoreBias
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
-from glassformer.parts.mixer.base import MixerChange, MixerConfig
-from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
+from glassformer.parts.mixer.attend import (
+    SoftmaxAttention,
+    SoftmaxAttentionConfig,
+    attention_cost,
+    kept_of_call,
+    keys_met,
+)
+from glassformer.parts.mixer.kv import KVState, WindowState
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.visibility import SlidingWindow
+from glassformer.parts.visibility import SlidingWindow, Visibility
 from glassformer.parts.visibility.base import SameDocument
 
 
@@ -142,7 +146,7 @@ def _halves(width: int) -> list[int]:
     return [width - width // 2, width // 2]
 
 
-class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whole("memory"), "256")):
+class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_memory", whole("memory"), "256")):
     """Attention to the m tokens before by relative positions, of which hidden states are kept (1901.02860):
     score_ij = ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h). It loses where it writes token by token, as keys of
     the whole memory are made at each."""
@@ -158,26 +162,14 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
     bias: bool = False
     kernel: KernelConfig = AutoConfig()
 
-    def causal(self, ctx: BuildContext) -> bool:
-        return True
-
-    def reach(self, ctx: BuildContext) -> int:
-        return self.memory + 1
-
-    def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        return SlidingWindow(self.memory + 1).keys_seen(t)
+    def seen(self, ctx: BuildContext) -> Visibility:
+        return SlidingWindow(self.memory + 1)
 
     def heads(self, ctx: BuildContext) -> Heads:
         return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
 
-    def check_training(self, ctx: BuildContext, device: str) -> None:
-        self.kernel.build(ctx).check_training(device)
-
     def resized(self, n_heads: int) -> XLMemoryConfig:
         return self.vary(n_heads=n_heads, head_dim=None)
-
-    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> XLMemoryConfig | None:
-        return self.vary(**{change: new(getattr(self, change))}) if change in ("bias", "kernel") else None
 
     def build(self, ctx: BuildContext) -> XLMemory:
         if ctx.mup is not None:
@@ -188,19 +180,15 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
         n, _, h = self.heads(ctx)
         return XLMemory(ctx.d_model, n, h, self.memory, self.bias, self.kernel.build(ctx), ctx.make_reparam)
 
-    def explicit(self, ctx: BuildContext) -> XLMemoryConfig:
-        n, _, h = self.heads(ctx)
-        return self.vary(n_heads=n, head_dim=h, kernel=AutoConfig())
-
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Keys and values are made of the memory too; kept besides are the queries of distances, their keys, where each
         pair looks into the table of both, and what the kernel keeps."""
         (n, _, h), d, s, t = self.heads(ctx), ctx.d_model, shape.s, shape.t
         near = min(t, self.memory + 1)
         read = t if shape.phase == "train" else min(t, near + s - 1)
-        inner, narrow = ctx.within(n_heads=n, n_kv_heads=n, head_dim=h), shape.reading(shape.products)
+        inner, narrow = self._within(ctx), shape.reading(shape.products)
         of_memory, of_distances = replace(shape, s=read, t=max(t, read)), replace(shape, b=1, s=near, t=max(t, near))
-        visibility = SlidingWindow(self.memory + 1)
+        visibility = self.seen(ctx)
         maps = linear_cost(ctx, shape, d, n * h, bias=self.bias)
         maps += linear_cost(ctx, of_memory, d, (n * h, n * h), bias=self.bias)
         maps += linear_cost(ctx, of_distances, d, n * h)
@@ -217,8 +205,6 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
         again = shape.keeps(d) if shape.inputs == shape.products else 0  # of x, which two maps read
         if shape.products != shape.dtype:  # the map of distances has no gradient to hand on: its cast goes
             again += shape.keeps_once(d * n * h)
-        token = sum(vector_bytes(width, shape.state) for width in _halves(d))
-        held, before, new = (token * min(tokens, self.memory + 1) for tokens in (t, t - s, s))
-        state = Cost.state(shape, held, before + new)
+        state = self._state_cost(ctx, shape, *((1, width) for width in _halves(d)))
         own = Cost(kept=kept.own + looks - again if shape.phase == "train" else 0)
         return maps + table + attention_cost(inner, shape, h, keys_met(visibility, shape)) + own + state
