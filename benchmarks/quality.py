@@ -24,7 +24,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer import machine
-from glassformer.convert.quality import qualities, windows_of
+from glassformer.laboratory.quality import qualities, windows_of
 from glassformer.model import Model
 
 MODEL = "smollm2"

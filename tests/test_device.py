@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from glassformer import dynamics, lens, machine
-from glassformer.convert.check import check
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling, generate, prefill
 from glassformer.generation.beams import beams
 from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import Draft, PromptLookup, speculate
 from glassformer.introspection import capture, edit
+from glassformer.laboratory.check import check
 from glassformer.lens.asking import READINGS, ReadingInputs
 from glassformer.model import Model
 from glassformer.naming import preset

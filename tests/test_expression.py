@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from glassformer.architectures import FAMILIES, PRESETS, presets
 from glassformer.errors import RequestError
-from glassformer.naming import SIZES, load, parse, preset, words
+from glassformer.naming import SIZES, parse, preset, words
+from glassformer.naming.loading import load
 from glassformer.parts.core.base import _CLASSES
 from glassformer.parts.core.base import WORDS as DECLARED
 from glassformer.parts.core.words import Word

@@ -26,8 +26,9 @@ from glassformer.training import default_learning_rate, extrapolate
 
 SRC = Path(glassformer.__file__).parent
 ONCE = {
-    "IGNORED", "OnPass", "OnProgress", "Progress", "_whole", "check_folder", "default_learning_rate", "finite",
-    "no_memory", "out_of_memory", "printable", *(name for name in vars(thresholds) if name.isupper()),
+    "IGNORED", "Loaded", "OnPass", "OnProgress", "Pooling", "Progress", "_whole", "check_folder",
+    "default_learning_rate", "finite", "load", "no_memory", "out_of_memory", "printable",
+    *(name for name in vars(thresholds) if name.isupper()),
 }  # fmt: skip
 """Names that had copies, or meant something else in another file."""
 

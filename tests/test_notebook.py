@@ -9,9 +9,9 @@ import torch
 
 import glassformer as gf
 from glassformer.dynamics.why import Cause, Diagnosis
+from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer
-from glassformer.training.run import Loaded
 
 
 def rows(shown: str) -> list[list[str]]:

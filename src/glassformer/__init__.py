@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from glassformer.laboratory.ladder import ablate as ablate
     from glassformer.laboratory.scaling import scale as scale
     from glassformer.laboratory.tuning import tune as tune
-    from glassformer.naming import load as load
     from glassformer.naming import preset as preset
+    from glassformer.naming.loading import load as load
     from glassformer.planning import plan as plan
     from glassformer.retrieval import ask as ask
     from glassformer.retrieval import embed as embed
@@ -53,7 +53,7 @@ _HOMES = {
     "generate": "generation",
     "index": "retrieval",
     "lens": "lens",
-    "load": "naming",
+    "load": "naming.loading",
     "plan": "planning",
     "preset": "naming",
     "presets": "architectures",

@@ -19,7 +19,7 @@ from glassformer.cli.look import HEADED, show_inspection
 from glassformer.errors import RequestError
 from glassformer.lens.asking import READINGS
 from glassformer.lens.inspection import inspect
-from glassformer.naming import load
+from glassformer.naming.loading import load
 from tests.cli.conftest import saved
 from tests.refused import failed, refused
 

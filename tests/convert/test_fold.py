@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import glassformer as gf
-from glassformer.convert.check import check
 from glassformer.convert.doors import family_of
 from glassformer.convert.fold import fold
 from glassformer.convert.gguf import llama_cpp
 from glassformer.errors import RequestError
+from glassformer.laboratory.check import check
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.text import prepare

@@ -10,8 +10,8 @@ import torch
 import glassformer as gf
 from glassformer.convert import adapt
 from glassformer.convert.heads import first, mean, new, regrouped
+from glassformer.loaded import Loaded
 from glassformer.parts.linear import Linear
-from glassformer.training import Loaded
 
 TINY = "+layers=2+d_model=24+heads=6+head_dim=4+hidden=16+vocab_size=32"
 TOKENS = torch.arange(18).view(2, 9) % 32

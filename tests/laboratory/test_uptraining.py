@@ -12,8 +12,9 @@ from experiments.uptraining import page
 from glassformer.convert import adapt
 from glassformer.convert.heads import first
 from glassformer.laboratory.uptraining import KEPT, Curve, UptrainingPlan, base, closed, gaps, tiny, uptrained
+from glassformer.loaded import Loaded
 from glassformer.text import Tokens, prepare
-from glassformer.training import Loaded, evaluate
+from glassformer.training import evaluate
 
 MODEL = "llama+layers=1+d_model=16+heads=4+head_dim=4+hidden=16"
 

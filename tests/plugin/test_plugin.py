@@ -15,8 +15,8 @@ from torch import nn
 import glassformer as gf
 from glassformer.comparison import compare
 from glassformer.config import ModelConfig
-from glassformer.convert.check import check
 from glassformer.errors import RequestError
+from glassformer.laboratory.check import check
 from glassformer.lens import inspect
 from glassformer.naming import parse, resize, words
 from glassformer.parts.core.base import part_classes

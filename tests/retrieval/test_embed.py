@@ -18,11 +18,10 @@ import glassformer as gf
 from glassformer.__main__ import entry
 from glassformer.cli import main
 from glassformer.cli.vectors import read_texts, write
-from glassformer.convert import Loaded
 from glassformer.errors import Code
+from glassformer.loaded import Loaded, Pooling
 from glassformer.retrieval import embedding
 from glassformer.text import ByteTokenizer
-from glassformer.training.run import Pooling
 from tests.refused import failed, refused
 
 TINY = "bert@1m+layers=2+d_model=24+heads=3+vocab_size=257+context=32"

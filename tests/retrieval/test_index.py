@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import glassformer as gf
 from glassformer.__main__ import entry
-from glassformer.convert import Loaded
 from glassformer.errors import RequestError
+from glassformer.loaded import Loaded
 from glassformer.retrieval import Embedder, Index, asking, indexing
 from glassformer.retrieval.indexing import BUILDING, FILES, META, VECTORS
 from glassformer.retrieval.passages import CHARACTERS, Splitter

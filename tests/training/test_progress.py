@@ -16,7 +16,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.text import TextData
-from glassformer.training import Interrupted, Report, Reporter, Run, checkpoint, load, train
+from glassformer.training import Interrupted, Report, Reporter, Run, checkpoint, load_run, train
 from glassformer.training.progress import read_metrics
 
 RECIPE: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_the_way_on_that_is_named_is_one(folder: Path, text: TextData, straight:
 def test_where_no_checkpoint_is_whole_that_is_said(folder: Path, text: TextData) -> None:
     for path in folder.glob("checkpoints/*/model.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
-    for act in (lambda: resume(folder, text), lambda: load(folder)):
+    for act in (lambda: resume(folder, text), lambda: load_run(folder)):
         with pytest.raises(RequestError, match=r"no other checkpoint of this run is whole, so begin anew"):
             act()
     (folder / "latest").write_text("step_00000007")

@@ -17,9 +17,9 @@ from glassformer.generation import CompiledStep, Sampling, stream
 from glassformer.generation.speculate import agreeing
 from glassformer.generation.steps import new_state
 from glassformer.introspection import rows_of
+from glassformer.loaded import Loaded
 from glassformer.state import ModelState
 from glassformer.text.chat import ChatTemplate
-from glassformer.training import Loaded
 
 STATE_TOKENS = 4096
 """A state for a whole conversation is made once, at most this long."""

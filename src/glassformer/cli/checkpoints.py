@@ -14,16 +14,18 @@ from rich.table import Table
 
 from glassformer.cli.show import View, decimals, output, ruled, size
 from glassformer.config import ModelConfig
-from glassformer.convert import is_checkpoint, save, training_of
+from glassformer.convert import is_checkpoint, save
 from glassformer.convert.card import auto_class
-from glassformer.convert.check import CheckReport, Row, checks
 from glassformer.convert.doors import doors
 from glassformer.convert.gguf import write as write_gguf
 from glassformer.convert.programs import Format, runs_in
-from glassformer.convert.quality import TOKENS, Quality, qualities
 from glassformer.convert.storage import writable
 from glassformer.errors import RequestError, WorkError
-from glassformer.naming import load, preset
+from glassformer.laboratory.check import CheckReport, Row, checks
+from glassformer.laboratory.quality import TOKENS, Quality, qualities
+from glassformer.naming import preset
+from glassformer.naming.loading import load
+from glassformer.training import training_of
 
 
 def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:

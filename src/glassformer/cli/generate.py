@@ -27,15 +27,15 @@ from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Propose
 from glassformer.generation.steps import check_source, check_tokens, new_state
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of
+from glassformer.loaded import Loaded
 from glassformer.model import Model
-from glassformer.naming import load
+from glassformer.naming.loading import load
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState
 from glassformer.text import Tokenizer
 from glassformer.text.documents import utf8
 from glassformer.text.pairs import START, source_ids
-from glassformer.training import Loaded
 
 NEW_TOKENS = 200
 TOP_K = 40

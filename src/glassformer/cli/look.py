@@ -34,7 +34,8 @@ from glassformer.lens.inspection import HeadMap, Inspection, inspect
 from glassformer.lens.page.words import visible
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
-from glassformer.naming import load, parse, preset
+from glassformer.naming import parse, preset
+from glassformer.naming.loading import load
 from glassformer.text import ByteTokenizer, Tokenizer
 from glassformer.text.pairs import START
 

@@ -9,10 +9,12 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.naming import load, split_recipe
+from glassformer.loaded import Loaded
+from glassformer.naming import split_recipe
+from glassformer.naming.loading import load
 from glassformer.runs.request import PretrainedPlace, place_of
 from glassformer.text import Tokenizer
-from glassformer.training import Loaded, Pretrained
+from glassformer.training import Pretrained
 
 FOLDER, SUFFIX = "pretrained", ".safetensors"
 NOTE = "All arms begin with weights that were trained before: seeds differ in the order of the text alone."

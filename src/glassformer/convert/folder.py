@@ -22,11 +22,10 @@ from glassformer.convert.storage import open_folder, write_safetensors
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.files import atomic_file
+from glassformer.loaded import Loaded, Pooling
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.pairs import START, as_read
-from glassformer.training import Loaded
-from glassformer.training.run import Pooling
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 SHARD_BYTES = 5_000_000_000

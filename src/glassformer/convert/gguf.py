@@ -21,6 +21,7 @@ from glassformer.convert.rope import write_scaling
 from glassformer.convert.storage import TensorFile, TensorSource, open_tensors, writable, write_gguf
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.position import RotaryConfig
@@ -33,7 +34,6 @@ from glassformer.parts.position.scaling import (
 )
 from glassformer.text import Tokenizer
 from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
-from glassformer.training import Loaded
 
 # Key of config.json -> key of the metadata, after the architecture's name.
 USUAL = {

@@ -9,8 +9,8 @@ from typing import Any
 from glassformer.config import read_tree
 from glassformer.errors import RequestError, shown
 from glassformer.files import atomic_file
+from glassformer.loaded import Pooling
 from glassformer.parts.head import Pool
-from glassformer.training.run import Pooling
 
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"
 MODES: dict[str, Pool] = {

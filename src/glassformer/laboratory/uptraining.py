@@ -16,10 +16,11 @@ from typing import Any
 
 from glassformer.convert import adapt
 from glassformer.convert.heads import OfHeads, first, mean, new
+from glassformer.loaded import Loaded
 from glassformer.naming import preset
 from glassformer.naming.changes import change_of
 from glassformer.text import Tokens
-from glassformer.training import Loaded, Pretrained, Run, evaluate, train
+from glassformer.training import Pretrained, Run, evaluate, train
 from glassformer.training.checkpoint import latest
 
 MODEL = "llama@1m+mha"

@@ -13,10 +13,10 @@ Naming a preset imports neither a trainer nor a converter; only a NAME that is a
 
 from glassformer.naming.assign import assign
 from glassformer.naming.changes import changes, words
-from glassformer.naming.models import at_size, load, own_value, parse, preset, split_recipe, without_size
+from glassformer.naming.models import at_size, own_value, parse, preset, split_recipe, without_size
 from glassformer.naming.sizes import SIZES, resize, shape
 
 __all__ = [
-    "SIZES", "assign", "at_size", "changes", "load", "own_value", "parse", "preset", "resize", "shape", "split_recipe",
+    "SIZES", "assign", "at_size", "changes", "own_value", "parse", "preset", "resize", "shape", "split_recipe",
     "without_size", "words",
 ]  # fmt: skip

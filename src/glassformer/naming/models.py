@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,9 +16,6 @@ from glassformer.naming import grammar
 from glassformer.naming.changes import change_of, changes_mixers, of_mixers
 from glassformer.naming.sizes import is_size, resize
 
-if TYPE_CHECKING:
-    from glassformer.convert import Loaded
-
 
 def preset(expression: str | Path) -> ModelConfig:
     """The model that an EXPR, or the path of a config, names.
@@ -27,36 +23,7 @@ def preset(expression: str | Path) -> ModelConfig:
     Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
     name, size, changes = parse(expression)
     config = _named(name)
-    return _changed(resize(config, size) if size else config, changes)
-
-
-def load(expression: str | Path, *, dtype: Any = None, device: Any = None, quantize: str | None = None) -> Loaded:
-    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
-    or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
-    (`.fresh` names those). With fewer heads of keys and values (`smollm2+gqa:1`) each is the mean of those whose
-    queries it now serves (Ainslie et al. 2023, 2305.13245); with more, heads are repeated (`.regrouped`).
-
-    `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
-    `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
-    .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
-    RequestError."""
-    from glassformer import convert
-
-    name, size, wanted = parse(expression)
-    if name in PRESETS or name in FAMILIES:
-        here = f"; the folder here is ./{expression}" if grammar.exists(str(expression)) else ""
-        raise RequestError(
-            f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}",
-            code="missing", field="name", value=name,
-        )  # fmt: skip
-    if size:
-        raise RequestError(
-            f"{expression}: a checkpoint keeps its size; leave @{size} out", code="conflict", field="size", value=size
-        )
-    if wanted:
-        preset(str(expression))  # what is wrong is said before weights are read
-    change = partial(_changed, changes=wanted) if wanted else None
-    return convert.load(name, dtype=dtype, device=device, quantize=quantize, change=change)
+    return changed(resize(config, size) if size else config, changes)
 
 
 def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
@@ -111,7 +78,8 @@ def without_size(expression: str) -> str:
     return "+".join([name, *changes])
 
 
-def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
+def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
+    """Returns the config after these changes. Raises RequestError."""
     before = config
     for change in changes:
         try:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from glassformer.convert import Loaded
 from glassformer.errors import RequestError, check_whole
 from glassformer.generation import stream
 from glassformer.generation.steps import new_state
 from glassformer.generation.text import Detokenizer
 from glassformer.introspection import rows_of
-from glassformer.naming import load
+from glassformer.loaded import Loaded
+from glassformer.naming.loading import load
 from glassformer.retrieval.indexing import Found, Index
 from glassformer.state import ModelState
 from glassformer.text import Tokenizer

@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.convert import Loaded
 from glassformer.errors import RequestError
+from glassformer.loaded import Loaded, Pooling
 from glassformer.machine.threads import paced
-from glassformer.naming import load
+from glassformer.naming.loading import load
 from glassformer.parts.head import pool
 from glassformer.text import OnProgress, Tokenizer
 from glassformer.text.storage import silent
 from glassformer.text.tokenizers import FileTokenizer
-from glassformer.training.run import Pooling
 
 TOKENS = 1024
 """Of a batch, padding included: large enough for the products, and so few that its texts are of almost one length."""

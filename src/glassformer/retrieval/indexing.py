@@ -24,11 +24,11 @@ from typing import IO, Any
 import numpy as np
 import torch.nn.functional as F
 
-from glassformer.convert import Loaded
 from glassformer.errors import RequestError, check_whole, shown
 from glassformer.files import atomic_file, disk_errors, only_writer
 from glassformer.generation.kept import fingerprint
-from glassformer.naming import load
+from glassformer.loaded import Loaded
+from glassformer.naming.loading import load
 from glassformer.retrieval.embedding import Embedder
 from glassformer.retrieval.passages import Passage, Splitter, special_tokens
 from glassformer.text import OnProgress

@@ -18,7 +18,7 @@ from glassformer.training.optimizers import (
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, prepare_run
-from glassformer.training.run import Interrupted, Loaded, Run, load
+from glassformer.training.run import Interrupted, Run, load_run, training_of
 from glassformer.training.schedule import ConstantConfig, CosineConfig, NoamConfig, ScheduleConfig, WsdConfig
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "Interrupted",
     "Lion",
     "LionConfig",
-    "Loaded",
     "MaskedConfig",
     "MuonConfig",
     "NextTokenConfig",
@@ -50,8 +49,9 @@ __all__ = [
     "evaluate",
     "extrapolate",
     "fast_training",
-    "load",
+    "load_run",
     "prepare_run",
     "run_request",
     "train",
+    "training_of",
 ]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, read_tree
 from glassformer.errors import RequestError, WorkError
-from glassformer.figures import Markup, tag
+from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
-from glassformer.parts.head import Pool
 from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.text.pairs import START, as_trained
 from glassformer.training import checkpoint
@@ -59,53 +57,7 @@ class Run:
         return rates[len(rates) // 2] if rates else 0.0
 
 
-@dataclass(frozen=True)
-class Pooling:
-    """How a checkpoint says that hidden states become one vector for a text."""
-
-    how: Pool
-    normalize: bool
-    """To length 1."""
-    max_tokens: int | None = None
-    """Of a text; what follows is cut off. None: the model's context."""
-
-
-@dataclass
-class Loaded:
-    """A model ready to run, with what it needs to read and write text."""
-
-    model: Model
-    config: ModelConfig
-    tokenizer: Tokenizer | None
-    fresh: tuple[str, ...] = ()
-    """Parameters that the checkpoint does not have: they begin anew."""
-    regrouped: tuple[str, ...] = ()
-    """Parameters whose keys or values were made of other numbers of heads."""
-    ends: tuple[int, ...] = ()
-    """Ids at which an answer ends, where the checkpoint names them."""
-    generation: Mapping[str, Any] = field(default_factory=dict)
-    """How it says that an answer is drawn, in the words of a generation_config.json."""
-    pooling: Pooling | None = None
-    """How it says that a text becomes a vector, where it is one of sentence-transformers."""
-
-    @property
-    def adapted(self) -> list[str]:
-        """What is not as it lies in the checkpoint, a clause each."""
-        told = []
-        if self.regrouped:
-            told.append(f"{len(self.regrouped):,} parameters have keys and values made of other numbers of heads")
-        if self.fresh:
-            told.append(f"{len(self.fresh):,} parameters begin anew")
-        return told
-
-    def _repr_html_(self) -> str:
-        """In a notebook: the parts and their parameters, and what reads its text."""
-        read = "no tokenizer" if self.tokenizer is None else type(self.tokenizer).__name__
-        size = "" if self.tokenizer is None else f" of {self.tokenizer.vocab_size:,} tokens"
-        return tag("div", Markup(self.config._repr_html_()), tag("p", "; ".join([f"{read}{size}", *self.adapted])))
-
-
-def load(path: str | Path) -> Loaded:
+def load_run(path: str | Path) -> Loaded:
     """The latest checkpoint of a run folder. Raises RequestError where there is none, or it is damaged."""
     folder = Path(path)
     if not folder.is_dir():
@@ -118,6 +70,16 @@ def load(path: str | Path) -> Loaded:
     checkpoint.load_model(found, model)
     tokenizer = reading(config, load_tokenizer(folder))
     return Loaded(model.eval(), config, tokenizer, generation=written_from(config, tokenizer))
+
+
+def training_of(name: str) -> dict[str, Any] | None:
+    """How the model of a run folder was trained: its recipe, and where the checkpoint stands; None of other names."""
+    path = Path(name)
+    if not (path / "latest").is_file() or not (path / "recipe.yaml").is_file():
+        return None
+    found = checkpoint.latest(path)
+    steps = checkpoint.read_state(found)["step"] if found else 0
+    return {"steps": steps, "recipe": read_tree(path / "recipe.yaml")}
 
 
 def reading(config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer:

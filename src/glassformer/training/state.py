@@ -25,7 +25,7 @@ from glassformer.training.evaluate import evaluate
 from glassformer.training.gradients import Order, Sums, sums_of
 from glassformer.training.progress import Progress
 from glassformer.training.request import Request
-from glassformer.training.run import Run, load, reading
+from glassformer.training.run import Run, load_run, reading
 
 
 class Hooks(Protocol):
@@ -175,7 +175,7 @@ class Training:
         the others keep their part."""
         model = self.model
         if self.crew.world > 1 and self.crew.leads and self.folder is not None and checkpoint.latest(self.folder):
-            model = load(self.folder).model
+            model = load_run(self.folder).model
         return Run(
             model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
             "diverged" if self.error else "ok", self.step, self.tokens, self.seconds, self.validation, self.rows,

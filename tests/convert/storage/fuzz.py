@@ -33,8 +33,9 @@ from glassformer.convert.gguf import write as write_model
 from glassformer.convert.storage import DTYPES, TensorFile, open_folder, open_tensors, write_gguf
 from glassformer.convert.storage.quants import FORMATS, unit
 from glassformer.errors import RequestError
-from glassformer.naming import load, preset
+from glassformer.naming import preset
 from glassformer.naming.changes import each_mixer
+from glassformer.naming.loading import load
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.position.scaling import Llama3ScalingConfig
 from glassformer.text import ByteTokenizer

@@ -17,16 +17,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import glassformer as gf
 from glassformer.config import ModelConfig
-from glassformer.convert import check as proof
 from glassformer.convert import gguf
-from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks
 from glassformer.errors import RequestError
+from glassformer.laboratory import check as proof
+from glassformer.laboratory.check import TOLERANCE, CheckReport, Row, check, checks
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.ffn import Experts
 from glassformer.text import BPETokenizer, ByteTokenizer
-
-from .cases import CASES, TWO_TOWERS
+from tests.convert.cases import CASES, TWO_TOWERS
 
 torch.set_num_threads(1)
 

@@ -1,6 +1,6 @@
 """Any model that `gf.load` reads, measured by the tasks of `lm-eval`, the field's common harness.
 
-    python -m glassformer.convert.lm_eval --model glassformer --model_args path=RUN --tasks hellaswag --batch_size 8
+    python -m glassformer.laboratory.lm_eval --model glassformer --model_args path=RUN --tasks hellaswag --batch_size 8
 
 takes every option of the command `lm_eval`, and knows the model `glassformer` besides its own; `--model hf` reads
 folders of our own family here too. `path` is a run, a folder, a .gguf file, hf:owner/name; `dtype`, `max_length` and
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.convert import load
 from glassformer.convert.folder import DTYPES
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation.engine import Engine
 from glassformer.generation.steps import check_tokens
+from glassformer.naming.loading import load
 from glassformer.text import FileTokenizer
 from glassformer.text.chat import ChatTemplate
 

@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.convert.quality import qualities, windows_of
 from glassformer.errors import RequestError
+from glassformer.laboratory.quality import qualities, windows_of
+from glassformer.loaded import Loaded
 from glassformer.parts.quantized import quantize
 from glassformer.text import prepare
 from glassformer.text.subword import BPETokenizer
-from glassformer.training import Loaded
 
 torch.set_num_threads(1)
 

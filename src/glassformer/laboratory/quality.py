@@ -10,6 +10,7 @@ import torch
 
 from glassformer.errors import RequestError
 from glassformer.generation.steps import check_tokens
+from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.quantized import quantize
@@ -23,7 +24,6 @@ from glassformer.text import (
     token_shards,
 )
 from glassformer.text.storage import silent
-from glassformer.training import Loaded
 from glassformer.training.evaluate import score
 
 CONTEXT = 512

@@ -51,7 +51,7 @@ def asked(*rows: tuple[Any, ...]) -> list[Any]:
 
 
 def ours(path: Path, **options: Any) -> Any:
-    from glassformer.convert.lm_eval import GlassformerLM
+    from glassformer.laboratory.lm_eval import GlassformerLM
 
     return GlassformerLM(str(path), **options)
 
@@ -132,7 +132,7 @@ def test_a_task_of_ones_own(name: str, folders: dict[str, Path], task: Path):
     manager = TaskManager(include_path=str(task), include_defaults=False)
     asked = {"tasks": ["choice"], "task_manager": manager, "bootstrap_iters": 0}
     path = folders[name]
-    import glassformer.convert.lm_eval  # noqa: F401
+    import glassformer.laboratory.lm_eval  # noqa: F401
 
     mine = simple_evaluate(model="glassformer", model_args=f"path={path}", batch_size=2, **asked)
     other = simple_evaluate(model=theirs(path), **asked)
@@ -142,7 +142,7 @@ def test_a_task_of_ones_own(name: str, folders: dict[str, Path], task: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["glassformer --model_args path=", "hf --device cpu --model_args pretrained="])
 def test_the_command_of_the_manual(model: str, folders: dict[str, Path], task: Path):
-    command = f"-m glassformer.convert.lm_eval --model {model}{folders['glassformer']} --tasks choice"
+    command = f"-m glassformer.laboratory.lm_eval --model {model}{folders['glassformer']} --tasks choice"
     where = ["--include_path", str(task), "--output_path", str(task / "out")]
     done = subprocess.run(
         [sys.executable, *command.split(), *where], capture_output=True, text=True, env=dict(os.environ), check=False

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.building import generator_of
-from glassformer.convert import is_checkpoint, load, locate, save
+from glassformer.convert import is_checkpoint, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES, own
 from glassformer.convert.family import Family
@@ -35,11 +35,12 @@ from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
 from glassformer.convert.names import Names, OwnParameter
 from glassformer.errors import RequestError
+from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
+from glassformer.naming.loading import load
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
-from glassformer.training import Loaded
 
 TOLERANCE = 1e-5
 STRICTER = 4

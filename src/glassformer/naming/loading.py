@@ -1,0 +1,76 @@
+"""`gf.load`: an EXPR -> a model with its weights, whatever holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer import convert
+from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.errors import RequestError
+from glassformer.loaded import Loaded
+from glassformer.naming import grammar
+from glassformer.naming.models import changed, parse, preset
+from glassformer.parts.quantized import QUANTIZED
+from glassformer.training import load_run
+
+
+def load(
+    expression: str | Path, *, dtype: torch.dtype | None = None, device: Any = None, quantize: str | None = None
+) -> Loaded:
+    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
+    or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
+    (`.fresh` names those). With fewer heads of keys and values (`smollm2+gqa:1`) each is the mean of those whose
+    queries it now serves (Ainslie et al. 2023, 2305.13245); with more, heads are repeated (`.regrouped`).
+
+    `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
+    `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
+    .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
+    RequestError."""
+    name, size, wanted = parse(expression)
+    if name in PRESETS or name in FAMILIES:
+        here = f"; the folder here is ./{expression}" if grammar.exists(str(expression)) else ""
+        raise RequestError(
+            f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}",
+            code="missing", field="name", value=name,
+        )  # fmt: skip
+    if size:
+        raise RequestError(
+            f"{expression}: a checkpoint keeps its size; leave @{size} out", code="conflict", field="size", value=size
+        )
+    if wanted:
+        preset(str(expression))  # what is wrong is said before weights are read
+    if quantize not in (None, "keep", *QUANTIZED):
+        kinds = ", ".join(QUANTIZED)
+        raise RequestError(
+            f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None",
+            code="unknown", field="quantize", value=quantize,
+        )  # fmt: skip
+    if quantize == "keep" and wanted:
+        raise RequestError(
+            f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}",
+            code="conflict", field="quantize", value=quantize,
+        )  # fmt: skip
+    path = convert.locate(name)
+    if quantize == "keep" and path.is_dir():
+        raise RequestError(
+            f"quantize='keep' is for the packed weights of a .gguf file, and {path} is a folder; "
+            f"use {' or '.join(QUANTIZED)}",
+            code="unsupported", field="quantize", value=quantize,
+        )  # fmt: skip
+    packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
+    first, keep = None if packing else dtype, quantize == "keep" or (packing and not wanted)
+    if path.is_dir() and not convert.is_folder(path):
+        convert.refuse_weights(path)
+        loaded = load_run(path)
+        loaded.model.to(device=device, dtype=first)
+    else:
+        loaded = convert.read_checkpoint(path, first, device, keep)
+    if wanted:
+        loaded = convert.adapt(loaded, changed(loaded.config, wanted))
+    if packing:
+        assert quantize is not None
+        convert.pack(loaded, quantize, dtype)
+    return loaded
