@@ -785,8 +785,6 @@ FROM_THE_MODEL = {
 }  # fmt: skip
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
-    "attention": {"norm_after_position"},  # a field of its qk_norm
-    "global_attention": {"norm_after_position"},
     "rotary": {"dim"},  # `fraction` of the head
     "alibi": {"scale"},  # where it is `scaled`
     "relative_bias": {"table"},  # of so many buckets
@@ -794,6 +792,8 @@ ELSEWHERE = {
     "experts": {"router", "shared"},  # parts of their own
 }
 NOT_ARGUMENTS = {
+    "attention": {"clip"},  # its projection's
+    "global_attention": {"clip"},
     "rotary": {"fraction"},
     "glu": {"multiple_of"},
     "alibi": {"scaled"},

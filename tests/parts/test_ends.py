@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entr
 from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNormConfig
 from glassformer.parts.position import Learned, Sinusoidal
+from glassformer.parts.projection import FusedQKV
 
 TOKENS = torch.tensor([[1, 4, 2], [0, 0, 6]])
 
@@ -147,7 +150,8 @@ def test_attention_alone_is_its_formula():
 
 
 def test_attention_clips_what_it_projects():
-    clipped, plain, x = Attention(12, 4, bias=True, clip=0.3), Attention(12, 4, bias=True), torch.randn(2, 5, 12)
+    clipped = Attention(12, 4, bias=True, projection=partial(FusedQKV, clip=0.3))
+    plain, x = Attention(12, 4, bias=True), torch.randn(2, 5, 12)
     plain.load_state_dict(clipped.state_dict())
     assert not torch.allclose(plain(x), clipped(x))
     plain.qkv.register_forward_hook(lambda module, args, qkv: qkv.clamp(-0.3, 0.3))

@@ -46,8 +46,8 @@ class Attention(SoftmaxAttention):
         x (b,s,d) -> project -> qk_norm? -> position -> state? -> kernel -> out (b,s,d)
                      q (b,s,n,h)  k,v (b,s,g,h)           k,v (b,t,g,h)  z (b,s,n,h)
 
-    `projection` makes q, k and v and bounds every |q|, |k|, |v| by `clip` (MPT). `qk_norm` comes before the position,
-    or after it with `norm_after_position`. Sites: q, k, v after both, scores and pattern (b,n,s,t), z, out.
+    `projection` makes q, k and v and bounds every |q|, |k|, |v| by its `clip` (MPT). `qk_norm` comes before the
+    position, or after it with its `after_position`. Sites: q, k, v after both, scores and pattern (b,n,s,t), z, out.
 
     With `gain_control`, z is what attention adds to looking everywhere alike: z_s less the mean of v over the keys that
     s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the
@@ -75,10 +75,8 @@ class Attention(SoftmaxAttention):
         position: AttentionPosition | None = None,
         visibility: Visibility | None = None,
         qk_norm: QKNorm | None = None,
-        norm_after_position: bool = False,
         softcap: float | None = None,
         scale: float | None = None,
-        clip: float | None = None,
         projection: MakeProjection = FusedQKV,
         gain_control: bool = False,
         sinks: bool = False,
@@ -92,7 +90,7 @@ class Attention(SoftmaxAttention):
         facts = CallFacts(additive=softcap is None, sinks=sinks)
         super().__init__(heads, position, visibility, scale, dropout, kernel, facts)
         self.softcap, self.gain_control, self.shares = softcap, gain_control, shares
-        self.projection = projection(heads, clip)
+        self.projection = projection(heads)
         for name, module in self.projection.maps(d_model, bias, reparam).items():
             self.add_module(name, module)
         self.qk_norm = qk_norm
@@ -102,7 +100,7 @@ class Attention(SoftmaxAttention):
         self.gate_proj = Linear(d_model, width, bias, reparam=reparam, shard=cut) if gated else None
         self.gate = Site("bsnh") if gated else None
         self.sinks = Sinks(self.n_heads) if sinks else None
-        steps = (position, qk_norm) if norm_after_position else (qk_norm, position)
+        steps = (position, qk_norm) if qk_norm is not None and qk_norm.after_position else (qk_norm, position)
         self._adjust = [step for step in steps if step is not None]
         self.own(d_model, bias, reparam)
 
@@ -217,7 +215,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return Attention
 
     def _projection(self, ctx: BuildContext) -> Projection:
-        return self.projection.build(self._within(ctx))(self.heads(ctx), self.clip)
+        return self.projection.build(self._within(ctx))(self.heads(ctx), clip=self.clip)
 
     def divided(self, ctx: BuildContext, owners: int) -> AttentionConfig:
         n, g, h = self.heads(ctx)
@@ -257,12 +255,10 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
             position=self.position.build(inner) if self.position else None,
             visibility=self.visibility.build(inner),
             qk_norm=self.qk_norm.build(inner) if self.qk_norm else None,
-            norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
-            softcap=self.softcap, scale=self._scale(ctx), clip=self.clip,
-            projection=self.projection.build(inner), gain_control=self.gain_control, gated=self.gated,
-            sinks=self.sinks,
-            dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
-            shares=self.shares,
+            softcap=self.softcap, scale=self._scale(ctx),
+            projection=partial(self.projection.build(inner), clip=self.clip),
+            gain_control=self.gain_control, gated=self.gated, sinks=self.sinks,
+            dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam, shares=self.shares,
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:

@@ -148,7 +148,7 @@ class CrossAttention(SoftmaxAttention):
         """`chunks`: tokens of a chunk, and of the memory for each."""
         heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
         super().__init__(heads, None, Bidirectional(), scale, dropout, kernel)
-        self.projection = projection(heads, None)
+        self.projection = projection(heads)
         for name, module in self.projection.maps(d_model, bias, reparam).items():
             self.add_module(name, module)
         width, out_bias = n_heads * self.projection.value_dim, bias if out_bias is None else out_bias
@@ -277,7 +277,7 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
     """None: a query sees the whole memory."""
 
     def _projection(self, ctx: BuildContext) -> CrossQKV:
-        return self.projection.build(self._within(ctx))(self.heads(ctx), None)
+        return self.projection.build(self._within(ctx))(self.heads(ctx))
 
     def seen(self, ctx: BuildContext) -> Visibility:
         return Bidirectional()

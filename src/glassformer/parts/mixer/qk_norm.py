@@ -22,9 +22,10 @@ class QKNorm(nn.Module):
     for every head (Cohere, StableLM); `over="full"`: all n h values at once (OLMo 2).
     """
 
-    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Over = "head"):
+    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Over = "head", after_position: bool = False):
+        """With `after_position`, the mixer that has it norms what the position has turned."""
         super().__init__()
-        self.q_norm, self.k_norm = q_norm, k_norm
+        self.q_norm, self.k_norm, self.after_position = q_norm, k_norm, after_position
         self.full = over == "full"
 
     def take_share(self, owner: Owner) -> None:
@@ -43,7 +44,7 @@ class QKNormConfig(Value):
 
     def build(self, ctx: BuildContext) -> QKNorm:
         q, k = (self.norm.build(inner) for inner in self._within(ctx))
-        return QKNorm(q, k, self.over)
+        return QKNorm(q, k, self.over, self.after_position)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """What it reads counts with the attention."""

@@ -94,8 +94,8 @@ class Projection(ABC):
         return x.unflatten(-1, (-1, self.heads.head_dim))
 
 
-MakeProjection = Callable[[Heads, float | None], Projection]
-"""(heads, clip) -> projection; a class of projections is one."""
+MakeProjection = Callable[..., Projection]
+"""(heads, clip=None) -> projection; a class of projections is one."""
 
 
 class ProjectionConfig(PartConfig, axis="projection"):
@@ -119,7 +119,7 @@ class ProjectionConfig(PartConfig, axis="projection"):
 
     def _shapes(self, ctx: BuildContext) -> list[MapShape]:
         heads = Heads(ctx.n_heads, ctx.n_kv_heads, ctx.head_dim)
-        return list(self.build(ctx)(heads, None).shapes(ctx.d_model).values())
+        return list(self.build(ctx)(heads).shapes(ctx.d_model).values())
 
 
 class SelfProjectionConfig(ProjectionConfig):
@@ -134,5 +134,5 @@ class MemoryProjectionConfig(ProjectionConfig):
         return super().costs(ctx, shape) + Cost.once("memory", Cost(kept=shape.keeps(ctx.d_model, shape.inputs)))
 
     def build(self, ctx: BuildContext) -> Any:
-        """(heads, clip) -> a projection that also has `queries` and `keys_values`, as `CrossQKV`."""
+        """(heads, clip=None) -> a projection that also has `queries` and `keys_values`, as `CrossQKV`."""
         raise NotImplementedError

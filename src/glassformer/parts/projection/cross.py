@@ -54,7 +54,7 @@ class CrossQKV(Projection):
         }
 
 
-MakeCrossProjection = Callable[[Heads, float | None], CrossQKV]
+MakeCrossProjection = Callable[..., CrossQKV]
 """(heads, clip) -> projection from another sequence's memory."""
 
 
