@@ -39,8 +39,9 @@ SRC = Path(glassformer.__file__).parent
 LEVELS: list[set[str]] = [
     {"errors", "version", "thresholds"},
     {"files", "units", "state"},
-    {"figures", "parts"},
-    {"model", "building", "text", "machine"},
+    {"figures", "machine"},
+    {"parts"},
+    {"model", "building", "text"},
     {"config", "introspection"},
     {"architectures", "dynamics", "generation", "loaded", "parallel", "register"},
     {"convert", "lens", "training"},
@@ -58,7 +59,7 @@ ONLY: dict[str, set[str]] = {
     "version": set(),
     "files": {"errors"},
     "figures": {"files"},
-    "parts": {"errors", "state"},
+    "parts": {"errors", "state", "machine"},
     "model": {"errors", "state", "parts"},
     "building": {"errors", "parts"},
     "report": {"errors", "figures", "config", "runs", "thresholds"},
@@ -514,6 +515,78 @@ def test_a_value_that_changes_is_seen(text: str):
     assert list(changing(ast.parse(text)))
 
 
+# How fast a device is, and what a compiler can follow, is asked beside the fast twins and not in the math
+
+OPERATORS = {
+    "precision.py": "dtypes that devices have, and the questions that several parts share",
+    "region.py": "compiles elementwise bodies",
+    "grouped.py": "products of oneDNN, and sizes that a compiler cannot follow",
+    "quantized.py": "each device packs weights in its own way",
+    "ffn/fused_activation.py": "the fast twins of activations",
+    "norm/fused_layer_norm.py": "the compiled twin of LayerNorm",
+    "position/turn.py": "the fast twins of rotations",
+    "mixer/chunked.py": "recurrences as operators of torch",
+    "mixer/installed.py": "kernels of other libraries",
+    "kernel/auto.py": "chooses a kernel",
+    "kernel/base.py": "the facts of a call, from which a kernel is chosen",
+    "kernel/direct.py": "blocks whose number a compiler cannot follow",
+    "kernel/flex.py": "needs a compiler",
+    "kernel/sdpa.py": "torch has another algorithm for each device",
+    "kernel/table.py": "chooses a kernel by measurements of a device",
+    "core/cost.py": "what dropout keeps depends on the device",
+    "core/init.py": "draws in place on CPUs",
+}
+"""Files of parts that may ask for the device or the compiler, and why."""
+ASKS = {
+    "is_compiling", "is_dynamo_compiling", "compiling_regions", "is_cuda", "is_cpu", "is_mps", "is_autocast_enabled",
+    "is_autocast_cpu_enabled", "get_autocast_dtype", "slow_in_bf16", "onednn_in_bf16", "mkldnn", "_dynamo",
+}  # fmt: skip
+DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
+
+
+def device_questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what) of each question to the device, the compiler or the clock."""
+    for node in walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "type" and ast.unparse(node.value).endswith("device"):
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            if (name := getattr(node, "attr", getattr(node, "id", ""))) in ASKS:
+                yield node.lineno, name
+        elif isinstance(node, ast.Compare):
+            found = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            yield from ((node.lineno, name) for name in DEVICES & found)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
+            yield from ((node.lineno, name) for name in names if name == "time" or ".machine" in name)
+
+
+def test_math_asks_neither_device_nor_compiler():
+    asking: dict[str, list[str]] = {}
+    for path in FILES:
+        if room_of(path) in ("parts", "model") and (found := list(device_questions(TREES[path]))):
+            asking[named(path).removeprefix("parts/")] = [f"line {line}: {what}" for line, what in found]
+    wrong = {name: lines for name, lines in asking.items() if name not in OPERATORS}
+    assert not wrong, f"ask beside the fast twin, in a file of its own: {wrong}"
+    assert set(OPERATORS) == set(asking), "a file that asks nothing is no exception"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import time",
+        "from time import perf_counter",
+        "from glassformer.machine.device import bf16_gain",
+        "fast = x.device.type == kind",
+        "fast = device == 'cuda'",
+        "fast = kind in ('cuda', 'xpu')",
+        "fast = torch.compiler.is_compiling()",
+        "fast = compiling_regions()",
+    ],
+)
+def test_a_question_to_the_device_is_seen(line: str):
+    assert list(device_questions(ast.parse(line)))
+
+
 # Capability: outside parts and families, a part is asked what it can do, never what it is
 
 AXES = sorted(folder.name for folder in (SRC / "parts").iterdir() if (folder / "__init__.py").exists())
@@ -781,7 +854,7 @@ def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
 
 FROM_THE_MODEL = {
     "d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden",
-    "in_features", "outs", "reparam", "heads", "clip", "layer",
+    "in_features", "outs", "reparam", "heads", "clip", "layer", "feeds_products",
 }  # fmt: skip
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {

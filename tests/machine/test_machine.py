@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.machine.defaults import chosen
-from glassformer.machine.device import Abilities, bfloat16_gain, bfloat16_pays
+from glassformer.machine.device import Abilities, bf16_gain, bfloat16_gain, bfloat16_pays
 from glassformer.machine.quota import GroupFiles
-from glassformer.parts.precision import bf16_gain
 
 
 def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> None:

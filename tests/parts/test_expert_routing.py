@@ -18,7 +18,8 @@ from glassformer.errors import RequestError
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.ffn import Clamp, ExpertChoice, ExpertChoiceConfig, Experts, ExpertsConfig, Glu, Router
-from glassformer.parts.ffn.glu import clamped_glu, naive_clamped_glu
+from glassformer.parts.ffn.fused_activation import clamped_glu
+from glassformer.parts.ffn.glu import naive_clamped_glu
 from glassformer.parts.forward_pass import Pass
 from glassformer.training.objectives import NextTokenConfig
 
@@ -84,9 +85,9 @@ def test_a_clamped_glu_is_its_definition():
     gate, up, probe = (torch.randn(64, 8, generator=draw) * 3 for _ in range(3))
     clamp = Clamp(limit=2.0, alpha=1.3, shift=0.5)
     made = []
-    for function in (naive_clamped_glu, clamped_glu):
+    for function, given in ((naive_clamped_glu, (clamp,)), (clamped_glu, (clamp.limit, clamp.alpha, clamp.shift))):
         leaves = [gate.clone().requires_grad_(), up.clone().requires_grad_()]
-        y = function(*leaves, clamp)
+        y = function(*leaves, *given)
         made.append([y, *torch.autograd.grad((y * probe).sum(), leaves)])
     for a, b in zip(*made, strict=True):
         close(a, b, 1e-6)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
-from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig
-from glassformer.parts.norm import layernorm as fused_layernorm
+from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig, fused_layer_norm
 from glassformer.parts.norm.rmsnorm import naive_rms_norm, rms_norm
 from glassformer.parts.region import compiled_regions
 
@@ -113,14 +112,13 @@ def test_half_precision_in_and_out(name: str):
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_products_may_have_their_dtype_at_once(name: str):
     """A norm that only products read gives their dtype, under autocast; the stream stays as it is."""
-    norm: nn.Module = LayerNorm(16) if name == "layernorm" else RMSNorm(16)
-    x = torch.randn(3, 16)
+    kind = LayerNorm if name == "layernorm" else RMSNorm
+    norm, feeding, x = kind(16), kind(16, feeds_products=True), torch.randn(3, 16)
     plain = norm(x)
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(x).dtype == torch.float32
-        norm.feeds_products = True
-        fed = norm(x)
-    assert fed.dtype == torch.bfloat16 and norm(x).dtype == torch.float32
+        fed = feeding(x)
+    assert fed.dtype == torch.bfloat16 and feeding(x).dtype == torch.float32
     torch.testing.assert_close(fed.float(), plain, rtol=2**-8, atol=1e-6)
 
 
@@ -136,7 +134,7 @@ def test_the_fused_twins_are_the_definitions():
     x, weight, bias = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((2, 3, 8), (8,), (8,)))
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-3), (x, weight))
     torch.testing.assert_close(rms_norm(x, weight, 1e-3), naive_rms_norm(x, weight, 1e-3))
-    apply = fused_layernorm._LayerNorm.apply
+    apply = fused_layer_norm._LayerNorm.apply
     for b in (bias, None):
         made = apply(x, weight, b, 1e-3, torch.float64)
         torch.testing.assert_close(made, nn.functional.layer_norm(x, (8,), weight, b, 1e-3))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.core.owner import Vocabulary
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import at_hand, wide
 
 IGNORED = -100
 _ROWS_ROUNDED = 128
@@ -32,7 +32,7 @@ def rows_with_targets(targets: Tensor) -> Tensor | None:
     of a text with hidden tokens, whatever stands behind the last mixer need be computed for these alone. None where
     that is all of them, and where their number is not known in advance: to a compiler, and elsewhere than on CPUs. The
     others fill a chunk of 128; there is one at least."""
-    if type(targets) is not Tensor or targets.device.type != "cpu" or torch.compiler.is_compiling():
+    if type(targets) is not Tensor or not at_hand(targets):
         return None
     ignored = targets.flatten() == IGNORED
     rows = max(1, -(-int((~ignored).sum()) // _ROWS_ROUNDED)) * _ROWS_ROUNDED

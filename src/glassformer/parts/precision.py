@@ -1,8 +1,7 @@
-"""Where half precision is not enough, and where it is."""
+"""Where half precision is not enough, and where it is; questions to device and compiler that several parts ask."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -11,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.machine.device import bf16_gain
+
 SLOW = 0.8
 """Below this gain (`bf16_gain`), products of many rows of bf16 numbers are computed in fp32."""
 
@@ -18,6 +19,11 @@ SLOW = 0.8
 def wide(x: Tensor) -> Tensor:
     """x in fp32 if it came in 16 bits, unchanged otherwise: for exponentials, means and sums."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def at_hand(x: Tensor) -> bool:
+    """Returns True if values of x can be read at once: on a CPU, while no compiler traces."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 WITHOUT_FP64 = {"mps"}
@@ -33,6 +39,11 @@ def exact_device(device: torch.device | str) -> torch.device:
 def exact(x: Tensor) -> Tensor:
     """x in fp64, on its `exact_device`."""
     return x.to(exact_device(x.device)).double()
+
+
+def finest_dtype(x: Tensor) -> torch.dtype:
+    """fp64, or the dtype of x where its device has none."""
+    return x.dtype if x.device.type in WITHOUT_FP64 else torch.float64
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -75,31 +86,6 @@ def onednn_in_bf16(device: str = "cpu") -> bool:
     """Whether torch has oneDNN's products in bf16 for this processor."""
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return device == "cpu" and known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-@cache
-def bf16_gain(size: int = 256, rounds: int = 7) -> float:
-    """How many times as fast as in fp32 torch multiplies matrices in bf16 on this processor, in some milliseconds. That
-    there are instructions for it does not say so: a Xeon with AVX512-BF16 and without AMX was measured at 0.5, a Zen 4
-    at 2.1.
-
-    The best of several, in turn, as what else runs here slows both; and by one thread: several wait for each other
-    where something else has the cores, which then is all that is measured."""
-    best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    pairs = {dtype: torch.ones(2, size, size, dtype=dtype).unbind() for dtype in best}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.autocast("cpu", enabled=False):
-            for i in range(rounds + 1):
-                for dtype, (a, b) in pairs.items():
-                    began = time.perf_counter()
-                    a @ b
-                    if i:  # the first makes a program for it
-                        best[dtype] = min(best[dtype], time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
-    return best[torch.float32] / best[torch.bfloat16]
 
 
 def slow_in_bf16(device: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.words import Word, positive
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import full_precision, wide
 
 _LEAST = 1e-12
 
@@ -78,7 +78,7 @@ class SigmaReparam(Reparam):
     @torch.no_grad()
     def step(self, weight: Tensor) -> Vectors:
         """(u', v) of each map, at least fp32."""
-        with torch.autocast(weight.device.type, enabled=False):
+        with full_precision(weight):
             return [_power_step(wide(part), wide(u)) for part, u in zip(weight.split(self.outs), self.u, strict=True)]
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class SigmaReparam(Reparam):
         self.gamma.copy_(self.sigmas(weight) if self.begins is None else torch.full_like(self.gamma, self.begins))
 
     def _sigmas(self, weight: Tensor, vectors: Vectors) -> Tensor:
-        with torch.autocast(weight.device.type, enabled=False):
+        with full_precision(weight):
             parts = zip(weight.split(self.outs), vectors, strict=True)
             return torch.stack([v.dot(wide(part).mv(u)) for part, (u, v) in parts])
 

@@ -69,6 +69,8 @@ class BuildContext:
     """Whether a token may see later ones."""
     norm: PartConfig | None = None
     """The norm that the wiring of a block places."""
+    feeds_products: bool = False
+    """True if only matrix products read what a norm makes."""
     has_ffn: bool = True
 
     _layer: int = 0

@@ -5,11 +5,9 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext, Value
@@ -19,11 +17,9 @@ from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
-from glassformer.parts.ffn.ending import can_end, gated_end
+from glassformer.parts.ffn.fused_activation import clamped_glu, gated_at_once, swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.precision import wide
-from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
 
 
@@ -51,6 +47,7 @@ class Glu(FFN):
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.gating, self.clamp = activation, gating(activation, clamp), clamp
+        self.fusible = activation if clamp is None else None
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -63,11 +60,8 @@ class Glu(FFN):
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
-        if self.clamp is None and can_end(x, self.activation, (self.gate_proj, self.up_proj), (self.gate, self.up)):
-            if self.gate.watched or self.up.watched:  # beside the product, which goes on as if nobody did
-                self.gate(self.gate_proj(x)), self.up(self.up_proj(x))
-            hidden = gated_end(x, self.gate_proj, self.up_proj, self.activation)
-        else:
+        hidden = gated_at_once(x, self.fusible, (self.gate_proj, self.gate), (self.up_proj, self.up))
+        if hidden is None:
             hidden = self.gating(self.gate(self.gate_proj(x)), self.up(self.up_proj(x)))
         return self.out(self.down_proj(self.hidden(hidden)))
 
@@ -75,40 +69,6 @@ class Glu(FFN):
 def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:
     """(gate, up) -> activation(gate) * up, the definition."""
     return lambda gate, up: activation(gate) * up
-
-
-@region
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
-
-
-@region
-def _swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    d, g = wide(grad), wide(gate)
-    return torch.ops.aten.silu_backward(d * wide(up), g).to(gate.dtype), (d * F.silu(g)).to(gate.dtype)
-
-
-class _SwiGlu(torch.autograd.Function):
-    """silu(gate) * up, keeping only gate and up for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return _swiglu_grad(grads[0], *ctx.saved_tensors)
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
-    if torch.is_grad_enabled():
-        return _SwiGlu.apply(gate, up)
-    if gate.dtype != wide(gate).dtype:  # torch's own rounds twice, and is many times faster than three passes in fp32
-        return (F.silu(gate) * up).to(gate.dtype)
-    return _swiglu(gate, up)
 
 
 class Clamp(Value):
@@ -134,42 +94,6 @@ def naive_clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
     return g * torch.sigmoid(clamp.alpha * g) * (u + clamp.shift)
 
 
-@region
-def _clamped(gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
-    g, u = wide(gate).clamp(max=limit), wide(up).clamp(-limit, limit)
-    return (g * torch.sigmoid(alpha * g) * (u + shift)).to(gate.dtype)
-
-
-@region
-def _clamped_grad(
-    grad: Tensor, gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float
-) -> tuple[Tensor, Tensor]:
-    d, a, b = wide(grad), wide(gate), wide(up)
-    g, u = a.clamp(max=limit), b.clamp(-limit, limit)
-    s = torch.sigmoid(alpha * g)
-    grad_gate = d * (u + shift) * (s + alpha * g * s * (1 - s)) * (a <= limit)
-    return grad_gate.to(gate.dtype), (d * g * s * (b.abs() <= limit)).to(gate.dtype)
-
-
-class _ClampedGlu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.numbers = limit, alpha, shift
-        return _clamped(gate, up, limit, alpha, shift)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_clamped_grad(grads[0], *ctx.saved_tensors, *ctx.numbers), None, None, None)
-
-
-def clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
-    """Equals `naive_clamped_glu`, keeping only gate and up for the backward pass."""
-    numbers = clamp.limit, clamp.alpha, clamp.shift
-    return _ClampedGlu.apply(gate, up, *numbers) if torch.is_grad_enabled() else _clamped(gate, up, *numbers)
-
-
 # Gatings with a fused twin; every other activation takes the definition.
 FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 
@@ -177,7 +101,7 @@ FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 def gating(activation: str, clamp: Clamp | None = None) -> Callable[[Tensor, Tensor], Tensor]:
     """(gate, up) -> phi(gate) * up, the fastest there is."""
     if clamp is not None:
-        return partial(clamped_glu, clamp=clamp)
+        return partial(clamped_glu, limit=clamp.limit, alpha=clamp.alpha, shift=clamp.shift)
     return FUSED.get(activation) or gated(ACTIVATIONS[activation])
 
 

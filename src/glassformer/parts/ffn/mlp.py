@@ -12,7 +12,7 @@ from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
-from glassformer.parts.ffn.ending import can_end, ended
+from glassformer.parts.ffn.fused_activation import activated_at_once
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
@@ -50,11 +50,8 @@ class Mlp(FFN):
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
-        if can_end(x, self.activation, (self.up_proj,), (self.up,)):
-            if self.up.watched:  # beside the product, which goes on as if nobody did
-                self.up(self.up_proj(x))
-            hidden = ended(x, self.up_proj, self.activation)
-        else:
+        hidden = activated_at_once(x, self.activation, (self.up_proj, self.up))
+        if hidden is None:
             hidden = self.phi(self.up(self.up_proj(x)))
         return self.out(self.down_proj(self.hidden(hidden)))
 

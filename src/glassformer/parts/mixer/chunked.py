@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, library
 
 from glassformer.parts.mixer.installed import computed
-from glassformer.parts.precision import WITHOUT_FP64, exact, full_precision, wide
+from glassformer.parts.precision import exact, finest_dtype, full_precision, wide
 
 CHUNK = 64
 """Tokens that meet in one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
@@ -170,7 +170,7 @@ class Factors:
         sums = like.new_zeros(1, 1, 1, 1, length)  # (c, b, g, r, l): of the logarithms from the chunk's first token on
         if log_decay is not None:
             # In fp64, where there is one: what is left of near tokens is a small difference of sums that may be large.
-            fine = like.dtype if like.device.type in WITHOUT_FP64 else torch.float64
+            fine = finest_dtype(like)
             a = log_decay.to(fine).clamp(min=LEAST_LOG)
             if a.dim() == 1:
                 sums = a.view(1, 1, groups, -1, 1) * torch.arange(1, length + 1, device=a.device)

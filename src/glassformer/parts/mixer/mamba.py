@@ -17,7 +17,7 @@ from glassformer.parts.core.init import Init
 from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard, Shards
 from glassformer.parts.core.site import Site
-from glassformer.parts.ffn.glu import swiglu
+from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps

@@ -16,7 +16,7 @@ from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.init import Init
 from glassformer.parts.core.shard import REPLICATED
 from glassformer.parts.core.site import Site
-from glassformer.parts.ffn.glu import swiglu
+from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
@@ -83,8 +83,7 @@ class Mamba2(Recurrence):
         self.dt_bias = nn.Parameter(torch.empty(n))
         self.A_log = nn.Parameter(torch.empty(n))
         self.D = nn.Parameter(torch.empty(n))
-        self.norm = RMSNorm(c // n_groups, norm_eps, sets=n_groups if n_groups > 1 else None)
-        self.norm.feeds_products = True
+        self.norm = RMSNorm(c // n_groups, norm_eps, sets=n_groups if n_groups > 1 else None, feeds_products=True)
         self.out_proj = Linear(c, d_model, bias, "output", reparam)
         self.init_weights(Init())
         self.u, self.gate, self.dt, self.z = Site("bsnh"), Site("bsc"), Site("bsn"), Site("bsnh")

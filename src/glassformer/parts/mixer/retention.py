@@ -18,7 +18,7 @@ from glassformer.parts.core.owner import Owner, of_owner
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
-from glassformer.parts.ffn.glu import swiglu
+from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps
@@ -26,7 +26,7 @@ from glassformer.parts.mixer.matrix_state import MatrixMixer, MatrixMixerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.norm.rmsnorm import rms_norm
-from glassformer.parts.position.rotary import turn
+from glassformer.parts.position.turn import turn
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 

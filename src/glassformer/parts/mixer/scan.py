@@ -18,7 +18,7 @@ from torch import Tensor, library
 
 from glassformer.parts.mixer.chunked import as_operator
 from glassformer.parts.mixer.installed import computed
-from glassformer.parts.precision import exact
+from glassformer.parts.precision import exact, full_precision
 from glassformer.parts.region import region
 
 CHUNK = 8
@@ -125,7 +125,7 @@ def _scan(
 ) -> tuple[Tensor, Tensor]:
     """y, and the state before each chunk and after the last."""
     ys, states = [], [h]
-    with torch.autocast(dt.device.type, enabled=False):
+    with full_precision(dt):
         for at in _chunks(dt):
             y, h = _chunk(h, dt[:, at], x[:, at], a, b[:, at], c[:, at], None if keep is None else keep[:, at])
             ys.append(y)
@@ -156,7 +156,7 @@ def _scan_grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Ten
     dy = torch.zeros_like(dt) if dy is None else dy
     g, da = torch.zeros_like(h), torch.zeros_like(h)
     parts: list[tuple[Tensor, ...]] = []
-    with torch.autocast(dt.device.type, enabled=False):
+    with full_precision(dt):
         for i, at in reversed(list(enumerate(_chunks(dt)))):
             if dstates is not None:
                 g = g + dstates[i + 1]

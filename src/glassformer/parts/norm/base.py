@@ -18,11 +18,13 @@ FP32 = torch.float32
 class Norm(nn.Module):
     """A map (..., d) -> (..., d) that fixes a token's scale.
 
-    It returns x's dtype; with `feeds_products` (set by a wiring for norms whose output only matrix products read) the
-    dtype of those, which saves every product its own conversion.
+    It returns x's dtype; with `feeds_products` (for norms whose output only matrix products read) the dtype of those,
+    which saves every product its own conversion.
     """
 
-    feeds_products = False
+    def __init__(self, feeds_products: bool = False):
+        super().__init__()
+        self.feeds_products = feeds_products
 
     @property
     def shards(self) -> Shards:

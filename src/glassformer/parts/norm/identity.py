@@ -12,9 +12,6 @@ class Identity(Norm):
     """y = x: no norm, in the place of one; x, y (..., d). What theory says of layers without norms is tried on such a
     model; a deep one trains only with small weights or branches (Zhang et al. 2019, 1901.09321)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         return x.to(self.out_dtype(x))
 
@@ -26,7 +23,7 @@ class IdentityConfig(NormConfig, kind="identity", words="nonorm"):
     """`eps` has no meaning here."""
 
     def build(self, ctx: BuildContext) -> Identity:
-        return Identity()
+        return Identity(ctx.feeds_products)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         return Cost()

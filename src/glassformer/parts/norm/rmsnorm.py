@@ -26,9 +26,15 @@ class RMSNorm(Norm):
     """A parameter; None without `affine`."""
 
     def __init__(
-        self, width: int, eps: float = 1e-5, unit_offset: bool = False, sets: int | None = None, affine: bool = True
+        self,
+        width: int,
+        eps: float = 1e-5,
+        unit_offset: bool = False,
+        sets: int | None = None,
+        affine: bool = True,
+        feeds_products: bool = False,
     ):
-        super().__init__()
+        super().__init__(feeds_products)
         self.eps = eps
         self.unit_offset = unit_offset
         shape = (width,) if sets is None else (sets, width)
@@ -111,7 +117,7 @@ class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     """Whether there are weights w."""
 
     def build(self, ctx: BuildContext) -> RMSNorm:
-        return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets, self.affine)
+        return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets, self.affine, ctx.feeds_products)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         return norm_cost(ctx, shape, weights=int(self.affine), statistics=1)

@@ -39,12 +39,6 @@ class Residual(nn.Module):
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
-    @staticmethod
-    def feeding(norm: nn.Module | None) -> None:
-        """Tells a norm that only matrix products read what it makes."""
-        if norm is not None:
-            norm.feeds_products = True  # type: ignore[assignment]
-
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         raise NotImplementedError
 
@@ -119,7 +113,10 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     def build(self, ctx: BuildContext) -> Residual:
         """The context has the block's norm, and whether the block has an ffn."""
         assert ctx.norm is not None, "a wiring places the norm of its context"
-        norms: dict[str, Any] = {name: ctx.norm.build(ctx) for name in self.norm_names(ctx.has_ffn)}
+        norms: dict[str, Any] = {
+            name: ctx.norm.build(ctx.within(feeds_products=self.feeds_products and not name.endswith("post_norm")))
+            for name in self.norm_names(ctx.has_ffn)
+        }
         return self.wiring(**norms, **self.numbers(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:

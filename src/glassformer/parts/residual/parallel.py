@@ -29,8 +29,6 @@ class Parallel(Residual):
     ):
         super().__init__(dropout, scale)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
-        self.feeding(mixer_norm)
-        self.feeding(ffn_norm)
         del self.resid_mid
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:

@@ -28,8 +28,6 @@ class Pre(Sequential):
     ):
         super().__init__(dropout, scale)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
-        self.feeding(mixer_norm)
-        self.feeding(ffn_norm)
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
         return self.resid_mid(x + self.share(mixer(x if self.mixer_norm is None else self.mixer_norm(x))))

@@ -28,8 +28,6 @@ class Sandwich(Sequential):
         super().__init__(dropout, scale)
         self.mixer_norm, self.mixer_post_norm = mixer_norm, mixer_post_norm
         self.ffn_norm, self.ffn_post_norm = ffn_norm, ffn_post_norm
-        self.feeding(mixer_norm)
-        self.feeding(ffn_norm)
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
         return self.resid_mid(x + self.share(self.mixer_post_norm(mixer(self.mixer_norm(x)))))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.precision import at_hand
 
 Spans = list[tuple[int, int]]
 """Intervals [begin, end) of keys, ascending, apart from each other."""
@@ -220,7 +221,7 @@ class SameDocument(Visibility):
 
     def spans(self, first: int, last: int, t: int) -> Spans:
         """On CPUs those of each document; elsewhere, and to a compiler, documents are not known in advance."""
-        if torch.compiler.is_compiling() or self.documents.device.type != "cpu":
+        if not at_hand(self.documents):
             return [(0, last if self.causal else t)] if self.inner.absolute else self.inner.spans(first, last, t)
         reached = self._reached(first, last)
         if not self.inner.absolute:

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterator
 from itertools import groupby
 from typing import Any
 
-import torch
 from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from glassformer.errors import RequestError, check_whole
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.words import Word, whole_number
+from glassformer.parts.precision import at_hand
 from glassformer.parts.visibility.base import Needed, Spans, Visibility, VisibilityConfig, joined
 
 
@@ -101,8 +101,7 @@ class Chosen(Visibility):
 
     def __init__(self, window: int, tokens: Bool[Tensor, "b t"]):
         self.window, self.tokens = window, tokens.bool()
-        known = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
-        self.runs = tuple(_runs(self.tokens.any(0).tolist())) if known else None
+        self.runs = tuple(_runs(self.tokens.any(0).tolist())) if at_hand(tokens) else None
         """Intervals of tokens that are global in some row; None: not known in advance."""
 
     @property

@@ -1,0 +1,155 @@
+"""Activations with what stands around them in one pass: of reading, a product and its activation; of training, a
+gating with as little kept as there can be.
+
+A product that ends with its activation is one pass of oneDNN where three operations would read and write it thrice:
+for bf16 read on a CPU, without gradients. Its result is rounded less often than that of the three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glassformer.parts.core.site import Site
+from glassformer.parts.linear import Linear
+from glassformer.parts.precision import onednn_in_bf16, wide
+from glassformer.parts.region import region
+
+ENDINGS = {
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "sigmoid": ("sigmoid", ""),
+}
+"""oneDNN's name and algorithm of each activation that it has."""
+ROWS = 32
+"""Tokens from which a product is bound by arithmetic, and what surrounds it by memory."""
+
+Product = tuple[Linear, Site]
+"""A linear map, and the site of its result."""
+
+
+def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
+    """phi(x W^T + b), x (..., i) -> (..., o), in one pass; None where the definition must compute it."""
+    if not _serves(x, activation, up):
+        return None
+    _show(x, up)
+    return _ended(x, up[0], activation)
+
+
+def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product) -> Tensor | None:
+    """phi(x W_gate^T + b) * (x W_up^T + b), x (..., d) -> (..., f), in two passes; None where the definition must
+    compute it."""
+    if not _serves(x, activation, gate, up):
+        return None
+    _show(x, gate, up)
+    assert activation is not None
+    opened, linear = _ended(x, gate[0], activation), up[0]
+    return torch.ops.mkldnn._linear_pointwise.binary(x, opened, linear.operand, linear.bias, "mul")
+
+
+def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
+    """Returns True where oneDNN computes these of x (..., s, i), and no edit changes a result in between."""
+    return (
+        activation in ENDINGS
+        and x.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and x.dim() > 1
+        and x.shape[-2] >= ROWS
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")  # whose rounding is that of training, wherever the weights lie
+        and not torch.compiler.is_compiling()
+        and all((w := linear.operand) is not None and w.dtype == x.dtype for linear, _ in products)
+        and not any(site.edited for _, site in products)
+        and onednn_in_bf16()
+    )
+
+
+def _show(x: Tensor, *products: Product) -> None:
+    """Results for whoever looks, beside the pass that never makes them."""
+    if any(site.watched for _, site in products):
+        for linear, site in products:
+            site(linear(x))
+
+
+def _ended(x: Tensor, linear: Linear, activation: str) -> Tensor:
+    name, algorithm = ENDINGS[activation]
+    return torch.ops.mkldnn._linear_pointwise(x, linear.operand, linear.bias, name, [], algorithm)
+
+
+# Gatings
+
+
+@region
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+@region
+def _swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    d, g = wide(grad), wide(gate)
+    return torch.ops.aten.silu_backward(d * wide(up), g).to(gate.dtype), (d * F.silu(g)).to(gate.dtype)
+
+
+class _SwiGlu(torch.autograd.Function):
+    """silu(gate) * up, keeping only gate and up for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return _swiglu(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return _swiglu_grad(grads[0], *ctx.saved_tensors)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    if torch.is_grad_enabled():
+        return _SwiGlu.apply(gate, up)
+    if gate.dtype != wide(gate).dtype:  # torch's own rounds twice, and is many times faster than three passes in fp32
+        return (F.silu(gate) * up).to(gate.dtype)
+    return _swiglu(gate, up)
+
+
+@region
+def _clamped(gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+    g, u = wide(gate).clamp(max=limit), wide(up).clamp(-limit, limit)
+    return (g * torch.sigmoid(alpha * g) * (u + shift)).to(gate.dtype)
+
+
+@region
+def _clamped_grad(
+    grad: Tensor, gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float
+) -> tuple[Tensor, Tensor]:
+    d, a, b = wide(grad), wide(gate), wide(up)
+    g, u = a.clamp(max=limit), b.clamp(-limit, limit)
+    s = torch.sigmoid(alpha * g)
+    grad_gate = d * (u + shift) * (s + alpha * g * s * (1 - s)) * (a <= limit)
+    return grad_gate.to(gate.dtype), (d * g * s * (b.abs() <= limit)).to(gate.dtype)
+
+
+class _ClampedGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.numbers = limit, alpha, shift
+        return _clamped(gate, up, limit, alpha, shift)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_clamped_grad(grads[0], *ctx.saved_tensors, *ctx.numbers), None, None, None)
+
+
+def clamped_glu(gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+    """Equals `naive_clamped_glu`, keeping only gate and up for the backward pass."""
+    numbers = limit, alpha, shift
+    return _ClampedGlu.apply(gate, up, *numbers) if torch.is_grad_enabled() else _clamped(gate, up, *numbers)

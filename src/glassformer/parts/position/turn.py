@@ -1,0 +1,64 @@
+"""Rotations of pairs, fast: twins of `naive_turn` for training, for a compiler and for eager reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glassformer.parts.precision import wide
+from glassformer.parts.region import region
+
+
+def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
+    """Equals `naive_turn`; its result lies in memory head by head, as kernels read it."""
+    if torch.is_grad_enabled():
+        return _Turn.apply(x, cos, sin, pair_axis)
+    return (_turn if torch.compiler.is_compiling() else _turn_unfused)(x, cos, sin, pair_axis)
+
+
+@region
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+    r = cos.shape[-1] * cos.shape[-2]
+    pairs = wide(x[..., :r]).unflatten(-1, (cos.shape[-2], cos.shape[-1]))
+    turned = (pairs * cos + pairs.flip(pair_axis) * sin).flatten(-2).to(x.dtype)
+    whole = turned if r == x.shape[-1] else torch.cat([turned, x[..., r:]], dim=-1)
+    return whole.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _turn_unfused(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+    """`_turn`, to the bit, in fewer passes: where nothing fuses them."""
+    r = cos.shape[-1] * cos.shape[-2]
+    heads = x.transpose(1, 2)  # (b, n, s, h), as it will lie
+    pairs = wide(heads[..., :r].contiguous()).unflatten(-1, cos.shape[-2:])
+    cos, sin = cos.transpose(-4, -3), sin.transpose(-4, -3)
+    turned = pairs * cos
+    for one, other in ((0, 1), (1, 0)):
+        turned.select(pair_axis, one).add_(pairs.select(pair_axis, other) * sin.select(pair_axis, one))
+    turned = turned.flatten(-2).to(x.dtype)
+    return (turned if r == x.shape[-1] else torch.cat([turned, heads[..., r:]], dim=-1)).transpose(1, 2)
+
+
+@region
+def _turn_back(grad: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+    """A rotation's gradient is the rotation by the negative angle."""
+    r = cos.shape[-1] * cos.shape[-2]
+    pairs = wide(grad[..., :r]).unflatten(-1, (cos.shape[-2], cos.shape[-1]))
+    turned = (pairs * cos - pairs.flip(pair_axis) * sin).flatten(-2).to(grad.dtype)
+    return (turned if r == grad.shape[-1] else torch.cat([turned, grad[..., r:]], dim=-1)).contiguous()
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.pair_axis = pair_axis
+        return _turn(x, cos, sin, pair_axis)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _turn_back(grads[0], *ctx.saved_tensors, ctx.pair_axis), None, None, None
