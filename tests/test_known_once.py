@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
@@ -129,3 +130,71 @@ def test_diagnosis_judges_a_rate_by_what_training_takes(name: str):
         assert why._above_usual(run) == pytest.approx(3)
     other = SimpleNamespace(config=config, recipe={"optimizer": {"kind": "sgd"}}, rates=np.array([3 * usual]))
     assert math.isnan(why._above_usual(other))
+
+
+ROOM_OF_STATISTICS = {
+    f"runs/{name}.py" for name in ("contrasts", "simultaneous", "looks", "verdicts", "power", "effects")
+}
+"""The files that say which differences are shown."""
+READ_BY_PAGES = {"results", "arms", "diff", "wording"}
+"""Files of `runs` that the report may use: types, and words about them."""
+
+
+def judging(path: str, tree: ast.Module) -> list[str]:
+    """Marks of a second judge in a file: what only the room of statistics does, or only the words of verdicts say."""
+    found = []
+    pages = path.startswith(("report/", "figures/"))
+    documented = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, DOCUMENTED) and _has_text(node)}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        found += [one for one in names if one.startswith(("scipy.stats", "scipy.special"))]
+        if path.startswith("report/"):
+            inside = [one.split("runs.", 1)[1].split(".")[0] for one in names if "runs." in one]
+            found += [f"runs.{one}" for one in inside if one not in READ_BY_PAGES]
+        if isinstance(node, ast.Compare) and path not in BESIDES and ZERO.search(ast.unparse(node)):
+            found.append(ast.unparse(node))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            spelled = node.value in ("a better", "b better") and path != "runs/results.py"
+            if spelled or (pages and path not in OPTIMA and re.search(r"\b(better|best)\b", node.value)):
+                found.append(repr(node.value))
+    return found
+
+
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
+ZERO = re.compile(r"\blow\b['\"\]]*( or 0\.0\)?)? > 0\b|\bhigh\b['\"\]]*( or 0\.0\)?)? < 0\b")
+"""An interval held against zero."""
+BESIDES = {"runs/results.py", "text/patterns.py"}
+"""A verdict's own property; and repetitions in a regular expression, which are no interval."""
+OPTIMA = {"report/scaling.py", "report/summary.py"}
+"""The best use of compute by a law; and the mark of the best arm, which is named so in the style sheet."""
+
+
+def _has_text(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
+    return bool(node.body) and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+
+
+def test_there_is_one_judge():
+    """Better and best come from the verdicts alone: no other file tests a difference, and no page has its own words."""
+    found = {}
+    for path in SRC.rglob("*.py"):
+        name = path.relative_to(SRC).as_posix()
+        if name not in ROOM_OF_STATISTICS and (marks := judging(name, ast.parse(path.read_text(encoding="utf-8")))):
+            found[name] = marks
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from scipy.stats import ttest_rel", "def f():\n    import scipy.special",
+        "from ..runs.contrasts import contrasts",
+        "from glassformer.runs.verdicts import verdicts", "decided = one['low'] > 0 or one['high'] < 0",
+        "if pair.high < 0: pass", "told = 'a better'", "mark = 'best'", "words = f'{name} is better'",
+    ],
+)  # fmt: skip
+def test_a_second_judge_is_seen(line: str):
+    assert judging("report/finding.py", ast.parse(line))

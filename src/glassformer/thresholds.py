@@ -1,4 +1,4 @@
-"""Numbers by which a run is judged: training, diagnosis (`glassformer why`) and the report use the same ones."""
+"""Numbers by which runs are judged: training, diagnosis (`glassformer why`), verdicts and pages use the same ones."""
 
 DIVERGENCE_WINDOW = 50
 """Steps over which the loss is averaged to see whether it diverged."""
@@ -13,3 +13,10 @@ ALIKE_COSINE = 0.95
 """Tokens are alike where the mean cosine between them is above this (Dong et al. 2021, 2103.03404)."""
 ALIKE_RANK = 0.05
 """Tokens are alike where their effective rank, as a share of the largest possible, is below this."""
+
+CONFIDENCE = 0.95
+"""Probability with which the intervals of a comparison, or of a claim, hold."""
+EQUIVALENT = 0.005
+"""Two arms are equivalent if their losses differ by less than this share of the first one's."""
+WORTH_SAYING = 0.02
+"""Sizes and budgets of two arms are called equal up to this share."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from glassformer.report import write_report
+from glassformer.runs.results import Results
 from tests.report.sample import results
 from tests.report.test_claims import jumping
 from tests.report.test_dynamics import watched_results
@@ -20,7 +21,7 @@ View = Callable[..., Any]
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     made = {"one seed": jumping(results(1), 4), "watched": watched_results(2), "short": results(1, diverge=False)}
-    return {name: write_report(tree, folder / f"{name}.html") for name, tree in made.items()}
+    return {name: write_report(Results.of(tree), folder / f"{name}.html") for name, tree in made.items()}
 
 
 @pytest.mark.parametrize("name", ["one seed", "watched"])

@@ -25,7 +25,6 @@ from glassformer.parts.core.base import to_plain
 from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.contrasts import mean_interval
 from glassformer.runs.events import Begin, End, Event, Kept, Start
-from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
 from glassformer.runs.simultaneous import student_quantile
 from glassformer.runs.verdicts import stand_in, verdicts
@@ -257,8 +256,8 @@ def test_the_paired_interval_of_a_worked_example() -> None:
 
 
 def run(name: str, seed: int, loss: float, status: str = "ok", weights: int = WEIGHTS_RULE) -> RunResult:
-    tree = {"name": name, "seed": seed, "status": status, "validation": {"loss": loss}, "weights": weights}
-    return readable(RunResult, tree)
+    measured = {"loss": loss, "perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
+    return RunResult.of({"name": name, "seed": seed, "status": status, "validation": measured, "weights": weights})
 
 
 def test_verdicts_name_the_better_arm_and_doubt() -> None:

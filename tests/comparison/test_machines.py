@@ -56,7 +56,7 @@ def test_what_is_judged(case: str, source: Path, tmp_path: Path) -> None:
     notes = [note for note in found.budget.notes if "speeds do not compare" in note]
     assert bool(notes) == (why is not None) and all(str(why) in note for note in notes)
     assert all(("gives no verdict" in note) == (budget == "minutes") for note in notes)
-    assert ("so no speed gets a dot" in report) == (why is not None)
+    assert ("so their speeds do not compare" in report) == (why is not None)
     assert ("against training speed. " in report) == (why is None)
     assert found.machine.processor == "one"
 

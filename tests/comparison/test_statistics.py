@@ -13,7 +13,6 @@ from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.contrasts import contrasts, residual_variance
 from glassformer.runs.looks import constant_level, false_verdicts
 from glassformer.runs.power import needed, sd_interval, seeds_for
-from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult, Verdict
 from glassformer.runs.simultaneous import (
     detectable,
@@ -33,9 +32,12 @@ STAR = [(0, arm) for arm in range(1, 12)]
 
 
 def run(name: str, seed: int, loss: float, status: str = "ok", seconds: float = 60.0) -> RunResult:
-    return readable(RunResult, {
-        "name": name, "seed": seed, "status": status, "validation": {"loss": loss}, "weights": WEIGHTS_RULE,
-        "train": {"seconds": seconds},
+    measured = {"loss": loss, "perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
+    train = {"steps": 1, "tokens": 1, "seconds": seconds, "tokens_per_second": 1.0, "peak_memory_bytes": None,
+             "learning_rate": 1e-3, "curve": [], "curve_seconds": [], "validation_curve": []}  # fmt: skip
+    return RunResult.of({
+        "name": name, "seed": seed, "status": status, "weights": WEIGHTS_RULE, "train": train,
+        "validation": measured if status == "ok" else None,
     })  # fmt: skip
 
 

@@ -6,8 +6,13 @@ import copy
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
+
+from glassformer.report import render
+from glassformer.runs.results import Results
+from glassformer.runs.verdicts import verdicts
 
 HOSTILE = "</script><script>alert(1)</script>"
 _SAMPLE = (
@@ -132,15 +137,10 @@ def _diverged(run: dict[str, Any]) -> dict[str, Any]:
     for key in ("curve", "curve_seconds"):
         kept = train[key][:80]
         train[key] = [[x, y + (0 if i < 66 else (i - 65) ** 1.5 * 0.35)] for i, (x, y) in enumerate(kept)]
-    train["curve"].append([train["curve"][-1][0] + 4096, float("nan")])
+    train["curve"].append([train["curve"][-1][0] + 4096, None])
     train["validation_curve"] = train["validation_curve"][:3]
-    run["validation"] = {
-        "loss": float("nan"),
-        "perplexity": float("inf"),
-        "bits_per_byte": None,
-        "tokens": 96_000,
-    }
-    run["generation"], run["extrapolation"] = {}, []
+    run["validation"] = run["generation"] = None
+    run["extrapolation"] = []
     run["status"], run["error"] = (
         "diverged",
         "The loss was not a number at step 81; try a lower learning rate.",
@@ -202,7 +202,7 @@ def hostile() -> dict[str, Any]:
         run["name"] += HOSTILE
         run["generation"]["sample"] = {
             "prompt": f"<b>{HOSTILE}",
-            "text": f"\"'&{HOSTILE}<!--\x00\ud800\u2028",
+            "text": f"\"'&{HOSTILE}<!--\x00\u2028",
         }
     made["runs"][-1]["error"] = HOSTILE
     made["runs"][0]["config"]["stack"][0]["blocks"][0]["ffn"]["kind"] = HOSTILE
@@ -211,6 +211,24 @@ def hostile() -> dict[str, Any]:
     made["data"]["name"] = made["machine"]["processor"] = made["budget"]["match"] = HOSTILE
     made["budget"]["notes"] = [HOSTILE]
     made["created"] = HOSTILE
-    made["verdicts"] = [{"a": HOSTILE, "b": HOSTILE, "metric": HOSTILE, "difference": 0.1, "verdict": HOSTILE}]
+    made["verdicts"] = [{
+        "a": HOSTILE, "b": HOSTILE, "metric": "validation.loss", "difference": 0.1, "low": None, "high": None,
+        "confidence": 0.95, "seeds": 3, "verdict": "no difference shown", "terms": HOSTILE, "unit": HOSTILE,
+    }]  # fmt: skip
     made["data"][HOSTILE] = HOSTILE
     return made
+
+
+def bare(runs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Results with these runs and nothing else."""
+    return {"schema": 1, "data": {}, "budget": {}, "runs": list(runs)}
+
+
+def rendered(tree: dict[str, Any]) -> str:
+    """The page of a results.json with this content."""
+    return render(Results.of(tree))
+
+
+def judged(tree: dict[str, Any], looks: Sequence[int] = ()) -> dict[str, Any]:
+    """The same runs with the verdicts that the judge gives on them."""
+    return tree | {"verdicts": [one.to_dict() for one in verdicts(Results.of(tree).runs, looks=looks)]}

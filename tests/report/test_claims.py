@@ -1,4 +1,4 @@
-"""What the report claims by a mark, a number or a place: dots, spikes, what differs, one style of numbers."""
+"""What the report claims by a number or a place: spikes, what differs, one style of numbers."""
 
 from __future__ import annotations
 
@@ -10,106 +10,24 @@ from typing import Any
 
 import pytest
 
-from glassformer.report import render
 from glassformer.report.commands import tuned, watching, with_seeds
 from glassformer.report.curves import shared_spikes, spikes, top
 from glassformer.report.facts import restyled
 from glassformer.report.sketch import marked, sketch
 from glassformer.runs.arms import arms_of
 from glassformer.runs.diff import alike, differences, plain_name
-from glassformer.runs.readable import readable
 from glassformer.runs.results import Results
 
-from .sample import GLU, LAYERNORM, LEARNED, MLP, RMSNORM, ROTARY, attention, config, results
+from .sample import GLU, LAYERNORM, LEARNED, MLP, RMSNORM, ROTARY, attention, config, rendered, results
 from .test_report import Page
 
 OLD = Path(__file__).parents[1] / "comparison" / "data"
-
-
-def timed(made: dict[str, Any], speeds: dict[str, float], scatter: float) -> dict[str, Any]:
-    """The runs at these speeds, their steps in turn slower and faster over eighths of the run."""
-    for run in made["runs"]:
-        train, speed = run["train"], speeds[run["name"]]
-        seconds, before, record = 0.0, 0, []
-        for i, (tokens, loss) in enumerate(train["curve"]):
-            faster = 1 + scatter * (1 if (8 * i // len(train["curve"])) % 2 else -1)
-            seconds += (tokens - before) / (speed * faster)
-            before = tokens
-            record.append([seconds, loss])
-        train["curve_seconds"], train["tokens_per_second"] = record, speed
-    return made
-
-
-def dots(made: dict[str, Any]) -> dict[str, list[str]]:
-    """The arms with a dot, by column."""
-    text = render(made)
-    table = text[text.index("<table") : text.index("</table>")]
-    heads = [Page(head).text for head in re.findall(r"<th.*?</th>", table[: table.index("</thead>")])]
-    found: dict[str, list[str]] = {}
-    for row in re.findall(r"<tr.*?</tr>", table[table.index("<tbody>") :], re.S):
-        cells = re.findall(r"<t[hd].*?</t[hd]>", row, re.S)
-        for head, cell in zip(heads, cells, strict=True):
-            if "best-mark" in cell:
-                found.setdefault(head, []).append(re.findall(r'data-sort="([^"]+)"', row)[0])
-    return found
 
 
 def two(seeds: int = 1) -> dict[str, Any]:
     made = results(seeds, diverge=False)
     made["runs"] = [run for run in made["runs"] if run["name"] in ("gpt2@10m", "llama@10m")]
     return made
-
-
-# --- Dots ---
-
-
-def test_two_timings_two_per_cent_apart_get_no_dot_while_they_scatter_by_as_much() -> None:
-    near = {"gpt2@10m": 7000.0, "llama@10m": 7140.0}
-    speed = "Training speedtokens/s"
-    assert speed not in dots(timed(two(), near, 0.02))
-    assert dots(timed(two(), near, 0.001))[speed] == ["llama@10m"]  # a steady machine tells them apart
-    assert speed not in dots(timed(two(), {"gpt2@10m": 7000.0, "llama@10m": 7030.0}, 0.0))  # never below one per cent
-    assert dots(timed(two(), {"gpt2@10m": 7000.0, "llama@10m": 9000.0}, 0.02))[speed] == ["llama@10m"]
-
-
-def test_without_a_record_of_steps_a_timing_has_to_lead_by_five_per_cent() -> None:
-    made = two()
-    for run, speed in zip(made["runs"], (7000.0, 7300.0), strict=True):
-        run["train"]["curve_seconds"], run["train"]["tokens_per_second"] = [], speed
-    assert "Training speedtokens/s" not in dots(made)
-    made["runs"][1]["train"]["tokens_per_second"] = 7400.0
-    assert dots(made)["Training speedtokens/s"] == ["llama@10m"]
-
-
-def test_the_scatter_of_generation_is_heard() -> None:
-    made = two()
-    for run, each, scatter in zip(made["runs"], (0.0100, 0.0097), (0.0002, 0.0002), strict=True):
-        run["generation"] |= {"seconds_per_token": each, "seconds_per_token_scatter": scatter}
-    assert "Generationms/token" not in dots(made)
-    for run in made["runs"]:
-        run["generation"]["seconds_per_token_scatter"] = 1e-5
-    assert dots(made)["Generationms/token"] == ["llama@10m"]
-
-
-def test_over_seeds_a_dot_needs_the_interval_of_the_pair() -> None:
-    made = two(3)
-    by_arm = {name: [run for run in made["runs"] if run["name"] == name] for name in ("gpt2@10m", "llama@10m")}
-    for i in range(3):
-        by_arm["gpt2@10m"][i]["validation"]["loss"] = 4.0 + (0.0, 0.2, -0.2)[i]
-        by_arm["llama@10m"][i]["validation"]["loss"] = 3.98 + (0.2, -0.2, 0.0)[i]
-    assert not any(head.startswith(("Validation", "Bits", "Perplexity")) for head in dots(made))
-    for i in range(3):  # the same seeds as noisy, but the difference is steady
-        by_arm["llama@10m"][i]["validation"]["loss"] = by_arm["gpt2@10m"][i]["validation"]["loss"] - 0.02 - i * 1e-4
-    found = dots(made)
-    quality = [head for head in found if head.startswith(("Validation", "Bits", "Perplexity"))]
-    assert len(quality) == 3 and all(found[head] == ["llama@10m"] for head in quality)
-
-
-def test_exact_figures_share_their_dot() -> None:
-    made = results(1, diverge=False)
-    for run, size in zip(made["runs"], (9216, 9216, 4608, 4608), strict=True):
-        run["generation"]["state_bytes_per_token"] = size
-    assert sorted(dots(made)["StatekB/token"]) == ["gpt2@10m+alibi+parallel", "llama@10m"]
 
 
 # --- Spikes ---
@@ -134,8 +52,8 @@ def test_a_spike_is_a_point_above_both_sides_and_a_fall_is_none() -> None:
 
 
 def test_a_spike_of_all_arms_does_not_rule_the_axis_and_is_said_to_be_the_data() -> None:
-    calm, made = render(results(1, diverge=False)), jumping(results(1, diverge=False), 4)
-    page = render(made)
+    calm, made = rendered(results(1, diverge=False)), jumping(results(1, diverge=False), 4)
+    page = rendered(made)
     words = Page(page).text
     assert "Spikes of many arms at once: all 4 arms at 496k tokens, by up to 9" in words
     assert "the text of that batch, not an architecture" in words and "A triangle at the upper edge" in words
@@ -149,15 +67,15 @@ def test_a_spike_of_all_arms_does_not_rule_the_axis_and_is_said_to_be_the_data()
 
 
 def test_a_spike_of_one_arm_is_not_blamed_on_the_data() -> None:
-    arms = arms_of(readable(Results, jumping(results(1, diverge=False), 1)))
+    arms = arms_of(Results.of(jumping(results(1, diverge=False), 1)).runs)
     assert shared_spikes(arms) == []
-    arms = arms_of(readable(Results, jumping(results(3, diverge=False), 3)))
+    arms = arms_of(Results.of(jumping(results(3, diverge=False), 3)).runs)
     (found,) = shared_spikes(arms)
-    assert (found.seed, found.who, found.reached) == ("0", 3, 4)
+    assert (found.seed, found.who, found.reached) == (0, 3, 4)
     made = jumping(results(1, diverge=False), 4)
     for i, run in enumerate(made["runs"]):
         run["recipe"] = {"batch_size": 16 + i, "context": 256}  # other batches: the same place is chance
-    assert shared_spikes(arms_of(readable(Results, made))) == []
+    assert shared_spikes(arms_of(Results.of(made).runs)) == []
 
 
 def test_the_loss_of_the_trained_context_may_differ_from_the_summary() -> None:
@@ -166,7 +84,7 @@ def test_the_loss_of_the_trained_context_may_differ_from_the_summary() -> None:
     for run in made["runs"]:
         for row in run["extrapolation"][:1]:
             row["loss"] += 0.01
-    said = Page(render(made)).text
+    said = Page(rendered(made)).text
     assert "At 1× it can differ a little from the loss of the summary" in said
     first = made["runs"][0]
     assert f"{first['validation']['loss']:.3f}" in said and f"{first['extrapolation'][0]['loss']:.3f}" in said
@@ -176,8 +94,8 @@ def test_the_loss_of_the_trained_context_may_differ_from_the_summary() -> None:
 
 
 def test_what_is_empty_has_one_line_and_its_command_to_copy() -> None:
-    page = Page(render(two()))
-    assert not any(f'id="{key}"' in render(two()) for key in ("verdicts", "dynamics", "cost"))
+    page = Page(rendered(two()))
+    assert not any(f'id="{key}"' in rendered(two()) for key in ("verdicts", "dynamics", "cost"))
     copied = [value for _, key, value in page.attributes if key == "data-copy"]
     command = two()["command"]
     absent = [f"{command} {option}" for option in ("--seeds 3", "--tune", "--watch")]
@@ -228,13 +146,13 @@ def test_a_part_is_named_in_words_and_the_odd_ones_are_tinted() -> None:
     assert plain_name("recipe.learning_rate", alone=True) == "Recipe: learning rate"
     assert plain_name("stack.0.blocks.0.norm", alone=True) == "Norm, in the blocks"
     assert plain_name("head.tied", alone=True) == "Output head: shared with the embedding"
-    text = Page(render(results(1))).text
+    text = Page(rendered(results(1))).text
     assert "Feed-forwardstack.0.blocks.0.ffn" in text and "Position, in the mixer" in text
-    page = render(results(1))
+    page = rendered(results(1))
     table = page[page.index('class="diff"') :]
     table = table[: table.index("</table>")]
     assert table.count('class="changed"') == 7  # llama's norms and network, parallel and post, two learned positions
-    pair = render(two())
+    pair = rendered(two())
     assert 'class="changed"' not in pair and "same" not in Page(pair[pair.index('class="diff"') :][:3000]).text
 
 
@@ -252,7 +170,7 @@ def test_drawings_mark_what_differs_and_nothing_else() -> None:
     assert first.differs == second.differs == frozenset() and third.differs == {(0, 0, "wiring")}
     few = sketch(config(attention(ROTARY, n_kv_heads=1), MLP, LAYERNORM, "parallel"))
     assert marked([one, one, few])[2].differs == {(0, 0, "wiring"), (0, 0, "mixer")}
-    drawing = render(two())
+    drawing = rendered(two())
     assert drawing.count("gf-badge-sign") > drawing[: drawing.index("<main")].count("gf-badge-sign")
     assert "differs in: " in drawing and "A heavy frame with ≠ marks what differs" in drawing
 
@@ -266,7 +184,7 @@ def test_counts_have_one_style_on_the_page() -> None:
     made["budget"]["notes"] = ["The layers of a hold 820,864 parameters, of which a token meets 49,152."]
     for run in made["runs"]:
         run["parameters"], run["train"]["tokens_per_second"] = 820_864, 43_359.2
-    text = Page(render(made)).text
+    text = Page(rendered(made)).text
     assert "820 864" not in text and "820,864" not in text and "820\u202f864" not in text and "49,152" not in text
     assert "821k parameters, of which a token meets 49.2k." in text and "Vocabulary49.2k" in text
     assert "43.4k" in text and "Parameters821k" in text
@@ -278,7 +196,7 @@ def test_time_per_token_has_one_unit() -> None:
         made = two()
         for run in made["runs"]:
             run["generation"]["seconds_per_token"] = each
-        assert "Generationms/token" in Page(render(made)).text
+        assert "Generationms/token" in Page(rendered(made)).text
 
 
 # --- Reports of before ---
@@ -287,7 +205,7 @@ def test_time_per_token_has_one_unit() -> None:
 @pytest.mark.parametrize("path", sorted(OLD.rglob("results.json")), ids=lambda path: path.parent.name)
 def test_results_of_before_make_a_page(path: Path) -> None:
     tree = json.loads(path.read_text(encoding="utf-8"))
-    page = Page(render(tree))
+    page = Page(rendered(tree))
     assert page.faults == [] and page.embedded == tree
     assert "cannot" in page.text and "Not shown" in page.text
 
@@ -296,5 +214,5 @@ def test_a_report_of_eight_arms_and_five_seeds() -> None:
     made = results(5, diverge=False)
     more = [copy.deepcopy(run) | {"name": f"{run['name']}+gqa:2"} for run in made["runs"]]
     made["runs"] += more
-    page = Page(render(made))
+    page = Page(rendered(made))
     assert page.faults == [] and "8 language models compared" in page.text and "5 seeds" in page.text

@@ -11,9 +11,9 @@ from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
 from glassformer.machine import available_cores
 from glassformer.naming import own_value, preset, split_recipe
-from glassformer.report.page import WORTH_SAYING
 from glassformer.runs.executor import Executor
 from glassformer.runs.power import MOST_SEEDS
+from glassformer.thresholds import WORTH_SAYING
 from glassformer.training import Recipe
 from glassformer.training.overrides import with_recipe
 from glassformer.training.recipe import BUDGETS

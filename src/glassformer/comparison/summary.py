@@ -57,7 +57,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
 def write(results: Results, folder: Path) -> None:
     """Replaces results.json and the report."""
     write_results(results, folder)
-    write_report(results.to_dict(), folder / "report.html")
+    write_report(results, folder / "report.html")
 
 
 def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:

@@ -7,9 +7,9 @@ from statistics import fmean
 
 from glassformer.errors import RequestError
 from glassformer.figures import si
-from glassformer.report.page import WORTH_SAYING
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.wording import UNITS
+from glassformer.thresholds import WORTH_SAYING
 from glassformer.training import Recipe
 
 

@@ -16,11 +16,10 @@ from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale
 from .intervals import interval_axis, interval_domain, interval_row
 from .levels import level_axis, level_domain, level_row
 from .lines import Series, legend, line_chart
-from .markup import Markup, breakable, escape, join, tag
+from .markup import Markup, breakable, escape, join, plain_table, tag
 from .numbers import count, days, finite, fixed, log_ticks, nice_ticks, si, tick_labels
 from .scatter import Dot, scatter_chart
 from .style import swatch
-from .table import plain_table
 from .wiring import BlockSketch, Box, ModelSketch, StageSketch, wiring_drawing
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
@@ -68,3 +68,22 @@ def _attribute(key: str, value: Any) -> str:
 def path(points: Iterable[tuple[float, float]]) -> str:
     """The `d` of a line through points in pixels."""
     return "".join(f"{'L' if i else 'M'}{number(x)},{number(y)}" for i, (x, y) in enumerate(points))
+
+
+def plain_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Markup:
+    """A table without a stylesheet, as a notebook shows it: rows of words and whole numbers, which are aligned right;
+    the first cell of each names it."""
+    left, right = "text-align:left", "text-align:right"
+    numbers = [any(isinstance(row[i], int) for row in rows) for i in range(len(headings))]
+
+    def cells(name: str, row: Sequence[str | int]) -> list[Markup]:
+        words = (f"{cell:,}" if isinstance(cell, int) else cell for cell in row)
+        styles = (right if number else left for number in numbers)
+        return [
+            tag(name if i else "th", word, style=style)
+            for i, (word, style) in enumerate(zip(words, styles, strict=True))
+        ]
+
+    head = tag("tr", *cells("th", headings))
+    body = join(tag("tr", *cells("td", row)) for row in rows)
+    return tag("table", tag("caption", caption, style=left), tag("thead", head), tag("tbody", body))

@@ -42,8 +42,9 @@ from glassformer.runs.events import Notify, StageEvent, silent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult
-from glassformer.runs.verdicts import CONFIDENCE, Table, verdicts
+from glassformer.runs.verdicts import Table, verdicts
 from glassformer.text import OnProgress, TextData
+from glassformer.thresholds import CONFIDENCE
 from glassformer.training import Interrupted
 
 Design = Literal["ladder", "factorial"]
@@ -298,7 +299,7 @@ def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]
     if len(whole) < LEAST_SEEDS:
         return {"effects": [], "whole_seeds": len(whole)}
     found = effects(whole, [rung.has for rung in rungs], CONFIDENCE)
-    keys = ("effect", "error", "low", "high", "df", "noticed")
+    keys = ("effect", "error", "low", "high", "df", "shown", "noticed")
     told = [{"of": list(one.of), **{key: getattr(one, key) for key in keys}} for one in found]
     return {"effects": told, "whole_seeds": len(whole), "by_chance": by_chance(found[0].df)}
 

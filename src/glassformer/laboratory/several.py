@@ -11,6 +11,7 @@ from glassformer.errors import RequestError
 from glassformer.laboratory.law import FURTHEST, Law, difference, fit_scaling_law, held_out, optimal_difference
 from glassformer.laboratory.points import points
 from glassformer.laboratory.summary import figures_of, or_why, summary
+from glassformer.runs.contrasts import excludes_zero
 
 OTHER_FORM = {"chinchilla": "kaplan", "kaplan": "chinchilla"}
 """Fitted beside the form that was asked for: without E, small runs extrapolate otherwise."""
@@ -85,12 +86,16 @@ def _pair(a: str, b: str, fitted: dict[str, Law], budgets: list[float], level: f
     figures = []
     for name in (name for name in COMPARED if name in first.values):
         value, low, high = difference(first, second, name, level)
-        figures.append({"name": name, "difference": value, "low": low, "high": high})
+        figures.append({"name": name, **_gap(value, low, high)})
     losses = []
     for budget in budgets:
         value, low, high = optimal_difference(first, second, budget, level, far=True)
-        losses.append({"flops": budget, "difference": value, "low": low, "high": high})
+        losses.append({"flops": budget, **_gap(value, low, high)})
     return {"a": a, "b": b, "figures": figures, "losses": losses}
+
+
+def _gap(value: float, low: float, high: float) -> dict[str, Any]:
+    return {"difference": value, "low": low, "high": high, "shown": excludes_zero(low, high)}
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

@@ -428,7 +428,7 @@ class _Work:
         return run.name.startswith(f"{arm}+recipe.learning_rate=")
 
     def draw(self, found: Tuning) -> None:
-        write_tuning(found.to_dict(), self.command, self.folder / PAGE)
+        write_tuning(found, self.command, self.folder / PAGE)
 
 
 def _loss(run: RunResult) -> float:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from ..figures import Markup, ModelSketch, breakable, join, tag, wiring_drawing
 from ..runs.arms import Arm
 from ..runs.diff import RECIPE, Difference, differences, plain_name
-from ..runs.readable import mapping, sequence
 from .html import Absent, arm_label, caption, scroll, section
-from .sketch import describe, marked, sketch
+from .sketch import describe, mapping, marked, sequence, sketch
 
 
 def config_section(arms: Sequence[Arm]) -> Markup | Absent:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..figures import Axis, Markup, Series, count, finite, fixed, join, legend, line_chart, si, tag
+from ..figures import Axis, Markup, Series, count, fixed, join, legend, line_chart, si, tag
 from ..runs import results as written
-from ..runs.arms import Arm, Points, points, seed_of, training_curve, validation_curve, why_not
+from ..runs.arms import Arm, Points, points, training_curve, validation_curve
 from ..runs.results import Results, RunResult
 from .html import Absent, arm_label, caption, none, scroll, section, two_sizes
 
@@ -157,7 +157,7 @@ class Shared:
     """A spike of most arms of a seed at once: at so many tokens, `who` of the arms that were trained as far."""
 
     x: float
-    seed: str
+    seed: int
     who: int
     reached: int
     height: float
@@ -166,8 +166,8 @@ class Shared:
 def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
     """Where most arms of a seed jumped at once, having read the same batches."""
     found = []
-    for seed in dict.fromkeys(seed_of(run) for arm in arms for run in arm.runs):
-        runs = [run for arm in arms for run in arm.runs if seed_of(run) == seed and len(training_curve(run)) > 1]
+    for seed in dict.fromkeys(run.seed for arm in arms for run in arm.runs):
+        runs = [run for arm in arms for run in arm.runs if run.seed == seed and len(training_curve(run)) > 1]
         batches = {str([run.recipe.get(key) for key in ("batch_size", "context")]) for run in runs}
         if len(runs) < 2 or len(batches) > 1:
             continue
@@ -296,7 +296,7 @@ def _shared_words(arms: Sequence[Arm]) -> Markup | None:
         here = [one for one in found if one.x == x]
         who, reached = min(one.who for one in here), max(one.reached for one in here)
         names = f"all {who} arms" if who == reached else f"{who} of {reached} arms"
-        seeds = f" with seed {', '.join(one.seed for one in here)}" if several else ""
+        seeds = f" with seed {', '.join(str(one.seed) for one in here)}" if several else ""
         told.append(f"{names} at {si(x)} tokens{seeds}, by up to {fixed(max(one.height for one in here), 1)} nats")
     more = f"; and {len(told) - NAMED} times more" if len(told) > NAMED else ""
     return tag(
@@ -338,18 +338,16 @@ def reaches(arm: Arm) -> dict[int, ContextLoss]:
     found: dict[int, list[written.Reach]] = {}
     for run in arm.counted:
         for entry in run.extrapolation:
-            context = finite(entry.context)
-            if context is not None and 1 <= context < 1e15:
-                found.setdefault(int(context), []).append(entry)
+            if entry.context:
+                found.setdefault(entry.context, []).append(entry)
     return {context: _reach(found[context]) for context in sorted(found)}
 
 
 def _reach(entries: Sequence[written.Reach]) -> ContextLoss:
-    losses = [loss for entry in entries if (loss := finite(entry.loss)) is not None]
+    losses = [entry.loss for entry in entries if entry.loss is not None]
     if losses:
         return ContextLoss(math.fsum(losses) / len(losses), "")
-    said = next((str(entry.reason) for entry in entries if entry.reason), "")
-    return ContextLoss(None, said or why_not(entries[0].loss))
+    return ContextLoss(None, next((entry.reason for entry in entries if entry.reason), "not measured"))
 
 
 def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
@@ -358,7 +356,7 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
     contexts = sorted({context for reach in known.values() for context in reach})
     if not contexts:
         return Absent("Longer contexts", "no arm was read at contexts longer than it was trained on.")
-    trained = finite(results.budget.context) or float(contexts[0])
+    trained = float(results.budget.context or contexts[0])
     series = [_reach_series(arm, known[arm.index], trained) for arm in arms]
     ticks = [(context / trained, f"{si(context / trained)}×") for context in contexts]
     x = Axis(

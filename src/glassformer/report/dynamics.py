@@ -28,7 +28,7 @@ from ..figures import (
     si,
     tag,
 )
-from ..runs.arms import Arm, Points, RecordedDynamics, run_status, seed_of, training_curve, watched
+from ..runs.arms import Arm, Points, RecordedDynamics, training_curve, watched
 from ..thresholds import ALIKE_COSINE, ALIKE_RANK, COLLAPSED_ENTROPY, COLLAPSED_LOGIT
 from .curves import extremes, mean_curve, switch, top
 from .experts import experts_figure
@@ -161,10 +161,9 @@ def _curve(name: str, seen: RecordedDynamics) -> Points:
     if name != "loss":
         return seen.curves.get(name, [])
     train = seen.run.train
-    steps, tokens = (finite(train.steps), finite(train.tokens)) if train else (None, None)
-    if not steps or not tokens or steps < 0 or tokens < 0:
+    if train is None or not train.tokens:
         return []
-    return [(x * (steps / tokens), y) for x, y in training_curve(seen.run)]
+    return [(x * (train.steps / train.tokens), y) for x, y in training_curve(seen.run)]
 
 
 def _range_in_words(arm: Arm, line: Series) -> str:
@@ -195,7 +194,7 @@ def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], en
 
 
 def _drawn(seen: Sequence[RecordedDynamics]) -> RecordedDynamics:
-    return next((w for w in seen if run_status(w.run) != "ok"), seen[0])
+    return next((w for w in seen if w.run.status != "ok"), seen[0])
 
 
 def _mark_words(drawn: Sequence[tuple[Arm, RecordedDynamics]]) -> str:
@@ -210,7 +209,7 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
     take the colours from the others."""
     maps = [(arm, w, _columns(one, w, merge)) for arm, w in drawn if w.layers.get(one.name)]
     every = [value for _, _, columns in maps for column in columns for value in column.values]
-    ended = [columns for _, w, columns in maps if run_status(w.run) == "ok"]
+    ended = [columns for _, w, columns in maps if w.run.status == "ok"]
     steady = [value for columns in ended for column in columns for value in column.values]
     scale = heat_scale(one.label, steady or every, one.kind, one.low, one.high, every)
     pieces = []
@@ -225,8 +224,8 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
 
 def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
     """The seed that is drawn, and how it ended."""
-    seed = f"seed {seed_of(seen.run)}" if len(arm.runs) > 1 else ""
-    status = run_status(seen.run)
+    seed = f"seed {seen.run.seed}" if len(arm.runs) > 1 else ""
+    status = seen.run.status
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
     return tag("span", words, class_="gf-note") if words else None
 
@@ -339,7 +338,7 @@ def _event_row(arm: Arm, seen: RecordedDynamics, event: dict[str, Any]) -> Marku
         str(lost) if value is None else si(value, 4), "–" if sigmas is None else fixed(sigmas, 1),
         tag("code", str(site)[:80]) if site else "–",
     ]  # fmt: skip
-    seed = tag("small", f"seed {seed_of(seen.run)}") if len(arm.runs) > 1 else None
+    seed = tag("small", f"seed {seen.run.seed}") if len(arm.runs) > 1 else None
     return tag("tr", tag("th", arm_label(arm), seed, scope="row"), *(tag("td", cell) for cell in cells))
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from ..figures import Axis, Dot, Markup, Series, copyable, count, finite, fixed, join, legend, scatter_chart, si, tag
 from ..runs.arms import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 from ..runs.diff import alike
-from ..runs.results import Results, Sample
-from .best import untimed
+from ..runs.results import Results, Sample, unlike
 from .html import Absent, arm_label, caption, section, two_sizes
 
 _COST = "Speed against quality"
@@ -25,7 +24,7 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
     quality, named = BITS_PER_BYTE, "bits per byte"
     if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
         quality, named = LOSS, "nats per token"
-    if why := untimed(arms):
+    if why := unlike([run for arm in arms for run in arm.counted]):
         return Absent(_COST, f"{why}, so their speeds do not compare.")
     dots = []
     for arm in arms:
@@ -39,7 +38,7 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
     left_out = [arm.name for arm in arms if arm.name not in {dot.label for dot in dots}]
     axes = Axis("Training tokens per second"), Axis(f"Validation, {named}")
     title = f"{named.capitalize()} against training speed. " + "; ".join(dot.title for dot in dots)
-    hint = "faster and better ↘"
+    hint = "faster, lower loss ↘"
     wide = scatter_chart(dots, *axes, title, width=860, height=380, hint=hint)
     narrow = scatter_chart(dots, *axes, title, width=372, height=300, hint=hint, names=False)
     key = legend([Series(dot.label, [], dot.style) for dot in dots])
@@ -64,12 +63,12 @@ def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 def _generated(arm: Arm) -> Sample | None:
     made = (run.generation.sample for run in arm.runs if run.generation)
-    return next((sample for sample in made if sample.model_fields_set), None)
+    return next(made, None)
 
 
 def _sample(arm: Arm) -> Markup:
     sample = _generated(arm)
-    prompt, text = (str(sample.prompt or ""), str(sample.text or "")) if sample else ("", "")
+    prompt, text = (sample.prompt, sample.text) if sample else ("", "")
     if prompt and text.startswith(prompt):
         text = text[len(prompt) :]
     if not sample:
@@ -100,8 +99,8 @@ _NAMES = {
 
 def facts_section(results: Results) -> Markup:
     """Data, budget and machine as recorded, whatever their keys; then notes on fairness and the command."""
-    budget = results.budget.model_dump(exclude_unset=True, warnings=False)
-    notes = [restyled(str(note)) for note in budget.pop("notes", [])]
+    budget = results.budget.model_dump(exclude_unset=True)
+    notes = [restyled(note) for note in budget.pop("notes", [])]
     columns = [
         _facts("Data", results.data.root),
         _facts("Budget", budget),
@@ -176,7 +175,7 @@ def _command(results: Results) -> Markup:
     """The command that made this file, and the data it made."""
     command = results.command
     line = (
-        tag("div", copyable(str(command)), class_="command")
+        tag("div", copyable(command), class_="command")
         if command
         else tag("p", "The command was not recorded.", class_="gf-empty")
     )

@@ -27,15 +27,11 @@ from ..figures import (
     write_document,
 )
 from ..figures.intervals import Domain
+from ..runs.results import Verdict
 from .html import caption, cell, none, scroll, section
 
 _WIDE = 220
 _BASE = "against the base"
-_DOES = {
-    "b better": "lowers the loss",
-    "a better": "raises the loss",
-    "equivalent": "is shown to make no difference that counts",
-}
 
 
 def write_ladder(found: dict[str, Any], path: str | os.PathLike[str]) -> Path:
@@ -74,12 +70,12 @@ def findings(found: dict[str, Any]) -> list[str]:
         return _effect_findings(found)
     told = []
     for at, step in enumerate(found["changes"]):
-        added, last = (_words(found["pairs"][key][at]["verdict"]) for key in ("before", "last"))
+        added, last = (_words(_verdict(found["pairs"][key][at])) for key in ("before", "last"))
         if added == last:
             told.append(f"{step}: added in its place or as the last change, it {added}.")
         else:
             told.append(f"{step}: added in its place, it {added}; as the last change, it {last}.")
-    whole = _words(found["pairs"]["base"][-1]["verdict"])
+    whole = _words(_verdict(found["pairs"]["base"][-1]))
     return [f"All changes together: {whole}.", *told]
 
 
@@ -103,22 +99,30 @@ def _of(found: dict[str, Any], one: dict[str, Any]) -> str:
 
 def _effect_words(one: dict[str, Any]) -> str:
     ends = f"{fixed(one['low'], 4, signed=True)} to {fixed(one['high'], 4, signed=True)}"
-    clear = one["low"] > 0 or one["high"] < 0
-    kind = ("lowers the loss" if one["effect"] < 0 else "raises the loss") if clear else "no effect shown"
+    kind = ("lowers the loss" if one["effect"] < 0 else "raises the loss") if one["shown"] else "no effect shown"
     return f"{kind} ({fixed(one['effect'], 4, signed=True)}; {ends})"
 
 
-def _words(verdict: dict[str, Any] | None) -> str:
+def _verdict(pair: dict[str, Any]) -> Verdict | None:
+    return None if pair["verdict"] is None else Verdict.of(pair["verdict"])
+
+
+def _words(verdict: Verdict | None) -> str:
     """What a change does, from the verdict between without and with it."""
     if verdict is None:
         return "has too few finished seeds"
-    kind = _DOES.get(verdict["verdict"], "shows no difference")
-    if verdict.get("decided_by") == "divergence":
-        kind = "diverges less often" if verdict["verdict"] == "b better" else "diverges more often"
-    if verdict["difference"] is None:
+    helps = verdict.winner == verdict.b
+    if verdict.winner is not None and verdict.decided_by == "divergence":
+        kind = "diverges less often" if helps else "diverges more often"
+    elif verdict.winner is not None:
+        kind = "lowers the loss" if helps else "raises the loss"
+    else:
+        alike = verdict.verdict == "equivalent"
+        kind = "is shown to make no difference that counts" if alike else "shows no difference"
+    if verdict.difference is None or verdict.low is None or verdict.high is None:
         return kind
-    ends = f"{fixed(verdict['low'], 4, signed=True)} to {fixed(verdict['high'], 4, signed=True)}"
-    return f"{kind} ({fixed(verdict['difference'], 4, signed=True)}; {ends})"
+    ends = f"{fixed(verdict.low, 4, signed=True)} to {fixed(verdict.high, 4, signed=True)}"
+    return f"{kind} ({fixed(verdict.difference, 4, signed=True)}; {ends})"
 
 
 def _terms(found: dict[str, Any]) -> str:
@@ -190,7 +194,7 @@ def _effects(found: dict[str, Any]) -> Markup | None:
 
 
 def _effect(found: dict[str, Any], one: dict[str, Any], gaps: Domain) -> Markup:
-    clear = one["noticed"] if len(one["of"]) == 2 else one["low"] > 0 or one["high"] < 0
+    clear = one["noticed"] if len(one["of"]) == 2 else one["shown"]
     title = f"{_of(found, one)}: {_effect_words(one)}"
     return interval_row(one["effect"], one["low"], one["high"], gaps, title, clear, width=_WIDE)
 
@@ -230,13 +234,14 @@ def _level(arm: dict[str, Any], domain: Domain) -> Markup:
 
 
 def _gap(pair: dict[str, Any], domain: Domain) -> Markup:
-    verdict = pair["verdict"]
-    if verdict is None or verdict["difference"] is None:
-        return none(_words(verdict))
-    decided = verdict["verdict"] in ("a better", "b better")
+    verdict = _verdict(pair)
     words = _words(verdict)
-    low, high, margin = verdict["low"], verdict["high"], verdict.get("margin")
-    picture = interval_row(verdict["difference"], low, high, domain, words, decided, width=_WIDE, margin=margin)
+    if verdict is None or verdict.difference is None:
+        return none(words)
+    picture = interval_row(
+        verdict.difference, verdict.low, verdict.high, domain, words, verdict.winner is not None, width=_WIDE,
+        margin=verdict.margin,
+    )  # fmt: skip
     return join([picture, tag("small", words)])
 
 

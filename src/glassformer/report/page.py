@@ -8,16 +8,16 @@ from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from ..figures import Markup, copyable, count, document, embedded, finite, join, si, tag, write_document
-from ..runs.arms import PARAMETERS, Arm, arms_of, seed_of
-from ..runs.readable import mapping, readable
-from ..runs.results import Results
+from ..figures import Markup, copyable, count, document, embedded, join, si, tag, write_document
+from ..runs.arms import PARAMETERS, Arm, arms_of
+from ..runs.results import Results, RunResult
+from ..thresholds import WORTH_SAYING
 from .commands import tuned, watching, with_seeds
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
 from .facts import cost_section, facts_section, plain, sample_section
-from .finding import comparisons, sentence
+from .finding import sentence
 from .html import Absent, section
 from .summary import summary
 from .tuning import tuning_section
@@ -31,29 +31,25 @@ _CONTENTS = {
 }  # fmt: skip
 NAMED = 6
 """So many of the runs that are still to come."""
-WORTH_SAYING = 0.02
-"""What two arms have or spend is called equal up to this difference."""
 
 
-def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
+def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     """Write the page to `path`: whoever looks finds the old file or the whole new one, never a part."""
     return write_document(render(results), path)
 
 
-def write_run(run: dict, path: str | os.PathLike[str]) -> Path:
-    """Write the page of one run, an entry of `runs` in results.json, as `write_report` does."""
+def write_run(run: RunResult, path: str | os.PathLike[str]) -> Path:
+    """Write the page of one run, as `write_report` does."""
     return write_document(render_run(run), path)
 
 
-def render(tree: dict) -> str:
-    """The page of results.json as text. Missing keys leave gaps that say so; strings are never taken for markup."""
-    results = readable(Results, tree)
-    arms = arms_of(results)
-    verdicts = comparisons(results, arms)
+def render(results: Results) -> str:
+    """The page of results.json as text. Missing values leave gaps with a reason; strings are never taken for markup."""
+    arms = arms_of(results.runs)
     pending = _pending(results, arms)
     made = {
-        "summary": summary(arms),
-        "verdicts": verdict_section(verdicts, arms, with_seeds(results.command), pending),
+        "summary": summary(results, arms),
+        "verdicts": verdict_section(results.verdicts, arms, with_seeds(results.command), pending),
         "tuning": tuning_section(results, arms, tuned(results.command)),
         "curves": curve_section(arms),
         "dynamics": dynamics_section(arms, watching(results.command)),
@@ -63,18 +59,16 @@ def render(tree: dict) -> str:
         "cost": cost_section(arms),
         "setup": facts_section(results),
     }
-    return _document(
-        _title(results, arms), _header(results, arms, sentence(arms, verdicts, bool(pending))), made, mapping(tree)
-    )
+    header = _header(results, arms, sentence(results, arms))
+    return _document(_title(results, arms), header, made, results.to_dict())
 
 
-def render_run(run: dict) -> str:
+def render_run(run: RunResult) -> str:
     """One run as a page of its own: its losses, and what was watched while it trained."""
-    arms = arms_of(readable(Results, {"runs": [run]}))
-    name = arms[0].name if arms else "A run"
-    header = tag("header", tag("p", "Glassformer run", class_="kicker"), tag("h1", name))
+    arms = arms_of([run])
+    header = tag("header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name))
     made = {"curves": curve_section(arms), "dynamics": dynamics_section(arms)}
-    return _document(name, header, made, {"runs": [run]})
+    return _document(run.name, header, made, {"runs": [run.to_dict()]})
 
 
 def _document(title: str, header: Markup, made: dict[str, Markup | Absent], results: dict) -> str:
@@ -107,9 +101,8 @@ def _absent(parts: Sequence[Absent]) -> Markup:
 
 def _title(results: Results, arms: Sequence[Arm]) -> str:
     """The given title, or the names of the arms, those to come as well, and the data."""
-    given: object = results.title
-    if isinstance(given, str) and given.strip():
-        return given
+    if results.title and results.title.strip():
+        return results.title
     data = results.data.name
     where = f" on {data}" if data else ""
     names = list(dict.fromkeys([*(arm.name for arm in arms), *(name for name, _ in _asked(results))]))
@@ -134,7 +127,7 @@ def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
 def _when(results: Results) -> Markup | None:
     """The day of the comparison."""
     created = results.created
-    if not isinstance(created, str) or not created:
+    if not created:
         return None
     try:
         moment = datetime.fromisoformat(created)
@@ -146,12 +139,12 @@ def _when(results: Results) -> Markup | None:
 
 def _asked(results: Results) -> list[tuple[str, str]]:
     """(name, seed) of the runs that were asked for."""
-    return [(str(pair[0]), str(pair[1])) for pair in results.asked if len(pair) == 2]
+    return [(name, str(seed)) for name, seed in results.asked]
 
 
 def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Those that are not there yet."""
-    there = {(arm.name, seed_of(run)) for arm in arms for run in arm.runs}
+    there = {(arm.name, str(run.seed)) for arm in arms for run in arm.runs}
     return [one for one in _asked(results) if one not in there]
 
 
@@ -211,8 +204,8 @@ def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
         _matched(results),
         ("Seeds per arm", " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))),
         ("Parameters", " to ".join(size)),
-        ("Data", str(results.data.name or "")),
-        ("Machine", ", ".join(map(str, device))),
+        ("Data", results.data.name),
+        ("Machine", ", ".join(device)),
     ]
     shown = [tag("div", tag("dt", name), tag("dd", words)) for name, words in facts if words]
     return tag("dl", *shown, class_="terms") if shown else Markup("")
@@ -222,9 +215,9 @@ def _matched(results: Results) -> tuple[str, str]:
     """What was matched; where whole steps kept it from being equal, what it came to."""
     budget = results.budget
     match, amounts = budget.match, {"tokens": budget.tokens, "flops": budget.flops, "minutes": budget.minutes}
-    amount = finite(amounts.get(match)) if isinstance(match, str) else None
-    unit = {"flops": "FLOPs"}.get(str(match), str(match))
-    spent = [number for value in budget.spent.values() if (number := finite(value))]
+    amount = amounts.get(match or "")
+    unit = {"flops": "FLOPs"}.get(match or "", match)
+    spent = [value for value in budget.spent.values() if value]
     if spent and max(spent) > (1 + WORTH_SAYING) * min(spent) > 0:
         return "Roughly matched", f"{si(min(spent))} to {si(max(spent))} {unit} per arm"
-    return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""
+    return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if unit else ""

@@ -106,17 +106,17 @@ def several_finding(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     for pair in found["differences"]:
         a, b = pair["a"], pair["b"]
-        shown = [one for one in pair["figures"] if one["low"] > 0 or one["high"] < 0]
+        shown = [one for one in pair["figures"] if one["shown"]]
         if shown:
             each = _and([f"{one['name']} by {_signed(one, 3)}" for one in shown])
             told.append(f"{b} differs from {a} in {each}.")
         else:
             told.append(f"No difference in exponents is shown between {a} and {b}.")
         for one in pair["losses"][:1]:
-            better = b if one["high"] < 0 else a if one["low"] > 0 else None
+            lower = b if one["difference"] < 0 else a
             told.append(
                 f"At {si(one['flops'])} FLOPs shared out best, the loss of {b} differs by {_signed(one, 4)}: "
-                + (f"{better} is better." if better else "no difference is shown.")
+                + (f"that of {lower} is lower." if one["shown"] else "no difference is shown.")
             )
     for law in found["laws"]:
         if "why" in law:
@@ -266,7 +266,7 @@ def _differences(
     domain = interval_domain(v for one in found for v in (one["low"], one["high"], one["difference"]))
     rows = []
     for one in found:
-        decided = one["low"] > 0 or one["high"] < 0
+        decided = one["shown"]
         words = f"{name(one)}: {_signed(one, digits)}"
         cells = (
             cell(interval_row(one["difference"], one["low"], one["high"], domain, words, decided), class_="plot"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..figures import BlockSketch, Box, ModelSketch, StageSketch, count, finite
 from ..figures.wiring import Place
 from ..runs.diff import leaf
-from ..runs.readable import mapping, sequence
 
 SHOWN_BLOCKS = 3
 SHOWN_STAGES = 4
@@ -19,6 +18,16 @@ _ACTS = {"rotary": "q, k", "rope": "q, k", "alibi": "scores", "relative": "score
 _TIES = {"True": "tied to the embedding", "False": "weights of its own"}
 _POOLED = {"cls": "the first token", "mean": "the mean", "last": "the last token"}
 _ORDINARY = ("causal", "full", "none", None)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The value if it is a mapping, otherwise an empty one: results.json does not check the configs that it holds."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
+
+
+def sequence(value: object) -> list[Any]:
+    """The value as a list if it is one, otherwise an empty one."""
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def sketch(config: dict) -> ModelSketch:

@@ -1,4 +1,4 @@
-"""The table of arms: one row each, lowest validation loss first; what leads a column beyond doubt is marked."""
+"""The table of arms: one row each, lowest validation loss first; the arm that the verdicts call best is marked."""
 
 from __future__ import annotations
 
@@ -21,67 +21,52 @@ from ..runs.arms import (
     Stat,
     last_seen,
     ranked,
-    run_status,
-    seed_of,
 )
-from ..runs.results import RunResult
-from .best import LEAST, Precision, best, generation_scatter, training_scatter, untimed
+from ..runs.results import Results, RunResult
+from ..runs.wording import BEST, best_words
 from .html import Absent, arm_label, arm_name, caption, none, scroll, section
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _MILLISECONDS = ((1e-3, "ms"),)
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _PLAIN = ((1.0, ""),)
-QUALITY, TIMING, MEMORY = 0.01, 0.05, 0.05
-"""Shares by which a loss, a timing and a peak of memory have to lead where each was measured once."""
-
-
-_BY_MARGIN = Precision(QUALITY)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity, its title and units; `better` is -1 where less is better.
-
-    `counted` is for counts, which are written as the rest of the page writes them; `judged` is the quantity that
-    decides which arm is best, where it is another: bits per byte and perplexity follow from the loss.
-    """
+    """A quantity, its title and units; `counted` is for counts, which are written as the rest of the page writes
+    them."""
 
     quantity: Quantity
     title: str
     per: str = ""
-    better: int = 0
     units: tuple[tuple[float, str], ...] = _PLAIN
     decimals: int | None = None
     counted: bool = False
-    precision: Precision = _BY_MARGIN
-    judged: Quantity | None = None
 
 
 COLUMNS = (
     Column(PARAMETERS, "Parameters", counted=True),
-    Column(LOSS, "Validation loss", "nats/token", -1, decimals=3),
-    Column(BITS_PER_BYTE, "Bits per byte", "bits", -1, decimals=3, judged=LOSS),
-    Column(PERPLEXITY, "Perplexity", "per token", -1, judged=LOSS),
-    Column(TRAINING_SPEED, "Training speed", "tokens/s", 1, counted=True,
-           precision=Precision(TIMING, training_scatter, timed=True)),
-    Column(PEAK_MEMORY, "Peak memory", "", -1, _BYTES, precision=Precision(MEMORY)),
-    Column(SECONDS_PER_TOKEN, "Generation", "/token", -1, _MILLISECONDS,
-           precision=Precision(TIMING, generation_scatter, timed=True)),
-    Column(STATE_BYTES, "State", "/token", -1, _BYTES, precision=Precision(exact=True)),
-)  # fmt: skip
+    Column(LOSS, "Validation loss", "nats/token", decimals=3),
+    Column(BITS_PER_BYTE, "Bits per byte", "bits", decimals=3),
+    Column(PERPLEXITY, "Perplexity", "per token"),
+    Column(TRAINING_SPEED, "Training speed", "tokens/s", counted=True),
+    Column(PEAK_MEMORY, "Peak memory", "", _BYTES),
+    Column(SECONDS_PER_TOKEN, "Generation", "/token", _MILLISECONDS),
+    Column(STATE_BYTES, "State", "/token", _BYTES),
+)
 
 
-def summary(arms: Sequence[Arm]) -> Markup | Absent:
+def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
     """The section with the table."""
     if not arms:
         return Absent("Summary", "no runs were recorded.")
     order = ranked(arms)
     columns = [_Cells(column, order) for column in COLUMNS]
     heads = [_head("Arm", ""), *(c.head for c in columns), _head("Status", "")]
-    rows = [_row(arm, columns) for arm in order]
+    rows = [_row(arm, columns, arm.name == results.best) for arm in order]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="gf-sortable numbers summary")
-    return section("summary", "Summary", scroll("Summary table", table), _caption(arms), _unfinished(order))
+    return section("summary", "Summary", scroll("Summary table", table), _caption(results, arms), _unfinished(order))
 
 
 def _head(title: str, unit: str, ascending: bool = False) -> Markup:
@@ -101,7 +86,6 @@ class _Cells:
         self.scale, self.unit = next((u for u in column.units if largest >= u[0]), column.units[-1])
         places = 2 - math.floor(math.log10(smallest / self.scale)) if smallest >= 1e-12 * self.scale else 3
         self.decimals = column.decimals if column.decimals is not None else min(max(places, 0), 3)
-        self.best = self._best(arms)
 
     @property
     def head(self) -> Markup:
@@ -115,22 +99,12 @@ class _Cells:
         scaled = value / self.scale
         return si(scaled) if abs(scaled) >= 9_999.5 else fixed(scaled, self.decimals)
 
-    def _best(self, arms: Sequence[Arm]) -> set[int]:
-        """The arms that are marked."""
-        judged = self.column.judged
-        if judged is None or not all(arm.stat(judged) for arm in arms if arm.complete):
-            judged = self.column.quantity
-        return best(judged, self.column.better, arms, self.column.precision)
-
     def cell(self, arm: Arm) -> Markup:
         """The value of one arm, with its spread below it."""
         stat = self.stats[arm.index]
         if stat is None:
-            return tag("td", none(arm.reason(self.column.quantity)), data_sort="")
-        marked = arm.index in self.best
-        mark = join([tag("span", "●", class_="best-mark", aria_hidden="true"), tag("span", "best", class_="gf-quiet")])
-        return tag("td", mark if marked else None, self.words(stat.mean), self._spread(stat),
-                   class_="best" if marked else None, data_sort=f"{stat.mean:.12g}")  # fmt: skip
+            return tag("td", none(arm.unmeasured), data_sort="")
+        return tag("td", self.words(stat.mean), self._spread(stat), data_sort=f"{stat.mean:.12g}")
 
     def _spread(self, stat: Stat) -> Markup | None:
         if not stat.spread:
@@ -146,8 +120,10 @@ def _counted(value: float, beside: float) -> str:
     return fixed(value / scale, max(0, 2 - math.floor(math.log10(abs(beside) / scale * 1.0005)))) + suffix
 
 
-def _row(arm: Arm, columns: Sequence[_Cells]) -> Markup:
-    head = tag("th", arm_label(arm), scope="row", data_sort=arm.name)
+def _row(arm: Arm, columns: Sequence[_Cells], best: bool) -> Markup:
+    dot = tag("span", "●", class_="best-mark", aria_hidden="true")
+    mark = tag("span", "\u2002", dot, BEST, class_="best") if best else None
+    head = tag("th", arm_label(arm), mark, scope="row", data_sort=arm.name)
     return tag(
         "tr",
         head,
@@ -177,8 +153,8 @@ def _last_words(arm: Arm) -> list[str]:
     """One sentence per thing that went wrong, naming the seeds to which it happened."""
     said: dict[str, list[str]] = {}
     for run in arm.runs:
-        if (status := run_status(run)) != "ok":
-            error = str(run.error or status)
+        if run.status != "ok":
+            error = run.error or run.status
             said.setdefault(error.strip().rstrip("."), []).append(_seen(run, len(arm.runs) > 1))
     return [f"{error}. Last seen: {'; '.join(seen)}." for error, seen in said.items()]
 
@@ -187,33 +163,15 @@ def _seen(run: RunResult, seeds: bool) -> str:
     """The last loss of a run."""
     last = last_seen(run)
     words = f"loss {fixed(last[1], 2)} at {si(last[0])} tokens" if last else "nothing"
-    return f"{words} (seed {seed_of(run)})" if seeds else words
+    return f"{words} (seed {run.seed})" if seeds else words
 
 
-def _caption(arms: Sequence[Arm]) -> Markup:
-    """What the marks mean."""
-    several = any(len(arm.runs) > 1 for arm in arms)
-    words = []
-    if len(arms) > 1:
-        words.append(
-            "● leads its column by more than the noise of measuring; a column without a dot is too close to call."
-        )
-        words.append(
-            "Noise: the 95 % interval of the difference over the seeds that two arms share."
-            if several
-            else f"Noise: for timings twice their scatter within the run, and at least {_share(LEAST)} "
-            f"({_share(TIMING)} where the scatter was not recorded); with one seed, {_share(QUALITY)} of a loss and "
-            f"{_share(MEMORY)} of memory are taken for noise."
-        )
-    if why := untimed(arms):
-        words.append(f"Some {why}, so no speed gets a dot.")
-    if several:
+def _caption(results: Results, arms: Sequence[Arm]) -> Markup:
+    """How to read the figures and the mark."""
+    words = [best_words(results)] if len(arms) > 1 else []
+    if any(len(arm.runs) > 1 for arm in arms):
         words.append("Figures are means over seeds ± the sample standard deviation.")
     if any(arm.finished and not arm.complete for arm in arms):
-        words.append("Where a seed did not finish, figures are means of the seeds that did, and get no dot.")
+        words.append("Where a seed did not finish, figures are means of the seeds that did.")
     words.append("Press a heading to sort.")
     return caption(" ".join(words))
-
-
-def _share(value: float) -> str:
-    return f"{value * 100:.0f} %"

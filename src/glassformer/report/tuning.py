@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ..figures import (
     Axis,
@@ -18,7 +17,6 @@ from ..figures import (
     copyable,
     document,
     embedded,
-    finite,
     fixed,
     join,
     legend,
@@ -27,8 +25,8 @@ from ..figures import (
     write_document,
 )
 from ..runs.arms import Arm
-from ..runs.readable import readable
 from ..runs.results import Results, TunedArm, Tuning, Verdict
+from ..runs.wording import outcome
 from .facts import plain
 from .html import Absent, arm_name, caption, cell, figure, scroll, section, two_sizes
 
@@ -40,23 +38,22 @@ STEEP = 1.25
 
 def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
     """The section, or why there is none; `command` would tune."""
-    if results.tuning is None and _TUNED.search(str(results.command)):
+    if results.tuning is None and _TUNED.search(results.command):
         return Absent(_TITLE, "this is part of a tuned comparison, whose tuning.html has the curves and both verdicts.")
     if results.tuning is None:
-        suits = ", which may suit one of them better than another" if len(arms) > 1 else ""
+        suits = ", which may suit one of them more than another" if len(arms) > 1 else ""
         return Absent(_TITLE, f"every arm was trained at one rate{suits}.", command)
     return section("tuning", _TITLE, *_parts(results.tuning))
 
 
-def write_tuning(found: dict[str, Any], command: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of `found`, a `Tuning` as plain data."""
-    return write_document(render_tuning(found, command), path)
+def write_tuning(tuning: Tuning, command: str, path: str | os.PathLike[str]) -> Path:
+    """Writes the page of a tuning."""
+    return write_document(render_tuning(tuning, command), path)
 
 
-def render_tuning(found: dict[str, Any], command: str) -> str:
+def render_tuning(tuning: Tuning, command: str) -> str:
     """The page as text."""
-    tuning = readable(Tuning, found)
-    names = [str(arm.name) for arm in tuning.arms]
+    names = [arm.name for arm in tuning.arms]
     title = f"Learning rates of {' and '.join(names) if len(names) < 3 else f'{len(names)} models'}"
     header = tag(
         "header", tag("p", "Glassformer tuning", class_="kicker"), tag("h1", title), copyable(command)
@@ -67,7 +64,7 @@ def render_tuning(found: dict[str, Any], command: str) -> str:
     )  # fmt: skip
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     skip = tag("a", "Skip to the results", href="#content", class_="gf-skip")
-    return document(title, skip, body, embedded(plain(found), "tuning"), style=style)
+    return document(title, skip, body, embedded(plain(tuning.to_dict()), "tuning"), style=style)
 
 
 def finding(tuning: Tuning) -> str:
@@ -77,7 +74,7 @@ def finding(tuning: Tuning) -> str:
     told = []
     for one in tuning.tuned:
         other = _same_pair(one, tuning.usual)
-        told.append(f"Each at its own best rate: {said(one)}. At the usual rates: {said(other) if other else 'none'}.")
+        told.append(f"At the chosen rates: {outcome(one)}. At the usual rates: {outcome(other) if other else 'none'}.")
     changed = any(_changed(one, _same_pair(one, tuning.usual)) for one in tuning.tuned)
     flipped = any(_flipped(one, _same_pair(one, tuning.usual)) for one in tuning.tuned)
     opening = (
@@ -91,27 +88,6 @@ def finding(tuning: Tuning) -> str:
     return " ".join([opening, *told]) + budget
 
 
-def said(verdict: Verdict) -> str:
-    """A verdict with its interval, the better arm first; loss(b) - loss(a) where neither is."""
-    low, high, difference = (finite(value) for value in (verdict.low, verdict.high, verdict.difference))
-    known = None if low is None or high is None or difference is None else (difference, low, high)
-    if verdict.decided_by == "divergence":
-        known = None
-    if verdict.verdict == "a better":
-        return f"{verdict.a} is better than {verdict.b}{_by(known)}"
-    if verdict.verdict == "b better":
-        return f"{verdict.b} is better than {verdict.a}{_by(known and (-known[0], -known[2], -known[1]))}"
-    ends = f" ({fixed(known[1], 4, signed=True)} to {fixed(known[2], 4, signed=True)})" if known else ""
-    return f"{verdict.a} against {verdict.b}, {verdict.verdict}{ends}"
-
-
-def _by(known: tuple[float, float, float] | None) -> str:
-    """(difference, low, high) in words; None where divergence decided."""
-    if known is None:
-        return ", which diverged more often"
-    return f" by {fixed(known[0], 4)} ({fixed(known[1], 4)} to {fixed(known[2], 4)})"
-
-
 def _same_pair(one: Verdict, among: Sequence[Verdict]) -> Verdict | None:
     return next((other for other in among if (other.a, other.b) == (one.a, one.b)), None)
 
@@ -122,17 +98,17 @@ def _changed(one: Verdict, other: Verdict | None) -> bool:
 
 def _flipped(one: Verdict, other: Verdict | None) -> bool:
     """Whether each names a winner, and not the same one."""
-    return other is not None and {one.verdict, other.verdict} == {"a better", "b better"}
+    return other is not None and None not in (one.winner, other.winner) and one.winner != other.winner
 
 
 def _parts(tuning: Tuning) -> list[object]:
     told = finding(tuning)
-    unsettled = [str(arm.name) for arm in tuning.arms if arm.settled is False]
+    unsettled = [arm.name for arm in tuning.arms if arm.settled is False]
     notice = None
     if unsettled:
         notice = tag(
-            "p", tag("strong", "Best at an edge. "),
-            f"{', '.join(unsettled)} did best at the edge of the grid, so the best rate is not known.",
+            "p", tag("strong", "Lowest at an edge. "),
+            f"{', '.join(unsettled)} had the lowest loss at the edge of the grid, so the rate that suits is not known.",
             class_="notice", role="note",
         )  # fmt: skip
     return [
@@ -157,13 +133,12 @@ def _curves(tuning: Tuning) -> Markup:
 def _series(index: int, arm: TunedArm) -> Series:
     runs: dict[float, list[float | None]] = {}
     for trial in arm.trials:
-        if (rate := finite(trial.rate)) is not None:
-            runs.setdefault(rate, []).append(finite(trial.loss))
+        runs.setdefault(trial.rate, []).append(trial.loss)
     line = [(rate, fmean(losses)) for rate, found in runs.items() if (losses := _all(found))]
     markers = [(rate, loss) for rate, found in runs.items() for loss in found if loss is not None]
     lost = [(rate, found.count(None), len(found)) for rate, found in runs.items() if None in found]
     note = "; ".join(f"{n} of {all_} diverged at {rate:.3g}" for rate, n, all_ in lost)
-    return Series(str(arm.name), line, style=index, markers=markers, note=note, ended="diverged above" * bool(lost))
+    return Series(arm.name, line, style=index, markers=markers, note=note, ended="diverged above" * bool(lost))
 
 
 def _all(losses: Sequence[float | None]) -> list[float]:
@@ -174,10 +149,10 @@ def _all(losses: Sequence[float | None]) -> list[float]:
 
 def _rates(tuning: Tuning) -> Markup:
     heads = ("arm", "usual rate", "chosen rate", "loss at usual", "loss at chosen", "sensitivity")
-    rows = [_rates_row(Arm(index, str(arm.name), ()), arm) for index, arm in enumerate(tuning.arms)]
+    rows = [_rates_row(Arm(index, arm.name, ()), arm) for index, arm in enumerate(tuning.arms)]
     words = (
-        "Losses are means over the fresh seeds. Sensitivity: what a rate of this grid costs on average above the best "
-        "one, E[min(l, l0) - l*], in nats (2309.14322)."
+        "Losses are means over the fresh seeds. Sensitivity: what a rate of this grid costs on average above the "
+        "lowest loss, E[min(l, l0) - l*], in nats (2309.14322)."
     )
     return figure(_table("Learning rates of the arms", heads, rows), caption(words))
 
@@ -185,8 +160,8 @@ def _rates(tuning: Tuning) -> Markup:
 def _rates_row(head: Arm, arm: TunedArm) -> Markup:
     how = "at the edge" if arm.settled is False else "between two" if arm.between else "one of the grid"
     return tag(
-        "tr", tag("th", arm_name(head), scope="row"), cell(_number(arm.usual)),
-        cell(_number(arm.chosen), tag("small", how)), cell(_level(arm.loss_usual)), cell(_level(arm.loss_chosen)),
+        "tr", tag("th", arm_name(head), scope="row"), cell(f"{arm.usual:.3g}"),
+        cell(f"{arm.chosen:.3g}", tag("small", how)), cell(_level(arm.loss_usual)), cell(_level(arm.loss_chosen)),
         cell(_level(arm.sensitivity)),
     )  # fmt: skip
 
@@ -203,8 +178,8 @@ def _side_by_side(tuning: Tuning) -> Markup | None:
 def _pair_row(one: Verdict, other: Verdict | None) -> Markup:
     differ = tag("b", "they differ", class_="bad") if _changed(one, other) else "the same"
     return tag(
-        "tr", tag("th", f"{one.a} against {one.b}", scope="row"), cell(said(one)),
-        cell(said(other) if other else "none"), cell(differ),
+        "tr", tag("th", f"{one.a} against {one.b}", scope="row"), cell(outcome(one)),
+        cell(outcome(other) if other else "none"), cell(differ),
     )  # fmt: skip
 
 
@@ -212,12 +187,13 @@ def _terms(tuning: Tuning) -> str:
     """Trials, cost, and on what the rates were chosen."""
     names = {"choosing": "to choose the rates", "tuned": "at the chosen rates", "usual": "at the usual ones"}
     cost = ", ".join(
-        f"{tuning.runs[key]} runs {words} ({finite(tuning.minutes.get(key)) or 0.0:.3g} minutes of training)"
+        f"{tuning.runs[key]} runs {words} ({tuning.minutes.get(key, 0.0):.3g} minutes of training)"
         for key, words in names.items()
         if tuning.runs.get(key)
     )
-    rates = len({finite(trial.rate) for trial in tuning.arms[0].trials}) if tuning.arms else 0
-    extended = f", {tuning.extended} of them added because an arm did best at an edge" if tuning.extended else ""
+    rates = len({trial.rate for trial in tuning.arms[0].trials}) if tuning.arms else 0
+    added = f", {tuning.extended} of them added because the lowest loss of an arm was at an edge"
+    extended = added if tuning.extended else ""
     seeds = ", ".join(map(str, tuning.seeds))
     fresh = ", ".join(map(str, tuning.fresh))
     return (
@@ -226,14 +202,8 @@ def _terms(tuning: Tuning) -> str:
     )
 
 
-def _number(value: object) -> str:
-    known = finite(value)
-    return "–" if known is None else f"{known:.3g}"
-
-
-def _level(value: object) -> str:
-    known = finite(value)
-    return "–" if known is None else fixed(known, 4)
+def _level(loss: float | None) -> str:
+    return "–" if loss is None else fixed(loss, 4)
 
 
 def _table(label: str, heads: Sequence[str], rows: Sequence[Markup]) -> Markup:

@@ -2,7 +2,6 @@
 
 results     the types of results.json and result.json
 files       their one reader and their one writer
-readable    the same types from a file that may be damaged, for pages
 arms        runs that are seeds of one arm, and the quantities that are measured of them
 diff        where the configs of arms differ
 verdicts    the one judge: which differences between arms are shown

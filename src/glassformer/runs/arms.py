@@ -1,4 +1,4 @@
-"""Results as the page reads them: several runs that are seeds of one arm, numbers that may be missing or not finite."""
+"""Arms: the runs of one model over seeds, and the quantities that are measured of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassformer.figures import finite
-from glassformer.runs.readable import mapping, sequence
-from glassformer.runs.results import Dynamics, Generation, Results, RunResult, TrainingResult, Validation
+from glassformer.runs.results import Dynamics, Generation, RunResult, TrainingResult, Validation
 
 Points = list[tuple[float, float]]
 MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # of what was watched: more is not in a file that this package wrote
 
 
-def points(curve: object) -> Points:
+def points(curve: Sequence[Sequence[Any]]) -> Points:
     """The finite pairs of a recorded curve, in order."""
-    pairs = [(finite(p[0]), finite(p[1])) for p in map(sequence, sequence(curve)) if len(p) == 2]
+    pairs = [(finite(p[0]), finite(p[1])) for p in curve if len(p) == 2]
     return sorted((a, b) for a, b in pairs if a is not None and b is not None)
-
-
-def why_not(value: object) -> str:
-    """Why a value is no number that could be printed."""
-    if isinstance(value, float) and math.isnan(value):
-        return "not a number"
-    if isinstance(value, float) and math.isinf(value):
-        return "infinite"
-    return "not measured" if value is None else "unreadable"
 
 
 @dataclass(frozen=True)
@@ -36,19 +26,19 @@ class Quantity:
     """A number of a run, by the name that verdicts call it."""
 
     name: str
-    of: Callable[[RunResult], object]
+    of: Callable[[RunResult], float | None]
 
 
-def _of_training(name: str, read: Callable[[TrainingResult], object]) -> Quantity:
-    return Quantity(f"train.{name}", lambda run: run.train and read(run.train))
+def _of_training(name: str, read: Callable[[TrainingResult], float | None]) -> Quantity:
+    return Quantity(f"train.{name}", lambda run: None if run.train is None else read(run.train))
 
 
-def _of_validation(name: str, read: Callable[[Validation], object]) -> Quantity:
-    return Quantity(f"validation.{name}", lambda run: run.validation and read(run.validation))
+def _of_validation(name: str, read: Callable[[Validation], float | None]) -> Quantity:
+    return Quantity(f"validation.{name}", lambda run: None if run.validation is None else read(run.validation))
 
 
-def _of_generation(name: str, read: Callable[[Generation], object]) -> Quantity:
-    return Quantity(f"generation.{name}", lambda run: run.generation and read(run.generation))
+def _of_generation(name: str, read: Callable[[Generation], float | None]) -> Quantity:
+    return Quantity(f"generation.{name}", lambda run: None if run.generation is None else read(run.generation))
 
 
 PARAMETERS = Quantity("parameters", lambda run: run.parameters)
@@ -59,12 +49,6 @@ TRAINING_SPEED = _of_training("tokens_per_second", lambda train: train.tokens_pe
 PEAK_MEMORY = _of_training("peak_memory_bytes", lambda train: train.peak_memory_bytes)
 SECONDS_PER_TOKEN = _of_generation("seconds_per_token", lambda found: found.seconds_per_token)
 STATE_BYTES = _of_generation("state_bytes_per_token", lambda found: found.state_bytes_per_token)
-QUANTITIES = {
-    one.name: one
-    for one in (
-        PARAMETERS, LOSS, BITS_PER_BYTE, PERPLEXITY, TRAINING_SPEED, PEAK_MEMORY, SECONDS_PER_TOKEN, STATE_BYTES,
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ class Arm:
     @property
     def finished(self) -> list[RunResult]:
         """The runs that came to their end."""
-        return [run for run in self.runs if run_status(run) == "ok"]
+        return [run for run in self.runs if run.status == "ok"]
 
     @property
     def counted(self) -> list[RunResult]:
@@ -121,7 +105,7 @@ class Arm:
     @property
     def trouble(self) -> str:
         """What happened to the runs that did not finish: `diverged`, `diverged, failed` or nothing."""
-        return ", ".join(dict.fromkeys(s for run in self.runs if (s := run_status(run)) != "ok"))
+        return ", ".join(dict.fromkeys(run.status for run in self.runs if run.status != "ok"))
 
     def stat(self, quantity: Quantity) -> Stat | None:
         """A quantity over the counted runs."""
@@ -132,30 +116,18 @@ class Arm:
         stat = self.stat(quantity)
         return stat.mean if stat else None
 
-    def reason(self, quantity: Quantity) -> str:
-        """Why there is no such quantity."""
-        said = why_not(next((v for run in self.counted if (v := quantity.of(run)) is not None), None))
-        return self.trouble if said == "not measured" and not self.finished else said
+    @property
+    def unmeasured(self) -> str:
+        """Why a quantity is missing."""
+        return "not measured" if self.finished else self.trouble
 
 
-def run_status(run: RunResult) -> str:
-    """`ok`, `diverged`, `failed`, or what else the run says of itself."""
-    said: object = run.status
-    if isinstance(said, str) and said.strip():
-        return said.strip()
-    return "ok" if finite(LOSS.of(run)) is not None else "unknown"
-
-
-def seed_of(run: RunResult) -> str:
-    return "?" if run.seed is None else str(run.seed)
-
-
-def arms_of(results: Results) -> list[Arm]:
+def arms_of(runs: Sequence[RunResult]) -> list[Arm]:
     """The runs gathered by name, in the order in which the names first appear."""
     gathered: dict[str, list[RunResult]] = {}
-    for run in results.runs:
-        gathered.setdefault(str(run.name) if run.name not in (None, "") else "unnamed", []).append(run)
-    return [Arm(index, name, tuple(runs)) for index, (name, runs) in enumerate(gathered.items())]
+    for run in runs:
+        gathered.setdefault(run.name, []).append(run)
+    return [Arm(index, name, tuple(own)) for index, (name, own) in enumerate(gathered.items())]
 
 
 def ranked(arms: Sequence[Arm]) -> list[Arm]:
@@ -195,33 +167,28 @@ def watched(run: RunResult) -> RecordedDynamics | None:
     """The dynamics of a run as far as they can be read, or None where nothing was watched."""
     seen = run.dynamics
     steps: list[float] = []
-    for step in map(finite, seen.steps[:MOST_STEPS]):
-        if step is None or step < 0 or step > 1e15 or (steps and step <= steps[-1]):
+    for ended in seen.steps[:MOST_STEPS]:
+        if ended < 0 or ended > 1e15 or (steps and ended <= steps[-1]):
             break
-        steps.append(step)
-    layers = {
-        name: [sequence(column)[:MOST_ROWS] for column in sequence(grid)[: len(steps)]]
-        for name, grid in seen.layers.items()
-    }
+        steps.append(float(ended))
+    layers = {name: [column[:MOST_ROWS] for column in grid[: len(steps)]] for name, grid in seen.layers.items()}
     curves = {name: points(curve[:MOST_STEPS]) for name, curve in seen.curves.items()}
-    events = [{**event, "step": step} for event in map(mapping, seen.events)
+    events = [{**event, "step": step} for event in seen.events
               if (step := finite(event.get("step"))) is not None and abs(step) <= 1e15]  # fmt: skip
-    depth, left_out = finite(seen.depth), finite(seen.events_left_out)
-    experts = _loads(seen)
-    found = RecordedDynamics(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)), experts)
+    found = RecordedDynamics(run, steps, 0, layers, curves, events[:MOST_STEPS], seen.events_left_out, _loads(seen))
     if not found.rows and not events and not any(curves.values()):
         return None
-    return replace(found, depth=int(max(found.rows, min(depth or 0, 1e6))))
+    return replace(found, depth=max(found.rows, min(seen.depth, 1_000_000)))
 
 
 def _loads(seen: Dynamics) -> dict[int, list[float]]:
     """Those that are shares of something."""
     found = {}
     for one in seen.experts[:MOST_ROWS]:
-        layer, load = finite(one.layer), [finite(share) for share in one.load[: MOST_EXPERTS + 1]]
+        load = [finite(share) for share in one.load[: MOST_EXPERTS + 1]]
         known = [share for share in load if share is not None and share >= 0]
-        if layer is not None and layer >= 0 and 1 < len(known) == len(load) <= MOST_EXPERTS and 0 < sum(known) < 1e9:
-            found[int(min(layer, 1e6))] = [share / sum(known) for share in known]
+        if 1 < len(known) == len(load) <= MOST_EXPERTS and 0 < sum(known) < 1e9:
+            found[min(one.layer, 1_000_000)] = [share / sum(known) for share in known]
     return found
 
 

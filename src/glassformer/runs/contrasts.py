@@ -132,3 +132,8 @@ def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, fl
     n, mean = len(values), fmean(values)
     half = student_quantile(1 - confidence, n - 1) * stdev(values) / math.sqrt(n)
     return mean, mean - half, mean + half
+
+
+def excludes_zero(low: float, high: float) -> bool:
+    """True if the interval of a difference shows one."""
+    return low > 0 or high < 0

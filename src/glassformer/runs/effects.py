@@ -17,7 +17,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from glassformer.runs.contrasts import Array
+from glassformer.runs.contrasts import Array, excludes_zero
 from glassformer.runs.simultaneous import sidak_quantile
 
 WHOLE = 4
@@ -45,6 +45,11 @@ class Effect:
     low: float
     high: float
     df: float
+
+    @property
+    def shown(self) -> bool:
+        """True if the interval excludes zero."""
+        return excludes_zero(self.low, self.high)
 
     @property
     def noticed(self) -> bool:

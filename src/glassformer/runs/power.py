@@ -17,7 +17,8 @@ from glassformer.errors import RequestError
 from glassformer.runs.contrasts import SEPARATE, Pairs, contrasts
 from glassformer.runs.results import Power, RunResult, SeedsNeeded
 from glassformer.runs.simultaneous import POWER, power, quantile
-from glassformer.runs.verdicts import CONFIDENCE, Table, against_first
+from glassformer.runs.verdicts import Table, against_first
+from glassformer.thresholds import CONFIDENCE
 
 MOST_SEEDS = 1000
 """Most seeds of a comparison: intervals narrow with the square root of their number, so ten are many."""

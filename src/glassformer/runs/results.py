@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, RootModel, Strict
+from pydantic import AfterValidator, ConfigDict, Field, RootModel, Strict
 
 from glassformer.errors import RequestError
 from glassformer.files import Count, Measures, Written
@@ -19,11 +19,23 @@ VERSION: Literal[1] = 1
 
 Status = Literal["ok", "diverged", "failed"]
 Finding = Literal["a better", "b better", "equivalent", "no difference shown"]
-Number = int | float
+
+
+def _of_both(counts: list[int]) -> list[int]:
+    if len(counts) not in (0, 2):
+        raise ValueError("two counts, one for each arm, or none")
+    return counts
+
+
+LARGEST = 1e300
+"""Largest number of a file: pages add numbers up, and scale them."""
+Number = Annotated[int | float, Field(ge=-LARGEST, le=LARGEST)]
 """Written again as it was: 1 does not become 1.0."""
-Amount = Annotated[Number, Field(ge=0)]
+Amount = Annotated[int | float, Field(ge=0, le=LARGEST)]
+Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Point = Annotated[list[Number | None], Field(min_length=2, max_length=2)]
 """(x, y) of a curve; None where a number was not finite."""
+Counts = Annotated[list[Count], AfterValidator(_of_both)]
 Key = Annotated[tuple[str, int], Strict(False)]
 """Name and seed of a run; a list in JSON."""
 
@@ -53,7 +65,8 @@ class Described(RootModel[dict[str, Any]]):
     model_config = ConfigDict(frozen=True)
 
     def _text(self, key: str) -> str | None:
-        return self.root.get(key)
+        value = self.root.get(key)
+        return value if isinstance(value, str) else None
 
 
 class Data(Described):
@@ -163,7 +176,7 @@ class Reach(Entry):
     """Held-out loss at one context length, or the reason why there is none."""
 
     context: Count
-    loss: float | None
+    loss: Real | None
     tokens: Count | None = None
     reason: str | None = None
 
@@ -266,39 +279,39 @@ class Verdict(Entry):
 
     a: str
     b: str
-    metric: str
+    metric: Literal["validation.loss"]
     unit: str | None = None
     """Of the metric; None in older files, which have nats per token."""
-    difference: float | None
+    difference: Real | None
     """None where fewer than two seeds of both arms finished."""
-    low: float | None
-    high: float | None
-    confidence: float
+    low: Real | None
+    high: Real | None
+    confidence: Real
     seeds: Count
     verdict: Finding
     decided_by: Literal["loss", "divergence"] | None = None
-    p: float | None = None
+    p: Real | None = None
     """Of the difference, two-sided, for this pair alone."""
-    p_holm: float | None = None
+    p_holm: Real | None = None
     """The same, adjusted for all verdicts of the comparison."""
-    level: float | None = None
+    level: Real | None = None
     """Probability of an interval that misses at this look, for all verdicts together: 1 - confidence for one look."""
     degrees_of_freedom: Amount | None = None
     pooled: bool | None = None
     """Whether the variance is estimated from all arms."""
-    margin: float | None = None
+    margin: Real | None = None
     """Differences up to this, in the unit of the metric, count as none."""
-    margin_share: float | None = None
+    margin_share: Real | None = None
     """The margin as a share of the metric of a."""
     equivalent: bool | None = None
     """Whether the difference is shown to be within the margin, also where one arm is better."""
-    detectable: float | None = None
+    detectable: Real | None = None
     """The smallest difference that this comparison would have shown with a power of 80 %."""
-    ended: list[Count] = []
-    """Runs of a and of b that were trained, to their end or until they diverged."""
-    diverged: list[Count] = []
+    ended: Counts = []
+    """Runs of a and of b that were trained, to their end or until they diverged; empty if none diverged."""
+    diverged: Counts = []
     """Of these, runs that diverged."""
-    p_diverged: float | None = None
+    p_diverged: Real | None = None
     """Fisher's exact p that both arms diverge equally often."""
     terms: str | None = None
     """Size, budget, text and learning rate for which the verdict holds."""
@@ -306,6 +319,22 @@ class Verdict(Entry):
     @property
     def winner(self) -> str | None:
         return {"a better": self.a, "b better": self.b}.get(self.verdict)
+
+    @property
+    def loser(self) -> str | None:
+        return {"a better": self.b, "b better": self.a}.get(self.verdict)
+
+    @property
+    def unrewarded(self) -> str | None:
+        """The model whose loss is shown to be lower without a verdict of better, as more of its runs diverged."""
+        if self.verdict != "no difference shown" or self.low is None or self.high is None:
+            return None
+        return self.a if self.low > 0 else self.b if self.high < 0 else None
+
+    @property
+    def adjusted_p(self) -> float | None:
+        """p adjusted for all verdicts of the comparison; that of the pair alone in files without the adjustment."""
+        return self.p if self.p_holm is None else self.p_holm
 
 
 class SeedsNeeded(Entry):
@@ -351,7 +380,7 @@ class Trial(Entry):
     """The rate is 2**power times that of the usual rule."""
     rate: Amount
     seed: Count
-    loss: float | None
+    loss: Real | None
     """None where it diverged."""
 
 
@@ -372,9 +401,9 @@ class TunedArm(Entry):
     """E[min(l, l0) - l*] over the grid, in nats: what a rate costs that nobody tuned."""
     tuned_as: str = ""
     """Its name among the runs at the chosen rate."""
-    loss_chosen: float | None = None
+    loss_chosen: Real | None = None
     """Mean over the fresh seeds."""
-    loss_usual: float | None = None
+    loss_usual: Real | None = None
 
 
 class Tuning(Entry):
@@ -443,3 +472,18 @@ class Results(Entry):
     def names(self) -> list[str]:
         """The models of which there are runs, in their order."""
         return list(dict.fromkeys(run.name for run in self.runs))
+
+    def verdict(self, one: str, other: str) -> Verdict | None:
+        """The verdict on two models, in either order; None if there is none."""
+        return next((verdict for verdict in self.verdicts if {verdict.a, verdict.b} == {one, other}), None)
+
+    @property
+    def best(self) -> str | None:
+        """The model with a verdict of better against every other model; None if no model has that."""
+
+        def beats(one: str, other: str) -> bool:
+            verdict = self.verdict(one, other)
+            return verdict is not None and verdict.winner == one
+
+        rivals = {one: [other for other in self.names if other != one] for one in self.names}
+        return next((one for one, others in rivals.items() if others and all(beats(one, it) for it in others)), None)

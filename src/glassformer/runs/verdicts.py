@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,11 +12,9 @@ from glassformer.runs.contrasts import Array, contrasts
 from glassformer.runs.looks import constant_level
 from glassformer.runs.results import Finding, RunResult, Verdict
 from glassformer.runs.simultaneous import detectable, holm
+from glassformer.thresholds import CONFIDENCE, EQUIVALENT
 
-CONFIDENCE = 0.95
-MARGIN = 0.005
-"""Two arms are equivalent where their losses differ by less than this share of the first one's."""
-METRIC = "validation.loss"
+METRIC: Literal["validation.loss"] = "validation.loss"
 _BETTER: tuple[Finding, Finding] = ("a better", "b better")
 
 Names = tuple[str, str]
@@ -27,7 +25,7 @@ def verdicts(
     pairs: Sequence[Names] | None = None,
     looks: Sequence[int] = (),
     confidence: float = CONFIDENCE,
-    margin: float = MARGIN,
+    margin: float = EQUIVALENT,
 ) -> list[Verdict]:
     """One verdict for each pair (a, b), by validation loss over the seeds that both finished.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from glassformer.runs.results import Verdict
+from glassformer.figures import fixed
+from glassformer.runs.results import Results, Verdict
 
 UNITS = {"validation.loss": "nats per token"}
+BEST = "best"
+"""The mark of `Results.best`."""
 
 
 def verdict_sentence(verdict: Verdict) -> str:
@@ -24,9 +27,30 @@ def finding(verdict: Verdict) -> str:
     return verdict.verdict
 
 
+def best_words(results: Results) -> str:
+    """What the mark of the best model means, or why no model has it."""
+    if results.best is not None:
+        return f"● {BEST}: better than every other arm by the verdicts."
+    return f"No arm has a verdict of better against every other arm, so no arm is marked {BEST}."
+
+
+def outcome(verdict: Verdict) -> str:
+    """The finding with its interval, the better arm first; loss(b) - loss(a) if neither is."""
+    known = verdict.difference is not None and verdict.low is not None and verdict.high is not None
+    ends = (verdict.difference or 0.0, verdict.low or 0.0, verdict.high or 0.0)
+    if verdict.winner is None:
+        words = f" ({fixed(ends[1], 4, signed=True)} to {fixed(ends[2], 4, signed=True)})" if known else ""
+        return f"{verdict.a} against {verdict.b}, {verdict.verdict}{words}"
+    told = f"{verdict.winner} is better than {verdict.loser}"
+    if verdict.decided_by == "divergence" or not known:
+        return f"{told}, which diverged more often"
+    gap, low, high = ends if verdict.winner == verdict.a else (-ends[0], -ends[2], -ends[1])
+    return f"{told} by {fixed(gap, 4)} ({fixed(low, 4)} to {fixed(high, 4)})"
+
+
 def divergences(verdict: Verdict) -> str:
     """How many runs of each arm diverged, and what follows."""
-    if not any(verdict.diverged):
+    if not any(verdict.diverged) or not verdict.ended:
         return ""
     (of_a, of_b), (a, b) = verdict.diverged, verdict.ended
     told = f"{verdict.b} diverged in {of_b} of {b} seeds, {verdict.a} in {of_a} of {a}"
@@ -35,19 +59,12 @@ def divergences(verdict: Verdict) -> str:
         return told + test
     if verdict.decided_by == "divergence":
         return f"{told}{test}, which decides; the difference is that of the {verdict.seeds} seeds both finished"
-    if (leader := _unrewarded(verdict)) is not None:
+    if (leader := verdict.unrewarded) is not None:
         return (
             f"{told}{test}; over the {verdict.seeds} seeds both finished {leader} has the lower loss, which does not "
             "make better what diverged more often"
         )
     return f"{told}{test}, and the difference is that of the {verdict.seeds} seeds both finished"
-
-
-def _unrewarded(verdict: Verdict) -> str | None:
-    """The arm whose loss is shown to be lower and that is not called better, as more of its runs diverged."""
-    if verdict.verdict != "no difference shown" or verdict.low is None or verdict.high is None:
-        return None
-    return verdict.a if verdict.low > 0 else verdict.b if verdict.high < 0 else None
 
 
 def percent(share: float | None) -> str:
@@ -64,7 +81,7 @@ def _difference(verdict: Verdict) -> str:
     if verdict.difference is None or verdict.low is None or verdict.high is None:
         return ""
     unit = UNITS.get(verdict.metric, "") if verdict.unit is None else verdict.unit
-    p = verdict.p if verdict.p_holm is None else verdict.p_holm
+    p = verdict.adjusted_p
     holm = " after Holm" if p != verdict.p else ""
     seeds = f"{verdict.seeds} seeds" + (f", {p_value(p)}{holm}" if p is not None else "")
     return (
@@ -74,6 +91,6 @@ def _difference(verdict: Verdict) -> str:
 
 
 def _missed(verdict: Verdict) -> str:
-    if verdict.verdict != "no difference shown" or verdict.detectable is None or _unrewarded(verdict) is not None:
+    if verdict.verdict != "no difference shown" or verdict.detectable is None or verdict.unrewarded is not None:
         return ""
     return f"a difference of {verdict.detectable:.4f} would have been shown 80 % of the time"

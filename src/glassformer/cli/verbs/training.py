@@ -309,7 +309,7 @@ def train(
     if not leads:
         return
     if recipe.watch:
-        write_run(describe(model, done, None).to_dict(), Path(out) / "dynamics.html")
+        write_run(describe(model, done, None), Path(out) / "dynamics.html")
     found = answers(done.model, request.text, recipe.objective, recipe.context) if done.status == "ok" else None
     if found is not None:
         (Path(out) / "answers.json").write_text(found.model_dump_json(indent=1), encoding="utf-8")

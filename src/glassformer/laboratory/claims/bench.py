@@ -15,7 +15,7 @@ from glassformer.comparison import compare
 from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.files import only_writer
-from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
+from glassformer.laboratory.claims.claim import Figure, sampled
 from glassformer.naming import preset
 from glassformer.runs import events
 from glassformer.runs.arm import BETWEEN_STEPS
@@ -24,6 +24,7 @@ from glassformer.runs.executor import Executor, Local, execute
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import Key, Results, RunResult
 from glassformer.text import OnProgress, TextData, prepare
+from glassformer.thresholds import CONFIDENCE
 from glassformer.training import Report, Reporter, Run, train
 from glassformer.training.checkpoint import latest
 
@@ -130,7 +131,7 @@ class Compared:
         arms, else over the seeds of both; see `judged`. None where no seed finished both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
-            same = (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL)
+            same = (verdict.a, verdict.b, verdict.confidence) == (a, b, CONFIDENCE)
             if same and verdict.difference is not None:
                 found = Figure(name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high,
                                count=verdict.seeds, **bounds)  # fmt: skip
@@ -159,7 +160,7 @@ class Compared:
     @property
     def sure(self) -> str:
         seeds = self.results.budget.seeds or 1
-        return f"{seeds} seeds, intervals of {LEVEL:.0%}"
+        return f"{seeds} seeds, intervals of {CONFIDENCE:.0%}"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from glassformer.files import Written
 from glassformer.runs.contrasts import mean_interval
+from glassformer.thresholds import CONFIDENCE
 
 if TYPE_CHECKING:
     from glassformer.laboratory.claims.bench import Bench
@@ -25,8 +26,6 @@ KINDS: dict[Kind, str] = {
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 OPEN: Verdict = "cannot be shown at this size"
-LEVEL = 0.95
-"""Confidence of intervals."""
 
 
 class Figure(Written):
@@ -152,7 +151,7 @@ def sampled(
     """The mean of independent measurements, with Student's interval; without one where there are fewer than two."""
     mean, low, high = float(values[0]), None, None
     if len(values) > 1:
-        mean, low, high = mean_interval([float(value) for value in values], LEVEL)
+        mean, low, high = mean_interval([float(value) for value in values], CONFIDENCE)
     return Figure(name=name, value=mean, unit=unit, low=low, high=high, least=least, most=most, published=published,
                   count=len(values))  # fmt: skip
 

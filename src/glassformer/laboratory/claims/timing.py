@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import LEVEL, Figure, Outcome
+from glassformer.laboratory.claims.claim import Figure, Outcome
 from glassformer.naming import preset
 from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.visibility import Visibility
 from glassformer.runs.contrasts import mean_interval
+from glassformer.thresholds import CONFIDENCE
 
 ROUNDS, TINY_ROUNDS = 9, 2
 MODEL = "llama@1m+layers=4+d_model=768+heads=12+vocab_size=256+context=4096"
@@ -38,7 +39,7 @@ class Race:
         first, second = self.make(scale)
         first(), second()
         logs = [math.log(seconds(first) / seconds(second)) for _ in range(rounds)]
-        mean, low, high = (math.exp(one) for one in mean_interval(logs, LEVEL))
+        mean, low, high = (math.exp(one) for one in mean_interval(logs, CONFIDENCE))
         return Figure(name=self.name, value=mean, unit="times", low=low, high=high, least=self.least, most=self.most,
                       published=self.published)  # fmt: skip
 
@@ -57,7 +58,7 @@ def races(*each: Race) -> Callable[[Bench], Outcome]:
         return Outcome(
             figures=tuple(race.figure(rounds, scale) for race in each),
             size=f"this machine, fp32, threads: {torch.get_num_threads()}",
-            sure=f"{rounds} rounds in turn, intervals of {LEVEL:.0%}",
+            sure=f"{rounds} rounds in turn, intervals of {CONFIDENCE:.0%}",
         )
 
     return measure
