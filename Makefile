@@ -19,7 +19,7 @@ AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 # As many examples of a property as it deserves; `make test` tries fewer.
 WHOLE := --hypothesis-profile whole
 
-.PHONY: demo example quick test test-all browser lint types bench laboratory docs screenshots experiments fuzz clean
+.PHONY: demo example quick changed test test-all browser lint types bench laboratory docs screenshots experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -31,6 +31,11 @@ example: demo
 
 quick: $(DEV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(QUICK)
+
+# The tests that reach what differs from BASE; before a change lands, `make test`.
+BASE ?= main
+changed: $(DEV)
+	$(BIN)/python -m tools.changed $(BASE)
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2

@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-import glassformer
-import glassformer.config  # registers every part
 from glassformer.parts.core.base import _CLASSES, BuildContext, PartConfig
 from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.init import Init
@@ -33,8 +31,7 @@ from glassformer.parts.position.scaling import Scaling
 from glassformer.parts.projection import Projection, ProjectionConfig
 from glassformer.parts.residual import ResidualConfig
 from glassformer.parts.visibility import CausalConfig, LongformerConfig, SlidingWindowConfig, Visibility
-
-SRC = Path(glassformer.__file__).parent
+from tools.imports import COMPUTED, SRC, dotted, files_used, imported, parsed, walk
 
 LEVELS: list[set[str]] = [
     {"errors", "version", "thresholds"},
@@ -68,20 +65,7 @@ ONLY: dict[str, set[str]] = {
 
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(SRC.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-
-
-@cache
-def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a tree, which several checks look through."""
-    return tuple(ast.walk(tree))
-
-
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` as it is written, with nothing before the first dot where an expression stands."""
-    if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
+TREES = {path: parsed(path) for path in FILES}
 
 
 def named(path: Path) -> str:
@@ -92,35 +76,6 @@ def room_of(path: Path) -> str:
     return path.relative_to(SRC).with_suffix("").parts[0]
 
 
-def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of all that a file imports, at its top or in a function, also by a name in a string, and of
-    what it reaches through the package itself (`import glassformer as gf; gf.train`); relative ones resolved."""
-    package = ["glassformer", *path.relative_to(SRC).parts[:-1]]
-    whole = set()  # what the file calls the package
-    for node in walk(tree):
-        if isinstance(node, ast.Import):
-            whole |= {alias.asname or alias.name for alias in node.names if alias.name == "glassformer"}
-    for node in walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield node.lineno, f"{module}.{alias.name}"
-        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in (
-            "import_module",
-            "__import__",
-        ):
-            given = node.args[0] if node.args else None
-            yield node.lineno, str(given.value) if isinstance(given, ast.Constant) else COMPUTED
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in whole:
-            yield node.lineno, f"glassformer.{glassformer._HOMES.get(node.attr, node.attr)}.{node.attr}"
-
-
-COMPUTED = "glassformer.<computed>"
-"""An import whose name no reader knows."""
 UNREAD = {"cli/show.py", "parts/core/outside.py"}
 """`bench` imports the benchmark of a name, and a run the modules of parts from outside: no rooms of this house."""
 
@@ -148,33 +103,6 @@ def test_every_room_has_a_place():
     assert {room_of(path) for path in FILES} - {"__init__"} == set(RANK)
 
 
-def parsed(path: Path) -> ast.AST:
-    return TREES[path] if path in TREES else ast.parse(path.read_text(encoding="utf-8"))
-
-
-def files_used(path: Path, top: Path, tree: ast.AST) -> Iterator[Path]:
-    """Files below `top` that a file imports, in functions and for type checkers too."""
-    package = [top.name, *path.relative_to(top).parts[:-1]]
-    for node in walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "import_module":
-            names = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
-        for name in names:
-            steps = name.split(".")
-            while steps and steps[0] == top.name:
-                place = top.joinpath(*steps[1:])
-                if found := [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]:
-                    yield found[0]
-                    break
-                steps.pop()
-
-
 UNOPENED = {"laboratory/claims/claim.py": "laboratory/claims/bench.py"}
 """Imports for type checkers that close a circle still."""
 
@@ -182,9 +110,7 @@ UNOPENED = {"laboratory/claims/claim.py": "laboratory/claims/bench.py"}
 def check_no_circle(top: Path) -> None:
     """Raises CycleError, which holds the circle."""
     facade = top / "__init__.py"  # imports lazily, by name
-    graph = {
-        path: set(files_used(path, top, parsed(path))) - {path, facade} for path in top.rglob("*.py") if path != facade
-    }
+    graph = {path: set(files_used(path, top)) - {path, facade} for path in top.rglob("*.py") if path != facade}
     for path, others in UNOPENED.items():
         graph.get(SRC / path, set()).discard(SRC / others)
     TopologicalSorter(graph).prepare()

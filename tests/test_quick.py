@@ -11,6 +11,7 @@ import pytest
 
 from tests import quick
 from tests.quick import DECKS, PHASES, SAMPLED, left_out
+from tools.changed import affected
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,3 +96,22 @@ def test_without_a_history_there_is_a_phase_too(commits: Any, tmp_path: Path, mo
     assert quick.phase.__wrapped__() == int(quick._git("rev-parse", "HEAD")[:8], 16) % PHASES
     monkeypatch.setenv(quick.PHASE, "7")
     assert quick.phase.__wrapped__() == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "reached", "not_reached"),
+    [
+        ("src/glassformer/lens/sinks.py", ["lens/test_sinks.py", "cli/test_look.py"], ["parts/test_norm.py"]),
+        ("src/glassformer/planning/machines.yaml", ["planning/test_machines.py"], ["lens/test_sinks.py"]),
+        ("src/glassformer/errors.py", ["test_errors.py", "test_generic.py", "cli/test_cli.py"], []),
+        ("src/glassformer/planning/gone.py", ["planning/test_plan.py"], ["lens/test_sinks.py"]),
+        ("docs/architecture.md", ["test_house.py", "test_docs.py"], ["lens/test_sinks.py"]),
+        ("tests/parallel/processes.py", ["parallel/test_stages.py"], ["lens/test_sinks.py"]),
+        ("tests/lens/test_sinks.py", ["lens/test_sinks.py", "test_known_once.py"], ["lens/test_edits.py"]),
+        ("pyproject.toml", ["lens/test_sinks.py", "planning/test_plan.py"], []),
+    ],
+)
+def test_a_change_reaches_its_tests(file: str, reached: list[str], not_reached: list[str]):
+    found = {test.relative_to(ROOT / "tests").as_posix() for test in affected([ROOT / file])}
+    assert set(reached) <= found and not set(not_reached) & found
