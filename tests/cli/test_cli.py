@@ -344,7 +344,7 @@ def test_ctrl_c_while_the_text_is_read(
     verb: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glassformer.training.request.prepare", stopped)
-    monkeypatch.setattr(import_module("glassformer.comparison"), "prepare", stopped)
+    monkeypatch.setattr(import_module("glassformer.comparison.experiment"), "prepare", stopped)
     arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
     assert main(arguments) == 130
     stands = "; the step that was saved before stands" if resume else ""

@@ -126,7 +126,9 @@ def test_one_matrix_is_whole_at_a_time(checkpoints: dict[str, Path], monkeypatch
 
     now, plain = [], PackedLinear.weight.fget
     monkeypatch.setattr(PackedLinear, "weight", property(weight))
-    monkeypatch.setattr("glassformer.convert.pack", lambda model, kind: now.append(model) or quantize(model, kind))
+    monkeypatch.setattr(
+        "glassformer.convert.checkpoints.quantize", lambda model, kind: now.append(model) or quantize(model, kind)
+    )
     gf.load(checkpoints["Q4_1"], quantize="int8")
     assert seen == sorted(seen, reverse=True) and seen[-1] == 1 and len(seen) == len(set(seen)) > 3
 
