@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from glassformer import convert
 from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.convert import checkpoints
+from glassformer.convert.folder import is_folder
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.naming import grammar
@@ -53,7 +54,7 @@ def load(
             f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}",
             code="conflict", field="quantize", value=quantize,
         )  # fmt: skip
-    path = convert.locate(name)
+    path = checkpoints.locate(name)
     if quantize == "keep" and path.is_dir():
         raise RequestError(
             f"quantize='keep' is for the packed weights of a .gguf file, and {path} is a folder; "
@@ -62,15 +63,15 @@ def load(
         )  # fmt: skip
     packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
     first, keep = None if packing else dtype, quantize == "keep" or (packing and not wanted)
-    if path.is_dir() and not convert.is_folder(path):
-        convert.refuse_weights(path)
+    if path.is_dir() and not is_folder(path):
+        checkpoints.refuse_weights(path)
         loaded = load_run(path)
         loaded.model.to(device=device, dtype=first)
     else:
-        loaded = convert.read_checkpoint(path, first, device, keep)
+        loaded = checkpoints.read_checkpoint(path, first, device, keep)
     if wanted:
-        loaded = convert.adapt(loaded, changed(loaded.config, wanted))
+        loaded = checkpoints.adapt(loaded, changed(loaded.config, wanted))
     if packing:
         assert quantize is not None
-        convert.pack(loaded, quantize, dtype)
+        checkpoints.pack(loaded, quantize, dtype)
     return loaded
