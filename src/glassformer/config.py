@@ -438,15 +438,6 @@ class ModelConfig(TowerConfig):
         return validated(cls, value, "config", where)
 
     @classmethod
-    def current(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """The plain tree of a config, which an older version may have written, in today's fields; unchanged if it is no
-        config."""
-        try:
-            return cls.from_dict(tree).to_dict()
-        except RequestError:
-            return tree
-
-    @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
         return cls.from_dict(read_tree(path), str(path))
 

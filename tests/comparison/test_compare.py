@@ -22,7 +22,6 @@ from glassformer.comparison.request import arms, common_context, fairness, liken
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
 from glassformer.parts.core.base import to_plain
-from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.contrasts import mean_interval
 from glassformer.runs.events import Begin, End, Event, Kept, Start
 from glassformer.runs.results import RunResult
@@ -255,9 +254,9 @@ def test_the_paired_interval_of_a_worked_example() -> None:
     assert mean - low == pytest.approx(high - mean)
 
 
-def run(name: str, seed: int, loss: float, status: str = "ok", weights: int = WEIGHTS_RULE) -> RunResult:
+def run(name: str, seed: int, loss: float, status: str = "ok") -> RunResult:
     measured = {"loss": loss, "perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
-    return RunResult.of({"name": name, "seed": seed, "status": status, "validation": measured, "weights": weights})
+    return RunResult.of({"name": name, "seed": seed, "status": status, "validation": measured})
 
 
 def test_verdicts_name_the_better_arm_and_doubt() -> None:
@@ -548,24 +547,6 @@ def test_arms_and_seeds_are_added_to_a_comparison(source: Path, tmp_path: Path) 
     assert trained([A, B], seeds=2) == []
 
 
-def test_a_comparison_written_before_a_config_had_today_s_fields_goes_on(source: Path, tmp_path: Path) -> None:
-    """Files of the version before `mixer.projection`: no run is trained again, and one is added."""
-    out, events = tmp_path / "out", list[Event]()
-    compare([A, B], source, out=out, executor=AT_ONCE, **PLAN)
-
-    def older(tree: Any) -> Any:
-        if isinstance(tree, list):
-            return [older(item) for item in tree]
-        return {key: older(tree[key]) for key in tree if key != "projection"} if isinstance(tree, dict) else tree
-
-    files = [out / "results.json", *out.glob("runs/*/re*.json")]
-    assert len(files) == 5 and all('"projection"' in path.read_text() for path in files)
-    for path in files:
-        path.write_text(json.dumps(older(json.loads(path.read_text()))))
-    compare([A, B, C], source, out=out, on_event=events.append, executor=AT_ONCE, **PLAN)
-    assert [event.name for event in events if isinstance(event, Start)] == [C]
-
-
 @pytest.mark.parametrize("name", ["results.json", "report.html", "tokenizer/tokenizer.json"])
 def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str) -> None:
     """Before the text is read; whatever else lies there is no matter."""
@@ -753,57 +734,3 @@ def test_where_every_arm_fails_that_is_the_result(source: Path, tmp_path: Path) 
     assert results["runs"][1]["error"].endswith("result.json is not what a trained arm leaves")
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
     assert "the disk is full" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-
-
-# Initial weights by an earlier rule
-
-
-def test_a_verdict_pairs_runs_of_one_rule_alone() -> None:
-    """Seeds 0 and 1 began by rule 1, seeds 2 to 4 by rule 2, where b is worse by 1 instead of better by 1."""
-    rules, better = [1, 1, 2, 2, 2], [-1.0, -1.01, 1.0, 1.01, 0.99]
-    runs = [run("a", seed, 3.0, weights=rules[seed]) for seed in range(5)]
-    runs += [run("b", seed, 3.0 + better[seed], weights=rules[seed]) for seed in range(5)]
-    (verdict,) = verdicts(runs)
-    assert (verdict.seeds, verdict.verdict) == (3, "a better") and verdict.difference == pytest.approx(1.0)
-    (verdict,) = verdicts([one for one in runs if one.seed < 4])  # two of each: the latest
-    assert (verdict.seeds, verdict.verdict) == (2, "a better")
-    (verdict,) = verdicts([one for one in runs if one.seed < 3])
-    assert (verdict.seeds, verdict.verdict) == (2, "b better")
-    crossed = [one.changed(weights=3 - one.weights) if one.name == "b" else one for one in runs]
-    assert verdicts(crossed) == []  # of no seed do both have one rule
-    assert verdicts([run("a", 0, 1.0), run("a", 1, 1.0, weights=1), run("b", 0, 1.0), run("b", 1, 1.0)]) == []
-
-
-OLDER = Path(__file__).parent / "data" / "before_weights_2"
-"""A comparison of two models, one seed each, by the version before initial weights had a second rule."""
-
-
-def test_a_comparison_begun_by_the_version_before_goes_on(source: Path, tmp_path: Path) -> None:
-    """Its runs are kept, only the new seed is trained, the notes say so, and the two seeds make no verdict."""
-    out = tmp_path / "out"
-    shutil.copytree(OLDER, out)
-    held = json.loads((OLDER / "results.json").read_text())
-    names = [one["name"] for one in held["runs"]]
-    plan = {**PLAN, "device": "cpu"}
-    events: list[Event] = []
-
-    def going_on(seeds: int) -> dict[str, Any]:
-        events.clear()
-        return compare(names, source, seeds=seeds, out=out, on_event=events.append, executor=AT_ONCE, **plan)
-
-    results = going_on(1)
-    assert [type(event) for event in events] == [Begin, Kept, Kept]
-    for before, now in zip(held["runs"], results["runs"], strict=True):
-        for key in ("name", "seed", "parameters", "train", "validation", "generation", "extrapolation", "machine"):
-            assert now[key] == before[key], key
-        assert "weights" not in now
-    assert any("drawn by an older rule" in note and names[0] in note for note in results["budget"]["notes"])
-    results = going_on(2)
-    assert [event.key for event in events if isinstance(event, Start)] == [(name, 1) for name in names]
-    assert [one.get("weights") for one in results["runs"]] == [None, None, WEIGHTS_RULE, WEIGHTS_RULE]
-    assert results["verdicts"] == []
-    assert {key: results[key] for key in held if key in ("schema", "data")} == {"schema": 1, "data": held["data"]}
-    (verdict,) = going_on(3)["verdicts"]
-    assert verdict["seeds"] == 2
-    with pytest.raises(RequestError, match="another recipe: weight_decay was"):
-        compare(names, source, out=out, executor=AT_ONCE, **plan, weight_decay=0.2)

@@ -14,7 +14,6 @@ from glassformer.comparison.terms import rate_words
 from glassformer.errors import RequestError
 from glassformer.runs.executor import Local
 from glassformer.runs.looks import constant_level, look_notes
-from glassformer.runs.results import Results
 from tests.comparison.test_compare import PLAN, TINY
 from tests.runs.stand_in import Instead, Stand, trained_at_once
 
@@ -74,19 +73,6 @@ def test_planned_looks_have_their_level_from_the_first(trained: Any) -> None:
     second = trained([A, B], seeds=8)  # the plan is remembered
     assert second["verdicts"][0]["level"] == level
     assert any("as planned: each has the level 2.7" in note for note in second["budget"]["notes"])
-
-
-def test_an_older_comparison_with_verdicts_was_looked_at(trained: Any, tmp_path: Path) -> None:
-    trained([A, B], seeds=3)
-    path = tmp_path / "out" / "results.json"
-    held = json.loads(path.read_text())
-    for key in ("looks", "planned_looks"):
-        del held[key]
-    known = ("a", "b", "metric", "difference", "low", "high", "confidence", "seeds", "verdict")
-    held["verdicts"] = [{key: one[key] for key in known} for one in held["verdicts"]]
-    assert Results.of(held).to_dict() == held
-    path.write_text(json.dumps(held))
-    assert trained([A, B], seeds=5)["looks"] == [3, 5]
 
 
 def test_verdicts_are_given_when_all_runs_have_ended(source: Path, tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.contrasts import contrasts, residual_variance
 from glassformer.runs.looks import constant_level, false_verdicts
 from glassformer.runs.power import needed, sd_interval, seeds_for
@@ -36,7 +34,7 @@ def run(name: str, seed: int, loss: float, status: str = "ok", seconds: float = 
     train = {"steps": 1, "tokens": 1, "seconds": seconds, "tokens_per_second": 1.0, "peak_memory_bytes": None,
              "learning_rate": 1e-3, "curve": [], "curve_seconds": [], "validation_curve": []}  # fmt: skip
     return RunResult.of({
-        "name": name, "seed": seed, "status": status, "weights": WEIGHTS_RULE, "train": train,
+        "name": name, "seed": seed, "status": status, "train": train,
         "validation": measured if status == "ok" else None,
     })  # fmt: skip
 
@@ -427,11 +425,6 @@ def test_a_verdict_in_words() -> None:
     )
     assert finding(v.changed(verdict="equivalent", margin_share=0.005)) == "equivalent within 0.5 %"
     assert finding(v.changed(equivalent=True, margin_share=0.02)) == "gpt2@1m better, by less than 2 %"
-    older: dict[str, Any] = {key: value for key, value in v.to_dict().items() if key in (
-        "a", "b", "metric", "difference", "low", "high", "confidence", "seeds", "verdict",
-    )}  # fmt: skip
-    assert verdict_sentence(Verdict.of(older)).endswith("interval +0.0190 to +0.0570 (6 seeds)")
-    assert Verdict.of(older).to_dict() == older
     squared = verdict_sentence(v.changed(unit=""))  # a loss that is no likelihood
     assert "nats" not in squared and "loss differs by +0.0380, 95% interval" in squared
     lower = v.changed(verdict="no difference shown", diverged=[2, 0], ended=[6, 6], p_diverged=0.45, detectable=0.02)

@@ -38,7 +38,8 @@ from glassformer.training.state import Training
 
 STEPS, EVERY, LAYERS, HEADS, VOCABULARY, RATE = 200, 10, 4, 2, 65, 1e-3
 CONFIG = preset(f"llama@1m+layers={LAYERS}+d_model=32+heads={HEADS}+vocab_size={VOCABULARY}+context=32")
-RECIPE: dict[str, Any] = {"adam_eps": 1e-8, "clip": 1.0, "weight_decay": 0.1}
+LARGE_EPS = {"kind": "adamw", "eps": 1e-2}
+RECIPE: dict[str, Any] = {"optimizer": {"kind": "adamw", "eps": 1e-8}, "clip": 1.0, "weight_decay": 0.1}
 MATRICES = {"mixer.q": HEADS, "mixer.k": HEADS, "mixer.v": HEADS, "mixer.out": 1, "ffn.up": 1, "ffn.down": 1}
 
 Change = Callable[[str, str, int, int, float], float]
@@ -370,7 +371,7 @@ def test_warm_up_is_missed_after_post_norms_alone():
 
 
 def test_an_eps_that_somebody_chose_is_called_too_large():
-    found = diagnose(metrics(), records(SLOW), CONFIG, {**RECIPE, "adam_eps": 1e-2})
+    found = diagnose(metrics(), records(SLOW), CONFIG, {**RECIPE, "optimizer": LARGE_EPS})
     assert found.causes[0].cause == "Adam's eps too large"
     assert found.causes[0].tries == ("recipe.adam_eps=1e-8",)
 
@@ -700,7 +701,8 @@ def test_twelve_planted_failures(text: TextData, tmp_path: Path, monkeypatch: py
             lambda at: fit(text, at, llama, After(lambda m: not_a_number(m, "layers.1.mixer.z"))),
             ("not a number at layers.1.mixer.z",), {"layer": 1, "site": "layers.1.mixer.z"}),
         "a layer of zeros": (lambda at: fit(text, at, llama, zero), ("dead layer",), {"layer": 2}),
-        "eps 1e-2": (lambda at: fit(text, at, llama, adam_eps=1e-2), ("eps too large",), {"statistic": "gradient_rms"}),
+        "eps 1e-2": (
+            lambda at: fit(text, at, llama, optimizer=LARGE_EPS), ("eps too large",), {"statistic": "gradient_rms"}),
         "silent units": (lambda at: fit(text, at, f"{gpt2}+relu", silent), ("dead units",), {"layer": 1}),
         "output x50": (
             lambda at: fit(text, at, f"{llama}+untied", After(lambda m: scaled(m, "head", 50))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.generation.kept import as_first_written, kept_tokens, load_state, save_state
+from glassformer.generation.kept import kept_tokens, load_state, save_state
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
@@ -251,14 +250,3 @@ def test_damage_is_found_or_does_no_harm(data: st.DataObject, tmp_path: Path):
     else:
         assert state.length == len(ids) == 9
         model(torch.tensor([[1]]), state)
-
-
-def test_a_state_kept_before_a_config_had_today_s_fields_still_belongs_to_the_model():
-    tree = preset("llama@1m").to_dict()
-    before = copy.deepcopy(tree)
-    for stage in before["stack"]:
-        for block in stage["blocks"]:
-            assert block["mixer"].pop("projection") == {"kind": "fused"}
-    assert as_first_written(tree) == before
-    other = preset("llama@1m+mixer.projection=separate").to_dict()
-    assert as_first_written(other) == other

@@ -76,7 +76,7 @@ class Planted:
             "validation": None if bad else {"loss": loss, "perplexity": 1.0, "bits_per_byte": 1.0, "tokens": 5},
             "generation": None if bad else {"tokens_per_second": 1.0, "seconds_per_token": 1.0,
                                             "state_bytes_per_token": 1.0, "sample": {"text": "x"}},
-            "extrapolation": [], "dynamics": {}, "machine": {}, "weights": 2,
+            "extrapolation": [], "dynamics": {}, "machine": {},
             "status": "diverged" if bad else "ok", "error": "the loss is not finite" if bad else None,
         })  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from glassformer.runs.results import Results
 
 from .sample import GLU, LAYERNORM, LEARNED, MLP, RMSNORM, ROTARY, attention, config, rendered, results
 from .test_report import Page
-
-OLD = Path(__file__).parents[1] / "comparison" / "data"
 
 
 def two(seeds: int = 1) -> dict[str, Any]:
@@ -197,17 +194,6 @@ def test_time_per_token_has_one_unit() -> None:
         for run in made["runs"]:
             run["generation"]["seconds_per_token"] = each
         assert "Generationms/token" in Page(rendered(made)).text
-
-
-# --- Reports of before ---
-
-
-@pytest.mark.parametrize("path", sorted(OLD.rglob("results.json")), ids=lambda path: path.parent.name)
-def test_results_of_before_make_a_page(path: Path) -> None:
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    page = Page(rendered(tree))
-    assert page.faults == [] and page.embedded == tree
-    assert "cannot" in page.text and "Not shown" in page.text
 
 
 def test_a_report_of_eight_arms_and_five_seeds() -> None:

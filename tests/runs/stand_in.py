@@ -58,6 +58,7 @@ def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
     loss = 1.0 + len(request["name"]) / 100 + (request["recipe"]["seed"] % 100) ** 2 / 1000
     result = {
         "name": request["name"], "seed": request["recipe"]["seed"], "parameters": config.num_params(),
+        "parameters_without_embeddings": config.num_params(embeddings=False),
         "flops_per_token": 1.0, "config": request["config"], "recipe": request["recipe"], "dynamics": {}, "machine": {},
         "train": {
             "steps": 1, "tokens": 128, "seconds": 1.0, "tokens_per_second": 128.0, "peak_memory_bytes": None,
@@ -67,7 +68,7 @@ def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
         "generation": {
             "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0, "sample": {"text": "x"},
         },
-        "extrapolation": [], "status": "ok", "error": None, "weights": request["weights"],
+        "extrapolation": [], "status": "ok", "error": None,
         "pretrained": request.get("pretrained"),
     }  # fmt: skip
     (place / "result.json").write_text(json.dumps(result))

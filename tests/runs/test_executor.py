@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from glassformer.parts.core.base import to_plain
-from glassformer.parts.core.init import WEIGHTS_RULE
-from glassformer.runs import request as requests_module
 from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step
 from glassformer.runs.executor import Local, execute, finished, kept
 from glassformer.runs.files import read_result
-from glassformer.runs.request import RunRequest, place_of, read_request
+from glassformer.runs.request import RunRequest, place_of
 from glassformer.runs.workers import WorkerRun
 from tests.refused import failed
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
@@ -30,7 +27,7 @@ def test_runs_of_different_sizes_and_budgets_are_trained_and_kept(asked: list[Ru
     assert [one.train.steps for one in first if one.train] == [4, 2]
     for request, result in zip(asked, first, strict=True):
         assert result.config == request.config.to_dict() and result.recipe == to_plain(request.recipe)
-        assert result.weights == WEIGHTS_RULE and result.complete
+        assert result.complete
         assert read_result(request.place(tmp_path)) == result
         assert [type(event) for event in events if event.key == request.key][:1] == [Start]  # type: ignore[union-attr]
     assert {Start, Step, End} <= {type(event) for event in events}
@@ -50,19 +47,6 @@ def test_a_result_answers_its_own_request_alone(asked: list[RunRequest], tmp_pat
     ):
         assert not wanted.answered_by(result) and finished(wanted, tmp_path) is None
     assert replace(request, log_to=("tensorboard",)).answered_by(result)
-
-
-def test_a_result_from_before_a_field_was_there_answers_the_request(asked: list[RunRequest], tmp_path: Path) -> None:
-    """A field that came later stands at its default; the result is handed on as it would be written today."""
-    request = asked[0]
-    (result,) = AT_ONCE.run([request], tmp_path)
-    path = request.place(tmp_path) / "result.json"
-    tree = json.loads(path.read_text())
-    del tree["recipe"]["on_spike"], tree["recipe"]["qk_clip"], tree["config"]["mup"]
-    path.write_text(json.dumps(tree))
-    held = finished(request, tmp_path)
-    assert held is not None and held.config == result.config and held.recipe == result.recipe
-    assert finished(replace(request, recipe=request.recipe.vary(on_spike="skip")), tmp_path) is None
 
 
 def test_one_that_fails_leaves_the_others_alone_and_is_tried_again(asked: list[RunRequest], tmp_path: Path) -> None:
@@ -122,26 +106,6 @@ try:
 except KeyboardInterrupt:
     (place / "saved").touch()
 """
-
-
-def test_a_run_that_goes_on_keeps_the_rule_of_its_weights(
-    asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Begun from a checkpoint of before there was a second rule: the first one; without a checkpoint: today's."""
-    request = asked[0]
-    place = request.place(tmp_path)
-    place.mkdir(parents=True)
-    older = {**request.identity, "text": {}, "log_to": []}
-    (place / "request.json").write_text(json.dumps(older))
-    request.write(place)
-    assert read_request(place)["weights"] == WEIGHTS_RULE
-    (place / "request.json").write_text(json.dumps(older))
-    monkeypatch.setattr(requests_module, "latest", lambda run: run / "checkpoints" / "step_00000003")
-    for _ in range(2):
-        request.write(place)
-        assert read_request(place)["weights"] == 1
-    (result,) = AT_ONCE.run([request], tmp_path)
-    assert result.weights == 1
 
 
 def test_places_are_different_for_different_names() -> None:

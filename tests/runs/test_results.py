@@ -33,7 +33,7 @@ def finished() -> dict[str, Any]:
             "sample": {"prompt": "a", "text": "b", "temperature": 0.8, "top_k": 40},
         },
         "extrapolation": [{"context": 32, "loss": 4.25, "tokens": 9}, {"context": 64, "loss": None, "reason": "no"}],
-        "dynamics": {}, "machine": {"processor": "x", "threads": 1}, "weights": 2, "status": "ok", "error": None,
+        "dynamics": {}, "machine": {"processor": "x", "threads": 1}, "status": "ok", "error": None,
     }  # fmt: skip
 
 
@@ -128,14 +128,12 @@ def test_a_result_that_no_run_can_have_left_is_none(tree: dict[str, Any], tmp_pa
 
 
 def test_the_result_of_a_run_comes_back(tmp_path: Path) -> None:
-    """With the fields that older runs have not, or without."""
-    for tree in (finished(), without("weights"), without("parameters_without_embeddings"),
+    for tree in (finished(),
                  {**finished(), "status": "diverged", "generation": None, "validation": None}):  # fmt: skip
         write_result(RunResult.of(tree), tmp_path)
         assert json.loads((tmp_path / "result.json").read_text()) == {"schema": 1, **tree}
         held = read_result(tmp_path)
         assert held is not None and held.to_dict() == tree
-        assert held.weights == tree.get("weights", 1)
 
 
 def test_numbers_that_are_not_finite_do_not_get_in() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +211,6 @@ def test_adamws_files_hold_what_they_held(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt"}
 
 
-def test_recipes_from_before_are_read(tmp_path: Path) -> None:
-    fields = {"tokens": 1000, "weight_decay": 0.05, "betas": [0.8, 0.9], "adam_eps": 1e-6}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(fields))
-    found = Recipe.from_file(tmp_path / "recipe.yaml")
-    assert (found.optimizer, found.weight_decay) == (AdamWConfig(betas=(0.8, 0.9), eps=1e-6), 0.05)
-    assert Recipe.of(tokens=1, adam_eps=1e-6, optimizer="muon").optimizer == MuonConfig(eps=1e-6)
-
-
 def test_an_expression_names_the_optimizer_and_its_fields() -> None:
     found = with_recipe(Recipe.of(tokens=1), {"optimizer": "muon", "optimizer.momentum": "0.9", "adam_eps": "1e-6"})
     assert found.optimizer == MuonConfig(momentum=0.9, eps=1e-6)
@@ -252,18 +243,12 @@ def test_steps_bound_a_run(text: TextData) -> None:
 
 
 def test_fields_of_one_optimizer_are_not_dropped_for_another() -> None:
-    given = Recipe.of(tokens=1, betas=(0.8, 0.9))
+    given = Recipe.of(tokens=1, optimizer={"kind": "adamw", "betas": (0.8, 0.9)})
     with pytest.raises(RequestError, match="betas of adamw would be lost") as caught:
         with_recipe(given, {"optimizer": "lion"})
     assert (caught.value.code, caught.value.value) == ("conflict", "lion")
     assert with_recipe(given, {"optimizer": "adamw"}).optimizer == given.optimizer
     assert with_recipe(given, {"adam_eps": "1e-6"}).optimizer.betas == (0.8, 0.9)
-
-
-def test_an_option_of_adamw_names_the_optimizer_without_it() -> None:
-    with pytest.raises(RequestError, match="adam_eps is of adamw and its like: sgd has no such field") as caught:
-        Recipe.of(tokens=1, optimizer="sgd", adam_eps=1e-6)
-    assert caught.value.code == "conflict"
 
 
 def test_a_near_name_is_offered_and_no_other_hint() -> None:

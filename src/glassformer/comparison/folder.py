@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.config import ModelConfig, first_difference
+from glassformer.config import first_difference
 from glassformer.errors import RequestError, check_whole, shown
 from glassformer.runs.files import read_results
 from glassformer.runs.power import MOST_SEEDS
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
-from glassformer.training import Recipe
 
 WRITTEN = ("report.html", "tokenizer")
 """Files of a comparison besides results.json, which is written first."""
@@ -67,8 +66,6 @@ def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[i
     if held is None:
         return [], plan
     seen = list(held.looks)
-    if not seen and held.verdicts:  # written before looks were counted
-        seen = [max(verdict.seeds for verdict in held.verdicts)]
     if plan and seen and plan != held.planned_looks:
         raise RequestError(
             f"--looks {','.join(map(str, plan))}: verdicts were seen at {' and '.join(map(str, seen))} seeds before "
@@ -101,7 +98,7 @@ def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> No
     )
     for run in [*runs, *_begun(folder, {request.place(folder): request.name for request in requests})]:
         if (wanted := asked.get(str(run.get("name")))) is not None:
-            _refuse_another(folder, _current(run), wanted)
+            _refuse_another(folder, run, wanted)
     keys = {request.key for request in requests}
     for entry in [] if held is None else held.runs:
         if entry.status != "failed" and entry.key not in keys:
@@ -122,12 +119,6 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
             f"--out {folder} holds a run of {wanted['name']} that began with other weights; name another folder",
             code="conflict", field="pretrained", value=wanted.get("pretrained"),
         )  # fmt: skip
-
-
-def _current(run: dict[str, Any]) -> dict[str, Any]:
-    """The identity of a run in today's fields; an older version may have written it."""
-    parts = {"config": ModelConfig.current, "recipe": Recipe.current}
-    return {**run, **{key: in_fields(run[key]) for key, in_fields in parts.items() if run.get(key)}}
 
 
 def compiled_before(folder: Path) -> bool | None:

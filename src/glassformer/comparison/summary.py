@@ -8,7 +8,6 @@ from statistics import fmean
 
 from glassformer.comparison.request import unequal
 from glassformer.comparison.terms import terms, unit
-from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.report import write_report
 from glassformer.runs.files import write_results
 from glassformer.runs.looks import look_notes
@@ -37,7 +36,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     given = verdicts(runs, looks=looks) if ended and seeds in seen and timeless else []
     given = [one.changed(unit=unit(runs), terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
-    late = stand_in(runs, given) + late + other_machines(runs, why, timeless) + older_weights(runs)
+    late = stand_in(runs, given) + late + other_machines(runs, why, timeless)
     if given:
         late += look_notes(sorted(seen), begun.planned_looks)
     power = needed(runs, effect) if ended and effect is not None else None
@@ -89,16 +88,3 @@ def other_machines(runs: Sequence[RunResult], why: str | None, timeless: bool) -
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     budget = "" if timeless else ", and a budget in minutes gives no verdict"
     return [f"{why[0].upper()}{why[1:]} ({', '.join(names[:NAMED])}{more}): speeds do not compare{budget}."]
-
-
-def older_weights(runs: Sequence[RunResult]) -> list[str]:
-    """A note if initial weights of runs were drawn by an older rule."""
-    older = [run for run in runs if run.status != "failed" and run.weights != WEIGHTS_RULE]
-    if not older:
-        return []
-    names = [f"{run.name} seed {run.seed}" for run in older]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return [
-        f"{', '.join(names[:NAMED])}{more}: the initial weights were drawn by an older rule. A seed gives other "
-        f"weights today, so no verdict mixes runs of both rules."
-    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.wording import UNITS
@@ -22,11 +21,7 @@ def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> 
 
 def unit(runs: Sequence[RunResult]) -> str:
     """Of the loss that all runs are scored by."""
-    try:
-        objective = Recipe.of(**runs[0].recipe).objective
-    except RequestError:  # of an older version
-        return UNITS["validation.loss"]
-    return UNITS["validation.loss"] if objective.in_nats else ""
+    return UNITS["validation.loss"] if Recipe.of(**runs[0].recipe).objective.in_nats else ""
 
 
 def _sizes(runs: Sequence[RunResult], names: Sequence[str]) -> str:

@@ -733,9 +733,7 @@ def _rate(e: Evidence) -> str:
 
 def _eps(e: Evidence) -> float:
     """Adam's eps; 0 for an optimizer that has none."""
-    optimizer = e.recipe.get("optimizer")
-    if not isinstance(optimizer, Mapping):  # a recipe from before optimizers could be chosen
-        return float(e.recipe.get("adam_eps") or 1e-8)
+    optimizer = e.recipe.get("optimizer") or {}
     return float(optimizer.get("eps") or 1e-8) if optimizer.get("kind") in ("adamw", "muon") else 0.0
 
 

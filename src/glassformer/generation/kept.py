@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,26 +181,13 @@ def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
 def fingerprint(model: Model) -> str:
     """A hash of the config, and of the name, type, shape and some numbers of every weight; the same however weights in
     bf16 are laid out."""
-    tree = as_first_written(model.config.to_dict())
-    found = hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode())
+    found = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
     weights = {name.replace("head.packed.", "head."): weight for name, weight in model.state_dict().items()}
     if model.config.head.tied:  # the embedding, once more
         weights.pop("head.weight", None)
     for name, weight in sorted(weights.items()):
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode() + _some(weight))
     return found.hexdigest()
-
-
-LATER: Mapping[str, Any] = {"projection": {"kind": "fused"}, "chunks": None}
-"""Fields that configs have gained since states were first kept, with the values that mean what was meant without."""
-
-
-def as_first_written(tree: Any) -> Any:
-    """A plain tree without the fields of `LATER` that change nothing, so that states kept before still belong to it."""
-    if isinstance(tree, dict):
-        same = {name for name, value in tree.items() if name in LATER and LATER[name] == value}
-        return {name: as_first_written(value) for name, value in tree.items() if name not in same}
-    return [as_first_written(item) for item in tree] if isinstance(tree, list) else tree
 
 
 def _some(weight: Tensor) -> bytes:

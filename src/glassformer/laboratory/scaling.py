@@ -243,7 +243,7 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
             raise RequestError(
                 f"--out {folder} was begun on another text, {told}; name another folder", field="out", code="changed"
             )
-    was = Recipe.current(held.get("recipe") or {})
+    was = held.get("recipe") or {}
     if change := first_difference(was, record["recipe"], besides=("threads", "device", "compile", "watch")):
         path, before, now = (shown(word) for word in change)
         raise RequestError(

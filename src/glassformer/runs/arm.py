@@ -159,7 +159,7 @@ def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     peak = machine.peak_memory(run.how.device)
     say(events.Measuring(**who))
     added = None if not trained else peak - before if run.how.device == "cpu" else peak
-    result = describe(request["name"], run, added).changed(weights=request["weights"])
+    result = describe(request["name"], run, added)
     if first is not None:
         result = result.changed(pretrained=first.fingerprint)
     if request.get("shared"):

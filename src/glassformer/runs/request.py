@@ -12,12 +12,10 @@ from typing import Any
 from glassformer.config import ModelConfig
 from glassformer.files import replace_text
 from glassformer.parts.core.base import part_classes, to_plain
-from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.parts.core.outside import modules_of
 from glassformer.runs.results import Key, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Recipe
-from glassformer.training.checkpoint import latest
 
 REQUEST = "request.json"
 RUN = "run"
@@ -97,12 +95,10 @@ class RunRequest:
         return place_of(folder, self.name, self.seed)
 
     def answered_by(self, result: RunResult) -> bool:
-        """True if the result is of this model, recipe and seed, with what is to be measured. An older result is read in
-        today's fields: those that it does not have stand at their defaults."""
-        held = ModelConfig.current(result.config), Recipe.current(result.recipe)
+        """True if the result is of this model, recipe and seed, with what is to be measured."""
         if result.loss_alone and not self.loss_alone:
             return False
-        same = (self.config.to_dict(), to_plain(self.recipe)) == held
+        same = (self.config.to_dict(), to_plain(self.recipe)) == (result.config, result.recipe)
         begun = None if self.pretrained is None else self.pretrained.fingerprint
         return result.key == self.key and same and result.pretrained == begun
 
@@ -111,7 +107,7 @@ class RunRequest:
         text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
         begins = {} if self.pretrained is None else {"pretrained_file": str(self.pretrained.path.resolve())}
         besides = {
-            **begins, "text": text, "log_to": list(self.log_to), "imports": self.imports, "weights": _begun_by(place),
+            **begins, "text": text, "log_to": list(self.log_to), "imports": self.imports,
             "loss_alone": self.loss_alone, "shared": shared,
         }  # fmt: skip
         replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
@@ -131,12 +127,3 @@ def read_request(place: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
-
-
-def _begun_by(place: Path) -> int:
-    """The rule by which the initial weights of the run are drawn: of a run that goes on from a checkpoint, the one by
-    which it began; requests from before there was a second one name none."""
-    if latest(place / RUN) is None:
-        return WEIGHTS_RULE
-    rule = read_request(place).get("weights", 1)
-    return rule if isinstance(rule, int) else 1

@@ -153,7 +153,7 @@ class Generation(Entry):
     seconds_per_token: Amount
     """Median."""
     seconds_per_token_scatter: Amount | None = None
-    """Standard deviation of the medians of eighths of the text; absent in older files."""
+    """Standard deviation of the medians of eighths of the text."""
     state_bytes_per_token: Amount
     sample: Sample
 
@@ -219,8 +219,6 @@ class RunResult(Entry):
     extrapolation: list[Reach] = []
     dynamics: Dynamics = Dynamics()
     machine: MachineRecord = MachineRecord({})
-    weights: Count = 1
-    """Rule by which the initial weights were drawn (`parts.init.WEIGHTS_RULE`); absent in older files, which have 1."""
     loss_alone: bool = False
     """Whether only the loss of the trained model was measured, as of a trial."""
     pretrained: str | None = None
@@ -268,9 +266,8 @@ def unlike(runs: Sequence[RunResult]) -> str | None:
 
 AUTO = ("auto", None)
 """In a recipe: the machine decides. What a recipe asks for may differ between arms: it is compared."""
-LATER = {"parameters_without_embeddings", "weights", "loss_alone", "pretrained", "answers"}
-LEFT = frozenset(RunResult.model_fields) - LATER
-"""Fields that every trained run has; the others came later."""
+LEFT = frozenset(RunResult.model_fields) - {"loss_alone", "pretrained", "answers"}
+"""Fields that every trained run has."""
 
 
 class Verdict(Entry):
@@ -281,7 +278,7 @@ class Verdict(Entry):
     b: str
     metric: Literal["validation.loss"]
     unit: str | None = None
-    """Of the metric; None in older files, which have nats per token."""
+    """Of the metric."""
     difference: Real | None
     """None where fewer than two seeds of both arms finished."""
     low: Real | None
@@ -462,7 +459,7 @@ class Results(Entry):
     tuning: Tuning | None = None
     """Where the rates of the arms were chosen by trials."""
     looks: list[Count] = []
-    """Numbers of seeds at which verdicts were seen; absent in older files."""
+    """Numbers of seeds at which verdicts were seen."""
     planned_looks: list[Count] = []
     """Numbers of seeds at which verdicts were to be seen, as said before the first was."""
     power: Power | None = None

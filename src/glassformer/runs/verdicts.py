@@ -66,11 +66,10 @@ def _level(looks: Sequence[int], pairs: Sequence[Names], confidence: float) -> f
 
 
 def against_first(runs: Sequence[RunResult]) -> list[Names]:
-    """Every other arm against the first that finished two seeds by one rule of initial weights; where none did, against
-    the first."""
+    """Every other arm against the first that finished two seeds; where none did, against the first."""
     names = list(dict.fromkeys(run.name for run in runs))
-    finished = [(run.name, run.weights) for run in runs if _loss(run) is not None]
-    first = next((name for name in names if any(finished.count(key) > 1 for key in finished if key[0] == name)), None)
+    finished = [run.name for run in runs if _loss(run) is not None]
+    first = next((name for name in names if finished.count(name) > 1), None)
     a = first or next(iter(names), "")
     return [(a, b) for b in names if b != a]
 
@@ -96,20 +95,10 @@ class Table:
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], pairs: Sequence[Names]) -> Table:
-        losses: dict[int, dict[str, dict[int, float]]] = {}
-        """rule of the weights -> name -> seed -> loss"""
         names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
-        for run in runs:
-            if (loss := _loss(run)) is not None and run.name in names:
-                losses.setdefault(run.weights, {}).setdefault(run.name, {})[run.seed] = loss
-
-        def paired(rule: int) -> int:
-            arms = losses[rule]
-            return sum(len(arms.get(a, {}).keys() & arms.get(b, {}).keys()) for a, b in pairs)
-
-        arms = losses[max(losses, key=lambda rule: (paired(rule), rule))] if losses else {}
-        seeds = sorted({seed for of_seed in arms.values() for seed in of_seed})
-        rows = [[arms.get(name, {}).get(seed, np.nan) for name in names] for seed in seeds]
+        losses = {run.key: loss for run in runs if (loss := _loss(run)) is not None and run.name in names}
+        seeds = sorted({seed for _, seed in losses})
+        rows = [[losses.get((name, seed), np.nan) for name in names] for seed in seeds]
         return cls(names, np.array(rows).reshape(len(seeds), len(names)))
 
     def shared(self, pair: Names) -> int:

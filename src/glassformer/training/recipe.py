@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 from pydantic import Field, model_validator
 
 from glassformer.config import ModelConfig, read_tree, validated
 from glassformer.dynamics.rates import default_learning_rate
-from glassformer.errors import RequestError
 from glassformer.parts.core.base import Value, to_plain
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
@@ -19,8 +18,6 @@ from glassformer.training.schedule import CosineConfig, ScheduleConfig
 
 WATCH = 25
 """Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
-ADAM = {"betas": "betas", "adam_eps": "eps"}
-"""Fields by which AdamW was set when it was the only optimizer, and what its config calls them."""
 BUDGETS = ("tokens", "flops", "minutes", "steps")
 
 
@@ -28,8 +25,7 @@ class Recipe(Value):
     """Everything that decides a run besides the model and the text.
 
     Exactly one of `tokens`, `flops`, `minutes`, `steps` bounds it. A run bounded by minutes follows the clock, so it is
-    not the same twice; the others are a pure function of model, text, recipe and machine. `betas` and `adam_eps`, by
-    which older recipes set AdamW, are read as fields of `optimizer`.
+    not the same twice; the others are a pure function of model, text, recipe and machine.
     """
 
     tokens: int | None = Field(None, gt=0, lt=1 << 63)
@@ -76,22 +72,6 @@ class Recipe(Value):
     threads: int | None = Field(None, gt=0)
     compile: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_older(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or not (moved := {ADAM[name]: value[name] for name in ADAM if name in value}):
-            return value
-        optimizer = value.get("optimizer", "adamw")
-        fields = {"kind": optimizer} if isinstance(optimizer, str) else to_plain(optimizer)
-        kind = fields.get("kind", AdamWConfig.kind)
-        for name in moved:
-            known = OptimizerConfig.choices().get(kind)
-            if known is not None and name not in known.model_fields:
-                option = next(older for older, field in ADAM.items() if field == name)
-                raise ValueError(f"{option} is of adamw and its like: {kind} has no such field")
-        rest = {name: given for name, given in value.items() if name not in ADAM}
-        return {**rest, "optimizer": {**fields, **moved}}
-
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -124,15 +104,6 @@ class Recipe(Value):
         if self.flops is not None:
             tokens = round(self.flops / (3 * config.flops(self.context)))
         return None if tokens is None else max(1, math.ceil(tokens / (tokens_per_step or self.tokens_per_step)))
-
-    @classmethod
-    def current(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """The plain tree of a recipe, which an older version may have written, in today's fields; as it is where it is
-        no recipe."""
-        try:
-            return to_plain(cls.of(**tree))
-        except RequestError:
-            return tree
 
     def save(self, path: Path) -> None:
         path.write_text(yaml.safe_dump(to_plain(self), sort_keys=False), encoding="utf-8")

@@ -271,11 +271,11 @@ def train(
     config = preset(model) if begins is None else begins[0]
     contexts = [c for c in (context, own_value(model, config, "context")) if c is not None]
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
-    adam = {name: value for name, value in (("betas", betas), ("adam_eps", adam_eps)) if value is not None}
+    adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
     recipe = Recipe.of(
         tokens=whole(tokens, "tokens"), minutes=minutes, flops=flops, steps=whole(steps, "steps"),
-        seed=seed, learning_rate=lr, optimizer=optimizer, objective=objective,
-        schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
+        seed=seed, learning_rate=lr, optimizer={"kind": optimizer, **adam}, objective=objective,
+        schedule=plan, weight_decay=weight_decay, clip=clip, qk_clip=qk_clip,
         batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, async_save=async_save,
         device=device, dtype=dtype, threads=threads, compile=compile,
