@@ -126,7 +126,7 @@ def test_wrong_plans_are_refused_before_anything_is_trained(
 def test_a_verdict_says_for_what_it_holds(trained: Any) -> None:
     (verdict,) = trained([A, B + "+recipe.learning_rate=0.0013"], seeds=2)["verdicts"]
     size, tokens, rates = verdict["terms"].split(", ")
-    assert size.startswith("at ") and size.endswith("parameters") and tokens == "768 tokens of text.txt"
+    assert size.startswith("at ") and size.endswith("parameters in layers") and tokens == "768 tokens of text.txt"
     assert rates.startswith("lr ") and rates.endswith(" and 1.3e-3")
     assert rate_words(0.0013) == "1.3e-3" and rate_words(1e-3) == "1e-3" and rate_words(0.00125) == "1.25e-3"
 
