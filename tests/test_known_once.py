@@ -21,9 +21,11 @@ import glassformer as gf
 from glassformer import thresholds
 from glassformer.dynamics import why
 from glassformer.errors import CODES, Code, no_memory
+from glassformer.files import SCHEMAS, check_schema
 from glassformer.machine import Settings
 from glassformer.text import EvaluationWindows
 from glassformer.training import default_learning_rate, extrapolate
+from tests.refused import refused
 
 SRC = Path(glassformer.__file__).parent
 ONCE = {
@@ -198,3 +200,30 @@ def test_there_is_one_judge():
 )  # fmt: skip
 def test_a_second_judge_is_seen(line: str):
     assert judging("report/finding.py", ast.parse(line))
+
+
+def numbered(tree: ast.AST) -> list[int]:
+    """The lines on which a dictionary gives its schema as a number."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == "schema" and isinstance(value, ast.Constant)
+        and isinstance(value.value, int)
+    ]  # fmt: skip
+
+
+def test_versions_of_file_formats_are_known_in_one_place():
+    found = {path.name: numbered(ast.parse(path.read_text(encoding="utf-8"))) for path in SRC.rglob("*.py")}
+    assert not {name: lines for name, lines in found.items() if lines}
+    assert numbered(ast.parse('{"schema": 1}')) == [1]
+
+
+@pytest.mark.parametrize("found", [None, 0, "1", 99])
+def test_a_file_of_another_version_is_refused(found: object):
+    for kind, version in SCHEMAS.items():
+        check_schema(kind, version, "file.json")
+        with refused(code="schema", field="schema") as caught:
+            check_schema(kind, found, "file.json")
+        assert caught.value.expected == str(version)

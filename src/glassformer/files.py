@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, shown
 
 # Errors of the disk
 
@@ -366,6 +366,19 @@ def _machine() -> str:
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Length = Annotated[float, Field(ge=0)]
+
+
+SCHEMAS = {"results": 1, "scaling": 1, "checkpoint": 1, "index": 1, "prompt cache": 1}
+"""Version of each file format, by the kind of file. A change that would mislead an earlier reader adds one."""
+
+
+def check_schema(kind: str, found: object, path: str | Path) -> None:
+    """Raises RequestError if `found`, the version of the file at `path`, is not the one that this program reads."""
+    if found != SCHEMAS[kind]:
+        raise RequestError(
+            f"{path} has schema {shown(found)}, and this program reads schema {SCHEMAS[kind]}; name another one",
+            code="schema", field="schema", value=found, expected=str(SCHEMAS[kind]),
+        )  # fmt: skip
 
 
 class Written(BaseModel):

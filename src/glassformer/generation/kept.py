@@ -17,14 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.files import atomic_file
+from glassformer.files import SCHEMAS, atomic_file, check_schema
 from glassformer.generation.steps import new_state
 from glassformer.model import Model
 from glassformer.state import ModelState
 
 __all__ = ["check_keeps", "kept_tokens", "load_state", "save_state"]
 
-FORMAT = "glassformer-state-1"
+KIND = "glassformer-state-"
+FORMAT = f"{KIND}{SCHEMAS['prompt cache']}"
 TOKENS = "tokens"
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
@@ -113,6 +114,8 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
+            if (version := told.get("format", "").removeprefix(KIND)).isdigit():
+                check_schema("prompt cache", int(version), path)
             if told.get("format") != FORMAT or TOKENS not in file.keys() or told.get("dtype") not in DTYPES:  # noqa: SIM118
                 raise RequestError(
                     f"{path} is not a state that was kept (its header is another one)",

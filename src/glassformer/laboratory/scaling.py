@@ -14,7 +14,7 @@ from glassformer.comparison import compare
 from glassformer.comparison.request import arms, check_seeds, common_context, recipe_defaults, recipes
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, WorkError, shown
-from glassformer.files import only_writer, replace_text
+from glassformer.files import SCHEMAS, check_schema, only_writer, replace_text
 from glassformer.laboratory.cells import CELLS, rows_of
 from glassformer.laboratory.estimate import rates
 from glassformer.laboratory.forms import FORMS
@@ -32,8 +32,6 @@ from glassformer.training.request import fit
 
 RECORD = "scaling.json"
 REPORT = "report.html"
-VERSION = 1
-"""`schema` of scaling.json."""
 OTHERS = ("tokens", "minutes", "steps", "match", "seed")
 """Words of `compare` that have another meaning here, or none."""
 
@@ -176,7 +174,10 @@ def scale(
         "budgets": budgets, "isoflop": isoflop, "seeds": seeds if seeds > 1 else None, "out": str(out),
         "form": form if form != "chinchilla" else None, **recipe,
     })  # fmt: skip
-    head = {"schema": VERSION, "command": command, **record, "form": form, "grid": asdict(chosen), "notes": plan.notes}
+    head = {
+        "schema": SCHEMAS["scaling"], "command": command, **record, "form": form, "grid": asdict(chosen),
+        "notes": plan.notes,
+    }  # fmt: skip
     ended = 0
     try:
         with only_writer(folder), interruptible():
@@ -235,8 +236,9 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
         return
     except (OSError, ValueError, RecursionError):
         held = None
-    if not isinstance(held, dict) or held.get("schema") != VERSION or not isinstance(held.get("data"), dict):
+    if not isinstance(held, dict) or not isinstance(held.get("data"), dict):
         raise RequestError(f"--out {folder}: {RECORD} cannot be read; name another folder", code="damaged", field="out")
+    check_schema("scaling", held.get("schema"), folder / RECORD)
     for what in ("fingerprint", "tokenizer_fingerprint"):
         if held["data"].get(what) != record["data"].get(what):
             told = shown(held["data"].get("name", "another text"))

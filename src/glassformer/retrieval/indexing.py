@@ -25,7 +25,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from glassformer.errors import RequestError, check_whole, shown
-from glassformer.files import atomic_file, disk_errors, only_writer
+from glassformer.files import SCHEMAS, atomic_file, check_schema, disk_errors, only_writer
 from glassformer.generation.kept import fingerprint
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load
@@ -36,7 +36,6 @@ from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
 from glassformer.text.storage import silent
 
-SCHEMA = 1
 META, BUILDING = "index.json", "building.json"
 PASSAGES, OFFSETS, VECTORS = FILES = ("passages.jsonl", "offsets.npy", "vectors.npy")
 DTYPES = {OFFSETS: "<i8", VECTORS: "<f4"}
@@ -87,7 +86,7 @@ def index(
     corpus = open_corpus(data, cache_dir, progress)
     name = "" if isinstance(encoder, Loaded) else str(encoder)
     asked = {
-        "schema": SCHEMA, "data": corpus.describe(), "passage_tokens": most, "metric": "cosine",
+        "schema": SCHEMAS["index"], "data": corpus.describe(), "passage_tokens": most, "metric": "cosine",
         "encoder": {"name": name, "identity": identity(embedder)},
     }  # fmt: skip
     asked = json.loads(json.dumps(asked))
@@ -241,7 +240,7 @@ def read_signed(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         check = found.pop("check")
         whole = (
-            found["schema"] == SCHEMA
+            "schema" in found
             and check == digest(found)
             and all(isinstance(found["files"][name]["bytes"], int) for name in found["files"])
         )
@@ -252,6 +251,7 @@ def read_signed(path: Path) -> dict[str, Any]:
         whole = False
     if not whole:
         raise damaged(path.parent, path.name)
+    check_schema("index", found["schema"], path)
     return found
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from glassformer.errors import RequestError, shown
-from glassformer.files import replace_text
+from glassformer.errors import RequestError
+from glassformer.files import check_schema, replace_text
 from glassformer.runs.results import VERSION, Results, RunResult
 
 RESULTS, RESULT = "results.json", "result.json"
@@ -24,8 +24,8 @@ def read_results(folder: Path) -> Results | None:
         return None
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(tree, dict) and "runs" in tree and tree.get("schema") != VERSION:
-            raise _other_version(path, tree.get("schema"))
+        if isinstance(tree, dict) and "runs" in tree:
+            check_schema("results", tree.get("schema"), path)
         return Results.of(tree)
     except RequestError:
         raise
@@ -55,8 +55,3 @@ def read_result(place: Path) -> RunResult | None:
 def write_result(result: RunResult, place: Path) -> None:
     """Replaces the result.json of a run in one move."""
     replace_text(place / RESULT, json.dumps({"schema": VERSION, **result.to_dict()}, allow_nan=False))
-
-
-def _other_version(path: Path, version: object) -> RequestError:
-    message = f"{path} has schema {shown(version)}, and this program reads schema {VERSION}; name another folder"
-    return RequestError(message, code="schema", field="schema", value=version, expected=str(VERSION))

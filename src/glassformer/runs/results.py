@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, RootModel, Strict
 
 from glassformer.errors import RequestError
-from glassformer.files import Count, Measures, Written
+from glassformer.files import SCHEMAS, Count, Measures, Written
 
-VERSION: Literal[1] = 1
+VERSION = SCHEMAS["results"]
 """`schema` of results.json and of result.json."""
 
 Status = Literal["ok", "diverged", "failed"]
@@ -444,7 +444,7 @@ class Budget(Entry):
 class Results(Entry):
     """A comparison as far as it has come: results.json."""
 
-    version: Literal[1] = Field(alias="schema")
+    version: int = Field(alias="schema")
     title: str | None = None
     created: str = ""
     status: str = ""

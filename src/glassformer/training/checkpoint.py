@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
-from glassformer.files import disk_errors, put, replace_text
+from glassformer.files import SCHEMAS, check_schema, disk_errors, put, replace_text
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.pieces import Held, IndexBox, Piece, known_anywhere, places_of, written_here
 from glassformer.parallel.stored import StoredPieces, write_pieces
@@ -155,7 +155,7 @@ def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes:
         if snapshot.watch is not None:
             (temporary / WATCH).write_text(snapshot.watch, encoding="utf-8")
             hashes[WATCH] = _hash(temporary / WATCH)
-        whole = {"schema": 1, "step": snapshot.step, **snapshot.state, "sha256": hashes}
+        whole = {"schema": SCHEMAS["checkpoint"], "step": snapshot.step, **snapshot.state, "sha256": hashes}
         (temporary / "state.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)  # left by a crash before it was named
         put(temporary, final)
@@ -399,6 +399,7 @@ def _state(checkpoint: Path) -> dict[str, Any]:
             or not isinstance(state.get("sha256"), dict)
         ):
             raise RequestError(f"{path} is not a checkpoint's state", code="damaged", field="state.json")
+        check_schema("checkpoint", state.get("schema"), path)
         if checkpoint.name != (name := _folder_name(state["step"])):
             raise RequestError(
                 f"{path} is of {name}, which is another checkpoint", code="conflict", field="state.json:step"
