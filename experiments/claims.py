@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.laboratory.claims import overview
-from glassformer.laboratory.claims.claim import KINDS
+from glassformer.laboratory.claims.figure import KINDS
 from glassformer.laboratory.claims.stored import MEASURED
 from glassformer.report.claims import (
     ORDER,

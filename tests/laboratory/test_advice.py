@@ -12,7 +12,7 @@ from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.laboratory.advice import QUESTIONS, advise
 from glassformer.laboratory.claims import claims, known
-from glassformer.laboratory.claims.claim import Figure
+from glassformer.laboratory.claims.figure import Figure
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.asks)

@@ -23,8 +23,9 @@ from glassformer.laboratory.claims import claims, known, overview
 from glassformer.laboratory.claims import stored as files
 from glassformer.laboratory.claims.bench import Bench, Compared, Text
 from glassformer.laboratory.claims.catalogue import SUBJECTS
-from glassformer.laboratory.claims.claim import FAILS, HOLDS, KINDS, OPEN, Claim, Figure, exact, sampled, verdict
+from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.contrast import Gap
+from glassformer.laboratory.claims.figure import FAILS, HOLDS, KINDS, OPEN, Figure, exact, sampled, verdict
 from glassformer.report.claims import counts, render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest

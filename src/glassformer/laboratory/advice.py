@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from glassformer.errors import RequestError
 from glassformer.laboratory.claims import known
-from glassformer.laboratory.claims.claim import FAILS, HOLDS, OPEN, Verdict
+from glassformer.laboratory.claims.figure import FAILS, HOLDS, OPEN, Verdict
 from glassformer.laboratory.claims.stored import MEASURED, Stored, read
 from glassformer.naming import preset
 from glassformer.parts.core.heads import nearest_groups

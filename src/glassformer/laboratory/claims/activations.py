@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim, Outcome, exact, sampled
+from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.contrast import LONG, Gap, contrast
+from glassformer.laboratory.claims.figure import Outcome, exact, sampled
 from glassformer.naming import preset
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from glassformer.introspection import capture
 from glassformer.laboratory.claims.bench import POOL, TINY_CONTEXT, Bench
-from glassformer.laboratory.claims.claim import Claim, Figure, Outcome, exact, sampled, undecidable
+from glassformer.laboratory.claims.claim import Claim, undecidable
 from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, contrast
+from glassformer.laboratory.claims.figure import Figure, Outcome, exact, sampled
 from glassformer.laboratory.claims.timing import Race, Work, attention, decoding, races, training
 from glassformer.laboratory.uptraining import KEPT, MODEL, WAYS, Curve, UptrainingPlan, all_uptrained, base, gaps, tiny
 from glassformer.model import Model

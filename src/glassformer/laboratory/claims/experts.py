@@ -3,8 +3,9 @@
 import torch
 
 from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim, Outcome, exact, sampled
+from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast
+from glassformer.laboratory.claims.figure import Outcome, exact, sampled
 from glassformer.naming import preset
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.base import after_step

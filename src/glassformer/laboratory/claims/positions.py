@@ -9,8 +9,9 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.laboratory.claims.bench import TINY_CONTEXT, Bench, Compared
-from glassformer.laboratory.claims.claim import Claim, Figure, Outcome, exact, sampled
+from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast, lost, outcome
+from glassformer.laboratory.claims.figure import Figure, Outcome, exact, sampled
 from glassformer.laboratory.claims.timing import Race, Work, races, training
 from glassformer.naming import preset
 from glassformer.parts.forward_pass import Pass

@@ -3,8 +3,9 @@
 import numpy as np
 
 from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim, Outcome, exact, undecidable
+from glassformer.laboratory.claims.claim import Claim, undecidable
 from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, alike, contrast
+from glassformer.laboratory.claims.figure import Outcome, exact
 from glassformer.laboratory.law import fit_scaling_law
 
 FLOPS = 5.76e23

@@ -1,0 +1,126 @@
+"""The figures of a measurement, and the one rule by which a verdict follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from glassformer.files import Written
+from glassformer.runs.contrasts import mean_interval
+from glassformer.thresholds import CONFIDENCE
+
+Kind = Literal["exact", "measured", "scoped", "undecidable"]
+Verdict = Literal["holds", "does not hold", "cannot be shown at this size"]
+
+KINDS: dict[Kind, str] = {
+    "exact": "an identity or a count: the same on every machine",
+    "measured": "measured here, with an interval",
+    "scoped": "measured here; what it says of other sizes and texts is open",
+    "undecidable": "out of reach of a laboratory of this size",
+}
+HOLDS: Verdict = "holds"
+FAILS: Verdict = "does not hold"
+OPEN: Verdict = "cannot be shown at this size"
+
+
+class Figure(Written):
+    """One figure of a measurement, and the bounds that the claim puts it in.
+
+    low, high     its interval; equal to the value where nothing is left to chance, None where chance was not measured
+    least, most   the claim holds where the whole interval lies within them; neither: the figure is told, not judged
+    published     what the source has for it
+    count         measurements that the interval is made of: seeds, rounds, draws
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    least: float | None = None
+    most: float | None = None
+    published: float | None = None
+    count: int | None = None
+
+    @property
+    def judged(self) -> bool:
+        return self.least is not None or self.most is not None
+
+    @property
+    def verdict(self) -> Verdict:
+        """`holds` where the whole interval lies within the bounds, `does not hold` where all of it lies outside."""
+        if self.low is None or self.high is None:
+            return OPEN
+        if (self.least is not None and self.high < self.least) or (self.most is not None and self.low > self.most):
+            return FAILS
+        within = (self.least is None or self.low >= self.least) and (self.most is None or self.high <= self.most)
+        return HOLDS if within else OPEN
+
+    @property
+    def needed(self) -> int | None:
+        """Measurements that would decide this figure if its value stayed: the interval narrows as 1 / sqrt(n), and has
+        to clear the nearest bound. None where it is decided, where nothing is known of chance, and where the value lies
+        on a bound."""
+        if self.verdict != OPEN or self.low is None or self.high is None or self.count is None:
+            return None
+        apart = min(abs(self.value - bound) for bound in (self.least, self.most) if bound is not None)
+        return math.ceil(self.count * ((self.high - self.low) / 2 / apart) ** 2) if apart else None
+
+
+class Outcome(Written):
+    """What one measurement found.
+
+    size    what it was shown at: "1M parameters, 1.5M tokens, python-docs"; of what is exact, what was counted
+    sure    how sure it is: seeds, rounds or tolerance
+    notes   what a reader should know besides, a sentence each
+    """
+
+    figures: tuple[Figure, ...]
+    size: str
+    sure: str
+    notes: tuple[str, ...] = ()
+
+
+def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdict:
+    """The verdict that the judged figures give together: all must hold, and one that does not decides. A tiny
+    measurement shows only what is exact."""
+    each = {figure.verdict for figure in figures if figure.judged}
+    if not each or kind == "undecidable" or (tiny and kind != "exact"):
+        return OPEN
+    if FAILS in each:
+        return FAILS
+    return HOLDS if each == {HOLDS} else OPEN
+
+
+def exact(
+    name: str,
+    value: float,
+    unit: str = "",
+    /,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    published: float | None = None,
+) -> Figure:
+    """A figure in which nothing is left to chance."""
+    at = float(value)
+    return Figure(name=name, value=at, unit=unit, low=at, high=at, least=least, most=most, published=published)
+
+
+def sampled(
+    name: str,
+    values: Sequence[float],
+    unit: str = "",
+    /,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    published: float | None = None,
+) -> Figure:
+    """The mean of independent measurements, with Student's interval; without one where there are fewer than two."""
+    mean, low, high = float(values[0]), None, None
+    if len(values) > 1:
+        mean, low, high = mean_interval([float(value) for value in values], CONFIDENCE)
+    return Figure(name=name, value=mean, unit=unit, low=low, high=high, least=least, most=most, published=published,
+                  count=len(values))  # fmt: skip
