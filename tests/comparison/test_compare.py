@@ -14,8 +14,8 @@ import pytest
 
 import glassformer
 import glassformer.comparison as package
-from glassformer import cli
 from glassformer.cli import main
+from glassformer.cli.verbs import training as verbs
 from glassformer.comparison import compare
 from glassformer.comparison.command import command_of
 from glassformer.comparison.request import arms, common_context, fairness, likeness, recipes, spending, unequal
@@ -328,7 +328,7 @@ def test_the_command_of_a_comparison_asks_for_the_same_one(asked_of: Callable[[l
 
 
 def test_every_option_of_compare_is_known_here() -> None:
-    assert OPTIONS.keys() | OTHER == inspect.signature(cli.compare).parameters.keys()
+    assert OPTIONS.keys() | OTHER == inspect.signature(verbs.compare).parameters.keys()
 
 
 @pytest.mark.parametrize("option", OPTIONS)
