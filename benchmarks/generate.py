@@ -89,7 +89,7 @@ class Glassformer:
     def decode(self, prompt: list[int], new: int) -> dict[str, Any]:
         tokens, stamps = torch.tensor([prompt]), [time.perf_counter()]
         text = []
-        for token in stream(self.model, tokens, new, compiled=self.step):
+        for token in stream(self.model, tokens, new, compiled=self.step, stop_at_eos=False):
             text.append(int(token))
             stamps.append(time.perf_counter())
         return timed(stamps, text)

@@ -64,7 +64,7 @@ def ours(folder: str, start: int, kind: str | None) -> Write:
     def write(source: torch.Tensor) -> list[int]:
         first = torch.tensor([[start]])
         ban = {0: -100.0}  # transformers lets no text end before min_new_tokens
-        return [int(token) for token in stream(model, first, NEW, source=source, logit_bias=ban)]
+        return [int(token) for token in stream(model, first, NEW, source=source, logit_bias=ban, stop_at_eos=False)]
 
     return write
 

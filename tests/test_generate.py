@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.generation import generate, prefill, stream
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.state import ModelState
+from tests.refused import refused
 
 VOCAB = 31
 
@@ -107,6 +111,50 @@ def test_eos_stops():
     assert stopped[0, 4:].tolist() == free[: first + 1]
     ignored = generate(model, prompt(1), 12, eos_id=eos, stop_at_eos=False)
     assert ignored[0, 4:].tolist() == free
+
+
+def test_a_model_stops_at_each_of_its_ends():
+    """With no id given, unless it is told not to stop; a step for every token is streamed up to the end."""
+    model = tiny().eval()
+    free = generate(model, prompt(1), 12)[0, 4:].tolist()
+    model.ends = (free[5], free[3])
+    first = min(free.index(end) for end in model.ends) + 1
+    assert generate(model, prompt(1), 12)[0, 4:].tolist() == free[:first]
+    assert [int(token) for token in stream(model, prompt(1), 12)] == free[:first]
+    assert len(list(stream(model, prompt(1), 12, stop_at_eos=False))) == 12
+    assert generate(model, prompt(1), 12, stop_at_eos=False)[0, 4:].tolist() == free
+    assert generate(model, prompt(1), 12, eos_id=[])[0, 4:].tolist() == free
+    assert generate(copy.deepcopy(model), prompt(1), 12)[0, 4:].tolist() == free[:first]
+    with refused(code="range", field="eos_id"):
+        generate(model, prompt(1), 12, eos_id=[3, -1])
+
+
+def test_rows_that_end_differently_are_padded_with_their_own_end():
+    model = tiny().eval()
+    free = generate(model, prompt(2), 10)[:, 4:].tolist()
+    model.ends = (free[0][2], free[1][4])
+    at = [next(i for i, token in enumerate(row) if token in model.ends) for row in free]
+    both = generate(model, prompt(2), 10)[:, 4:].tolist()
+    assert len(both[0]) == max(at) + 1
+    assert both == [row[: i + 1] + [row[i]] * (max(at) - i) for row, i in zip(free, at, strict=True)]
+    rows = generate(model, prompt(2).tolist(), 10)
+    assert [row[4:] for row in rows] == [row[: i + 1] for row, i in zip(free, at, strict=True)]
+
+
+def test_ends_of_a_checkpoint_and_of_a_run_are_the_models(tmp_path: Path):
+    """Several are kept from folder to folder, with no argument."""
+    model = gf.preset("llama@1m+layers=1+vocab_size=257").build(seed=0)
+    gf.save(model, None, tmp_path / "a", ends=(7, 9))
+    loaded = gf.load(tmp_path / "a")
+    assert loaded.model.ends == loaded.ends == (7, 9)
+    gf.save(loaded.model, None, tmp_path / "b")
+    assert gf.load(tmp_path / "b").model.ends == (7, 9)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i} of many\n" for i in range(400)))
+    recipe = {"tokens": 4 * 32, "batch_size": 2, "context": 32, "compile": False, "dtype": "float32"}
+    run = gf.train(gf.preset("gpt2@1m+layers=1+d_model=16+heads=2"), text, recipe, tmp_path / "run", tokenizer="byte")
+    end = run.tokenizer.eos_id
+    assert end is not None and run.model.ends == gf.load(tmp_path / "run").model.ends == (end,)
 
 
 def test_a_row_at_its_end_waits_for_the_others():

@@ -95,15 +95,15 @@ __all__ = [
 if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`
 
     def save(
-        model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=(), generation=None, pooling=None
+        model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=None, generation=None, pooling=None
     ):
         """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first
         that can hold the model; returns which.
 
         A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
         imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends`
-        are the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn,
-        both as `load` gives them, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of
+        are the ids at which an answer ends; if None, those of the model, or the tokenizer's own. `generation` is how
+        it is drawn, as `load` gives it, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of
         sentence-transformers too. Raises RequestError."""
         save = import_module("glassformer.convert").save
         return save(

@@ -42,6 +42,12 @@ class Loaded:
     pooling: Pooling | None = None
     """How it says that a text becomes a vector, where it is one of sentence-transformers."""
 
+    def __post_init__(self) -> None:
+        """Tells the model its ends: the checkpoint's and the tokenizer's."""
+        own = None if self.tokenizer is None else self.tokenizer.eos_id
+        if ends := dict.fromkeys([*self.ends, *([] if own is None else [own])]):
+            self.model.ends = tuple(ends)
+
     @property
     def adapted(self) -> list[str]:
         """What is not as it lies in the checkpoint, a clause each."""

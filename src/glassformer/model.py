@@ -181,6 +181,8 @@ class Model(Tower):
     Sites: embed, those of the layers, final_norm (its output), logits; those of the encoder as `encoder.layers.0.z`.
     """
 
+    ends: tuple[int, ...] = ()
+    """Ids at which a text ends; decoding stops there. Loading a model sets them."""
     division: Any = None
     """How it was cut among owners (`parallel/tensor.py`); None: it is whole."""
 

@@ -73,7 +73,26 @@ def test_greedy_continuations(ours: Any, theirs: Any) -> None:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64, do_sample=False,
             pad_token_id=2, repetition_penalty=1.0, eos_token_id=None,
         )  # fmt: skip
-        assert torch.equal(gf.generate(ours.model, ids, max_new_tokens=64), expected), prompt
+        found = gf.generate(ours.model, ids, max_new_tokens=64, stop_at_eos=False)
+        assert torch.equal(found, expected), prompt
+
+
+@pytest.mark.slow
+def test_an_answer_ends_where_theirs_does(ours: Any, theirs: Any) -> None:
+    """Two questions in the model's chat format, side by side: the tokens of `generate`, with their padding."""
+    asked = [
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        for question in ("Say only the word yes.", "Say the word no.")
+    ]
+    rows = [torch.as_tensor(ours.tokenizer.encode(text, parse_specials=True)).long() for text in asked]
+    for ids in rows:
+        expected = theirs.generate(
+            ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=60, do_sample=False,
+            repetition_penalty=1.0, eos_token_id=list(ours.model.ends), pad_token_id=2,
+        )  # fmt: skip
+        found = gf.generate(ours.model, ids[None], max_new_tokens=60)
+        assert torch.equal(found, expected) and int(found[0, -1]) in ours.model.ends
+        assert len(list(gf.stream(ours.model, ids[None], 60))) == found.shape[1] - len(ids) < 60
 
 
 def test_out_and_back(ours: Any, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class Conversation:
                 code="range", field="prompt", value=len(ids),
             )  # fmt: skip
         state = self._at(ids)
-        said, self.text = DecodedText(self.tokenizer, self.loaded.ends), ids
+        said, self.text = DecodedText(self.tokenizer, self.loaded.model.ends), ids
         self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn
         tokens = stream(
             self.loaded.model, rows_of(self.loaded.model, ids[state.length :]), min(self.asked.max_new_tokens, room),

@@ -326,8 +326,7 @@ class Writer:
         for ids in self.ids:
             check_tokens(self.model, rows_of(self.model, ids))
         self.count = len(prompts) * (1 if asked.beams else asked.n)
-        ends = () if asked.ignore_eos else (*loaded.ends, self.tokenizer.eos_id)
-        self.ends = {token for token in ends if token is not None}
+        self.ends = set() if asked.ignore_eos else set(self.model.ends)
         self.new, self.max_len = self._room(max(map(len, self.ids)))
         penalized = asked.state is not None and rule.repetition_penalty != 1
         self.batched = not asked.beams and (self.count > 1 or asked.logprobs is not None or penalized)
@@ -441,7 +440,7 @@ class Writer:
         self.state_bytes = state.nbytes
         return stream(
             self.model, rows_of(self.model, self.ids[0][read:]), self.new, seed=self.asked.seed, state=state,
-            compiled=step, source=self.source, rules=self.rules, **self.rule.model_dump(),
+            compiled=step, source=self.source, rules=self.rules, eos_id=self.ends, **self.rule.model_dump(),
         )  # fmt: skip
 
     def _speculation(self) -> Speculation:

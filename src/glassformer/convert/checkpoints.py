@@ -148,7 +148,7 @@ def save(
     dtype: torch.dtype | None = None,
     trained: dict[str, Any] | None = None,
     family: str | None = None,
-    ends: Sequence[int] = (),
+    ends: Sequence[int] | None = None,
     generation: Mapping[str, Any] | None = None,
     pooling: Pooling | None = None,
 ) -> Family:
@@ -157,8 +157,9 @@ def save(
 
     A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
     imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
-    the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn, both as
-    `load` gives them, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of sentence-
+    the ids at which an answer ends; if None, those of the model, or the tokenizer's own. `generation` is how it is
+    drawn, as `load` gives it, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of sentence-
     transformers too."""
     place = writable(folder, file=False)
+    ends = model.ends if ends is None else ends
     return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)

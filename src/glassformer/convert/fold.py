@@ -25,4 +25,5 @@ def fold(model: Model) -> Model:
                 del weights[f"{path}.reparam.{name}"]
     plain = model.config.vary(reparam=None).outline()
     plain.load_state_dict(weights, assign=True)
+    plain.ends = model.ends
     return plain.train(model.training)

@@ -7,11 +7,11 @@ speculate, beams   the same text in fewer passes; the likeliest text among sever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
@@ -56,9 +56,15 @@ def stream(
     source: Int[Tensor, "b t"] | list[list[int]] | None = None,
     source_documents: Int[Tensor, "b t"] | None = None,
     rules: Rules | None = None,
+    stop_at_eos: bool = True,
+    eos_id: int | Collection[int] | None = None,
     **sampling: Any,
 ) -> Iterator[Any]:
     """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
+
+    After the step at which the last row reached an end, nothing follows; rows that reached theirs before it continue
+    until then. The ends are those of the model (`Model.ends`, which loading sets), or `eos_id`, an id or several; with
+    `stop_at_eos=False` no token ends a text.
 
     With `logprobs`, each step is a `Chosen` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
     k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
@@ -117,7 +123,8 @@ def stream(
     if documents is not None:
         past = [row[ids == ids[-1]] for row, ids in zip(rows, documents, strict=True)]
     given = [len(row) for row in past]
-    token = rows[0].new_empty(0)
+    token, ended = rows[0].new_empty(0), rows[0].new_zeros(b, dtype=torch.bool)
+    ends = ends_of(model, stop_at_eos, eos_id)
     was_training = model.training
     model.eval()
     try:
@@ -143,7 +150,11 @@ def stream(
             token = chosen.tokens
             if rule.penalizes:
                 past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
+            if ends:
+                ended |= is_end(token, ends)
             yield token if logprobs is None else chosen
+            if ends and bool(ended.all()):
+                return
     finally:
         model.train(was_training)
 
@@ -151,6 +162,18 @@ def stream(
 def _rounds_to_16_bits(model: Model) -> bool:
     """Whether a prompt read beside others may round otherwise than alone, by enough to be seen."""
     return model.dtype.itemsize < 4 and model.device.type == "cpu"
+
+
+def ends_of(model: Model, stop_at_eos: bool, eos_id: int | Collection[int] | None) -> frozenset[int]:
+    """Returns the ids at which a text ends. Raises RequestError for what is not an id."""
+    given = model.ends if eos_id is None else eos_id if isinstance(eos_id, Collection) else [eos_id]
+    for one in given:
+        check_whole("eos_id", one, 0)
+    return frozenset(map(int, given)) if stop_at_eos else frozenset()
+
+
+def is_end(token: Int[Tensor, "b"], ends: Collection[int]) -> Bool[Tensor, "b"]:
+    return torch.isin(token, torch.tensor(sorted(ends), dtype=token.dtype, device=token.device))
 
 
 def generate(
@@ -161,35 +184,34 @@ def generate(
     top_k: int | None = None,
     seed: int | None = None,
     stop_at_eos: bool = True,
-    eos_id: int | None = None,
+    eos_id: int | Collection[int] | None = None,
     **more: Any,
 ) -> Rows:
-    """tokens (b, s) followed by the new ones (b, s + t). A row that has reached `eos_id` repeats it; all rows there, it
-    stops. Lists of ids, of any lengths, give lists: each row followed by its own new tokens, up to its `eos_id`.
+    """tokens (b, s) followed by the new ones (b, s + t). A row that has reached an end repeats it; when all rows have,
+    it stops. Lists of ids, of any lengths, give lists: each row followed by its own new tokens, up to its end.
 
-    >>> gf.generate(model, [[1, 2, 3], [4]], max_new_tokens=5)
+    >>> gf.generate(gf.load("smollm2").model, [[1, 2, 3], [4]], max_new_tokens=5)
     >>> gf.generate(translator, [[0]], source=[[8, 5, 1]], eos_id=1)
 
-    `more` as for `stream`, but for `logprobs`: what is returned are tokens."""
+    The ends are those of the model, as for `stream`, which takes `more` too, but for `logprobs`: what is returned are
+    tokens."""
     if more.get("logprobs") is not None:
         raise RequestError(
             "generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities",
             code="unsupported", field="logprobs", value=more["logprobs"],
         )  # fmt: skip
-    eos_id = eos_id if stop_at_eos else None  # without one known, nothing stops early
+    ends = ends_of(model, stop_at_eos, eos_id)
     new: list[Tensor] = []
-    for token in stream(model, tokens, max_new_tokens, temperature, top_k, seed, **more):
-        if eos_id is not None and new:
-            token = torch.where(new[-1] == eos_id, eos_id, token)
-        new.append(token)
-        if eos_id is not None and bool((token == eos_id).all()):
-            break
+    for token in stream(
+        model, tokens, max_new_tokens, temperature, top_k, seed, stop_at_eos=stop_at_eos, eos_id=eos_id, **more
+    ):
+        new.append(torch.where(is_end(new[-1], ends), new[-1], token) if new else token)
     added = torch.stack(new, dim=1)
     if isinstance(tokens, Tensor):
         return torch.cat([tokens, added], dim=1)
-    return [_joined(row, ids, eos_id) for row, ids in zip(tokens, added.tolist(), strict=True)]
+    return [_joined(row, ids, ends) for row, ids in zip(tokens, added.tolist(), strict=True)]
 
 
-def _joined(row: list[int], new: list[int], eos_id: int | None) -> list[int]:
-    end = new.index(eos_id) + 1 if eos_id in new else len(new)
+def _joined(row: list[int], new: list[int], ends: Collection[int]) -> list[int]:
+    end = next((at + 1 for at, token in enumerate(new) if token in ends), len(new))
     return [*map(int, row), *new[:end]]

@@ -35,7 +35,7 @@ def beams(
     tokens: Int[Tensor, "1 s"],
     width: int,
     max_new_tokens: int = 100,
-    ends: Iterable[int] = (),
+    ends: Iterable[int] | None = None,
     length_penalty: float = 1.0,
     n: int = 1,
     early_stopping: bool | Literal["never"] = False,
@@ -45,7 +45,8 @@ def beams(
 ) -> list[Beam]:
     """The n best continuations that were found, best first; fewer where there are no more.
 
-    A text is complete with a token of `ends`, or at max_new_tokens. The search is over when `width` texts are, and
+    A text is complete with a token of `ends` (if None, the model's), or at max_new_tokens. The search is over when
+    `width` texts are, and
     early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
     at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
     is that of the state; `source` is what an encoder reads, `rules` are as for `stream`.
@@ -80,7 +81,7 @@ def beams(
     model.eval()
     try:
         memory = None if source is None else encoded(model, source)
-        how = set(ends), length_penalty, early_stopping, dtype, memory, rules
+        how = set(model.ends if ends is None else ends), length_penalty, early_stopping, dtype, memory, rules
         found = _search(model, tokens, width, max_new_tokens, *how)
         return found[:n]
     finally:

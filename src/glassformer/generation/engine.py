@@ -118,19 +118,20 @@ class GenerationRequest:
 class Engine:
     """Decodes up to `slots` requests at once; the others wait.
 
-    >>> engine = Engine(loaded.model, loaded.tokenizer, loaded.ends)
+    >>> engine = Engine(loaded.model, loaded.tokenizer)
     >>> one, two = engine.submit("Once upon a time"), engine.submit("The answer is", temperature=1.0, stop="\\n")
     >>> for changed in engine: print([request.piece for request in changed])
 
     A prompt is read alone and its state put into the batch, so a row's text depends on nothing but its own request.
-    `context` bounds a prompt and its answer together; `dtype` is that of the state.
+    `context` bounds a prompt and its answer together; `dtype` is that of the state. `ends` are ids at which a text
+    ends; if None, those of the model.
     """
 
     def __init__(
         self,
         model: Model,
         tokenizer: Any = None,
-        ends: Iterable[int] = (),
+        ends: Iterable[int] | None = None,
         slots: int = 8,
         context: int = 2048,
         dtype: torch.dtype | None = None,
@@ -139,7 +140,7 @@ class Engine:
     ):
         for name, value, least in (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1)):
             check_whole(name, value, least)
-        self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(ends)
+        self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(model.ends if ends is None else ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
         self.waiting: deque[GenerationRequest] = deque()

@@ -73,7 +73,6 @@ class GlassformerLM(TemplateLM):
                 f"path={path} holds no tokenizer, and tasks are text", code="missing", field="tokenizer", value=path
             )
         self.model, self.text = found.model, found.tokenizer
-        self.ends = {token for token in (*found.ends, found.tokenizer.eos_id) if token is not None}
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
         self._device = self.model.device
         check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # reads from left to right
@@ -181,7 +180,7 @@ class GlassformerLM(TemplateLM):
                 f"--gen_kwargs max_gen_toks=N, or max_length in model_args",
                 code="range", field="max_gen_toks", value=most,
             )  # fmt: skip
-        engine = Engine(self.model, self.text, self.ends, slots=1, context=self.max_length)
+        engine = Engine(self.model, self.text, slots=1, context=self.max_length)
         prompt = self.tok_encode(context)[most - self.max_length :]
         heat = float(options.get("temperature", 0.0)) if options.get("do_sample", True) else 0.0
         request = engine.submit(prompt, most, stop=stops, temperature=heat, top_k=options.get("top_k"))

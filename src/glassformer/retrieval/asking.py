@@ -109,8 +109,6 @@ class Asker:
         self.tokenizer: Any = self.loaded.tokenizer
         self.template = ChatTemplate.of(self.tokenizer)
         self.context = min(self.loaded.config.context, LONGEST_STATE)
-        ids = (*self.loaded.ends, self.tokenizer.eos_id)
-        self.ends = {token for token in ids if token is not None}
         self.specials = special_texts(self.tokenizer)
         self.text, self.finish, self.tokens = "", "length", 0
         """The answer that was streamed last."""
@@ -182,7 +180,7 @@ class Asker:
         model, detokenizer = self.loaded.model, Detokenizer(self.tokenizer)
         self.text, self.finish, self.tokens = "", "length", 0
         for token in stream(model, rows_of(model, prompt.ids), max_new_tokens, **sampling):
-            if int(token) in self.ends:
+            if int(token) in model.ends:
                 self.finish = "stop"
                 break
             self.tokens += 1

@@ -98,7 +98,7 @@ def generation(run: Run, text: Tokens) -> Generation | None:
     source = None if opening.source is None else torch.from_numpy(opening.source.astype("int64"))[None].to(device)
     new = max(1, min(GENERATED, context - len(opening.tokens)))
     stamps, ids = [time.perf_counter()], []
-    for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0, source=source):
+    for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0, source=source, stop_at_eos=False):
         ids.append(int(token))
         stamps.append(time.perf_counter())
     gaps = [b - a for a, b in itertools.pairwise(stamps)]

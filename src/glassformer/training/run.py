@@ -45,6 +45,10 @@ class Run:
     read: dict[str, int] = field(default_factory=dict)
     """`tokens`, and of pairs those of the `sources` and `targets`, each with its end."""
 
+    def __post_init__(self) -> None:
+        """Tells the model where a text ends, as loading the run's folder does."""
+        self.model.ends = () if self.tokenizer.eos_id is None else (self.tokenizer.eos_id,)
+
     @property
     def generation(self) -> dict[str, Any]:
         """How a text is written, as `Loaded` has it and `gf.save` takes it."""
