@@ -56,6 +56,21 @@ def test_a_name_is_defined_in_one_file():
     assert set(places) >= {"IGNORED", "no_memory", "default_learning_rate", "DIVERGENCE_WINDOW", "COLLAPSED_LOGIT"}
 
 
+def test_a_model_is_told_its_ends_in_one_place():
+    """When it is loaded, or trained, or folded; whatever generates asks `Model.ends`."""
+    places = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign)
+        and any(
+            isinstance(to, ast.Attribute) and to.attr == "ends" and ast.unparse(to) != "self.ends"
+            for to in node.targets
+        )
+    }
+    assert places == {"loaded.py", "training/run.py", "convert/fold.py"}
+
+
 def moves_files(node: ast.AST) -> bool:
     """Returns True for code that renames, flushes or locks a file: `os.replace`, `Path.rename`, `fcntl.flock`."""
     if isinstance(node, ast.Import | ast.ImportFrom):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -96,8 +97,7 @@ def test_it_ends_before_a_stop_string_and_at_the_end_of_text(model: str, capsys:
     assert out == PROMPT + free[: free.index(stop)] + "\n"
     assert made(capsys, model, *options, "--stop", stop)["finish"] == "stop"
     with pytest.MonkeyPatch.context() as patch:
-        loaded = gf.load(model)
-        loaded.ends = (greedy(model, PROMPT, 5)[-1],)
+        loaded = dataclasses.replace(gf.load(model), ends=(greedy(model, PROMPT, 5)[-1],))
         patch.setattr(import_module("glassformer.cli.generate"), "load", lambda *_, **__: loaded)
         found = made(capsys, model, *options)
         assert found["finish"] == "stop" and found["text"] == BYTES.decode(greedy(model, PROMPT, found["tokens"]))
