@@ -16,7 +16,7 @@ from scipy.optimize import curve_fit
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.cli.scale import tables
+from glassformer.cli.laboratory import tables
 from glassformer.errors import RequestError
 from glassformer.laboratory.forms import FORMS
 from glassformer.laboratory.isoflop import budgets as isoflop_budgets

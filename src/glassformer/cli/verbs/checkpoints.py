@@ -167,7 +167,7 @@ def inspect(
             )
         return
     if coord_check:
-        from glassformer.cli.coords import show_coord_check
+        from glassformer.cli.laboratory import show_coord_check
 
         show_coord_check(model, out, json)
         return

@@ -89,7 +89,7 @@ def ablate(
     allow_unmatched
         Compare models of different size all the same.
     """
-    from glassformer.cli.ladder import show_ladder
+    from glassformer.cli.laboratory import show_ladder
     from glassformer.runs.slurm import executor_of
 
     fields = {
@@ -182,7 +182,7 @@ def scale(
             raise RequestError(
                 f"{given[0]} is for training; name the models, such as gpt2 llama", code="missing", field="models"
             )
-        from glassformer.cli.scale import show_law
+        from glassformer.cli.laboratory import show_law
 
         show_law(data, form, columns, where, without_worst, predict, flops, far, out, command_line(), json)
         return
@@ -193,7 +193,7 @@ def scale(
         )  # fmt: skip
     if sizes is None:
         raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
-    from glassformer.cli.scale import train_laws
+    from glassformer.cli.laboratory import train_laws
     from glassformer.runs.slurm import executor_of
 
     train_laws(
@@ -246,7 +246,7 @@ def advise(
     claims
         A folder of measured claims, as `glassformer claims --out` leaves it; by default those of the library.
     """
-    from glassformer.cli.advise import show_advice
+    from glassformer.cli.laboratory import show_advice
 
     tokens = whole(context, "context")
     assert tokens is not None
@@ -287,6 +287,6 @@ def claims(
     again
         Measure what the folder holds as well; its finished runs are kept, so that to train anew takes another folder.
     """
-    from glassformer.cli.claims import show_claims
+    from glassformer.cli.laboratory import show_claims
 
     show_claims(names or [], all, quick, out, data, seeds, again, command_line(), json)
