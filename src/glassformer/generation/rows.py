@@ -1,0 +1,209 @@
+"""Text for rows side by side: each step gives a token to every row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.generation.compiled import CompiledStep
+from glassformer.generation.rules import Rules
+from glassformer.generation.sampling import Sampling, choose, row_generator
+from glassformer.generation.steps import (
+    CHUNK,
+    check_documents,
+    check_rows,
+    check_source,
+    check_state,
+    check_tokens,
+    decode,
+    encoded,
+    new_state,
+    prefill,
+    prefill_rows,
+)
+from glassformer.model import Model
+from glassformer.state import ModelState
+
+Rows = TypeVar("Rows", Tensor, list[list[int]])
+"""Tokens (b, s), or a list of ids for each row, of any lengths."""
+
+
+def stream(
+    model: Model,
+    tokens: Int[Tensor, "b s"] | list[list[int]],
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+    state: ModelState | None = None,
+    compiled: CompiledStep | None = None,
+    chunk: int = CHUNK,
+    logprobs: int | None = None,
+    documents: Int[Tensor, "b s"] | None = None,
+    source: Int[Tensor, "b t"] | list[list[int]] | None = None,
+    source_documents: Int[Tensor, "b t"] | None = None,
+    rules: Rules | None = None,
+    stop_at_eos: bool = True,
+    eos_id: int | Collection[int] | None = None,
+    **sampling: Any,
+) -> Iterator[Any]:
+    """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
+
+    After the step at which the last row reached an end, nothing follows; rows that reached theirs before it continue
+    until then. The ends are those of the model (`Model.ends`, which loading sets), or `eos_id`, an id or several; with
+    `stop_at_eos=False` no token ends a text.
+
+    With `logprobs`, each step is a `Chosen` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
+    k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
+
+    Rows given as lists may differ in length, and each is read alone. Who pads a tensor on the left says so in
+    `documents`, as for the model: each row goes on with the document it ends in.
+
+    `source` is what the encoder of a model that has one reads for each row: ids (b, t), of which `source_documents` are
+    0 where they are padding, or a list for each row. `tokens` begin with the one that its texts begin with.
+    `rules`: tokens that the model's folder forces or bans (`Rules.of(loaded.generation)`).
+
+    `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
+    and its text does not depend on its neighbours (docs/decisions.md says where it does). Raises RequestError for what
+    cannot be generated, before anything is computed, and WorkError where the model's logits are not numbers."""
+    if isinstance(tokens, Tensor):
+        tokens = check_tokens(model, tokens)
+        rows = list(tokens)
+    else:
+        if documents is not None:
+            raise RequestError(
+                "documents are of tokens in a tensor; rows in lists are not padded", code="conflict", field="documents"
+            )
+        rows = check_rows(model, tokens)
+    check_whole("max_new_tokens", max_new_tokens)
+    check_whole("chunk", chunk)
+    if logprobs is not None:
+        check_whole("logprobs", logprobs, 0)
+    check_source(model, len(rows), state, source, source_documents)
+    if source is not None and compiled is not None:
+        raise RequestError("a compiled step reads no source; leave it out", code="conflict", field="compiled")
+    rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
+    b, s = len(rows), max(map(len, rows))
+    rule.check(model.vocab_size)
+    rules = rules or Rules()
+    rules.check(model.vocab_size)
+    if documents is not None:
+        check_documents(documents, torch.stack(rows))
+        if compiled is not None or (state is not None and state.rows is not None):
+            raise RequestError(
+                "padded rows and documents do not go with a compiled step, or rows that were spread",
+                code="conflict", field="documents",
+            )  # fmt: skip
+    padded = documents is not None or (
+        state is not None and (state.documents is not None or state.positions is not None)
+    )
+    together = len({len(row) for row in rows}) == 1 and (b == 1 or padded or not _rounds_to_16_bits(model))
+    if padded and not together:
+        raise RequestError(
+            "a state of padded rows goes on with rows of one length; give as many ids in each",
+            code="conflict", field="tokens",
+        )  # fmt: skip
+    if state is not None:
+        check_state(model, state, b, s + max_new_tokens - 1)
+    generators = [] if rule.temperature == 0 else [row_generator(seed, row, rows[0].device) for row in range(b)]
+    past = rows
+    if documents is not None:
+        past = [row[ids == ids[-1]] for row, ids in zip(rows, documents, strict=True)]
+    given = [len(row) for row in past]
+    token, ended = rows[0].new_empty(0), rows[0].new_zeros(b, dtype=torch.bool)
+    ends = ends_of(model, stop_at_eos, eos_id)
+    was_training = model.training
+    model.eval()
+    try:
+        memory = None if source is None else encoded(model, source, source_documents)
+        room = 0 if memory is None else memory.x.shape[1]
+        if state is None:
+            new = s + max_new_tokens
+            state = new_state(model, b, new, memory_len=room) if compiled is None else compiled.init_state()
+            check_state(model, state, b, s + max_new_tokens - 1)
+        for step in range(max_new_tokens):
+            with torch.inference_mode():
+                if step == 0 and together:
+                    logits = prefill(model, torch.stack(rows), state, chunk, documents, memory)
+                elif step == 0:
+                    logits = prefill_rows(model, rows, state, chunk, memory)
+                else:
+                    logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
+                logits = rules(logits, given, step, max_new_tokens)
+                chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
+            if bool(chosen.bad.any()):
+                raise WorkError(f"the model's logits are not numbers after {s + step} tokens", code="diverged")
+            chosen = chosen.clone()  # ordinary tensors
+            token = chosen.tokens
+            if rule.penalizes:
+                past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
+            if ends:
+                ended |= is_end(token, ends)
+            yield token if logprobs is None else chosen
+            if ends and bool(ended.all()):
+                return
+    finally:
+        model.train(was_training)
+
+
+def _rounds_to_16_bits(model: Model) -> bool:
+    """Whether a prompt read beside others may round otherwise than alone, by enough to be seen."""
+    return model.dtype.itemsize < 4 and model.device.type == "cpu"
+
+
+def ends_of(model: Model, stop_at_eos: bool, eos_id: int | Collection[int] | None) -> frozenset[int]:
+    """Returns the ids at which a text ends. Raises RequestError for what is not an id."""
+    given = model.ends if eos_id is None else eos_id if isinstance(eos_id, Collection) else [eos_id]
+    for one in given:
+        check_whole("eos_id", one, 0)
+    return frozenset(map(int, given)) if stop_at_eos else frozenset()
+
+
+def is_end(token: Int[Tensor, "b"], ends: Collection[int]) -> Bool[Tensor, "b"]:
+    return torch.isin(token, torch.tensor(sorted(ends), dtype=token.dtype, device=token.device))
+
+
+def generate(
+    model: Model,
+    tokens: Rows,
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+    stop_at_eos: bool = True,
+    eos_id: int | Collection[int] | None = None,
+    **more: Any,
+) -> Rows:
+    """tokens (b, s) followed by the new ones (b, s + t). A row that has reached an end repeats it; when all rows have,
+    it stops. Lists of ids, of any lengths, give lists: each row followed by its own new tokens, up to its end.
+
+    >>> gf.generate(gf.load("smollm2").model, [[1, 2, 3], [4]], max_new_tokens=5)
+    >>> gf.generate(translator, [[0]], source=[[8, 5, 1]], eos_id=1)
+
+    The ends are those of the model, as for `stream`, which takes `more` too, but for `logprobs`: what is returned are
+    tokens."""
+    if more.get("logprobs") is not None:
+        raise RequestError(
+            "generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities",
+            code="unsupported", field="logprobs", value=more["logprobs"],
+        )  # fmt: skip
+    ends = ends_of(model, stop_at_eos, eos_id)
+    new: list[Tensor] = []
+    for token in stream(
+        model, tokens, max_new_tokens, temperature, top_k, seed, stop_at_eos=stop_at_eos, eos_id=eos_id, **more
+    ):
+        new.append(torch.where(is_end(new[-1], ends), new[-1], token) if new else token)
+    added = torch.stack(new, dim=1)
+    if isinstance(tokens, Tensor):
+        return torch.cat([tokens, added], dim=1)
+    return [_joined(row, ids, ends) for row, ids in zip(tokens, added.tolist(), strict=True)]
+
+
+def _joined(row: list[int], new: list[int], ends: Collection[int]) -> list[int]:
+    end = next((at + 1 for at, token in enumerate(new) if token in ends), len(new))
+    return [*map(int, row), *new[:end]]
