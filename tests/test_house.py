@@ -689,25 +689,22 @@ def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 HELP = """
 import sys
-import tempfile
 from glassformer.__main__ import entry
-sys.argv = ["glassformer", *sys.argv[1:]]
-try:
-    entry()
-except SystemExit as leaving:
-    assert not leaving.code, leaving.code
-heavy = {"torch", "numpy", "pandas", "transformers", "datasets", "tokenizers", "jaxtyping"} & set(sys.modules)
-print("HEAVY", sorted(heavy))
+for words in ("--help", "--version", "train --help", "compare --help"):
+    sys.argv = ["glassformer", *words.split()]
+    try:
+        entry()
+    except SystemExit as leaving:
+        assert not leaving.code, (words, leaving.code)
+    heavy = {"torch", "numpy", "pandas", "transformers", "datasets", "tokenizers", "jaxtyping"} & set(sys.modules)
+    assert not heavy, (words, heavy)
 """
 
 
-@pytest.mark.parametrize(
-    "args", [("--help",), ("--version",), ("train", "--help"), ("compare", "--help")], ids=" ".join
-)
-def test_help_imports_no_torch(args: tuple[str, ...]):
-    done = python(HELP, *args)
+def test_help_imports_no_torch():
+    done = python(HELP)
     assert done.returncode == 0, done.stderr
-    assert "HEAVY []" in done.stdout, done.stdout.splitlines()[-1]
+    assert "Usage" in done.stdout or "usage" in done.stdout
 
 
 def test_importing_the_package_imports_no_torch():
