@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -105,7 +106,7 @@ def test_an_answer_that_was_stopped_is_kept_as_far_as_it_went(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(chat, "show", show)
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     talk = conversation(talker)
     monkeypatch.setattr(chat, "Conversation", lambda *_: talk)
     monkeypatch.setattr(chat, "fetch", lambda *_: None)
@@ -163,12 +164,12 @@ def test_turns_from_standard_input(talker: str, monkeypatch: pytest.MonkeyPatch,
         ("Hi!\n/quit\nmore", [first]),
         ("", []),
     ):
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert main(["chat", talker, *options]) == 0
         said = capsys.readouterr()
         assert said.out == "".join(f"{one}\n" for one in says)
         assert said.err.count("tokens/s") == len(says)
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hi!\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi!\n"))
     assert main(["chat", talker, "--system", "Be brief.", "--json", *options]) == 0
     messages = json.loads(capsys.readouterr().out)["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
@@ -182,7 +183,7 @@ def test_a_turn_that_is_refused_leaves_no_trace(
     options = ["--temperature", "0", "--max-new-tokens", "10", "--threads", "1", "--json"]
     alone = answer(talker, [{"role": "user", "content": "Say hi"}])
     messages = [{"role": "user", "content": "Say hi"}, {"role": "assistant", "content": alone}]
-    monkeypatch.setattr("sys.stdin", io.StringIO("bad \udcff byte\nSay hi\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("bad \udcff byte\nSay hi\n"))
     assert main(["chat", talker, *options]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["messages"] == messages and said.err.count("lone surrogate") == 1
@@ -196,7 +197,7 @@ def test_a_turn_that_is_refused_leaves_no_trace(
             return render(self, given)
 
         monkeypatch.setattr(chat.ChatTemplate, "render", rendered)
-        monkeypatch.setattr("sys.stdin", io.StringIO("bad\nSay hi\n"))
+        monkeypatch.setattr(sys, "stdin", io.StringIO("bad\nSay hi\n"))
         assert main(["chat", talker, *options]) == 0
         assert json.loads(capsys.readouterr().out)["messages"] == messages
 
@@ -218,7 +219,7 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave_and_then_leaves(
                 return found
             raise found
 
-        monkeypatch.setattr("builtins.input", line)
+        monkeypatch.setattr(builtins, "input", line)
         assert main(["chat", talker, "--max-new-tokens", "3", "--threads", "1"]) == 0
         said = capsys.readouterr()
         assert (said.err.count("tokens/s"), said.err.count(hint)) == (turns, hints)
@@ -229,7 +230,7 @@ def test_a_context_that_does_not_fit_is_refused_before_it_is_made(
     talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     wanted = gf.load(talker).model.init_state(1, 256).nbytes
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hi!\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi!\n"))
     monkeypatch.setattr(machine, "free_memory", lambda device: wanted - 1)
     assert main(["chat", talker, "--threads", "1"]) == 2
     assert "the state of 256 tokens in 1 row takes 131 kB, and this machine has 131 kB" in capsys.readouterr().err

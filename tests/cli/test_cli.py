@@ -21,7 +21,7 @@ from glassformer.naming import preset
 from glassformer.runs.events import Begin
 from glassformer.runs.executor import Local
 from glassformer.runs.results import Results
-from glassformer.training import MuonConfig, Recipe
+from glassformer.training import MuonConfig, Recipe, request
 from tests.runs.stand_in import Stand
 from tests.runs.test_results import finished
 
@@ -84,7 +84,7 @@ def test_what_is_not_text_is_named(
     monkeypatch.setattr(import_module("glassformer.cli.chat"), "fetch", lambda *_: None)
     monkeypatch.setattr(import_module("glassformer.cli.chat"), "Conversation", lambda *_: None)
     for verb in ("generate", "chat"):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
         assert main([verb, "smollm2"]) == 2
         assert capsys.readouterr().err == "glassformer: standard input holds the byte 0xff; utf-8 text is right\n"
     for name in ("config.yaml", "config.json"):
@@ -343,7 +343,7 @@ def stopped(*_: object, **__: object) -> None:
 def test_ctrl_c_while_the_text_is_read(
     verb: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glassformer.training.request.prepare", stopped)
+    monkeypatch.setattr(request, "prepare", stopped)
     monkeypatch.setattr(import_module("glassformer.comparison.experiment"), "prepare", stopped)
     arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
     assert main(arguments) == 130
@@ -366,7 +366,7 @@ def test_ctrl_c_while_something_is_imported(module: str, tmp_path: Path) -> None
 def test_a_dash_is_standard_input(
     verb: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes()), encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes()), encoding="utf-8"))
     assert main([verb, TINY, "--data", "-", "--out", str(tmp_path / "out"), *PLAN, "--json"]) == 0
     json.loads(capsys.readouterr().out)
 

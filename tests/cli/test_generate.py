@@ -238,7 +238,7 @@ def test_prompts_from_files_and_standard_input(
     named = made(capsys, model, "--prompt-file", str(tmp_path / "text"), *options)
     assert named["prompt"] == text
     for way in (["--prompt-file", "-"], ["--prompt", "-"], []):
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert made(capsys, model, *way, *options)["texts"] == named["texts"]
     both = made(capsys, model, "--prompt-file", str(tmp_path / "text"), "--prompt", "- a list", *options)
     assert [one["prompt"] for one in both["texts"]] == ["- a list", text]

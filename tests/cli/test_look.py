@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_where_the_text_comes_from(
     how: str, model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    monkeypatch.setattr("sys.stdin", io.StringIO(TEXT))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(TEXT))
     found = read(capsys, model, {"file": "@text.txt", "stdin": "-"}[how])
     assert "".join(found["words"]) == TEXT
 

@@ -15,6 +15,7 @@ from glassformer.errors import RequestError
 from glassformer.runs.executor import Local
 from glassformer.runs.looks import constant_level, look_notes
 from tests.comparison.test_compare import PLAN, TINY
+from tests.refused import refused
 from tests.runs.stand_in import Instead, Stand, trained_at_once
 
 A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
@@ -62,7 +63,7 @@ def test_looks_are_counted_and_correct_the_intervals(trained: Any, tmp_path: Pat
     assert "looks at 4 and 8 seeds the level is 2.7" in note and "--looks 4,8 from the beginning keeps 5 %" in note
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Seeds were added after a verdict had been seen" in page
-    with pytest.raises(RequestError, match=r"--looks 4,8: verdicts were seen at 4 and 8 seeds before this plan"):
+    with refused(code="conflict", field="looks"):
         trained([A, B], seeds=8, looks=[4, 8])
 
 
@@ -118,9 +119,9 @@ def test_a_pilot_says_what_a_difference_takes_on_seeds_of_its_own(trained: Any, 
 def test_wrong_plans_are_refused_before_anything_is_trained(
     trained: Any, tmp_path: Path, names: list[str], fields: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as caught:
         trained(names, **fields)
-    assert says in str(refused.value) and not (tmp_path / "out").exists()
+    assert says in str(caught.value) and not (tmp_path / "out").exists()
 
 
 def test_a_verdict_says_for_what_it_holds(trained: Any) -> None:

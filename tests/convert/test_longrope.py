@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from glassformer.config import ModelConfig
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
-from glassformer.errors import RequestError
+from glassformer.errors import Code
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.position.scaling import LongRopeScalingConfig
+from tests.refused import refused
 
 from .test_words import LONG, SHORT, SIZES
 
@@ -79,7 +80,13 @@ def test_models(said: dict[str, Any]) -> None:
     assert all(equal) == (said in SAME)
 
 
-@pytest.mark.parametrize("trained", [0, 1])
-def test_a_trained_context_of_one_has_no_magnitude(trained: int) -> None:
-    with pytest.raises(RequestError, match=rf"original_max_position_embeddings='{trained}'"):
+@pytest.mark.parametrize(
+    ("trained", "code", "field"),
+    [
+        (0, "range", "original_max_position_embeddings"),
+        (1, "unsupported", "rope_scaling.original_max_position_embeddings"),
+    ],
+)
+def test_a_trained_context_of_one_has_no_magnitude(trained: int, code: Code, field: str) -> None:
+    with refused(code=code, field=field):
         phi3(trained).explicit()

@@ -9,10 +9,10 @@ import pytest
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError
 from glassformer.laboratory.advice import QUESTIONS, advise
 from glassformer.laboratory.claims import claims, known
 from glassformer.laboratory.claims.figure import Figure
+from tests.refused import refused
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.asks)
@@ -86,7 +86,7 @@ def test_wrong_requests(words: list[str], said: str, capsys: pytest.CaptureFixtu
 
 
 def test_an_unknown_goal_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="goal"):
+    with refused(code="unknown", field="goal"):
         gf.advise("fun", 8192, 16e9, tmp_path)
 
 

@@ -18,7 +18,6 @@ from experiments.advice import page as advice_page
 from experiments.claims import COMMAND
 from experiments.claims import page as document_of
 from glassformer.cli import main
-from glassformer.errors import RequestError
 from glassformer.laboratory.claims import claims, known, overview
 from glassformer.laboratory.claims import stored as files
 from glassformer.laboratory.claims.bench import Bench, Compared, Text
@@ -30,6 +29,7 @@ from glassformer.report.claims import counts, render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import VERSION, Budget, Data, Reach, Results, RunResult, TrainingResult, Validation
+from tests.refused import refused
 
 ALL = list(known().values())
 EXACT = [claim for claim in ALL if claim.quick]
@@ -264,7 +264,7 @@ def test_a_claim_that_has_changed_is_measured_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"verdict": "holds"}', "\x00"])
 def test_a_file_of_another_kind_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "gqa-cache.json").write_text(text)
-    with pytest.raises(RequestError, match="is not a measured claim"):
+    with refused(code="damaged", field="out"):
         claims("gqa-cache", tmp_path)
 
 
@@ -279,7 +279,7 @@ def test_every_stored_result_is_of_a_claim_that_stands_and_says_what_follows() -
 
 
 def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="gqa-cache"):
+    with refused(code="unknown", field="claim"):
         gf.claims("gqa-cach", tmp_path)
 
 
@@ -360,9 +360,9 @@ def test_survivors_of_an_arm_that_diverged_decide_nothing() -> None:
 def test_what_was_measured_otherwise_is_refused_and_not_shown(tmp_path: Path) -> None:
     claims(["score-variance"], tmp_path, tiny=True)
     before = (tmp_path / "score-variance.json").read_text()
-    for asked, words in (({"seeds": 9}, "seeds=9 is asked for"), ({"data": "x/own.txt"}, "data=own.txt is asked for")):
-        with pytest.raises(RequestError, match=words):
-            claims(["score-variance"], tmp_path, tiny=True, **asked)
+    for field, value in (("seeds", 9), ("data", "x/own.txt")):
+        with refused(code="conflict", field=field):
+            claims(["score-variance"], tmp_path, tiny=True, **{field: value})
     assert (tmp_path / "score-variance.json").read_text() == before
     assert claims(["score-variance"], tmp_path, tiny=True, seeds=9, again=True)["score-variance"].seeds == 9
 

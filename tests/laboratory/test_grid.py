@@ -13,17 +13,20 @@ import pytest
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import Code
 from glassformer.laboratory import estimate, scaling
+from glassformer.laboratory import law as law_module
 from glassformer.laboratory.grid import grid
 from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
 from glassformer.naming import SIZES, at_size, preset, shape, without_size
+from glassformer.runs import executor as executor_module
 from glassformer.runs.events import End, Kept, Notify, silent
 from glassformer.runs.files import write_result
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import RunResult
 from glassformer.training import Interrupted
+from tests.refused import failed, refused
 from tests.runs.stand_in import Instead
 
 PLANTED = {
@@ -92,7 +95,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is probed and few draws are taken."""
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 12)
+    monkeypatch.setattr(law_module, "DRAWS", 12)
     at_once = lambda configs, text, recipe: estimate.Rates(dict.fromkeys(configs, 1e4), "as a test says")  # noqa: E731
     monkeypatch.setattr(scaling, "rates", at_once)
 
@@ -126,7 +129,7 @@ def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path:
     # and the folder is points for anybody's fit
     law = fit_scaling_law(tmp_path, where={"model": "llama"})
     assert law.alpha == pytest.approx(0.29, rel=1e-4) and len(law.points) == 25
-    with pytest.raises(RequestError, match="holds runs of gpt2, llama; say which, as where model=NAME"):
+    with refused(code="missing", field="where"):
         fit_scaling_law(tmp_path)
 
 
@@ -150,7 +153,7 @@ def test_the_largest_run_is_left_out_of_its_own_prediction(source: Path, tmp_pat
 def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
     few = {**FEW, "models": ["gpt2"]}
     first = Planted(stop_after=5)
-    with pytest.raises(Interrupted, match="5 of 9 sizes and budgets are finished"):
+    with failed(code="stopped"):
         trained(source, tmp_path, first, **few)
     second, plans = Planted(), []
     trained(source, tmp_path, second, on_plan=plans.append, **few)
@@ -162,15 +165,12 @@ def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
     kept: list[Any] = []
     trained(source, tmp_path, Planted(stop_after=0), seeds=2, on_event=kept.append, **few)
     assert sum(isinstance(event, Kept) for event in kept) == 18
-    for change, told in (
-        ({"batch_size": 8}, "was begun with batch_size=4, and batch_size=8"),
-        ({"learning_rate": 1e-3}, "was begun with learning_rate="),
-    ):
-        with pytest.raises(RequestError, match=told):
-            trained(source, tmp_path, Planted(stop_after=0), seeds=2, **few, **change)
+    for field, value in (("batch_size", 8), ("learning_rate", 1e-3)):
+        with refused(code="conflict", field=field):
+            trained(source, tmp_path, Planted(stop_after=0), seeds=2, **few, **{field: value})
     other = tmp_path / "other.txt"
     other.write_text("another text altogether, " * 2000)
-    with pytest.raises(RequestError, match="was begun on another text"):
+    with refused(code="changed", field="out"):
         trained(other, tmp_path, Planted(stop_after=0), seeds=2, **few)
 
 
@@ -192,7 +192,7 @@ def test_too_few_that_did_not_diverge(source: Path, tmp_path: Path) -> None:
         source, tmp_path, Planted(lost), models=["gpt2"], sizes=",".join(sizes), budgets="16384,32768,65536"
     )
     assert "3 points cannot fit the 5 figures" in found["laws"][0]["why"]
-    with pytest.raises(WorkError, match="no law could be fitted: 3 points"):
+    with failed(code="failed"):
         scaling.refuse_failed(found)
 
 
@@ -211,55 +211,55 @@ def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "code", "field"),
     [
-        ({"models": ["gpt2@1m"]}, "gpt2@1m has a size of its own; leave @1m out"),
-        ({"models": ["gpt2", "gpt2"]}, "named twice"),
-        ({"sizes": "0.1m"}, "all runs have as many params.*: give more sizes"),
-        ({"sizes": "0.1m,0.2m"}, "2 values of params.* takes 3; add one: give more sizes"),
-        ({"budgets": "100k,200k"}, "2 values of tokens.* takes 3; add one: give more budgets"),
-        ({"sizes": "0.1m,0.2m", "budgets": "16k,32k", "form": "kaplan"}, "are 4 runs of a model, and the 4 figures"),
-        ({"models": ["gpt2+layers=1+d_model=32+heads=2"]}, "all runs have as many params"),
-        ({"sizes": "0.8m,1m,3m"}, "0.8m and 1m are the same layers"),
-        ({"sizes": "0.1m,0.1m,1m"}, "0.1m is named twice"),
-        ({"sizes": "1m..0.1m"}, "no ladder"),
-        ({"sizes": "0.1m..1m:1"}, "no ladder"),
-        ({"sizes": "0.1m,,1m"}, "values with commas between"),
-        ({"sizes": "tiny,1m,3m"}, "no size is named"),
-        ({"sizes": "2x,1m,3m"}, "no size is named"),
-        ({"isoflop": "1e12"}, "and not both"),
-        ({"budgets": None}, "give the budgets"),
-        ({"budgets": "0,1M,2M"}, "at least 1"),
-        ({"form": "square"}, "one of chinchilla"),
-        ({"hours": 0.001}, "runs would take about 0.3 hours .*, and hours=0.001 is given"),
-        ({"hours": -1}, "hours must be above 0"),
-        ({"predict": [(1e9, 1e9)]}, "times the largest run's"),
-        ({"flops": [1e20]}, "times the largest run's"),
-        ({"form": "params", "flops": [1e12]}, "says nothing of how to share compute"),
-        ({"tokens": 5}, "tokens=5: the runs of a scaling law differ in it"),
-        ({"seeds": 0}, "seeds=0 must be at least 1"),
-        ({"batch_size": 0}, "batch_size"),
+        ({"models": ["gpt2@1m"]}, "conflict", "size"),
+        ({"models": ["gpt2", "gpt2"]}, "conflict", "models"),
+        ({"sizes": "0.1m"}, "range", "sizes"),
+        ({"sizes": "0.1m,0.2m"}, "range", "sizes"),
+        ({"budgets": "100k,200k"}, "range", "budgets"),
+        ({"sizes": "0.1m,0.2m", "budgets": "16k,32k", "form": "kaplan"}, "range", "sizes"),
+        ({"models": ["gpt2+layers=1+d_model=32+heads=2"]}, "conflict", "sizes"),
+        ({"sizes": "0.8m,1m,3m"}, "conflict", "sizes"),
+        ({"sizes": "0.1m,0.1m,1m"}, "conflict", "sizes"),
+        ({"sizes": "1m..0.1m"}, "range", "sizes"),
+        ({"sizes": "0.1m..1m:1"}, "range", "sizes"),
+        ({"sizes": "0.1m,,1m"}, "missing", "sizes"),
+        ({"sizes": "tiny,1m,3m"}, "unknown", "size"),
+        ({"sizes": "2x,1m,3m"}, "unknown", "size"),
+        ({"isoflop": "1e12"}, "conflict", "budgets"),
+        ({"budgets": None}, "missing", "budgets"),
+        ({"budgets": "0,1M,2M"}, "range", "budgets"),
+        ({"form": "square"}, "unknown", "form"),
+        ({"hours": 0.001}, "range", "hours"),
+        ({"hours": -1}, "range", "hours"),
+        ({"predict": [(1e9, 1e9)]}, "range", "far"),
+        ({"flops": [1e20]}, "range", "far"),
+        ({"form": "params", "flops": [1e12]}, "conflict", "flops"),
+        ({"tokens": 5}, "conflict", "tokens"),
+        ({"seeds": 0}, "range", "seeds"),
+        ({"batch_size": 0}, "range", "batch_size"),
     ],
 )  # fmt: skip
 def test_what_is_refused_before_anything_is_trained(
-    changes: dict[str, Any], told: str, source: Path, tmp_path: Path
+    changes: dict[str, Any], code: Code, field: str, source: Path, tmp_path: Path
 ) -> None:
     never = Planted(stop_after=0)
-    with pytest.raises(RequestError, match=told):
+    with refused(code=code, field=field):
         trained(source, tmp_path / "out", never, **changes)
     assert never.trained == [] and not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(RequestError, match="is no scaling law's"):
+    with refused(code="conflict", field="out"):
         trained(source, tmp_path)
     (tmp_path / "scaling.json").write_text("{")
-    with pytest.raises(RequestError, match="cannot be read"):
+    with refused(code="damaged", field="out"):
         trained(source, tmp_path)
-    with pytest.raises(RequestError, match="is a file"):
+    with refused(code="exists", field="out"):
         trained(source, tmp_path / "report.html" / "x")
-    with pytest.raises(RequestError, match="holds no results of runs"):
+    with refused(code="missing", field="data"):
         points(tmp_path)
 
 
@@ -324,7 +324,7 @@ def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatc
 def test_the_command_trains(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glassformer.runs.executor.Local", lambda workers: Planted())
+    monkeypatch.setattr(executor_module, "Local", lambda workers: Planted())
     base = ["scale", "gpt2", "llama", "--data", str(source), "--batch-size", "4", "--context", "32", "--threads", "1",
             "--dtype", "float32", "--out", str(tmp_path / "out")]  # fmt: skip
     asked = [*base, "--sizes", FEW["sizes"], "--budgets", FEW["budgets"]]

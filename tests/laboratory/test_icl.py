@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.errors import RequestError
 from glassformer.laboratory import icl
 from glassformer.laboratory.copying import copying
 from glassformer.laboratory.induction import MODEL, induction
 from glassformer.naming import preset
 from glassformer.text.tasks import Induction, Regression, SelectiveCopy
+from tests.refused import refused
 
 
 def test_the_best_step_has_the_published_error() -> None:
@@ -74,7 +74,7 @@ def test_answers_from_statistics() -> None:
     for k in range(1, 7):
         assert noisy["ridge"][k] <= min(noisy[name][k] for name in noisy) + 1e-9
     assert noisy["least squares"][3] > 5 * noisy["ridge"][3]
-    with pytest.raises(RequestError, match="layout=apart"):
+    with refused(code="conflict", field="layout"):
         icl.compared(model, Regression(dims=3), 4, np.random.default_rng(0))
     assert set(distances) == set(icl.ANSWERS)
 

@@ -14,12 +14,13 @@ from torch.nn.functional import cross_entropy
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError
+from glassformer.errors import Code
 from glassformer.laboratory.quality import qualities, windows_of
 from glassformer.loaded import Loaded
 from glassformer.parts.quantized import quantize
 from glassformer.text import prepare
 from glassformer.text.subword import BPETokenizer
+from tests.refused import refused
 
 torch.set_num_threads(1)
 
@@ -121,15 +122,16 @@ def test_progress_is_told(text: str) -> None:
 
 
 def test_what_cannot_be_measured(text: str) -> None:
-    for load, data, tokens, said in (
-        (loader(tokenizer=None), text, 64, "no tokenizer"),
-        (loader("llama@1m+bidirectional"), text, 64, "bidirectional"),
-        (loader("t5@1m"), text, 64, "writes from a source"),
-        (loader("llama@1m+vocab_size=200"), text, 64, "outside the vocabulary of 200"),
-        (loader(), f"{text}.txt", 64, "is no file"),
-        (loader(), text, 0, "tokens=0 must be at least 1"),
-    ):
-        with pytest.raises(RequestError, match=said):
+    wrong: list[tuple[Callable[[], Loaded], str, int, Code, str]] = [
+        (loader(tokenizer=None), text, 64, "missing", "tokenizer"),
+        (loader("llama@1m+bidirectional"), text, 64, "causal", "model"),
+        (loader("t5@1m"), text, 64, "conflict", "model"),
+        (loader("llama@1m+vocab_size=200"), text, 64, "range", "tokens"),
+        (loader(), f"{text}.txt", 64, "unknown", "data"),
+        (loader(), text, 0, "range", "tokens"),
+    ]
+    for load, data, tokens, code, field in wrong:
+        with refused(code=code, field=field):
             list(qualities(load, data, tokens))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.parallel import apply, experts, sums, tensor
+from glassformer.parallel import apply, experts, sharing, sums, tensor
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.core.shard import Shard
@@ -101,7 +101,7 @@ def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
 
 def torch_s_own_norm(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sums, "row_squares", lambda gradient: gradient.norm().square()[None])
-    patch.setattr("glassformer.parallel.sharing.row_squares", lambda gradient: gradient.norm().square()[None])
+    patch.setattr(sharing, "row_squares", lambda gradient: gradient.norm().square()[None])
 
 
 def copies_that_do_not_add_up(patch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from glassformer.report import page as page_module
 from glassformer.report import write_report
 from glassformer.report.curves import MARKERS, at, extremes, few, mean_curve
 from glassformer.report.finding import sentence
@@ -503,7 +504,7 @@ def test_the_page_is_written_in_one_move(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(results: Results) -> str:
         raise RuntimeError("half way")
 
-    monkeypatch.setattr("glassformer.report.page.render", fail)
+    monkeypatch.setattr(page_module, "render", fail)
     with pytest.raises(RuntimeError):
         write_report(one, path)
     assert path.read_text(encoding="utf-8") == first and [p.name for p in path.parent.iterdir()] == ["report.html"]

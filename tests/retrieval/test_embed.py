@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     gf.save(one.model, one.tokenizer, tmp_path / "model")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["glassformer", "embed", *arguments])
+        monkeypatch.setattr(sys, "argv", ["glassformer", "embed", *arguments])
         try:
             status = entry()
         except SystemExit as ended:
@@ -191,7 +193,7 @@ def test_vectors_are_written_whole_or_not_at_all(kind: str, tmp_path: Path, monk
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with failed(code="disk"):
         write(path, ["a"], np.ones((1, 2)))
     assert path.read_text() == "as it was" and list(tmp_path.iterdir()) == [path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -294,7 +295,7 @@ def test_the_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     gf.save(other.model, other.tokenizer, tmp_path / "decoder")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["glassformer", *arguments])
+        monkeypatch.setattr(sys, "argv", ["glassformer", *arguments])
         try:
             status = entry()
         except SystemExit as ended:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.parts.core.base import to_plain
+from glassformer.runs import workers
 from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step
 from glassformer.runs.executor import Local, execute, finished, kept
 from glassformer.runs.files import read_result
@@ -73,14 +74,14 @@ def test_what_a_process_says_last_is_its_error(
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "status -9 (out of memory?)"),
         ("", "result.json is not what a trained arm leaves"),
     ):
-        monkeypatch.setattr("glassformer.runs.workers.START", f"import sys\n{code}")
+        monkeypatch.setattr(workers, "START", f"import sys\n{code}")
         (result,) = Local().run(asked[:1], tmp_path)
         assert result.status == "failed" and str(result.error).endswith(words)
 
 
 def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is passed on to the process once, and nothing after it starts."""
-    monkeypatch.setattr("glassformer.runs.workers.START", WAITS)
+    monkeypatch.setattr(workers, "START", WAITS)
     events: list[Event] = []
 
     def notify(event: Event) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from glassformer import machine
 from glassformer.comparison.request import threads_of
+from glassformer.runs import executor, workers
 from glassformer.runs.executor import Slots
 from glassformer.runs.request import RunRequest
 from tests.refused import refused
@@ -28,9 +30,9 @@ raise ValueError('met')
 def test_each_run_sees_its_own_device(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two wait for each other; the third takes the slot that is free. Cards are counted among those that
     this process sees."""
-    monkeypatch.setattr("glassformer.machine.device_named", lambda name: name)
-    monkeypatch.setattr("glassformer.runs.executor.available_cores", lambda: 8)
-    monkeypatch.setattr("glassformer.runs.workers.START", MEETS)
+    monkeypatch.setattr(machine, "device_named", lambda name: name)
+    monkeypatch.setattr(executor, "available_cores", lambda: 8)
+    monkeypatch.setattr(workers, "START", MEETS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     slots = Slots(["cuda:0", "cuda:1"])
     assert (slots.workers, slots.shared) == (2, False) and threads_of(slots, None, "minutes") is not None
@@ -44,7 +46,7 @@ def test_each_run_sees_its_own_device(asked: list[RunRequest], tmp_path: Path, m
 
 def test_a_device_of_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither their speeds nor their minutes are those of the device."""
-    monkeypatch.setattr("glassformer.runs.executor.available_cores", lambda: 8)
+    monkeypatch.setattr(executor, "available_cores", lambda: 8)
     slots = Slots(["cpu", "cpu"])
     assert slots.shared
     with refused(code="conflict", field="workers"):

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from glassformer.errors import RequestError
+from glassformer.runs import workers
 from glassformer.runs.events import End, Error, Event, Measuring, StageEvent, Step, decode
 from glassformer.runs.executor import Local, execute
 from glassformer.runs.request import RunRequest, TextPlaces
@@ -128,7 +129,7 @@ def test_whoever_asked_may_go(asked: list[RunRequest], tmp_path: Path) -> None:
 
 def test_a_job_says_what_its_run_says(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events reach whoever asked through a file, few of the steps; a job that is preempted has its run saved."""
-    monkeypatch.setattr("glassformer.runs.workers.START", SAYS)
+    monkeypatch.setattr(workers, "START", SAYS)
     place = tmp_path / "run"
     place.mkdir()
     arm = SlurmRun(str(place), "a", 0)

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from glassformer import text
 from glassformer.errors import Code
 from glassformer.text import Batches, ByteTokenizer, CharTokenizer, choose_tokenizer, open_corpus, prepare
+from glassformer.text import data as data_module
 from tests.refused import refused
 
 
@@ -95,7 +97,7 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     path.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 256))))
     assert choose_tokenizer(open_corpus(path))[0] == "char"
-    monkeypatch.setattr("glassformer.text.data.SMALL_BYTES", 3 * 256)
+    monkeypatch.setattr(data_module, "SMALL_BYTES", 3 * 256)
     assert choose_tokenizer(open_corpus(path))[0] == "bpe:4096"
 
 
@@ -128,7 +130,7 @@ def test_a_wrong_request_is_one_sentence(arguments: dict, code: Code, field: str
 
 
 def test_a_misspelt_tokenizer_is_refused_before_the_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassformer.text.open_corpus", lambda *_: pytest.fail("the text was opened"))
+    monkeypatch.setattr(text, "open_corpus", lambda *_: pytest.fail("the text was opened"))
     wrongs: dict[str, Code] = {"bep:300": "unknown", "bpe:0": "range", "bpe:256": "range", "bpe:1000001": "range"}
     for wrong, code in wrongs.items():
         with refused(code=code, field="tokenizer"):

@@ -29,6 +29,7 @@ from glassformer.training import (
     train,
 )
 from glassformer.training.overrides import with_recipe
+from tests.refused import refused
 from tests.training.test_loop import TEN, interrupt_at, told
 
 TINY = "llama@1m+layers=2+d_model=32+heads=2"
@@ -139,9 +140,9 @@ def test_groups_keep_the_rates_of_mup(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adafactor"])
 def test_mup_is_refused_where_its_rates_do_not_hold(text: TextData, kind: str) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as caught:
         train(model("+mup:16"), text, {**TEN, "optimizer": kind})
-    assert (refused.value.code, refused.value.field, refused.value.value) == ("conflict", "optimizer", kind)
+    assert (caught.value.code, caught.value.field, caught.value.value) == ("conflict", "optimizer", kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +218,7 @@ def test_an_expression_names_the_optimizer_and_its_fields() -> None:
     assert with_recipe(Recipe.of(tokens=1), {"optimizer.momentum": "0.5", "optimizer.kind": "sgd"}).optimizer == (
         SGDConfig(momentum=0.5)
     )
-    with pytest.raises(RequestError, match="adafactor, adamw, lion, muon, sgd"):
+    with refused(code="unknown", field="optimizer"):
         with_recipe(Recipe.of(tokens=1), {"optimizer": "adamm"})
 
 
@@ -230,21 +231,21 @@ def test_default_rates_follow_adamws() -> None:
 
 
 def test_nesterov_needs_momentum() -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as caught:
         Recipe.of(tokens=1, optimizer={"kind": "sgd", "momentum": 0.0, "nesterov": True})
-    assert refused.value.field == "optimizer"
+    assert caught.value.field == "optimizer"
 
 
 def test_steps_bound_a_run(text: TextData) -> None:
     recipe = {name: value for name, value in TEN.items() if name != "tokens"}
     assert train(model(), text, {**recipe, "steps": 3}).steps == 3
-    with pytest.raises(RequestError, match="tokens and steps given"):
+    with refused(code="conflict", field="recipe"):
         Recipe.of(tokens=1, steps=1)
 
 
 def test_fields_of_one_optimizer_are_not_dropped_for_another() -> None:
     given = Recipe.of(tokens=1, optimizer={"kind": "adamw", "betas": (0.8, 0.9)})
-    with pytest.raises(RequestError, match="betas of adamw would be lost") as caught:
+    with refused(code="conflict", field="recipe.optimizer") as caught:
         with_recipe(given, {"optimizer": "lion"})
     assert (caught.value.code, caught.value.value) == ("conflict", "lion")
     assert with_recipe(given, {"optimizer": "adamw"}).optimizer == given.optimizer

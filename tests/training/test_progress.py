@@ -18,6 +18,7 @@ from glassformer.naming import preset
 from glassformer.text import TextData
 from glassformer.training import Interrupted, Report, Reporter, Run, checkpoint, load_run, train
 from glassformer.training.progress import read_metrics
+from tests.refused import refused
 
 RECIPE: dict[str, Any] = {
     "tokens": 8 * 2 * 16, "batch_size": 2, "context": 16, "compile": False, "threads": 1, "evaluation_tokens": 64,
@@ -80,9 +81,9 @@ def test_a_state_that_cannot_have_been_is_refused(folder: Path, text: TextData, 
     path = folder / "checkpoints" / "step_00000005" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as caught:
         resume(folder, text)
-    said = str(refused.value)
+    said = str(caught.value)
     assert "state.json" in said and "\n" not in said and len(said) < 700
     assert said.endswith(f"write step_00000004 into {folder / 'latest'}")
     assert (folder / "metrics.jsonl").read_bytes() == before
@@ -94,7 +95,7 @@ def test_a_step_beyond_the_end_is_not_a_finished_run(folder: Path, text: TextDat
     (folder / "latest").write_text("step_00000009\n")
     path = checkpoints / "step_00000009" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "step": 9}))
-    with pytest.raises(RequestError, match=r"step=9 is more than the 8 it can be; step_00000004 is whole"):
+    with refused(code="range", field="state.json:step"):
         resume(folder, text)
 
 
@@ -103,10 +104,10 @@ def test_the_way_on_that_is_named_is_one(folder: Path, text: TextData, straight:
     """The newest checkpoint is damaged: done as the sentence says, the run ends as if nothing had been."""
     newest = folder / "checkpoints" / "step_00000005"
     (newest / file).write_bytes((newest / file).read_bytes()[:-9])
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as caught:
         resume(folder, text)
-    assert str(newest / file) in str(refused.value)
-    assert str(refused.value).count("step_00000004 is whole") == 1
+    assert str(newest / file) in str(caught.value)
+    assert str(caught.value).count("step_00000004 is whole") == 1
     (folder / "latest").write_text("step_00000004")
     run = resume(folder, text)
     assert told(run) == told(straight) and run.validation == straight.validation
@@ -117,10 +118,10 @@ def test_where_no_checkpoint_is_whole_that_is_said(folder: Path, text: TextData)
     for path in folder.glob("checkpoints/*/model.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     for act in (lambda: resume(folder, text), lambda: load_run(folder)):
-        with pytest.raises(RequestError, match=r"no other checkpoint of this run is whole, so begin anew"):
+        with refused(code="damaged", field="model.safetensors"):
             act()
     (folder / "latest").write_text("step_00000007")
-    with pytest.raises(RequestError, match=r"names 'step_00000007', which is no checkpoint .*; no other"):
+    with refused(code="missing", field="latest"):
         checkpoint.latest(folder)
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.errors import RequestError
+from glassformer.errors import Code
 from glassformer.parts.loss import IGNORED
 from glassformer.text import ByteTokenizer
 from glassformer.text.languages import pairs
 from glassformer.training import train
 from glassformer.training.objectives.pairs import PairBatches, Pairs, SourceLayout
+from tests.refused import refused
 
 BYTES = ByteTokenizer()
 END = BYTES.eos_id
@@ -77,59 +78,59 @@ def test_an_epoch_has_each_pair_once_and_ranks_divide_it():
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "code"),
     [
-        (["a\tb", "c"], "2 documents and 1 tabs"),
-        (["a\tb\tc", "d"], "a pair is a source, one tab"),
-        (["a\tb", "\tc"], "the source of pair 1 is empty"),
-        (["a\t", "b\tc"], "the target of pair 0 is empty"),
+        (["a\tb", "c"], "conflict"),
+        (["a\tb\tc", "d"], "conflict"),
+        (["a\tb", "\tc"], "range"),
+        (["a\t", "b\tc"], "range"),
     ],
     ids=str,
 )
-def test_what_is_no_pair_is_refused(texts: list[str], said: str):
-    with pytest.raises(RequestError, match=said):
+def test_what_is_no_pair_is_refused(texts: list[str], code: Code):
+    with refused(code=code, field="data"):
         Pairs(stream(*texts), BYTES)
 
 
 @pytest.mark.parametrize(
-    ("model", "context", "said"),
+    ("model", "context", "code", "field"),
     [
-        ("llama@1m+bidirectional", 32, "layer 0 is not causal"),
-        (f"{TINY}+prefix", 32, "layer 0 is not causal"),
-        ("transformer@1m", 8, "tokens with its end; the context is 8"),
-        ("llama@1m", 16, "21 tokens with what parts them; the context is 16"),
+        ("llama@1m+bidirectional", 32, "causal", "layers.0.mixer"),
+        (f"{TINY}+prefix", 32, "causal", "layers.0.mixer"),
+        ("transformer@1m", 8, "range", "context"),
+        ("llama@1m", 16, "range", "context"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(model: str, context: int, said: str):
+def test_what_cannot_be_trained_is_refused(model: str, context: int, code: Code, field: str):
     recipe: dict[str, Any] = {"tokens": 64, "batch_size": 2, "context": context, "objective": "seq2seq"}
-    with pytest.raises(RequestError, match=said):
+    with refused(code=code, field=field):
         train(gf.preset(model), "pairs:reversal", recipe)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "field"),
     [
-        ("encoder.context=16", "encoder.context=16 is shorter than context=32; use 32"),
+        ("encoder.context=16", "encoder.context"),
         (
             "encoder.embedding.position.kind=learned+encoder.embedding.position.length=16",
-            "encoder.embedding.position.l",
+            "encoder.embedding.position.length",
         ),
-        ("encoder.embedding.tied=false+encoder.vocab_size=100", "encoder.vocab_size=100 is less than the 257 tokens"),
+        ("encoder.embedding.tied=false+encoder.vocab_size=100", "encoder.vocab_size"),
     ],
 )
-def test_an_encoder_too_small_for_the_text_is_refused(change: str, said: str):
+def test_an_encoder_too_small_for_the_text_is_refused(change: str, field: str):
     recipe: dict[str, Any] = {"steps": 1, "batch_size": 2, "context": 32, "objective": "seq2seq", "device": "cpu"}
-    with pytest.raises(RequestError, match=said) as refused:
+    with refused(code="range", field=field) as caught:
         train(gf.preset(f"{TINY}+{change}"), "pairs:reversal", recipe, tokenizer="byte")
-    assert str(refused.value).startswith(f"{refused.value.field}=")
+    assert str(caught.value).startswith(f"{caught.value.field}=")
 
 
 def test_budgets_of_one_text_are_refused(tmp_path: Any):
     asked: dict[str, Any] = {"data": "pairs:reversal", "objective": "seq2seq", "out": str(tmp_path / "out")}
     for budget in ({"flops": 1e9}, {"steps": 10}, {"tokens": 100, "match": "flops"}):
-        with pytest.raises(RequestError, match="give the budget of a comparison in --tokens or --minutes"):
+        with refused(code="conflict", field="objective"):
             gf.compare(["transformer@1m"], **budget, **asked)
-    with pytest.raises(RequestError, match="is a budget for a text that is read on"):
+    with refused(code="conflict", field="flops"):
         train(gf.preset("transformer@1m"), "pairs:reversal", {"flops": 1e9, "objective": "seq2seq"})
 
 

@@ -13,6 +13,7 @@ import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.text import TextData, Tokens, prepare
 from glassformer.training.objectives import RegressionConfig, TaskConfig
+from tests.refused import refused
 
 SMALL = "gpt2+layers=1+d_model=16+heads=2"
 QUICK = {"steps": 4, "batch_size": 8, "threads": 1, "evaluation_tokens": 720}
@@ -90,26 +91,26 @@ def test_squares_may_climb(texts: dict[str, TextData]) -> None:
 
 
 def test_what_does_not_fit_is_refused(texts: dict[str, TextData], tmp_path: Path) -> None:
-    def refused(data: str, expression: str, **fields: object) -> str:
-        with pytest.raises(RequestError) as problem:
+    def complaint(data: str, expression: str, **fields: object) -> str:
+        with pytest.raises(RequestError) as caught:
             gf.train(gf.preset(expression), texts[data], {**QUICK, "context": 64, **fields})
-        return str(problem.value)
+        return str(caught.value)
 
-    assert "this data is icl-regression; give --data induction or selective-copy" in refused(
+    assert "this data is icl-regression; give --data induction or selective-copy" in complaint(
         "icl-regression", SMALL, objective="task"
     )
-    assert "give --data icl-regression" in refused("induction", f"{SMALL}+vectors:6", objective="regression")
-    assert "use --context 72" in refused("selective-copy", SMALL, objective="task")
-    assert "use +vectors:6" in refused("icl-regression", f"{SMALL}+vectors:5", objective="regression")
-    assert "use +vectors:R" in refused("icl-regression", SMALL, objective="regression")
+    assert "give --data icl-regression" in complaint("induction", f"{SMALL}+vectors:6", objective="regression")
+    assert "use --context 72" in complaint("selective-copy", SMALL, objective="task")
+    assert "use +vectors:6" in complaint("icl-regression", f"{SMALL}+vectors:5", objective="regression")
+    assert "use +vectors:R" in complaint("icl-regression", SMALL, objective="regression")
     both = f"{SMALL}+vectors:5+bidirectional"
-    assert "not causal" in refused("icl-regression:layout=apart", both, objective="regression")
-    assert "not causal" in refused("induction", f"{SMALL}+bidirectional", objective="task")
-    assert "this model's head gives classes" in refused("induction", f"{SMALL}+vectors:6", objective="next_token")
-    assert "budget" in refused("induction", SMALL, objective="task", steps=None, flops=1e9)
+    assert "not causal" in complaint("icl-regression:layout=apart", both, objective="regression")
+    assert "not causal" in complaint("induction", f"{SMALL}+bidirectional", objective="task")
+    assert "this model's head gives classes" in complaint("induction", f"{SMALL}+vectors:6", objective="next_token")
+    assert "budget" in complaint("induction", SMALL, objective="task", steps=None, flops=1e9)
     (tmp_path / "a.txt").write_text("no task, a text\n" * 50)
     plain = prepare(tmp_path / "a.txt", cache_dir=tmp_path / "cache")
-    with pytest.raises(RequestError, match="this data is no task"):
+    with refused(code="conflict", field="data"):
         gf.train(gf.preset(SMALL), plain, {**QUICK, "context": 64, "objective": "task"})
 
 

@@ -19,9 +19,10 @@ import torch
 
 import glassformer as gf
 from glassformer.dynamics import Moment, Records, Watch
+from glassformer.dynamics import watch as watch_module
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.weights import named_matrices, spectra
-from glassformer.errors import RequestError
+from glassformer.errors import Code
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.region import compiled_regions, region
@@ -29,6 +30,7 @@ from glassformer.text import Batch, Batches, TextData
 from glassformer.training import Callback, Interrupted, Report, Reporter, checkpoint, train
 from glassformer.training.progress import read_metrics
 from glassformer.training.state import Training
+from tests.refused import refused
 
 BATCH, CONTEXT = 4, 32
 SMALL = {"batch_size": BATCH, "context": CONTEXT, "compile": False, "threads": 1}
@@ -169,7 +171,7 @@ def test_a_damaged_state_is_refused(text: TextData, tmp_path: Path) -> None:
     kept = checkpoint.latest(tmp_path)
     assert kept is not None
     (kept / "watch.json").write_text("{}")
-    with pytest.raises(RequestError, match=r"watch\.json is damaged"):
+    with refused(code="damaged", field="watch.json"):
         train(model(), text, TEN, tmp_path, resume=True)
 
 
@@ -433,7 +435,7 @@ def test_sequences_of_a_spike_are_chosen_by_their_own_losses(tmp_path: Path, mon
     alone = [net.eval().loss(x, y).item() for x, y in zip(tokens.split(1), targets.split(1), strict=True)]
     moment = Moment(1, math.nan, 1.0, 0.1, tokens, targets, net, torch.optim.SGD(net.parameters(), lr=0.1))
     for together in (1, 16, 32, 4096):
-        monkeypatch.setattr("glassformer.dynamics.watch.BATCH_TOKENS", together)
+        monkeypatch.setattr(watch_module, "BATCH_TOKENS", together)
         (folder := tmp_path / str(together)).mkdir()
         watch = Watch(net, records=Records.open(folder, 0))
         assert watch.not_finite(moment)["batch_losses"] == pytest.approx(sorted(alone, reverse=True)[:3], rel=1e-5)
@@ -486,25 +488,25 @@ def test_not_a_number_can_be_left_out_too(text: TextData, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("recipe", "words"),
+    ("recipe", "code", "field"),
     [
-        ({"watch": 0}, "watch"),
-        ({"watch": -3}, "watch"),
-        ({"on_spike": "explode"}, "on_spike"),
-        ({"on_spike": "roll_back"}, "name a folder"),
+        ({"watch": 0}, "range", "watch"),
+        ({"watch": -3}, "range", "watch"),
+        ({"on_spike": "explode"}, "unknown", "on_spike"),
+        ({"on_spike": "roll_back"}, "missing", "out"),
     ],
 )
-def test_wrong_requests_are_refused(text: TextData, recipe: dict[str, Any], words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+def test_wrong_requests_are_refused(text: TextData, recipe: dict[str, Any], code: Code, field: str) -> None:
+    with refused(code=code, field=field):
         train(model(), text, {**TEN, **recipe})
 
 
 def test_the_monitor_refuses_an_interval_of_zero_and_a_damaged_state() -> None:
     net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
-    with pytest.raises(RequestError, match="watch=0 must be at least 1"):
+    with refused(code="range", field="watch"):
         Watch(net, every=0)
     for state in (None, [], {}, {"ring": 3}, {"ring": [3]}):
-        with pytest.raises(RequestError, match="damaged"):
+        with refused(code="damaged", field="state.ring"):
             Watch(net, every=1).restore(state)
 
 

@@ -105,7 +105,7 @@ def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> No
             raise RequestError(
                 f"--out {folder} also holds {shown(entry.name)}, seed {entry.seed}, which would be missing from the "
                 f"report; ask for it as well, or name another folder",
-                code="missing", field=f"models.{entry.name}",
+                code="missing", field="models", value=entry.name,
             )  # fmt: skip
 
 

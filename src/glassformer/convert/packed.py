@@ -35,7 +35,7 @@ class PackedLinear(Linear):
 
     def train(self, mode: bool = True) -> PackedLinear:
         if mode:
-            raise RequestError(UNTRAINED, code="unsupported", field="weight")
+            raise RequestError(UNTRAINED, code="unsupported", field="quantize")
         return super().train(mode)
 
     @property

@@ -78,7 +78,7 @@ class SafetensorsFile(SingleFile):
             limit = "more than the file holds" if length > len(data) - 8 else f"more than the {HEADER_BYTES} allowed"
             raise RequestError(
                 f"{self.path}: the header's length is given as {length} bytes, {limit}",
-                code="range", field="header", value=length,
+                code="range", field=f"{self.path.name}:header", value=length,
             )  # fmt: skip
         metadata: dict[str, str] = {}
         entries: dict[str, TensorEntry] = {}
@@ -93,7 +93,9 @@ class SafetensorsFile(SingleFile):
             _check_cover(list(entries.values()), 8 + length, len(data))
         except BadJSON as problem:
             raise RequestError(
-                f"{self.path} is not a whole safetensors file: {problem}", code="damaged", field="header"
+                f"{self.path} is not a whole safetensors file: {problem}",
+                code="damaged",
+                field=f"{self.path.name}:header",
             ) from None
         return entries, metadata
 
