@@ -602,7 +602,7 @@ def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
     try:
         return cls.model_validate(value)
     except ValidationError as error:
-        raise request_error(error, file) from None
+        raise request_error(error, file, what) from None
     except RecursionError:
         raise RequestError(f"{file}the {what} is nested too deeply", code="range", field=what) from None
 
@@ -612,8 +612,9 @@ def first_problem(error: ValidationError) -> Any:
     return min(error.errors(), key=lambda one: one["type"] != "unknown_field")
 
 
-def request_error(error: ValidationError, where: str = "") -> RequestError:
-    """The RequestError that says what pydantic found; its sentence begins with `where`."""
+def request_error(error: ValidationError, where: str = "", what: str = "config") -> RequestError:
+    """The RequestError that says what pydantic found; its sentence begins with `where`. Its field is `what`, where the
+    fields contradict each other."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
@@ -622,9 +623,9 @@ def request_error(error: ValidationError, where: str = "") -> RequestError:
     if unknown and isinstance(value, dict):
         value = value.get(first["ctx"]["name"])
     expected = first["msg"].removeprefix("Value error, ")
-    message, field = f"{where}{explain(error)}", field if unknown else path
+    message, field = f"{where}{explain(error)}", (field if unknown else path) or what
     if isinstance(cause := first.get("ctx", {}).get("error"), RequestError):  # from a check of the config's own
-        field = ".".join(filter(None, (path, cause.field)))
+        field = ".".join(filter(None, (path, cause.field))) or what
         return RequestError(message, code=cause.code, field=field, value=cause.value, expected=cause.expected)
     return RequestError(message, code=_code_of(first["type"]), field=field, value=value, expected=expected)
 

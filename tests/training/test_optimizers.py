@@ -239,7 +239,7 @@ def test_nesterov_needs_momentum() -> None:
 def test_steps_bound_a_run(text: TextData) -> None:
     recipe = {name: value for name, value in TEN.items() if name != "tokens"}
     assert train(model(), text, {**recipe, "steps": 3}).steps == 3
-    with refused(code="conflict", field="recipe"):
+    with refused(code="conflict", field="budget"):
         Recipe.of(tokens=1, steps=1)
 
 

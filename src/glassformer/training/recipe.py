@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from glassformer.config import ModelConfig, read_tree, validated
 from glassformer.dynamics.rates import default_learning_rate
+from glassformer.errors import RequestError
 from glassformer.parts.core.base import Value, to_plain
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
@@ -76,10 +77,12 @@ class Recipe(Value):
     def _consistent(self) -> Recipe:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of {', '.join(BUDGETS)}; {' and '.join(given) or 'none'} given")
+            told = f"give one of {', '.join(BUDGETS)}; {' and '.join(given) or 'none'} given"
+            raise RequestError(told, code="conflict", field="budget", value=given)
         micro = self.micro_batch
         if micro is not None and self.batch_size % micro:
-            raise ValueError(f"micro_batch={micro} does not divide batch_size={self.batch_size}")
+            told = f"micro_batch={micro} does not divide batch_size={self.batch_size}"
+            raise RequestError(told, code="conflict", field="micro_batch", value=micro)
         return self
 
     @property
