@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import transfer
 from glassformer.cli import main
 from glassformer.comparison import compare, summary
 from glassformer.errors import Code, RequestError, WorkError
@@ -460,33 +459,6 @@ def test_the_command_line_refuses(
 ) -> None:
     assert main(["compare", A, B, *more, *options(source, tmp_path / "out")]) == 2
     assert says in " ".join(capsys.readouterr().err.split())
-
-
-def test_transfer_is_judged_from_the_smallest_size() -> None:
-    arm = {"usual": 1e-3, "loss_usual": 3.0, "loss_chosen": None}
-    found = {
-        "1m": {"standard": {**arm, "chosen": 4e-3}, "muP": {**arm, "chosen": 4e-3}},
-        "10m": {"standard": {**arm, "chosen": 1e-3}, "muP": {**arm, "chosen": 3e-3}},
-    }
-    standard, mup = transfer.verdicts(found)
-    assert "does not transfer" in standard and "0.25 at 10m" in standard
-    assert "transfers within a factor of 2" in mup and "0.75 at 10m" in mup
-    assert "| 10m | muP | 0.001 | 0.003 | 3.0000 | diverged |" in transfer.page(found, 1000)
-
-
-def test_the_experiment_of_transfer_runs(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = ("1m", "3m")
-    found = {f"llama@{size}": Basin(3.0, best=best) for size, best in zip(sizes, (1.2, -0.4), strict=True)}
-    simulated = Simulated(found)
-    monkeypatch.setattr(Local, "training", lambda self, place: Stand(simulated, place))
-    monkeypatch.setattr(transfer, "ARMS", {"standard": "llama@{}"})
-    monkeypatch.setattr(transfer, "DATA", source)
-    for size in sizes:
-        monkeypatch.setitem(USUAL, f"llama@{size}", default_learning_rate(preset(f"llama@{size}")))
-    assert transfer.main(["--quick", "--out", str(tmp_path)]) == 0
-    assert "does not transfer within a factor of 2" in capsys.readouterr().out
 
 
 @pytest.mark.slow
