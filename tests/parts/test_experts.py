@@ -19,7 +19,6 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.convert.fold import fold
 from glassformer.dynamics.probe import probe
-from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.core import auxiliary
@@ -29,6 +28,7 @@ from glassformer.parts.core.site import edit_at, look_at
 from glassformer.parts.ffn import ExpertChoice, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.grouped import BLOCK, Groups, grouped_product, naive_grouped_product, wants_blocks
 from glassformer.parts.quantized import QuantizedLinear, quantize
+from tests.refused import refused
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 TOKENS = torch.randint(0, 61, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -458,38 +458,38 @@ def test_quantised_models_keep_their_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "code", "field"),
     [
-        ("moe:4:5", "top_k=5 is more than n_experts=4"),
-        ("moe:4", "moe:experts:chosen, such as moe:8:2"),
-        ("moe:4:0", "'0' is not|whole number"),
-        ("moe:4:2+ffn.activation=relu2", "activation=relu2 is for experts with gated=False"),
-        ("moe:4:2+ffn.balance_loss=-1", "balance_loss"),
-        ("moe:4:2+ffn.topk=1", "did you mean 'top_k'"),
-        ("ffn=none+moe:4:2", "no ffn"),
-        ("moe", "needs a value, such as"),
+        ("moe:4:5", "range", "top_k"),
+        ("moe:4", "syntax", "moe"),
+        ("moe:4:0", "range", "moe"),
+        ("moe:4:2+ffn.activation=relu2", "conflict", "stack.0.blocks.0.ffn.activation"),
+        ("moe:4:2+ffn.balance_loss=-1", "range", "stack.0.blocks.0.ffn.balance_loss"),
+        ("moe:4:2+ffn.topk=1", "unknown", "ffn.topk"),
+        ("ffn=none+moe:4:2", "missing", "ffn"),
+        ("moe", "missing", "moe"),
     ],
 )
-def test_wrong_requests_get_one_sentence(change: str, words: str) -> None:
-    with pytest.raises(RequestError, match=words) as refused:
+def test_wrong_requests_get_one_sentence(change: str, code: str, field: str) -> None:
+    with refused(code=code, field=field) as caught:
         preset(f"llama@1m+{TINY}+{change}")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_router_refuses_more_than_there_are() -> None:
-    with pytest.raises(RequestError, match="top_k=3 is more than n_experts=2"):
+    with refused(code="range", field="top_k"):
         Router(8, 2, 3)
-    with pytest.raises(RequestError, match="top_k=3 is more than n_experts=2"):
+    with refused(code="range", field="top_k"):
         ExpertChoice(16, 8, 2, 3)
 
 
 @pytest.mark.parametrize("make", [partial(Router, 8), partial(ExpertChoice, 16, 8)], ids=["router", "expert choice"])
-@pytest.mark.parametrize(("sizes", "words"), [((0, 0), "n_experts=0"), ((-1, 1), "n_experts=-1"), ((4, 0), "top_k=0")])
-def test_no_experts_are_refused(make: Any, sizes: tuple[int, int], words: str) -> None:
-    with pytest.raises(RequestError, match=f"^{words} must be at least 1"):
+@pytest.mark.parametrize(("sizes", "field"), [((0, 0), "n_experts"), ((-1, 1), "n_experts"), ((4, 0), "top_k")])
+def test_no_experts_are_refused(make: Any, sizes: tuple[int, int], field: str) -> None:
+    with refused(code="range", field=field):
         make(*sizes)
     for name in ("n_groups", "top_groups", "group_best"):
-        with pytest.raises(RequestError, match=f"^{name}=0 must be at least 1"):
+        with refused(code="range", field=name):
             Router(8, 4, 2, **{name: 0})
 
 
@@ -573,8 +573,7 @@ def test_the_sites_of_a_long_text_change_no_bit(dtype: torch.dtype) -> None:
 
 def test_units_of_experts_are_nobodys_neurons() -> None:
     model = preset(f"llama@1m+moe:4:2+{TINY}").build(seed=0)
-    said = r"layer 1 has experts, each with units of its own; use gf.lens.ablate_experts\(1, ...\)"
-    with gf.edit(model, gf.lens.ablate_neurons(1, 3)), pytest.raises(RequestError, match=said):
+    with gf.edit(model, gf.lens.ablate_neurons(1, 3)), refused(code="unsupported", field="layer"):
         model(TOKENS)
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.errors import RequestError
 from glassformer.parts.core.base import after_step
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer import Performer
 from glassformer.parts.mixer.chunked import CHUNK
 from glassformer.parts.mixer.performer import orthogonal_features, running_maximum
 from glassformer.parts.visibility import Bidirectional
+from tests.refused import refused
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 
@@ -170,12 +170,15 @@ def test_a_state_goes_on_and_back():
 
 def test_what_it_cannot_do_is_refused():
     for features in (0, -1):
-        with pytest.raises(RequestError) as refused:
+        with refused(code="range", field="mixer.features"):
             Performer(16, 2, features=features)
-        assert refused.value.field == "mixer.features"
-    for change, said in (("mixer.features=0", "features"), ("mixer.redraw=0", "redraw"), ("window:8", "no window"),
-                         ("mup", "mup")):  # fmt: skip
-        with pytest.raises(RequestError, match=said):
+    for change, code, field in (
+        ("mixer.features=0", "range", "stack.0.blocks.0.mixer.features"),
+        ("mixer.redraw=0", "range", "stack.0.blocks.0.mixer.redraw"),
+        ("window:8", "conflict", "mixer.visibility"),
+        ("mup", "conflict", "mup"),
+    ):
+        with refused(code=code, field=field):
             gf.preset(f"llama@1m+{SIZE}+performer:16+{change}").build()
-    with pytest.raises(RequestError, match="performer:0"):
+    with refused(code="range", field="performer"):
         gf.preset("llama@1m+performer:0")

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
-from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.forward_pass import Memory, Pass
@@ -20,6 +19,7 @@ from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.residual import PreConfig
 from glassformer.parts.visibility import BidirectionalConfig
+from tests.refused import refused
 
 B, M, W, D, N = 2, 4, 6, 16, 2  # W: two neighbours of three tokens
 
@@ -156,10 +156,9 @@ def test_it_counts_itself():
 
 def test_what_is_refused(model: Model):
     for tokens, given in ((TOKENS, NEIGHBOURS[:, : 2 * W]), (TOKENS[:, : 2 * M], NEIGHBOURS[:, : 2 * W - 1])):
-        with pytest.raises(RequestError, match="every chunk") as refused:
+        with refused(code="range", field="memory"):
             model(tokens, source=given)
-        assert refused.value.field == "memory"
-    with pytest.raises(RequestError, match="separate documents"):
+    with refused(code="conflict", field="documents"):
         model(TOKENS, source=NEIGHBOURS, documents=torch.ones_like(TOKENS))
-    with pytest.raises(ValueError, match="chunk"):
+    with refused(code="range", field="chunks.chunk"):
         CrossAttentionConfig(n_heads=2, chunks={"chunk": 0})

@@ -21,6 +21,7 @@ from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig, Sh
 from glassformer.parts.norm import RMSNorm, RMSNormConfig
 from glassformer.parts.position import AlibiConfig, Rotary, RotaryConfig
 from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig
+from tests.refused import refused
 
 VOCAB, S = 61, 14
 ROPE = RotaryConfig()
@@ -187,5 +188,5 @@ def test_layers_that_do_not_fit_are_refused(owner: dict[str, Any], taker: dict[s
 
 
 def test_a_pass_without_a_layer_that_shares_is_refused():
-    with pytest.raises(RequestError, match="no layer below has shared"):
+    with refused(code="missing", field="('keys', 'kv')"):
         SharedAttention(16, 4, q_norm=RMSNorm(4))(torch.randn(1, 3, 16))

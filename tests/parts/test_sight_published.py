@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import Kernel, Naive
 from glassformer.parts.mixer import Attention, GlobalAttention
 from glassformer.parts.visibility import BigBird, Causal, Chunked, Longformer, SameDocument, SlidingWindow
+from tests.refused import refused
 
 D, N = 32, 4
 
@@ -106,7 +106,7 @@ def test_longformer_is_the_published_one(first: int, kernel: Kernel | None, chos
         same(found * here, expected * here, pairs, 1e-5)
     alone = Pass(0, s, global_tokens=None if is_global is None else is_global[:1])
     torch.testing.assert_close(ours(x[:1], alone), found[:1])  # and where no documents are told
-    with pytest.raises(RequestError, match="both ways"):
+    with refused(code="causal", field="mixer"):
         ours.init_state(1, 8, torch.float32)
 
 
@@ -186,11 +186,10 @@ def test_chunks_are_those_of_llama4():
 
 def test_global_projections_ask_for_the_longformer_that_has_global_tokens():
     for visibility in (None, Causal(), SlidingWindow(4), Longformer(4, 1)):
-        with pytest.raises(RequestError) as refused:
+        with refused(code="conflict", field="mixer.visibility"):
             GlobalAttention(D, N, visibility=visibility)
-        assert refused.value.field == "mixer.visibility"
     base = "gpt2@1m+vocab_size=61"
-    with pytest.raises(RequestError, match="global_attention needs"):
+    with refused(code="conflict", field="stack.0.blocks.0.mixer.visibility"):
         preset(f"{base}+mixer.kind=global_attention")
     config = preset(f"{base}+longformer:4:2+visibility.causal=false+mixer.kind=global_attention")
     assert not config.causal and config.num_params() == sum(p.numel() for p in config.build().parameters())
