@@ -18,6 +18,7 @@ from glassformer.errors import RequestError
 from glassformer.introspection import looking, sites
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
+from tests.refused import refused
 
 TINY = "layers=3+d_model=32+heads=4+vocab_size=31+context=64"
 FAMILIES = ["gpt2@1m", "llama@1m+gqa:2", "bloom@1m", "falcon@1m", "llama@1m+window:3"]
@@ -142,19 +143,19 @@ def test_the_pattern_itself_can_be_edited(expression: str):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "code", "field"),
     [
-        (lambda z: z[:, :1], r"the edit at layers.0.mixer.z returned shape \(2, 1, 4, 8\); .* \(2, 12, 4, 8\)"),
-        (lambda z: None, "the edit at layers.0.mixer.z returned NoneType; return a tensor"),
+        (lambda z: z[:, :1], "conflict", "layers.0.mixer.z"),
+        (lambda z: None, "type", "layers.0.mixer.z"),
     ],
 )
-def test_an_edit_that_returns_something_else_is_refused(function: Callable[[Tensor], Tensor], said: str):
+def test_an_edit_that_returns_something_else_is_refused(function: Callable[[Tensor], Tensor], code: str, field: str):
     model = tiny("llama@1m")
-    with pytest.raises(RequestError, match=said), gf.edit(model, {"layers.0.mixer.z": function}):
+    with refused(code=code, field=field), gf.edit(model, {"layers.0.mixer.z": function}):
         logits_of(model)
-    with pytest.raises(RequestError, match=r"the edit at layers.0.mixer.z is Tensor; give a function of the value"):
+    with refused(code="type", field="layers.0.mixer.z"):
         gf.edit(model, {"layers.0.mixer.z": torch.zeros(3)}).__enter__()  # type: ignore[dict-item]
-    with pytest.raises(RequestError, match=r"no site is named 'layers.0.mixer.zz'; did you mean 'layers.0.mixer.z'"):
+    with refused(code="unknown", field="sites"):
         gf.edit(model, {"layers.0.mixer.zz": function}).__enter__()
     assert untouched(model)
 
@@ -293,7 +294,7 @@ def test_a_reduction_sees_blocks_and_gives_what_it_gives_of_the_whole(small_bloc
 
 def test_a_reduction_that_loses_the_queries_is_refused():
     model = tiny("llama@1m")
-    with pytest.raises(RequestError, match=r"reduce made \(2, 4\) of a block \(2, 4, 12, 12\) at layers.0.mixer.pat"):
+    with refused(code="conflict", field="reduce"):
         gf.capture(model, TOKENS, ALL_PATTERNS, reduce=lambda a: a.amax((-2, -1)))
     assert untouched(model)
 
@@ -338,30 +339,30 @@ def test_the_size_that_is_said_is_the_size_that_is_given(length: int, size: int)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "code", "field"),
     [
-        ({"layers": 3}, "layer 3 is out of range: the model has layers 0 to 2"),
-        ({"layers": [0, -4]}, "layer -4 is out of range: the model has layers 0 to 2"),
-        ({"heads": 4}, "head 4 is out of range: layers.0.mixer.pattern has heads 0 to 3"),
-        ({"positions": [0, 12]}, "position 12 is out of range: the text has positions 0 to 11"),
-        ({"positions": -13}, "position -13 is out of range"),
-        ({"positions": []}, r"positions=\[\] names none"),
-        ({"pool": 0}, "pool=0 must be a whole number of at least 1"),
-        ({"pool": 2.5}, "pool=2.5 must be a whole number of at least 1"),
-        ({"memory": -1}, "memory=-1 must be a whole number of at least 1"),
+        ({"layers": 3}, "range", "layer"),
+        ({"layers": [0, -4]}, "range", "layer"),
+        ({"heads": 4}, "range", "head"),
+        ({"positions": [0, 12]}, "range", "position"),
+        ({"positions": -13}, "range", "position"),
+        ({"positions": []}, "missing", "position"),
+        ({"pool": 0}, "range", "pool"),
+        ({"pool": 2.5}, "range", "pool"),
+        ({"memory": -1}, "range", "memory"),
     ],
 )
-def test_wrong_requests_are_one_sentence(given: dict[str, object], said: str):
+def test_wrong_requests_are_one_sentence(given: dict[str, object], code: str, field: str):
     model = tiny("llama@1m")
-    with pytest.raises(RequestError, match=said) as refused:
+    with refused(code=code, field=field) as caught:
         gf.capture(model, TOKENS, ALL_PATTERNS, **given)
-    assert "\n" not in str(refused.value) and untouched(model)
+    assert "\n" not in str(caught.value) and untouched(model)
 
 
 def test_heads_of_sites_that_have_none():
-    with pytest.raises(RequestError, match=r"heads=1: none of the sites layers.0.ffn.out, .* has heads"):
+    with refused(code="conflict", field="heads"):
         gf.capture(tiny("llama@1m"), TOKENS, "*.ffn.out", heads=1)
-    with pytest.raises(RequestError, match=r"no site in layers=1 is named 'layers.0.ffn.out'; did you mean"):
+    with refused(code="unknown", field="sites"):
         gf.capture(tiny("llama@1m"), TOKENS, "layers.0.ffn.out", layers=1)
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from experiments.dynamics import spikes as experiment
 from glassformer.dynamics.spikes import STAYS, Spikes, forecast
-from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.text import prepare
 from glassformer.training import Recipe, train
+from tests.refused import refused
 
 
 def noise(n: int = 400, seed: int = 0) -> np.ndarray:
@@ -142,32 +142,36 @@ def test_a_round_trip_changes_no_decision(cut: int, seed: int):
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("state", "field"),
     [
-        None,
-        [],
-        {},
-        {"calm": []},
-        {"calm": [], "raised": [], "more": 1},
-        {"calm": {}, "raised": []},
-        {"calm": [1.0, "2"], "raised": []},
-        {"calm": [True], "raised": []},
-        {"calm": [math.nan], "raised": []},
-        {"calm": [10**400], "raised": []},
-        {"calm": [1.0] * 129, "raised": []},
-        {"calm": [1.0], "raised": [1.0] * STAYS},
+        (None, "state"),
+        ([], "state"),
+        ({}, "state"),
+        ({"calm": []}, "state"),
+        ({"calm": [], "raised": [], "more": 1}, "state"),
+        ({"calm": {}, "raised": []}, "state.calm"),
+        ({"calm": [1.0, "2"], "raised": []}, "state.calm"),
+        ({"calm": [True], "raised": []}, "state.calm"),
+        ({"calm": [math.nan], "raised": []}, "state.calm"),
+        ({"calm": [10**400], "raised": []}, "state.calm"),
+        ({"calm": [1.0] * 129, "raised": []}, "state.calm"),
+        ({"calm": [1.0], "raised": [1.0] * STAYS}, "state.raised"),
     ],
     ids=lambda state: str(state)[:30],
 )
-def test_a_damaged_state_is_refused(state: object):
+def test_a_damaged_state_is_refused(state: object, field: str):
     spikes = Spikes()
     spikes.see(1.0)
-    with pytest.raises(RequestError, match="spike detector"):
+    with refused(code="damaged", field=field):
         spikes.restore(state)
     assert spikes.state() == {"calm": [1.0], "raised": []}, "and changes nothing"
 
 
-@pytest.mark.parametrize("fields", [{"least": 7}, {"window": 32}, {"sigma": 0}, {"sigma": math.nan}, {"times": 0.5}])
-def test_a_senseless_detector_is_refused(fields: dict[str, float]):
-    with pytest.raises(RequestError, match=next(iter(fields))):
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [({"least": 7}, "least"), ({"window": 32}, "least"), ({"sigma": 0}, "sigma"), ({"sigma": math.nan}, "sigma"),
+     ({"times": 0.5}, "times")],
+)  # fmt: skip
+def test_a_senseless_detector_is_refused(fields: dict[str, float], field: str):
+    with refused(code="range", field=field):
         Spikes(**fields)  # type: ignore[arg-type]

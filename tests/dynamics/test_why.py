@@ -35,6 +35,7 @@ from glassformer.training import Callback, Recipe, state, train
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import WATCH
 from glassformer.training.state import Training
+from tests.refused import refused
 
 STEPS, EVERY, LAYERS, HEADS, VOCABULARY, RATE = 200, 10, 4, 2, 65, 1e-3
 CONFIG = preset(f"llama@1m+layers={LAYERS}+d_model=32+heads={HEADS}+vocab_size={VOCABULARY}+context=32")
@@ -123,7 +124,7 @@ def test_a_run_without_statistics_is_judged_by_its_loss_and_says_so():
 
 
 def test_nothing_to_diagnose_is_refused():
-    with pytest.raises(RequestError, match="has not made a step yet"):
+    with refused(code="missing", field="steps"):
         diagnose([], [], CONFIG, RECIPE)
 
 

@@ -19,6 +19,7 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.core.site import look_at
 from glassformer.text import ByteTokenizer
+from tests.refused import refused
 
 torch.set_num_threads(1)
 BYTES = ByteTokenizer()
@@ -441,9 +442,9 @@ def test_wrong_requests_are_refused_at_once(prompt: object, options: dict, names
 
 
 def test_an_engine_of_no_size_is_refused():
-    for wrong in ({"slots": 0}, {"slots": 1.5}, {"context": 1}, {"context": None}, {"chunk": 0}):
-        with pytest.raises(RequestError, match=next(iter(wrong))):
-            Engine(tiny(), **wrong)  # type: ignore[arg-type]
+    for field, value in (("slots", 0), ("slots", 1.5), ("context", 1), ("context", None), ("chunk", 0)):
+        with refused(code="range" if isinstance(value, int) else "type", field=field):
+            Engine(tiny(), **{field: value})  # type: ignore[arg-type]
 
 
 def test_a_sampling_is_looked_up_not_searched(monkeypatch: pytest.MonkeyPatch):

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from glassformer.errors import RequestError
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator, warp
 from glassformer.parts.core.base import Value, to_plain
+from tests.refused import refused
 
 # Eight tokens, likeliest last but one: 0.4 0.2 0.15 0.1 0.06 0.04 0.03 0.02 in another order.
 P = torch.tensor([0.1, 0.02, 0.2, 0.04, 0.15, 0.03, 0.4, 0.06], dtype=torch.float64)
@@ -362,37 +362,37 @@ def test_greedy_rows_cost_one_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "code", "field"),
     [
-        ({"temperature": -0.1}, r"temperature=-0\.1: .* greater than or equal to 0"),
-        ({"temperature": math.nan}, "temperature=nan: .* finite"),
-        ({"temperature": math.inf}, "temperature=inf: .* finite"),
-        ({"temperature": "warm"}, "temperature='warm': .* valid number"),
-        ({"top_p": 0}, "top_p=0: .* greater than 0"),
-        ({"top_p": 1.1}, r"top_p=1\.1: .* less than or equal to 1"),
-        ({"top_p": math.nan}, "top_p=nan"),
-        ({"top_k": 0}, "top_k=0: .* greater than or equal to 1"),
-        ({"top_k": 2.5}, r"top_k=2\.5: .* integer"),
-        ({"min_p": -1}, "min_p=-1: .* greater than 0"),
-        ({"typical_p": 0}, "typical_p=0: .* greater than 0"),
-        ({"repetition_penalty": 0}, r"repetition_penalty=0: .* greater than or equal to 0\.001"),
-        ({"frequency_penalty": -math.inf}, "frequency_penalty=-inf: .* finite"),
-        ({"presence_penalty": 101}, "presence_penalty=101: .* less than or equal to 100"),
-        ({"logit_bias": {7: math.nan}}, "logit_bias.7=nan: .* finite"),
-        ({"logit_bias": {-7: 1.0}}, "logit_bias.-7.*=-7: .* greater than or equal to 0"),
-        ({"logit_bias": dict.fromkeys(range(10_001), 0.0)}, "logit_bias: .* at most 10000"),
-        ({"topp": 0.9}, "unknown field topp; did you mean 'top_p'"),
+        ({"temperature": -0.1}, "range", "temperature"),
+        ({"temperature": math.nan}, "range", "temperature"),
+        ({"temperature": math.inf}, "range", "temperature"),
+        ({"temperature": "warm"}, "type", "temperature"),
+        ({"top_p": 0}, "range", "top_p"),
+        ({"top_p": 1.1}, "range", "top_p"),
+        ({"top_p": math.nan}, "range", "top_p"),
+        ({"top_k": 0}, "range", "top_k"),
+        ({"top_k": 2.5}, "type", "top_k"),
+        ({"min_p": -1}, "range", "min_p"),
+        ({"typical_p": 0}, "range", "typical_p"),
+        ({"repetition_penalty": 0}, "range", "repetition_penalty"),
+        ({"frequency_penalty": -math.inf}, "range", "frequency_penalty"),
+        ({"presence_penalty": 101}, "range", "presence_penalty"),
+        ({"logit_bias": {7: math.nan}}, "range", "logit_bias.7"),
+        ({"logit_bias": {-7: 1.0}}, "range", "logit_bias.-7.[key]"),
+        ({"logit_bias": dict.fromkeys(range(10_001), 0.0)}, "range", "logit_bias"),
+        ({"topp": 0.9}, "unknown", "topp"),
     ],
 )
-def test_a_wrong_value_is_one_sentence(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message) as caught:
+def test_a_wrong_value_is_one_sentence(fields: dict[str, Any], code: str, field: str) -> None:
+    with refused(code=code, field=field) as caught:
         Sampling(**fields)
     assert "\n" not in str(caught.value)
 
 
 def test_a_bias_on_a_token_that_is_not_there() -> None:
     Sampling(logit_bias={9: 1.0}).check(10)
-    with pytest.raises(RequestError, match="token 10; this vocabulary of 10"):
+    with refused(code="range", field="logit_bias"):
         Sampling(logit_bias={3: 1.0, 10: 1.0}).check(10)
 
 
@@ -406,5 +406,5 @@ def test_a_sampling_is_a_value() -> None:
         sampling: Sampling = GREEDY
 
     assert Request(sampling={"top_k": 3}).sampling.top_k == 3  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="temperature=-1: input should be greater"):
+    with refused(code="range", field="sampling.temperature"):
         Request(sampling={"temperature": -1})  # type: ignore[arg-type]

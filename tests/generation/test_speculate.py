@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import WorkError
 from glassformer.generation.sampling import Sampling, warp
 from glassformer.generation.speculate import Draft, PromptLookup, Proposal, Proposer, Speculation, speculate
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.state import ModelState
+from tests.refused import failed, refused
 
 VOCAB = 31
 GREEDY = Sampling()
@@ -150,7 +151,7 @@ def test_learned_positions_are_used_to_the_last() -> None:
         short.load_state_dict(weights)
         run = speculate(model, tokens, Draft(short), 15)
         assert list(run) == wanted and 0 < run.accepted == run.proposed <= context - 9
-    with pytest.raises(RequestError, match="max_len=25 is past this model's learned positions, which end at 24"):
+    with refused(code="range", field="max_len"):
         speculate(model, tokens, PromptLookup(), 16)
 
 
@@ -175,7 +176,7 @@ def test_a_state_goes_on_wherever_the_loop_was_left(expression: str) -> None:
 def test_a_state_that_is_full_is_not_passed() -> None:
     model, tokens = tiny(), prompt(4)
     assert list(speculate(model, tokens, Draft(model), 20, state=model.init_state(1, 23))) == written(model, tokens, 20)
-    with pytest.raises(RequestError, match="the state holds max_len=22 tokens and 23 are asked for"):
+    with refused(code="range", field="state.max_len"):
         speculate(model, tokens, Draft(model), 20, state=model.init_state(1, 22))
 
 
@@ -351,31 +352,31 @@ def test_lookup_finds_the_last_of_the_longest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "code", "field", "value"),
     [
-        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"at least one token in each row, and are \(1, 0\)"),
-        ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, "one text at a time; tokens have 2 rows"),
-        ({"tokens": torch.tensor([[VOCAB]])}, f"token {VOCAB} is outside the vocabulary of {VOCAB}"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
-        ({"ahead": 0}, "ahead=0 must be at least 1"),
-        ({"sampling": Sampling(logit_bias={VOCAB: 1.0})}, f"logit_bias has the token {VOCAB}"),
-        ({"proposer": Draft(tiny(vocab=29))}, "the draft has a vocabulary of 29 and the model one of 31"),
-        ({"model": tiny("llama+window:5"), "state": 3}, "goes back by 3 tokens; make it with rewind=8"),
-        ({"model": tiny(), "state": 8}, "the state holds max_len=64 tokens and"),
-        ({"tokens": torch.tensor([[1.0]])}, "tokens are torch.float32"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number from 1 up"),
-        ({"model": tiny("llama+bidirectional")}, "bidirectional"),
+        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, "range", "tokens", (1, 0)),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, "range", "tokens", 2),
+        ({"tokens": torch.tensor([[VOCAB]])}, "range", "tokens", VOCAB),
+        ({"max_new_tokens": 0}, "range", "max_new_tokens", 0),
+        ({"ahead": 0}, "range", "ahead", 0),
+        ({"sampling": Sampling(logit_bias={VOCAB: 1.0})}, "range", "logit_bias", VOCAB),
+        ({"proposer": Draft(tiny(vocab=29))}, "conflict", "draft", 29),
+        ({"model": tiny("llama+window:5"), "state": 3}, "range", "state.rewind", 3),
+        ({"model": tiny(), "state": 8}, "range", "state.max_len", 64),
+        ({"tokens": torch.tensor([[1.0]])}, "type", "tokens", "torch.float32"),
+        ({"max_new_tokens": 2.5}, "type", "max_new_tokens", 2.5),
+        ({"model": tiny("llama+bidirectional")}, "causal", "model", None),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
-def test_wrong_requests_are_refused_in_a_sentence(fields: dict[str, Any], said: str) -> None:
+def test_wrong_requests_are_refused_in_a_sentence(fields: dict[str, Any], code: str, field: str, value: object) -> None:
     given: dict[str, Any] = {"model": tiny(), "tokens": prompt(), "proposer": PromptLookup(), **fields}
     if "state" in given:
         given["state"] = given["model"].init_state(1, 64, rewind=given["state"])
-    with pytest.raises(RequestError, match=said) as caught:
+    with refused(code=code, field=field) as caught:
         speculate(**given)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(RequestError, match="min_ngram=0 and max_ngram=3"):
+    assert caught.value.value == value and "\n" not in str(caught.value)
+    with refused(code="range", field="min_ngram"):
         PromptLookup(min_ngram=0)
 
 
@@ -395,7 +396,7 @@ def test_logits_that_are_no_numbers(sampling: Sampling) -> None:
     assert len(list(run)) == 30 and (sampling.temperature or run.text[9:] == wanted)
     for proposer in (PromptLookup(), Draft(tiny())):
         given: list[int] = []
-        with pytest.raises(WorkError, match=r"the model's logits are not numbers after \d+ tokens"):
+        with failed(code="diverged"):
             given.extend(speculate(poisoned(tiny(), wanted[4]), tokens, proposer, 30))
         assert given == wanted[: len(given)] and len(given) <= wanted.index(wanted[4]) + 1
     with pytest.raises(WorkError, match="after 9 tokens"):

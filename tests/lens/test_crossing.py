@@ -10,9 +10,9 @@ import torch
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError
 from glassformer.lens.inspection import inspect
 from glassformer.model import Model
+from tests.refused import refused
 
 TINY = "layers=2+d_model=24+heads=3+vocab_size=257+context=120"
 TOKENS, SOURCE = torch.randint(257, (1, 7)), torch.randint(257, (1, 11))
@@ -47,11 +47,11 @@ def test_a_long_source_is_cut(towers: Model) -> None:
 
 
 def test_the_source_is_needed_where_there_is_an_encoder_and_refused_elsewhere(towers: Model) -> None:
-    with pytest.raises(RequestError, match="give source="):
+    with refused(code="missing", field="source"):
         inspect(towers, TOKENS)
-    with pytest.raises(RequestError, match="no encoder"):
+    with refused(code="conflict", field="source"):
         inspect(gf.preset(f"gpt2@1m+{TINY}").build(), TOKENS, source=SOURCE)
-    with pytest.raises(RequestError, match="no encoder"):
+    with refused(code="conflict", field="source"):
         gf.preset(f"gpt2@1m+{TINY}").build().reading(SOURCE)
 
 

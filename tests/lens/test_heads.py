@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.errors import RequestError, WorkError
 from glassformer.introspection import sites
 from glassformer.lens.heads import KINDS, repeated_tokens
 from glassformer.model import Model
 from glassformer.parts.core.site import Site
 from glassformer.parts.kernel import naive
+from tests.refused import failed, refused
 
 TINY = "layers=3+d_model=32+heads=4+vocab_size=31+context=64"
 FAMILIES = ["gpt2@1m", "llama@1m+gqa:2", "bloom@1m", "falcon@1m", "llama@1m+window:3"]
@@ -149,20 +149,20 @@ def test_a_broken_model_has_no_scores():
     model = tiny("llama@1m")
     with torch.no_grad():
         model.layers[1].mixer.qkv.weight.fill_(float("nan"))
-    with pytest.raises(WorkError, match="the attention of layer 1 is not a number"):
+    with failed(code="diverged"):
         gf.lens.head_scores(model, 5)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "code", "field"),
     [
-        ({"length": 1}, "length=1 and batch=4: at least 2"),
-        ({"batch": 0}, "batch=0: at least 2 tokens are repeated, in at least 1 row"),
-        ({"kinds": ["induktion"]}, "kinds='induktion': use induction, previous token"),
-        ({"length": 33}, "64"),  # learned positions end there
+        ({"length": 1}, "range", "length"),
+        ({"batch": 0}, "range", "batch"),
+        ({"kinds": ["induktion"]}, "unknown", "kinds"),
+        ({"length": 33}, "range", "tokens"),  # learned positions end there
     ],
 )
-def test_wrong_requests_are_one_sentence(given: dict[str, Any], said: str):
-    with pytest.raises(RequestError, match=said) as refused:
+def test_wrong_requests_are_one_sentence(given: dict[str, Any], code: str, field: str):
+    with refused(code=code, field=field) as caught:
         gf.lens.head_scores(tiny("gpt2@1m"), **given)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)

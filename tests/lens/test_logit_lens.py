@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from glassformer.errors import RequestError
 from glassformer.lens import LogitLens, logit_lens, unembed
 from glassformer.parts.quantized import quantize
 from tests.lens.test_maps import EXPRESSIONS, LENGTH, TOKENS, in_transformers, tiny, written
+from tests.refused import refused
 
 NEXT = TOKENS[0, 1:]
 
@@ -177,20 +177,20 @@ def test_many_places_are_drawn_without_words():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "code", "field"),
     [
-        ({"top": 0}, "top=0 is out of range: from 1 to the 97 tokens"),
-        ({"top": 98}, "top=98"),
-        ({"positions": 11}, "position 11 is out of range: the text has positions 0 to 10"),
-        ({"positions": [0, -12]}, "position -12"),
-        ({"positions": []}, "names none"),
-        ({"tokens": torch.tensor([[97]])}, "token 97 is outside the vocabulary of 97"),
-        ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, "tokens has 2 rows"),
-        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
-        ({"words": ["a"]}, "words has 1 labels"),
+        ({"top": 0}, "range", "top"),
+        ({"top": 98}, "range", "top"),
+        ({"positions": 11}, "range", "position"),
+        ({"positions": [0, -12]}, "range", "position"),
+        ({"positions": []}, "missing", "position"),
+        ({"tokens": torch.tensor([[97]])}, "range", "tokens"),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, "range", "tokens"),
+        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, "range", "tokens"),
+        ({"words": ["a"]}, "conflict", "words"),
     ],
 )
-def test_a_wrong_request_is_one_sentence(wrong: dict[str, Any], said: str):
-    with pytest.raises(RequestError, match=said) as error:
+def test_a_wrong_request_is_one_sentence(wrong: dict[str, Any], code: str, field: str):
+    with refused(code=code, field=field) as error:
         logit_lens(tiny("gpt2@1m"), **({"tokens": TOKENS} | wrong))
     assert "\n" not in str(error.value)

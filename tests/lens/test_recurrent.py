@@ -10,9 +10,9 @@ from glassformer import lens
 from glassformer.config import Stage
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.weights import named_matrices
-from glassformer.errors import RequestError
 from glassformer.introspection import capture
 from glassformer.model import Model
+from tests.refused import refused
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 TOKENS = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(0))
@@ -33,7 +33,7 @@ def test_the_map_of_a_channel_is_its_effective_attention():
     assert str(found).startswith(f"layer 1, channel 5, over {wanted.max():.3g}: effective attention of 20 tokens")
     pooled = lens.attention_map(model, TOKENS, layer=1, head=-1, pool=4)
     assert pooled.weights.shape == (4, 4) and pooled.tile == 5 and pooled.head == 63
-    with pytest.raises(RequestError, match="head 64 is out of range"):
+    with refused(code="range", field="head"):
         lens.attention_map(model, TOKENS, layer=1, head=64)
     assert found.figure() is not None
 
@@ -59,17 +59,19 @@ def test_a_logit_is_the_sum_of_what_was_added(layers: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(
-    "reading", [lens.attention_maps, lens.attention_rollout, lens.attention_sinks, lens.head_scores]
-)
-def test_what_is_about_softmax_refuses_in_a_sentence(reading):
+    ("reading", "field"),
+    [(lens.attention_maps, "model"), (lens.attention_rollout, "layer"), (lens.attention_sinks, "model"),
+     (lens.head_scores, "model")],
+)  # fmt: skip
+def test_what_is_about_softmax_refuses_in_a_sentence(reading, field: str):
     """Effective attention is signed and its rows do not sum to one: it is no pattern."""
     model = hybrid("mamba", "mamba")
-    with pytest.raises(RequestError, match="attention"):
+    with refused(code="unsupported", field=field):
         reading(model, TOKENS) if reading is not lens.head_scores else reading(model)
     assert "<html" in lens.inspect(model, TOKENS).page()
 
 
 def test_a_recurrence_has_no_mask_to_take_away():
     model = gf.preset("mamba@1m+layers=1+d_model=32+vocab_size=31").build(seed=0)
-    with pytest.raises(RequestError, match="layer 0 has no attention pattern: its mixer is no softmax attention"):
+    with refused(code="unsupported", field="layer"):
         lens.side_by_side(model, torch.arange(5), layer=0, head=0)

@@ -90,7 +90,7 @@ def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
         clipped = [block.mixer.can_clip_logits() for block in config.layers()]
     except RequestError as error:
         raise RequestError(
-            f"qk_clip={threshold:g}: {error}", code=error.code, field="qk_clip", value=threshold
+            f"qk_clip={threshold:g}: {error}", code=error.code, field=error.field, value=error.value
         ) from None
     if not any(clipped):
         raise RequestError(
@@ -100,7 +100,7 @@ def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
     if config.reparam is not None:
         raise RequestError(
             f"qk_clip={threshold:g}: reparam={config.reparam.kind} sets the scale of W_q and W_k; use one of them",
-            code="conflict", field="qk_clip", value=threshold,
+            code="conflict", field="reparam", value=config.reparam.kind,
         )  # fmt: skip
 
 
