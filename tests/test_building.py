@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.building import InitialWeights, fill
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.naming import preset
+from glassformer.parts.building import InitialWeights, fill
 from glassformer.parts.core.init import BLOCK, Init, Numbers, by_role
 from glassformer.parts.core.shard import piece_of, shards_of
 from glassformer.parts.linear import GroupedLinear, Linear

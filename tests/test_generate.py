@@ -15,7 +15,7 @@ from glassformer.errors import RequestError
 from glassformer.generation import generate, prefill, stream
 from glassformer.model import Model
 from glassformer.naming import preset
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 from tests.refused import refused
 
 VOCAB = 31

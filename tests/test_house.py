@@ -35,10 +35,10 @@ from tools.imports import COMPUTED, SRC, dotted, files_used, imported, parsed, w
 
 LEVELS: list[set[str]] = [
     {"errors", "version", "thresholds"},
-    {"files", "units", "state"},
+    {"files", "units"},
     {"figures", "machine"},
     {"parts"},
-    {"model", "building", "text"},
+    {"model", "text"},
     {"config", "introspection"},
     {"architectures", "dynamics", "generation", "loaded", "parallel", "register"},
     {"convert", "lens", "training"},
@@ -56,9 +56,8 @@ ONLY: dict[str, set[str]] = {
     "version": set(),
     "files": {"errors"},
     "figures": {"files"},
-    "parts": {"errors", "state", "machine"},
-    "model": {"errors", "state", "parts"},
-    "building": {"errors", "parts"},
+    "parts": {"errors", "machine"},
+    "model": {"errors", "parts"},
     "report": {"errors", "figures", "config", "runs", "thresholds"},
 }
 """Rooms that may use less than what lies below them."""
@@ -283,7 +282,7 @@ def test_models_know_no_trainer_no_cluster_and_no_library():
     wrong = [
         f"{named(path)}:{line}: {name}"
         for path, tree in TREES.items()
-        if room_of(path) in ("parts", "model", "state")
+        if room_of(path) in ("parts", "model")
         for line, name in strangers(path, tree)
     ]
     assert not wrong, "\n".join(wrong)
@@ -413,7 +412,7 @@ def test_parts_keep_one_value_that_changes():
     wrong = [
         f"{named(path)}:{line}: {name}"
         for path in FILES
-        if room_of(path) in ("parts", "model", "introspection", "state") and named(path) != HOLDS_A_THREAD
+        if room_of(path) in ("parts", "model", "introspection") and named(path) != HOLDS_A_THREAD
         for line, name in changing(TREES[path])
     ]
     assert not wrong, "a field of `Running`: " + "; ".join(wrong)
@@ -523,7 +522,7 @@ CHOICES -= {name for folder, name in DEFINED if folder not in AXES and not name.
 PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "reparam", "scaling", "wiring"}
 """Names by which the code calls a part."""
 ASKED_FREELY = {
-    ("building.py", "getattr"): "init_weights and reset_parameters are optional methods of any module",
+    ("parts/building.py", "getattr"): "init_weights and reset_parameters are optional methods of any module",
     ("config.py", "getattr"): "shows every field of a part's config",
     ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
     ("convert/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",

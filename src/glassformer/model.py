@@ -22,7 +22,7 @@ from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.residual import Residual
 from glassformer.parts.residual.base import only
-from glassformer.state import ModelState, State
+from glassformer.parts.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
 """What a state can be kept in."""

@@ -17,7 +17,7 @@ from glassformer.generation.kept import kept_tokens, load_state, save_state
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 from tests.refused import failed, refused
 
 torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from glassformer.generation.sampling import Sampling, warp
 from glassformer.generation.speculate import Draft, PromptLookup, Proposal, Proposer, Speculation, speculate
 from glassformer.model import Model
 from glassformer.naming import preset
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 from tests.refused import failed, refused
 
 VOCAB = 31

@@ -18,7 +18,7 @@ from glassformer.generation.speculate import agreeing
 from glassformer.generation.steps import new_state
 from glassformer.introspection import rows_of
 from glassformer.loaded import Loaded
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 from glassformer.text.chat import ChatTemplate
 
 STATE_TOKENS = 4096

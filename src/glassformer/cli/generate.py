@@ -32,7 +32,7 @@ from glassformer.model import Model
 from glassformer.naming.loading import load
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 from glassformer.text import Tokenizer
 from glassformer.text.documents import utf8
 from glassformer.text.pairs import START, source_ids

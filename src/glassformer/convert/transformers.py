@@ -35,8 +35,8 @@ from glassformer.model import Model
 from glassformer.parts.core import auxiliary
 from glassformer.parts.forward_pass import Memory
 from glassformer.parts.loss import IGNORED
+from glassformer.parts.state import ModelState
 from glassformer.register.config import GlassformerConfig
-from glassformer.state import ModelState
 
 __all__ = [
     "GlassformerCache", "GlassformerConfig", "GlassformerForCausalLM", "GlassformerForMaskedLM",

@@ -30,7 +30,7 @@ from glassformer.introspection import sites
 from glassformer.machine.threads import at_most, paced
 from glassformer.model import Model
 from glassformer.parts.quantized import GROUP, Bf16Linear
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 
 SHORTEST = 8
 """Slots looked at at least: one size is one case for the compiler, and so is a single key."""
@@ -91,7 +91,7 @@ class CompiledStep:
         weights = {name: [str(w.dtype), *w.shape] for name, w in _constants(self.model).items()}
         source = hashlib.sha256()
         for file in sorted(Path(__file__).parents[1].rglob("*.[pc][yp]*")):
-            if {"parts", "state.py", "model.py", "compiled.py", "one_row.py", "one_row.cpp"} & set(file.parts):
+            if {"parts", "model.py", "compiled.py", "one_row.py", "one_row.cpp"} & set(file.parts):
                 source.update(file.read_bytes())
         said = [
             self.model.config.to_dict(), weights, self.batch, self.max_len, str(self.dtype), torch.__version__,

@@ -21,7 +21,7 @@ from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state,
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of, sites
 from glassformer.model import Model
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 
 LONGEST_PROMPT = 10_000_000
 """Characters: a text that no model here reads is refused before it is tokenised."""

@@ -20,7 +20,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.files import SCHEMAS, atomic_file, check_schema
 from glassformer.generation.steps import new_state
 from glassformer.model import Model
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 
 __all__ = ["check_keeps", "kept_tokens", "load_state", "save_state"]
 

@@ -27,7 +27,7 @@ from glassformer.generation.steps import (
     prefill_rows,
 )
 from glassformer.model import Model
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 
 Rows = TypeVar("Rows", Tensor, list[list[int]])
 """Tokens (b, s), or a list of ids for each row, of any lengths."""

@@ -17,7 +17,7 @@ from glassformer.generation.steps import check_state, check_tokens, new_state, p
 from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 

@@ -14,7 +14,7 @@ from glassformer.introspection import in_vocabulary
 from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.forward_pass import Memory
-from glassformer.state import ModelState
+from glassformer.parts.state import ModelState
 
 CHUNK = 1024
 """Tokens of a prompt read at once: the memory of a pass grows with them, its speed no more."""

@@ -26,7 +26,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from glassformer.building import generator_of
 from glassformer.convert import is_checkpoint, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES, own
@@ -39,6 +38,7 @@ from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
 from glassformer.naming.loading import load
+from glassformer.parts.building import generator_of
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
 

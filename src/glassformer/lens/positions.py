@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from glassformer.building import fill
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, check_whole
 from glassformer.introspection import eager
 from glassformer.lens import style
 from glassformer.lens.reading import Reading, plain
 from glassformer.model import Model
+from glassformer.parts.building import fill
 from glassformer.parts.position import Plot
 
 NONE = "none"

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from glassformer.building import InitialWeights
 from glassformer.errors import RequestError
 from glassformer.parallel.pieces import IndexBox, pieces_of, places_of
+from glassformer.parts.building import InitialWeights
 
 
 @torch.no_grad()

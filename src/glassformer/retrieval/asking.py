@@ -16,8 +16,8 @@ from glassformer.generation.text import Detokenizer
 from glassformer.introspection import rows_of
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load
+from glassformer.parts.state import ModelState
 from glassformer.retrieval.indexing import Found, Index
-from glassformer.state import ModelState
 from glassformer.text import Tokenizer
 from glassformer.text.chat import ChatTemplate
 from glassformer.text.documents import utf8

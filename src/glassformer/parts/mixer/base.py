@@ -19,8 +19,8 @@ from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix
 from glassformer.parts.position import AttentionPosition
+from glassformer.parts.state import State
 from glassformer.parts.visibility import Visibility
-from glassformer.state import State
 
 MixerChange = Literal[
     "bias", "dropout", "gain_control", "kernel", "n_kv_heads", "position", "qk_norm", "sinks", "softcap", "visibility"

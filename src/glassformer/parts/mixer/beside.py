@@ -17,7 +17,7 @@ from glassformer.parts.core.words import Word
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Matrix
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
-from glassformer.state import State, added_up
+from glassformer.parts.state import State, added_up
 
 
 class States(State):

@@ -25,8 +25,8 @@ from glassformer.parts.mixer.attend import SoftmaxAttention, SoftmaxAttentionCon
 from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.state import State
 from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory, Visibility
-from glassformer.state import State
 
 IDS = torch.int64
 """What the ids of documents are kept in."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.state import ForgetfulState, State
 from glassformer.parts.visibility import Visibility
-from glassformer.state import ForgetfulState, State
 
 SCALE = torch.bfloat16
 """What the scale of an int8 vector is kept in."""

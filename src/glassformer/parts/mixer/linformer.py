@@ -21,7 +21,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, show_maps
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.state import State
+from glassformer.parts.state import State
 
 Share = Literal["each", "heads", "kv"]
 WHY = "each of its m keys is a sum over all positions, so every token sees later ones and no mask can hide them"

@@ -16,7 +16,7 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.kv import Cells, vector_bytes
-from glassformer.state import ForgetfulState
+from glassformer.parts.state import ForgetfulState
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Name of a tensor that a recurrence carries from token to token -> its shape in one sequence."""
