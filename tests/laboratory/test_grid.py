@@ -20,7 +20,7 @@ from glassformer.laboratory.grid import grid
 from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
 from glassformer.naming import SIZES, at_size, preset, shape, without_size
-from glassformer.runs import executor as executor_module
+from glassformer.runs import slurm
 from glassformer.runs.events import End, Kept, Notify, silent
 from glassformer.runs.files import write_result
 from glassformer.runs.request import RunRequest
@@ -324,7 +324,7 @@ def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatc
 def test_the_command_trains(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor_module, "Local", lambda workers: Planted())
+    monkeypatch.setattr(slurm, "Local", lambda workers: Planted())
     base = ["scale", "gpt2", "llama", "--data", str(source), "--batch-size", "4", "--context", "32", "--threads", "1",
             "--dtype", "float32", "--out", str(tmp_path / "out")]  # fmt: skip
     asked = [*base, "--sizes", FEW["sizes"], "--budgets", FEW["budgets"]]

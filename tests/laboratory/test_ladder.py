@@ -19,7 +19,7 @@ from glassformer.errors import Code
 from glassformer.laboratory.ladder import _rungs as rungs_of
 from glassformer.laboratory.ladder import ablate, pairs_of
 from glassformer.laboratory.steps import Point, as_steps, between, join
-from glassformer.runs import executor
+from glassformer.runs import slurm
 from glassformer.runs.effects import combined, effects
 from tests.refused import failed, refused
 from tests.runs.stand_in import Instead, trained_at_once
@@ -292,7 +292,7 @@ def test_a_half_fraction_finds_planted_effects_and_their_interaction(source: Pat
 
 
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(executor, "Local", lambda workers: Instead(Planted({"rope": -0.2})))
+    monkeypatch.setattr(slurm, "Local", lambda workers: Instead(Planted({"rope": -0.2})))
     call = ["ablate", BASE, "--to", f"{BASE}+rope", "--data", str(source), "--tokens", "1536", "--batch-size", "4"]
     call += ["--context", "32", "--threads", "1", "--dtype", "float32", "--seeds", "2", "--out", str(tmp_path / "out")]
     assert main(call) == 0
