@@ -53,7 +53,7 @@ SAMPLED = {
     "tests/comparison/test_statistics.py": 2,
     "tests/convert/storage/test_attacks.py": 4,
     "tests/convert/test_bare.py": 4,
-    "tests/convert/test_check.py": 4,
+    "tests/laboratory/test_check.py": 4,
     "tests/convert/test_doors.py": 4,
     "tests/convert/test_doorstep.py": 4,
     "tests/convert/test_gguf_factors.py": 4,

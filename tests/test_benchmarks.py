@@ -12,6 +12,7 @@ import pytest
 import glassformer as gf
 from benchmarks import generate, measured_before, mixers, train
 from glassformer import cli, machine
+from glassformer.cli.verbs import planning as verbs
 from glassformer.errors import RequestError
 from glassformer.parts.quantized import quantize
 from tests.refused import refused
@@ -98,7 +99,7 @@ def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_benchmark_has_a_name_on_the_command_line() -> None:
     files = {path.stem for path in Path(generate.__file__).parent.glob("*.py")}
-    offered = get_args(get_type_hints(cli.bench)["what"])
+    offered = get_args(get_type_hints(verbs.bench)["what"])
     assert set(offered) == files - {"__init__", "nanogpt"}
 
 

@@ -19,7 +19,8 @@ def quantity(text: object, unit: str = "", field: str = "") -> float:
 
     Raises RequestError for another unit, or for what is no number."""
     expected = f"a number such as {f'80G{unit}' if unit else '4k or 15T'}"
-    wrong = RequestError(code="type", field=field or "number", value=text, expected=expected)
+    sentence = "" if field else f"{shown(repr(text))} is not {expected}"
+    wrong = RequestError(sentence, code="type", field=field, value=text, expected=expected)
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise wrong
     written = str(text).replace("_", "").replace(",", "").strip()

@@ -189,7 +189,7 @@ def test_a_claim_says_what_it_is(claim: Claim) -> None:
 
 def test_no_claim_names_a_verdict() -> None:
     for path in FOLDER.glob("*.py"):
-        if path.stem in ("claim", "stored"):
+        if path.stem in ("claim", "figure", "stored"):
             continue
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         names = {node.id for node in nodes if isinstance(node, ast.Name)}

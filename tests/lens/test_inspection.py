@@ -337,7 +337,7 @@ class Mean(Mixer):
     def init_state(self, *sizes: Any, **more: Any) -> Any:
         raise NotImplementedError
 
-    def forward(self, x: Tensor, positions: Any = None, state: Any = None) -> Tensor:
+    def forward(self, x: Tensor, pass_: Any = None, state: Any = None) -> Tensor:
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
-from glassformer import folders, machine
+from glassformer import files, machine
 from glassformer.generation import prefill, sampling, stream
 from glassformer.generation.steps import decode
 from glassformer.machine import processor, thread_cache, threads
@@ -283,7 +283,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (known,) = json.loads(file.read_text()).values()
     assert len(known) == spare and max(map(len, known)) == thread_cache.LONGEST
     assert thread_cache.gains("work", two) == {}
-    file.write_text(json.dumps({"another": "x" * (folders.MOST - 30)}))
+    file.write_text(json.dumps({"another": "x" * (files.MOST - 30)}))
     thread_cache.keep("work", two, 1, 1.0)
     assert list(json.loads(file.read_text())) == [thread_cache.here()], "the first goes"
 

@@ -18,7 +18,6 @@ from glassformer.parallel import context
 from glassformer.parallel import tensor as tp
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
-from glassformer.parts.core.reduce import reducing
 from tests.parallel.test_tensor import TINY, begin, draw
 from tests.parallel.threads import as_threads
 from tests.quick import quickly
@@ -83,8 +82,7 @@ def compare(expression: str, layout: str, packed: bool = False) -> float:
         return curve, found
 
     worst, groups = [0.0], threading.local()
-    with reducing(lambda x: groups.own.summed(x)):
-        shared = as_threads(layout, work)
+    shared = as_threads(layout, work, lambda x: groups.own.summed(x))
     for curve, found in shared:
         worst += [abs(a - b) for a, b in zip(curve, losses, strict=True)]
         worst += [float((found[name] - wanted).abs().max()) for name, wanted in gradients.items()]

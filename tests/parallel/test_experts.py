@@ -22,7 +22,6 @@ from glassformer.parallel.pieces import Held, IndexBox, Piece, gap_or_overlap
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.parallel.tensor import division_of
-from glassformer.parts.core.reduce import reducing
 from glassformer.training.clipping import clip
 from glassformer.training.optimizers.adamw import AdamWConfig
 from tests.parallel.threads import as_threads
@@ -110,8 +109,7 @@ def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) 
         found = trained(model, crew.mine(ATOMS), crew)
         return *found, {key: division_of(model).join(key, value) for key, value in model.state_dict().items()}
 
-    with reducing(total):
-        ranks = as_threads(layout, work)
+    ranks = as_threads(layout, work, total)
     world, each = len(ranks), ATOMS // len(ranks)
     for rank, (found, lost, held) in enumerate(ranks):
         mine = [step * ATOMS + i * world + rank for step in range(STEPS) for i in range(each)]
@@ -163,8 +161,7 @@ def test_experts_and_divided_weights_learn_as_one_process(layout: str) -> None:
     """Norms, and every piece of weights and moments; those of all ranks together tile the whole."""
     norms, pieces = steps_of(Crew.alone())
     whole = {piece.name: piece for piece in pieces}
-    with reducing(total):
-        ranks = as_threads(layout, steps_of)
+    ranks = as_threads(layout, steps_of, total)
     boxes: dict[str, set[IndexBox]] = {name: set() for name in whole}
     for found, held in ranks:
         assert max(abs(a - b) / a for a, b in zip(norms, found, strict=True)) < 1e-12

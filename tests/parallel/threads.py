@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -14,12 +15,14 @@ from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parts.core.reduce import Reduce, reducing
 
 T = TypeVar("T")
 
 
-def as_threads(layout: str, work: Callable[[Crew], T]) -> list[T]:
-    """What `work` returns on each rank of the layout, by rank. Raises what the first rank raised that failed."""
+def as_threads(layout: str, work: Callable[[Crew], T], reduce: Reduce | None = None) -> list[T]:
+    """Returns the results of `work` on each rank of the layout, by rank; on each, parts sum counts by `reduce`. Raises
+    the error of the first rank that failed."""
     shape = Layout.of(layout)
     if shape.ranks == 1:
         return [work(Crew.alone())]
@@ -30,7 +33,8 @@ def as_threads(layout: str, work: Callable[[Crew], T]) -> list[T]:
     def one(rank: int) -> None:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=shape.ranks, store=store)
-            found[rank] = work(Crew(rank, shape))
+            with nullcontext() if reduce is None else reducing(reduce):
+                found[rank] = work(Crew(rank, shape))
         except BaseException as error:
             failed.append(error)
             threaded.ProcessLocalGroup.exception_handle(error)

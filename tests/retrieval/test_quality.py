@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import embed
 from benchmarks import retrieval as measured
-from experiments import retro
 
 
 def task(n: int = 12) -> measured.Task:
@@ -48,17 +47,3 @@ def test_bodies_do_not_name_their_function():
 def test_sentences_are_different_ones():
     found = embed.sentences(200)
     assert len(set(found)) == 200 and all(20 <= len(one) <= 400 and one[-1] in ".!?" for one in found)
-
-
-@pytest.mark.slow
-def test_neighbours_are_of_other_documents():
-    """Of each chunk to train on; held-out documents are not in the database at all."""
-    tokenizer, train, held = retro.corpus(quick=True)
-    values, found = retro.nearest(tokenizer, train, held)
-    of = [document for document, _, _ in retro.chunked(train)]
-    assert len(values) == len(of)
-    for (side, document), rows in found.items():
-        chosen = [i for row in rows for i in row if i >= 0]
-        assert chosen and (side == "held" or all(of[i] != document for i in chosen))
-    windows = retro.windows("train", train, found)
-    assert windows.tokens.shape[1] == retro.CONTEXT + 1 and windows.neighbours.shape[1] == retro.CHUNKS
