@@ -202,7 +202,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     def back(tensor: Tensor) -> Tensor:
         if not results_here:
             return tensor
-        return known[id(tensor)] if id(tensor) in known else Elsewhere(tensor)
+        # The wrapper knows no conjugate or negative bit, so that what asks it for one would read the number as it is.
+        return known[id(tensor)] if id(tensor) in known else Elsewhere(tensor.resolve_conj().resolve_neg())
 
     return tree_map_only(Tensor, back, out)
 

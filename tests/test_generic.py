@@ -361,7 +361,9 @@ def test_logits_have_their_shape_and_every_parameter_learns(case: Case):
     logits = model(tokens)
     assert logits.shape == (3, LENGTH, VOCAB) and logits.isfinite().all()
     model.zero_grad(set_to_none=True)
-    model.loss(tokens, tokens.roll(-1, 1)).backward()
+    first = (torch.arange(LENGTH) == 0).expand(3, -1)  # projections of global tokens learn where a token is global
+    given = {"global_tokens": first} if any("global_maps" in name for name, _ in model.named_parameters()) else {}
+    model.loss(tokens, tokens.roll(-1, 1), **given).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
