@@ -32,6 +32,7 @@ from glassformer.naming import preset
 from glassformer.parts.core.base import to_plain
 from glassformer.text import Batches, TextData, prepare
 from glassformer.training import Callback, Recipe, state, train
+from glassformer.training.overrides import with_recipe
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import WATCH
 from glassformer.training.state import Training
@@ -256,10 +257,8 @@ def test_a_rule_finds_its_failure_first(name: str):
     assert cause in found.verdict or cause in found.paragraph()
     for one in (one for cause in found.causes for one in cause.tries):
         name, _, value = one.removeprefix("recipe.").partition("=")
-        if name == "warmup":
-            Recipe.of(tokens=1, schedule={"kind": "cosine", "warmup": float(value)})
-        elif one.startswith("recipe."):
-            Recipe.of(**{"tokens": 1, name: value})
+        if one.startswith("recipe."):
+            with_recipe(Recipe.of(tokens=1), {name: value})
         else:
             preset(f"gpt2@1m+relu+{one.removeprefix('+')}")
     assert found.causes[0].tries
