@@ -36,7 +36,7 @@ from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.region import compiled_regions
 from glassformer.training import AdamWConfig
-from glassformer.training.clipping import clip, gradient_norm
+from glassformer.training.gradients import clip, gradient_norm
 
 BATCH, CONTEXT, VOCAB = 16, 256, 65
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,7 +21,7 @@ from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import SPECTRA, Moment, Watch
 from glassformer.parts.region import compiled_regions
 from glassformer.training import AdamWConfig
-from glassformer.training.clipping import clip, gradient_norm
+from glassformer.training.gradients import clip, gradient_norm
 from glassformer.training.recipe import WATCH
 
 KINDS = {"norms": WATCH + 1, "look": 2 * WATCH, "spectra": SPECTRA * WATCH}

@@ -250,6 +250,18 @@ def test_a_public_class_name_is_borne_by_one_class():
     assert not twins, "\n".join(twins)
 
 
+def test_an_init_file_names_and_does_nothing_else():
+    """Under sixty lines, of imports, tables of names and a docstring; the package's own loads what it names lazily."""
+    wrong = [
+        f"{named(path)}: {len(path.read_text(encoding='utf-8').splitlines())} lines"
+        for path in FILES
+        if path.name == "__init__.py" and path.parent != SRC
+        and (len(path.read_text(encoding="utf-8").splitlines()) >= 60 or any(
+            isinstance(node, ast.FunctionDef | ast.ClassDef) for node in TREES[path].body))
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
 ADAPTS = {"parts/mixer/installed.py": {"fla", "mamba_ssm"}}
 """Files that call a library where it is installed -> the library."""
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import glassformer as gf
 from glassformer.convert.doors import family_of
-from glassformer.convert.fold import fold
 from glassformer.convert.gguf import llama_cpp
+from glassformer.convert.weights import fold
 from glassformer.laboratory.check import check
 from glassformer.model import Model
 from glassformer.naming import preset

@@ -15,8 +15,8 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.convert import folder, is_checkpoint
+from glassformer.convert.checkpoints import VLLM, runs_in
 from glassformer.convert.families import FAMILIES
-from glassformer.convert.programs import VLLM, runs_in
 from glassformer.convert.storage.base import SingleFile
 from glassformer.errors import RequestError, WorkError
 from glassformer.text import ByteTokenizer

@@ -15,9 +15,8 @@ import glassformer as gf
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
 from glassformer.convert.gguf import write
-from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import open_tensors, write_gguf
-from glassformer.convert.weights import fill, tensors
+from glassformer.convert.weights import PackedLinear, fill, tensors
 from glassformer.model import Model
 from glassformer.text.subword import BPETokenizer
 

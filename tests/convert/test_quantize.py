@@ -13,8 +13,8 @@ from torch import nn
 
 import glassformer as gf
 from glassformer.convert.gguf import write
-from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import open_tensors
+from glassformer.convert.weights import PackedLinear
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import Int4Linear, Int8Linear, QuantizedLinear, quantize

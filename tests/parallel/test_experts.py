@@ -22,7 +22,7 @@ from glassformer.parallel.pieces import Held, IndexBox, Piece, gap_or_overlap
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.parallel.tensor import division_of
-from glassformer.training.clipping import clip
+from glassformer.training.gradients import clip
 from glassformer.training.optimizers.adamw import AdamWConfig
 from tests.parallel.threads import as_threads
 from tests.refused import refused

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.convert.fold import fold
+from glassformer.convert.weights import fold
 from glassformer.dynamics.probe import probe
 from glassformer.model import Model
 from glassformer.naming import preset

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer.architectures import FAMILIES
-from glassformer.convert.fold import fold
+from glassformer.convert.weights import fold
 from glassformer.errors import RequestError
 from glassformer.generation.kept import fingerprint
 from glassformer.model import Model

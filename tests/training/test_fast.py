@@ -12,7 +12,7 @@ from glassformer.naming import preset
 from glassformer.parts import region
 from glassformer.text import Batches, TextData
 from glassformer.training import AdamWConfig, train
-from glassformer.training.clipping import clip, gradient_norm
+from glassformer.training.gradients import clip, gradient_norm
 from tests.training.test_loop import BATCH, CONTEXT, SMALL, TEN
 
 

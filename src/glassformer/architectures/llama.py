@@ -96,3 +96,8 @@ def smollm2_360m() -> ModelConfig:
 
 def smollm2_1_7b() -> ModelConfig:
     return llama(24, 2048, 32, 8192, vocab_size=49152, context=8192, base=1.3e5, tied=True)
+
+
+def phi_3_mini() -> ModelConfig:
+    """Phi-3 mini (2404.14219): LLaMA's wiring within a window."""
+    return llama(32, 3072, 32, 8192, vocab_size=32064, context=4096, window=2047)

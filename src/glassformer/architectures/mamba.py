@@ -1,4 +1,4 @@
-"""Mamba (2312.00752): layers of a selective state space and nothing else, as published in state-spaces/mamba-130m."""
+"""Mamba and Mamba-2: layers of one mixer and nothing else."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ from glassformer.config import BlockConfig, ModelConfig, Stage
 from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.mixer import MambaConfig
+from glassformer.parts.mixer import Mamba2Config, MambaConfig, MixerConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.residual import PreConfig
 
 
 def mamba_130m() -> ModelConfig:
+    """Mamba (2312.00752), a selective state space, as published in state-spaces/mamba-130m."""
+    return _layers_of(MambaConfig(), vocab_size=50280)
+
+
+def mamba2_130m() -> ModelConfig:
+    """Mamba-2 (2405.21060), a state space dual, as published in state-spaces/mamba2-130m."""
+    return _layers_of(Mamba2Config(), vocab_size=50288)
+
+
+def _layers_of(mixer: MixerConfig, vocab_size: int) -> ModelConfig:
     norm = RMSNormConfig(eps=1e-5)
-    block = BlockConfig(mixer=MambaConfig(), ffn=None, norm=norm, residual=PreConfig())
+    block = BlockConfig(mixer=mixer, ffn=None, norm=norm, residual=PreConfig())
     return ModelConfig(
-        vocab_size=50280,
+        vocab_size=vocab_size,
         d_model=768,
         context=2048,
         embedding=EmbeddingConfig(),

@@ -29,17 +29,16 @@ from glassformer.architectures.llama import (
     llama_3_8b,
     llama_7b,
     llama_13b,
+    phi_3_mini,
     smollm2_1_7b,
     smollm2_135m,
     smollm2_360m,
 )
-from glassformer.architectures.mamba import mamba_130m
-from glassformer.architectures.mamba2 import mamba2_130m
+from glassformer.architectures.mamba import mamba2_130m, mamba_130m
 from glassformer.architectures.mistral import mistral_7b, mixtral_8x7b
 from glassformer.architectures.modernbert import modernbert_base
 from glassformer.architectures.mpt import mpt_7b
 from glassformer.architectures.olmo import olmo_2_1b, olmo_2_7b, olmoe_1b_7b
-from glassformer.architectures.phi3 import phi_3_mini
 from glassformer.architectures.qwen2 import qwen2_5_0_5b, qwen2_5_1_5b, qwen2_5_7b
 from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b, qwen3_30b_a3b
 from glassformer.architectures.qwen3_next import qwen3_next_80b

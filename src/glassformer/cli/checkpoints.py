@@ -15,10 +15,10 @@ from rich.table import Table
 from glassformer.cli.show import View, decimals, output, ruled, size
 from glassformer.config import ModelConfig
 from glassformer.convert import is_checkpoint, save
-from glassformer.convert.card import auto_class
+from glassformer.convert.checkpoints import Format, runs_in
 from glassformer.convert.doors import doors
+from glassformer.convert.folder import auto_class
 from glassformer.convert.gguf import write as write_gguf
-from glassformer.convert.programs import Format, runs_in
 from glassformer.convert.storage import writable
 from glassformer.errors import RequestError, WorkError
 from glassformer.laboratory.check import CheckReport, Row, checks

@@ -16,7 +16,7 @@ import torch
 from glassformer import machine
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
-from glassformer.convert.fold import fold
+from glassformer.convert.weights import fold
 from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.generation import CompiledStep, Sampling, prefill, stream
 from glassformer.generation.beams import beams

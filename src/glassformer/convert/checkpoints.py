@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.convert.families.own import OWN
 from glassformer.convert.family import Family
-from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
 from glassformer.convert.heads import OfHeads, mean, new, regroup
-from glassformer.convert.hub import snapshot
 from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
+from glassformer.convert.weights import fold
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded, Pooling
 from glassformer.machine.threads import LOADING, paced
@@ -163,3 +164,61 @@ def save(
     place = writable(folder, file=False)
     ends = model.ends if ends is None else ends
     return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)
+
+
+WANTED = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
+          "tokenizer_config.json", "chat_template.jinja"]  # fmt: skip
+INSTEAD = "pass a folder, a .gguf file, or a run instead"
+
+
+def snapshot(name: str, weights: bool = True) -> Path:
+    """The folder of `hf:owner/name[@revision]`, downloaded where the cache lacks it; without `weights`, its config
+    alone. Raises RequestError in one sentence, also offline."""
+    found = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    if not found or ".." in name:
+        raise RequestError(
+            f"{name!r} is not a name on the Hub; write hf:owner/name", code="syntax", field="model", value=name
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise RequestError(
+            f"{name} needs the package huggingface-hub (pip install 'glassformer[hub]'); or {INSTEAD}",
+            code="missing", field="huggingface_hub",
+        ) from None  # fmt: skip
+    wanted = WANTED if weights else WANTED[:1]
+    try:
+        return Path(snapshot_download(found[1], revision=found[2], allow_patterns=wanted))
+    except Exception as problem:  # the library's own, its network library's, and the system's
+        why = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
+        raise RequestError(
+            f"{name} cannot be had from the Hub ({why}); {INSTEAD}", code="missing", field="model", value=name
+        ) from None
+
+
+Format = Literal["hf", "gguf"]
+
+VLLM = frozenset({
+    "BloomForCausalLM", "CohereForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
+    "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+    "StableLmForCausalLM", "Starcoder2ForCausalLM",
+})  # fmt: skip
+"""Classes that vLLM registers for text, of those written here: `_TEXT_GENERATION_MODELS` of its
+vllm/model_executor/models/registry.py at commit 0002bff."""
+
+
+def runs_in(config: ModelConfig, family: Family, written: Format | None = None) -> list[str]:
+    """What was `written`, a folder or a GGUF; where nothing is yet, whichever of them there can be.
+
+    vLLM where it registers the class, whatever the fields say; llama.cpp where a GGUF of the model, read back, gives
+    the same config."""
+    from glassformer.convert.gguf import llama_cpp
+
+    file = ["llama.cpp"] if written != "hf" and llama_cpp(config).open else []
+    if written == "gguf":
+        return file
+    if family is OWN:
+        return ["glassformer", "transformers (after import glassformer)"]
+    return ["transformers", *(["vLLM"] if family.architecture_of(config) in VLLM else []), *file]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.convert import answers, sentences
-from glassformer.convert.card import card
 from glassformer.convert.doors import door, family_of
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.families.own import OWN
@@ -162,3 +162,38 @@ def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, An
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any] | None = None) -> str:
+    """Markdown with the front matter that hubs read. `trained` is a plain tree, shown as it is."""
+    own = family is OWN
+    auto, task = auto_class(config)
+    front = {"library_name": "glassformer" if own else "transformers", "pipeline_tag": task,
+             "tags": ["glassformer"] if own else ["glassformer", family.model_type]}  # fmt: skip
+    load = f"{auto}.from_pretrained(folder)"
+    how = f"import glassformer  # registers the class\n{load}" if own else load
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {name}",
+        f"{config.num_params():,} parameters, {config.n_layers} layers, d_model {config.d_model}, context "
+        f"{config.context:,}; stored as `{family.architecture_of(config)}`.",
+        f'```python\nfrom transformers import {auto}\n\nfolder = "."  # where this file lies\n{how}\n\n'
+        "import glassformer as gf\ngf.load(folder)\n```",
+    ]
+    if trained:
+        parts.append(f"## Training\n\n```yaml\n{yaml.safe_dump(trained, sort_keys=False)}```")
+    parts.append(f"## Config\n\n```yaml\n{config.to_yaml()}```")
+    return "\n\n".join(parts) + "\n"
+
+
+def auto_class(config: ModelConfig) -> tuple[str, str]:
+    """The class of `transformers` that loads such a model, and what hubs call its task."""
+    if config.encoder is not None:
+        return "AutoModelForSeq2SeqLM", "text2text-generation"
+    if config.head.predicts_tokens:
+        return ("AutoModelForCausalLM", "text-generation") if config.writes else ("AutoModelForMaskedLM", "fill-mask")
+    if not config.head.classes:
+        return "AutoModel", "feature-extraction"
+    if config.embedding.patches is not None:
+        return "AutoModelForImageClassification", "image-classification"
+    return "AutoModelForSequenceClassification", "text-classification"

@@ -16,10 +16,9 @@ from glassformer.convert.doors import Door, doors
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.family import Family, Gguf, complaints
 from glassformer.convert.fields import Fields
-from glassformer.convert.fold import fold
 from glassformer.convert.rope import write_scaling
 from glassformer.convert.storage import TensorFile, TensorSource, open_tensors, writable, write_gguf
-from glassformer.convert.weights import fill, tensors
+from glassformer.convert.weights import fill, fold, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.loaded import Loaded
 from glassformer.model import Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from glassformer.config import ModelConfig
 from glassformer.convert.family import complaints
 from glassformer.convert.names import Names, TensorPiece, modules_of
-from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import DTYPES, Packed, TensorEntry, TensorFile, TensorSource, nothing_collected
 from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
+from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
+from glassformer.parts.quantized import UNTRAINED
 
 LARGE = 1 << 18
 """Values of a tensor from which on the threads that unpack it are chosen."""
@@ -228,3 +229,52 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
             source = found.setdefault(piece.name, _Gathered(piece.shape, dtype or parameter.dtype))
             source.parts.append((piece, parameter))
     return found
+
+
+@torch.no_grad()
+def fold(model: Model) -> Model:
+    """The same function with plain linear maps: W_hat takes the place of W and of what makes W_hat from it.
+
+    A model that holds its matrices as they are is returned itself; otherwise a new one, which shares all other weights.
+    """
+    if model.config.reparam is None:
+        return model
+    weights = model.state_dict()
+    for path, module in model.named_modules():
+        if isinstance(module, (Linear, Head)) and module.reparam is not None:
+            weights[f"{path}.weight"] = module.applied()
+            for name in module.reparam.state_dict():
+                del weights[f"{path}.reparam.{name}"]
+    plain = model.config.vary(reparam=None).outline()
+    plain.load_state_dict(weights, assign=True)
+    plain.ends = model.ends
+    return plain.train(model.training)
+
+
+class PackedLinear(Linear):
+    """A `Linear` whose weight is unpacked at every call: the memory of the file, and one weight at a time in full.
+
+    Equals the `Linear` with the unpacked weight; nothing trains it."""
+
+    def __init__(self, like: Linear, packed: Sequence[tuple[TensorPiece, Packed]], dtype: torch.dtype):
+        nn.Module.__init__(self)
+        self.in_features, self.outs, self.roles, self.bias = like.in_features, like.outs, like.roles, like.bias
+        self.reparam = None
+        self.packed, self.dtype = list(packed), dtype
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        made = torch.empty(sum(self.outs), self.in_features, dtype=self.dtype)
+        for piece, packed in self.packed:
+            value = packed.dequantize(self.dtype)
+            piece.mine(made).copy_(piece.their(value))
+        return made
+
+    def train(self, mode: bool = True) -> PackedLinear:
+        if mode:
+            raise RequestError(UNTRAINED, code="unsupported", field="quantize")
+        return super().train(mode)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(packed.bytes.nbytes for _, packed in self.packed)

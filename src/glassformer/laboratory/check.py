@@ -30,9 +30,9 @@ from glassformer.convert import is_checkpoint, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES, own
 from glassformer.convert.family import Family
-from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
 from glassformer.convert.names import Names, OwnParameter
+from glassformer.convert.weights import fold
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower

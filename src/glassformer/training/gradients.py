@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from typing import ClassVar, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.sharing import Sharing
-from glassformer.parallel.sums import Tree, add_to, norm_of_rows, tree_sum
+from glassformer.parallel.sums import Tree, add_to, local, norm_of_rows, tree_sum
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batch
-from glassformer.training.clipping import gradient_norm
 from glassformer.training.recipe import Recipe
 
 Order = Literal["sequence", "tree"]
@@ -143,3 +142,16 @@ def of_piece(run: StepState, piece: Batch, share: float) -> float:
             loss = run.recipe.objective.loss(run.model, piece.to(run.how.device))
         (loss * share).backward()
     return float(loss.detach()) * share
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """||g|| over all parameters."""
+    return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+
+
+def clip(model: nn.Module, limit: float | None, norm: float) -> None:
+    """Scales gradients of norm `norm` down to `limit` where that is less; touches nothing otherwise."""
+    if limit is not None and norm > limit:
+        here = [local(p.grad) for p in model.parameters() if p.grad is not None]
+        scale = (limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # as torch does, of whole and divided ones alike
+        torch._foreach_mul_(here, scale.to(here[0].device))

@@ -22,8 +22,8 @@ from glassformer.parts.core.base import after_step
 from glassformer.text import Batch, Tokenizer, Tokens
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
-from glassformer.training.clipping import clip
 from glassformer.training.folder import deferred_interrupt, open_folder
+from glassformer.training.gradients import clip
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, check_alike, check_unchanged, prepare_run

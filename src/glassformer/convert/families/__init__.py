@@ -1,7 +1,5 @@
 """The published families, one file each. A new one is a file with a FAMILY, named in the table here."""
 
-from __future__ import annotations
-
 from glassformer.convert.families import (
     bamba,
     bart,
@@ -26,18 +24,14 @@ from glassformer.convert.families import (
     longformer,
     mamba,
     mamba2,
-    marian,
-    mbart,
     minimax,
     mistral,
     mixtral,
     modernbert,
     mpt,
-    mt5,
     olmo2,
     olmoe,
     opt,
-    pegasus,
     phi,
     phi3,
     qwen2,
@@ -48,7 +42,6 @@ from glassformer.convert.families import (
     stablelm,
     starcoder2,
     t5,
-    umt5,
     vit,
 )
 from glassformer.convert.family import Family
@@ -58,7 +51,9 @@ _MODULES = [
     gemma, gemma2, gemma3_text, phi, phi3, starcoder2, stablelm, olmo2, cohere, granite,
     mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, llama4_text, mamba, mamba2, jamba, bamba, qwen3_next,
     minimax, bert, roberta, distilbert, modernbert, longformer, big_bird, vit,
-    t5, mt5, umt5, bart, mbart, pegasus, marian,
 ]  # fmt: skip
-FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}
+_IN_OTHER_WORDS = [t5.FAMILY, t5.MT5, t5.UMT5, bart.FAMILY, bart.MBART, bart.PEGASUS, bart.MARIAN]
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (*(module.FAMILY for module in _MODULES), *_IN_OTHER_WORDS)
+}
 """model_type -> family. Where several can hold a config, the first is the one it is written as."""

@@ -1,5 +1,4 @@
-"""BART: `BartForConditionalGeneration`. Norms behind the sums and on the embedding; and what mBART, Pegasus and Marian
-have in the same words."""
+"""BART, mBART, Pegasus and Marian: encoder-decoders whose configs use the same words."""
 
 from __future__ import annotations
 
@@ -15,12 +14,13 @@ from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.norm import LayerNormConfig
-from glassformer.parts.position import EmbeddingPositionConfig, LearnedConfig
+from glassformer.parts.position import EmbeddingPositionConfig, LearnedConfig, SinusoidalConfig
 from glassformer.parts.residual import PostConfig, PreConfig
 from glassformer.parts.visibility import BidirectionalConfig
 
 NORM = LayerNormConfig(eps=1e-5)
 LEARNED = LearnedConfig(offset=2)
+SINES = SinusoidalConfig(layout="halves")
 UNUSED = (
     "encoder_layerdrop", "decoder_layerdrop", "num_labels",
     "force_bos_token_to_be_generated", "num_beams", "max_length", "min_length", "early_stopping",
@@ -135,7 +135,35 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def read(fields: Fields) -> ModelConfig:
+    """BART: `BartForConditionalGeneration`. Norms after the sums, and on the embedding."""
     return read_towers(fields, LEARNED, embedding_norm=True, before=False)
 
 
 FAMILY = Family("bart", "BartForConditionalGeneration", NAMES, read, write, start="eos_token_id")
+
+
+def read_mbart(fields: Fields) -> ModelConfig:
+    """mBART: `MBartForConditionalGeneration`. BART with its norms before the branches, and one after the last."""
+    return read_towers(fields, LEARNED, embedding_norm=True, before=True)
+
+
+MBART = Family("mbart", "MBartForConditionalGeneration", NAMES, read_mbart, write)
+
+
+def read_pegasus(fields: Fields) -> ModelConfig:
+    """Pegasus: `PegasusForConditionalGeneration`. Norms before the branches, and sinusoids, all sines first."""
+    return read_towers(fields, SINES, embedding_norm=False, before=True)
+
+
+PEGASUS = Family("pegasus", "PegasusForConditionalGeneration", NAMES, read_pegasus, write)
+
+
+def read_marian(fields: Fields) -> ModelConfig:
+    """Marian (OPUS-MT): `MarianMTModel`. Norms behind the sums, and sinusoids, all sines first."""
+    for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        fields.only(name, True)
+    fields.only("decoder_vocab_size", fields.whole("vocab_size"))
+    return read_towers(fields, SINES, embedding_norm=False, before=False)
+
+
+MARIAN = Family("marian", "MarianMTModel", NAMES, read_marian, write)

@@ -140,3 +140,30 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 FAMILY = Family("t5", "T5ForConditionalGeneration", names, read, write)
+
+
+def read_mt5(fields: Fields) -> ModelConfig:
+    """mT5: `MT5ForConditionalGeneration`. T5 v1.1 whose head is not scaled, tied or not."""
+    return read(fields, "gated-gelu", scaled=False)
+
+
+def write_without_scale(config: ModelConfig) -> dict[str, Any]:
+    """Fields of mT5 and UMT5, whose heads have a fixed scale."""
+    said = write(config)
+    del said["scale_decoder_outputs"]
+    return said
+
+
+MT5 = Family("mt5", "MT5ForConditionalGeneration", names, read_mt5, write_without_scale)
+
+
+def read_umt5(fields: Fields) -> ModelConfig:
+    """UMT5: `UMT5ForConditionalGeneration`. mT5 with a table of relative biases in each layer, and T5's scaled
+    tied head.
+
+    The published checkpoints say that their head is not tied, and were trained with one that is not scaled; so they are
+    read. Release 5 of `transformers` scales every head of this class."""
+    return read(fields, "gated-gelu", shared=False)
+
+
+UMT5 = Family("umt5", "UMT5ForConditionalGeneration", names, read_umt5, write_without_scale)
