@@ -1,8 +1,8 @@
-"""Which of many cases the default tests try: the others are slow ones, and `make test-all` runs all.
+"""Choice of the cases that the default tests try; `make test-all` runs all.
 
-Two ways. The cases of the tests in `SAMPLED` are divided into parts, of which a run tries one: the part is the phase, a
-number that each commit moves on by one. `quickly` names the representatives of a test and leaves the others, which
-take the same way, to `make test-all`.
+There are two means. `SAMPLED` names tests whose cases are divided into parts; a run tries the part that its phase
+numbers, and each commit adds one to the phase. `quickly` names the representatives of a test and leaves the other
+cases, which run the same code, to `make test-all`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_files_of_a_folder_move_together(tmp_path: Path) -> None:
 
 def test_errors_of_a_network_are_not_the_disks(tmp_path: Path) -> None:
     class Away(OSError):
-        """As libraries of the network define theirs."""
+        """An OSError as libraries of the network define it."""
 
     for error in (ConnectionResetError(104, "reset"), TimeoutError(), Away("no route")):
         with pytest.raises(type(error)), files.disk_errors(tmp_path):

@@ -114,7 +114,7 @@ def test_eos_stops():
 
 
 def test_a_model_stops_at_each_of_its_ends():
-    """With no id given, unless it is told not to stop; a step for every token is streamed up to the end."""
+    """Without an id, if stop_at_eos is left at its default; a step for every token is streamed up to the end."""
     model = tiny().eval()
     free = generate(model, prompt(1), 12)[0, 4:].tolist()
     model.ends = (free[5], free[3])

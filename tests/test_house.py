@@ -156,7 +156,7 @@ IMPORT = re.compile(r"^ *(from glassformer\S* import (?:\([^)]*\)|[^\n]*))", re.
 
 
 def missing(text: str) -> Iterator[tuple[int, str]]:
-    """(line, name) of what a text imports from this package and is not there."""
+    """(line, name) of each import from this package that fails."""
     for found in IMPORT.finditer(text):
         node = ast.parse(found[1]).body[0]
         assert isinstance(node, ast.ImportFrom) and node.module
@@ -171,7 +171,7 @@ def missing(text: str) -> Iterator[tuple[int, str]]:
 
 
 def test_what_tests_and_experiments_import_is_there():
-    """What moves in the house moves in those who look into it, before anyone runs them."""
+    """Tests and experiments follow each move in the house, even if no run imports them."""
     wrong = [
         f"{path.relative_to(SRC.parents[1])}:{line}: {name}"
         for folder in ("tests", "experiments", "benchmarks", "tools")
@@ -829,7 +829,7 @@ def test_config_and_constructor_agree(cls: type[PartConfig]):
 
 
 def test_softmax_attention_answers_once():
-    """What follows from heads, visibility, position and kernel alone is in one config."""
+    """Answers that follow from heads, visibility, position and kernel only are in one config."""
     family = [cls for cls in PARTS if cls.axis == "mixer" and "kernel" in cls.model_fields]
     assert len(family) >= 6 and all(issubclass(cls, SoftmaxAttentionConfig) for cls in family)
     shared = {"check_training", "takes_prefix", "_call_keeps", "_out_bias", "_scale", "_state_cost", "_within"}

@@ -195,7 +195,7 @@ def _has_text(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
 
 
 def test_there_is_one_judge():
-    """Better and best come from the verdicts alone: no other file tests a difference, and no page has its own words."""
+    """Better and best come only from the verdicts: no other file tests a difference, and no page has its own words."""
     found = {}
     for path in SRC.rglob("*.py"):
         name = path.relative_to(SRC).as_posix()

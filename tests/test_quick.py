@@ -1,4 +1,4 @@
-"""Which cases a run tries: over the phases all of them, and in each phase some of every test."""
+"""The choice of cases: all of them over the phases, and some of every test in each phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Named:
-    """As much of an item as the choice depends on."""
+    """An item of pytest, as far as the choice depends on it."""
 
     def __init__(self, nodeid: str):
         self.nodeid = nodeid

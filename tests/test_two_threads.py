@@ -36,7 +36,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def together(*work: Callable[[threading.Barrier], Any]) -> list[Any]:
-    """What each of these returns, all run at once; each gets a barrier that all pass together."""
+    """Returns the results of functions run at the same time; each gets a barrier that all pass together."""
     meet = threading.Barrier(len(work), timeout=120)
 
     def run(one: Callable[[threading.Barrier], Any]) -> Any:
@@ -88,7 +88,7 @@ def test_two_threads_see_their_own_captures_and_edits(model: gf.Model) -> None:
 
 
 def test_an_edit_in_one_thread_leaves_the_other_compiled(model: gf.Model) -> None:
-    """Neither the regions nor a compiled model of the other thread run eagerly, or are compiled anew."""
+    """Neither the regions nor a compiled model of the other thread run eagerly, or are compiled again."""
     graphs: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,16 @@ import pytest
 from tools import words, words_only
 
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(not ((ROOT / ".git").exists() and shutil.which("git")), reason="the list of files comes from git")
+def test_no_file_exceeds_its_baseline():
+    excesses = words.excesses()
+    assert not excesses, "\n".join([*excesses, "after a move: python tools/words.py --move OLD NEW"])
+
+
+def test_the_baseline_names_files_that_exist():
+    assert not [name for name in words.baseline() if not (ROOT / name).is_file()]
 
 
 @pytest.mark.parametrize(

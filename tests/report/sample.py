@@ -230,5 +230,5 @@ def rendered(tree: dict[str, Any]) -> str:
 
 
 def judged(tree: dict[str, Any], looks: Sequence[int] = ()) -> dict[str, Any]:
-    """The same runs with the verdicts that the judge gives on them."""
+    """Returns the runs with the verdicts of the judge."""
     return tree | {"verdicts": [one.to_dict() for one in verdicts(Results.of(tree).runs, looks=looks)]}

@@ -1,4 +1,4 @@
-"""Checkpoints by name: where one is stored, how it is read and changed, and what is written."""
+"""Checkpoints by name: finding, reading, changing and writing them."""
 
 from __future__ import annotations
 

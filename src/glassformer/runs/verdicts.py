@@ -66,7 +66,7 @@ def _level(looks: Sequence[int], pairs: Sequence[Names], confidence: float) -> f
 
 
 def against_first(runs: Sequence[RunResult]) -> list[Names]:
-    """Every other arm against the first that finished two seeds; where none did, against the first."""
+    """Every other arm against the first that finished two seeds, or against the first if no arm did."""
     names = list(dict.fromkeys(run.name for run in runs))
     finished = [run.name for run in runs if _loss(run) is not None]
     first = next((name for name in names if finished.count(name) > 1), None)

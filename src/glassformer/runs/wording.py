@@ -28,7 +28,7 @@ def finding(verdict: Verdict) -> str:
 
 
 def best_words(results: Results) -> str:
-    """What the mark of the best model means, or why no model has it."""
+    """The meaning of the mark of the best model, or the reason for which no model has it."""
     if results.best is not None:
         return f"● {BEST}: better than every other arm by the verdicts."
     return f"No arm has a verdict of better against every other arm, so no arm is marked {BEST}."

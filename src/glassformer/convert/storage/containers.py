@@ -1,4 +1,4 @@
-"""Which container a file is, by its content."""
+"""Recognition of a container by its content."""
 
 from __future__ import annotations
 

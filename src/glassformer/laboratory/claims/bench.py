@@ -190,7 +190,7 @@ class Bench:
         return tiny if self.tiny else full
 
     def runs(self, full: int) -> range:
-        """Seeds of a measurement: as many as were asked for, else `full`."""
+        """Seeds of a measurement: the number that was asked for, else `full`."""
         return range(self.seeds or self.scaled(full, 2))
 
     def compare(
