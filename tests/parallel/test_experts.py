@@ -188,14 +188,12 @@ def test_rows_arrive_however_uneven_they_are() -> None:
             rows = torch.arange(2.0 * len(by_expert)).view(-1, 2).to(dtype).requires_grad_()
             trip = trade(by_expert)
             got, groups = trip.there(rows)
-            assert got.dtype == dtype and len(got) == [8, 2, 0][crew.rank] == int(groups.ends[-1])
+            assert got.dtype == dtype and len(got) == [8, 2, 0][crew.rank]
+            assert groups.ends.tolist() == [[3, 8], [0, 2], [0, 0]][crew.rank]  # rows by the rank's own two experts
             back = trip.back(got * 3 + crew.rank)
             assert torch.equal(back, rows * 3 + by_expert[:, None] // 2)
             back.sum().backward()
             assert rows.grad is not None and bool((rows.grad == 3).all())
-        seen = trade.take()
-        assert seen.sent.tolist() == [2 * sends[crew.rank].count(e) for e in range(6)]
-        assert seen.served.tolist() == [[6, 10], [0, 4], [0, 0]][crew.rank]
 
     as_threads("fsdp=3", work)
 

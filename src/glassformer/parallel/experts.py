@@ -2,7 +2,6 @@
 
 >>> model = divide(config.build(seed=0), group)         # group: the ranks that share the experts (ep)
 >>> model.loss(tokens, targets).backward()              # each rank its own tokens
->>> traffic(model)                                      # rows by owner and expert, since it was last asked
 
 The rows that a rank's tokens send to experts are sorted by expert, hence by owner; each owner gets its rows of all
 ranks, sorts them by expert, computes, and sends the results back: two exchanges (all-to-all) a layer forward, two
@@ -18,7 +17,7 @@ selection bias is summed over ranks (`parts/core/reduce.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -114,43 +113,11 @@ def own(model: Model) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @dataclass
-class Traffic:
-    """Rows of one layer, by this rank's account."""
-
-    sent: Tensor
-    """(e,): rows that this rank's tokens send to each expert."""
-    served: Tensor
-    """(own experts,): rows that came for each expert that is here."""
-    bytes: int = 0
-    """That left this rank for another one in forward passes, results included."""
-
-
-def traffic(model: Model) -> dict[str, Traffic]:
-    """What went where since it was last asked, by layer."""
-    found = {}
-    for path, part in model.named_modules():
-        if isinstance(part, Exchanging) and isinstance(part.exchange, Trade):
-            found[path] = part.exchange.take()
-    return found
-
-
-@dataclass
 class Trade:
     """Rows of tokens against results, between the owners of `experts` experts (`parts.exchange.Exchange`)."""
 
     group: Group
     experts: int
-    seen: Traffic = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.take()
-
-    def take(self) -> Traffic:
-        first, last = self.group.span(self.experts)
-        before = getattr(self, "seen", None)
-        self.seen = Traffic(torch.zeros(self.experts, dtype=torch.int64), torch.zeros(last - first, dtype=torch.int64))
-        return self.seen if before is None else before
-
     @torch.no_grad()
     def __call__(self, by_expert: Tensor) -> Trip:
         of, own = self.group.of, self.experts // self.group.of
@@ -160,16 +127,14 @@ class Trade:
         sent, came = (one.view(of, own).sum(1).tolist() for one in (counts, theirs))
         expert = torch.arange(own, device=counts.device).repeat(of).repeat_interleave(theirs)
         expert, place = expert.sort(stable=True)
-        self.seen.sent += counts.cpu()
-        self.seen.served += theirs.view(of, own).sum(0).cpu()
-        return Trip(self, sent, came, place, Groups.sorted(expert, own))
+        return Trip(self.group.group, sent, came, place, Groups.sorted(expert, own))
 
 
 class Trip:
     """The journey of the rows of one pass."""
 
-    def __init__(self, trade: Trade, sent: list[int], came: list[int], place: Tensor, groups: Groups):
-        self.trade, self.sent, self.came = trade, sent, came
+    def __init__(self, group: Any, sent: list[int], came: list[int], place: Tensor, groups: Groups):
+        self.group, self.sent, self.came = group, sent, came
         self.place, self.order, self.groups = place, place.argsort(), groups
         self.filled: Tensor | None = None
 
@@ -187,10 +152,7 @@ class Trip:
         return self._exchanged(rows.index_select(0, self.order), self.came, self.sent)
 
     def _exchanged(self, rows: Tensor, sent: list[int], came: list[int]) -> Tensor:
-        group = self.trade.group
-        away = sum(sent) - sent[group.number]
-        self.trade.seen.bytes += away * rows.shape[1] * rows.element_size()
-        return _Exchanged.apply(rows, sent, came, group.group)
+        return _Exchanged.apply(rows, sent, came, self.group)
 
 
 class _Exchanged(torch.autograd.Function):
