@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import astuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from glassformer.parts.core.running import NOTHING, thread
 from tests.quick import EXAMPLES, PHASE, PHASES, left_out, phase
 
 for name, count in EXAMPLES.items():
@@ -77,3 +79,5 @@ def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # a command that ran in this process may have taken all cores
     yield
+    left, thread.now = thread.now, NOTHING
+    assert left is NOTHING or astuple(left) == astuple(NOTHING), f"the test has left {left} for those after it"

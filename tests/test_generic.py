@@ -331,6 +331,14 @@ def built(case: Case) -> Model:
     return model
 
 
+def global_tokens(model: Model, tokens: Tensor) -> dict[str, Tensor]:
+    """Returns the argument that makes the first token of each row global, for a model with projections of global
+    tokens, which otherwise have no gradient."""
+    if not any("global_maps" in name for name, _ in model.named_parameters()):
+        return {}
+    return {"global_tokens": (torch.arange(tokens.shape[1]) == 0).expand_as(tokens)}
+
+
 def draw(b: int, s: int, seed: int = 0) -> Tensor:
     return torch.randint(0, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
 
@@ -361,9 +369,7 @@ def test_logits_have_their_shape_and_every_parameter_learns(case: Case):
     logits = model(tokens)
     assert logits.shape == (3, LENGTH, VOCAB) and logits.isfinite().all()
     model.zero_grad(set_to_none=True)
-    first = (torch.arange(LENGTH) == 0).expand(3, -1)  # projections of global tokens learn where a token is global
-    given = {"global_tokens": first} if any("global_maps" in name for name, _ in model.named_parameters()) else {}
-    model.loss(tokens, tokens.roll(-1, 1), **given).backward()
+    model.loss(tokens, tokens.roll(-1, 1), **global_tokens(model, tokens)).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
@@ -401,13 +407,13 @@ def test_loss_is_the_cross_entropy_of_the_logits(case: Case):
     model, tokens = built(case), draw(2, LENGTH)
     targets = tokens.roll(-1, 1)
     targets[0, :4] = -100
-    parameters = list(model.parameters())
-    mine = model.loss(tokens, targets)
-    theirs = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    parameters, given = list(model.parameters()), global_tokens(model, tokens)
+    mine = model.loss(tokens, targets, **given)
+    theirs = F.cross_entropy(model(tokens, **given).flatten(0, 1), targets.flatten())
     close(mine, theirs)
     for a, b in zip(torch.autograd.grad(mine, parameters), torch.autograd.grad(theirs, parameters), strict=True):
         close(a, b)
-    each = model.loss(tokens, targets, reduction="none")
+    each = model.loss(tokens, targets, reduction="none", **given)
     assert each.shape == targets.shape and (each[0, :4] == 0).all()
     close(each.sum() / (targets != -100).sum(), mine)
 
@@ -851,7 +857,7 @@ def test_every_kernel_is_the_definition(case: Case, kernel: str):
         close(fast(tokens, documents=told), naive(tokens, documents=told))
         for model in (naive, fast):
             model.zero_grad()
-            model.loss(tokens, tokens.roll(-1, 1), told).backward()
+            model.loss(tokens, tokens.roll(-1, 1), told, **global_tokens(model, tokens)).backward()
         for (name, a), b in zip(naive.named_parameters(), fast.parameters(), strict=True):
             assert a.grad is not None and b.grad is not None, name
             close(b.grad, a.grad)
@@ -878,10 +884,11 @@ def test_half_precision_is_near_full(case: Case, kernel: str):
         return
     model, tokens = smooth(with_kernel(case, kernel)).build(), draw(4, LENGTH)
     targets, parameters = tokens.roll(-1, 1), list(model.parameters())
-    full = model.loss(tokens, targets)
+    given = global_tokens(model, tokens)
+    full = model.loss(tokens, targets, **given)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(full, parameters)])
     with choosing_as_in_full(model, tokens), torch.autocast("cpu", torch.bfloat16):
-        half = model.loss(tokens, targets)
+        half = model.loss(tokens, targets, **given)
     found = torch.cat([g.flatten() for g in torch.autograd.grad(half, parameters)])
     assert half.dtype == torch.float32 and found.dtype == torch.float32
     assert abs(half.item() - full.item()) < 0.01 * full.item()

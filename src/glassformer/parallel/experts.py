@@ -118,6 +118,7 @@ class Trade:
 
     group: Group
     experts: int
+
     @torch.no_grad()
     def __call__(self, by_expert: Tensor) -> Trip:
         of, own = self.group.of, self.experts // self.group.of

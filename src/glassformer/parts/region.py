@@ -11,12 +11,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import update_wrapper
 from typing import Any
 
 import torch
 
-from glassformer.parts.core.running import Eagerly, running, thread
+from glassformer.parts.core.running import Eagerly, put, running, thread
 
 
 def compiled_regions(on: bool = True) -> AbstractContextManager[None]:
@@ -30,8 +31,14 @@ def eager_regions() -> Iterator[Eagerly]:
     """Regions that this thread calls inside run as they stand, for who looks at what the model says of itself, even in
     `compiled_regions`; a warning then says so, once."""
     eagerly = thread.now.eagerly or Eagerly()
-    with running(eagerly=eagerly):
+    eagerly.open += 1
+    put(replace(thread.now, eagerly=eagerly))
+    try:
         yield eagerly
+    finally:  # contexts may be left in any order: the last one ends the stretch
+        eagerly.open -= 1
+        if not eagerly.open:
+            put(replace(thread.now, eagerly=None))
 
 
 def compiling_regions() -> bool:

@@ -33,9 +33,11 @@ class Tap:
 
 
 class Eagerly:
-    """A stretch in which all runs as it is written, and what has been warned of in it."""
+    """A stretch in which all runs as it is written: the number of contexts that are open in it, and the warnings given
+    in it."""
 
     def __init__(self) -> None:
+        self.open = 0
         self.warned: set[str] = set()
 
     def first(self, what: str) -> bool:
