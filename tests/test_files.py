@@ -75,10 +75,11 @@ def test_errors_of_a_network_are_not_the_disks(tmp_path: Path) -> None:
         """An OSError as libraries of the network define it."""
 
     for error in (ConnectionResetError(104, "reset"), TimeoutError(), Away("no route")):
-        with pytest.raises(type(error)), files.disk_errors(tmp_path):
+        with pytest.raises(type(error)), files.disk_errors(tmp_path, network=True):
             raise error
     for error in (
         FULL,
+        TimeoutError(errno.ETIMEDOUT, "a shared disk does not answer"),
         PermissionError(errno.EACCES, "no"),
         OSError("3 written"),
         SafetensorError("x"),

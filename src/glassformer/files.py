@@ -1,4 +1,4 @@
-"""Files that this package writes: whole or not at all, by one process at a time, and what a disk says against it."""
+"""Files that this package writes: whole or not at all, by one process at a time; errors of disks; versions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from glassformer.errors import RequestError, WorkError, shown
 # Errors of the disk
 
 UNTOUCHED = "what was saved before is untouched"
+OF_CACHE = "free some space, or choose another folder with GLASSFORMER_CACHE"
 
 
 @contextmanager
-def disk_errors(target: str | Path, advice: str = UNTOUCHED) -> Iterator[None]:
-    """Turns the ways in which a disk can refuse `target` into one WorkError sentence each. Errors of a network pass."""
+def disk_errors(target: str | Path, advice: str = UNTOUCHED, network: bool = False) -> Iterator[None]:
+    """Turns the ways in which a disk can refuse `target` into one WorkError sentence each. With `network`, errors that
+    a network may have raised pass: a shared disk raises some of them too."""
     try:
         yield
     except SafetensorError as error:
         raise WorkError(f"{target} cannot be written: {error}; {advice}", code="disk") from error
     except OSError as error:
-        if isinstance(error, ConnectionError | TimeoutError) or (error.errno is None and type(error) is not OSError):
+        away = isinstance(error, ConnectionError | TimeoutError) or (error.errno is None and type(error) is not OSError)
+        if network and away:
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full else error.strerror or str(error)
@@ -96,7 +99,7 @@ def atomic_folder(final: Path) -> Iterator[Path]:
 
     Such folders of the cache are named by a hash of their content: if another process was faster, its `final` stays.
     """
-    with disk_errors(final, "free some space, or choose another folder with GLASSFORMER_CACHE"):
+    with disk_errors(final, OF_CACHE, network=True):
         temporary = _unused(final.parent)
         temporary.mkdir()
         try:
@@ -129,7 +132,7 @@ def staged(folder: Path) -> Iterator[Path]:
 def _flush(path: Path) -> None:
     """Has the disk hold a file, or the names in a folder: only that survives a power cut."""
     with suppress(OSError) if path.is_dir() else nullcontext():  # not every system can flush a folder
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDWR if os.name == "nt" and path.is_file() else os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -287,7 +290,7 @@ def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) 
                 lost()
                 return
             number += 1
-            with suppress(WorkError):  # a full disk is for the run itself to tell
+            with suppress(WorkError):  # the run itself says that a disk is full, or does not answer
                 replace_text(path, json.dumps({**mine, "count": number}))
 
     counting = threading.Thread(target=count, daemon=True)
@@ -368,7 +371,10 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Length = Annotated[float, Field(ge=0)]
 
 
-SCHEMAS = {"results": 1, "scaling": 1, "checkpoint": 1, "index": 1, "prompt cache": 1}
+SCHEMAS = {
+    "results": 1, "ladder": 1, "scaling": 1, "checkpoint": 1, "index": 1, "prompt cache": 1,
+    "shards": 2, "tokenizer": 1,
+}  # fmt: skip
 """Version of each file format, by the kind of file. A change that would mislead an earlier reader adds one."""
 
 

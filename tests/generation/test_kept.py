@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.generation.kept import kept_tokens, load_state, save_state
+from glassformer.generation.kept import KIND, kept_tokens, load_state, save_state
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
@@ -219,7 +219,7 @@ def test_nothing_in_the_file_is_believed(name: str, value: Tensor | None, tmp_pa
 
 
 @pytest.mark.parametrize("field", ["format", "model", "dtype", "furthest"])
-@pytest.mark.parametrize("value", [None, "", "int32", "../x", "9" * 64])
+@pytest.mark.parametrize("value", [None, "", "int32", "../x", "9" * 64, KIND + "²", KIND + "9" * 5000])
 def test_nor_in_its_header(field: str, value: str | None, tmp_path: Path):
     path, model = kept(tmp_path)
     told = {**header(path), field: value or ""}

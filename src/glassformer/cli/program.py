@@ -99,6 +99,20 @@ def warnings_in_one_line() -> Iterator[None]:
         warnings.formatwarning = usual
 
 
+@contextmanager
+def described(arguments: list[str]) -> Iterator[None]:
+    """Inside, the verb's own help is its docstring, which says more than its line in the list of verbs."""
+    if not arguments or arguments[0] not in VERBS:
+        yield
+        return
+    verb = app[arguments[0]]
+    listed, verb.help = verb.help, None
+    try:
+        yield
+    finally:
+        verb.help = listed
+
+
 def _refuse_ranks(arguments: list[str]) -> None:
     """`refuse_ranks` for a command, where it may be one of several processes."""
     several = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or "SLURM_PROCID" in os.environ
@@ -121,9 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
             )  # fmt: skip
         with warnings_in_one_line():
             _refuse_ranks(arguments)
-            if arguments and arguments[0] in VERBS:
-                app[arguments[0]].help = None  # its docstring, which says more than the list
-            app(arguments, exit_on_error=False, print_error=False)
+            with described(arguments):
+                app(arguments, exit_on_error=False, print_error=False)
         status = 0
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else 0

@@ -71,7 +71,7 @@ class GenerationRequest:
     piece: str = ""
     """What was added to `text` since it was last told."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the new tokens, where asked for: the model's own, before any warper (`Chosen`)."""
+    """Of the new tokens, where asked for: the model's own, before any warper (`Sampled`)."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     """Of the likeliest tokens in place of each, best first."""
     finish: str | None = None

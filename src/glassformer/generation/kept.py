@@ -114,8 +114,8 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
-            if (version := told.get("format", "").removeprefix(KIND)).isdigit():
-                check_schema("prompt cache", int(version), path)
+            if version := re.fullmatch(rf"{KIND}([0-9]{{1,6}})", told.get("format", "")):
+                check_schema("prompt cache", int(version[1]), path)
             if told.get("format") != FORMAT or TOKENS not in file.keys() or told.get("dtype") not in DTYPES:  # noqa: SIM118
                 raise RequestError(
                     f"{path} is not a state that was kept (its header is another one)",

@@ -58,7 +58,7 @@ def stream(
     until then. The ends are those of the model (`Model.ends`, which loading sets), or `eos_id`, an id or several; with
     `stop_at_eos=False` no token ends a text.
 
-    With `logprobs`, each step is a `Chosen` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
+    With `logprobs`, each step is a `Sampled` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
     k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
 
     Rows given as lists may differ in length, and each is read alone. Who pads a tensor on the left says so in

@@ -30,7 +30,7 @@ from glassformer.comparison.request import (
 )
 from glassformer.comparison.terms import terms
 from glassformer.errors import RequestError, WorkError
-from glassformer.files import replace_text
+from glassformer.files import SCHEMAS, replace_text
 from glassformer.laboratory.paces import paces_of
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
 from glassformer.laboratory.tuning import tune as tuned
@@ -241,7 +241,8 @@ def _told(
     runs = [run.changed(name=own[run.name]) for run in results.runs if run.name in own]
     named = results.changed(runs=runs)
     told: dict[str, Any] = {
-        **ends, "design": kind, "changes": list(steps), "created": results.created, "data": results.data.name,
+        "schema": SCHEMAS["ladder"], **ends, "design": kind,
+        "changes": list(steps), "created": results.created, "data": results.data.name,
         "confidence": CONFIDENCE, "seeds": results.budget.seeds, "tuned": results.tuning is not None,
         "notes": results.budget.notes, "arms": [_arm(at, rung, steps, runs, results) for at, rung in enumerate(rungs)],
         "terms": terms(named, runs, [rungs[0].name]),

@@ -1,4 +1,4 @@
-"""Naming a model: EXPR -> ModelConfig.
+"""Naming a model: EXPR -> ModelConfig, and `load` in loading.py: EXPR -> a model with its weights.
 
     EXPR   := NAME[@SIZE][+CHANGE...]         gpt2    llama@10m    gpt2@10m+rope+rmsnorm+swiglu+gqa:2
     NAME   := a preset | a .yaml or .json config | a run or checkpoint folder | a .gguf file | hf:owner/name | smollm2

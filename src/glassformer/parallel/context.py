@@ -85,7 +85,7 @@ def divide(model: Model, group: Any) -> Model:
 
 
 class Context:
-    """`parts.owner.Along`, by a group of ranks."""
+    """`parts.core.owner.Along`, by a group of ranks."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0
@@ -148,7 +148,7 @@ class Gathered:
 
 class Stretches:
     """The value of a site, of which each rank has a stretch of tokens, and perhaps a piece of that
-    (`parts.site.Joint`)."""
+    (`parts.core.site.Joint`)."""
 
     def __init__(self, context: Context, axes: str, inner: Any):
         self.context, self.axes, self.inner = context, axes, inner

@@ -42,7 +42,7 @@ def refuse_unstaged(model: Model, stages: int) -> None:
     }
     for (field, why), holds in reasons.items():
         if holds:
-            raise RequestError(f"pp: {why}", code="conflict", field=field, value=stages, expected="pp=1")
+            raise RequestError(f"pp={stages}: {why}", code="conflict", field=field, expected="pp=1")
 
 
 def _named(tree: Any, field: str) -> Iterator[Any]:

@@ -183,7 +183,7 @@ def _between_branches(model: Model) -> Iterator[str]:
 
 
 class SpreadTokens:
-    """The tokens of a stream, shared by the ranks (`parts.owner.Spread`)."""
+    """The tokens of a stream, shared by the ranks (`parts.core.owner.Spread`)."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0
@@ -217,7 +217,7 @@ class SpreadTokens:
 
 
 class JoinedSite:
-    """The value of a site, of which each rank has a piece along an axis (`parts.site.Joint`)."""
+    """The value of a site, of which each rank has a piece along an axis (`parts.core.site.Joint`)."""
 
     def __init__(self, seams: Seams, axis: int, tokens: SpreadTokens | None = None):
         self.seams, self.axis, self.tokens = seams, axis, tokens

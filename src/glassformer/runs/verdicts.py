@@ -40,10 +40,7 @@ def verdicts(
     gives no verdict.
 
     Runs that diverged are outcomes: arms that diverge unequally often, by Fisher's exact test, are decided by that.
-    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win.
-
-    The two runs of a pair have initial weights drawn by the same rule, and so do all pairs: the rule with the most
-    pairs of runs is taken, of several the latest."""
+    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win."""
     if pairs is None:
         pairs = against_first(runs)
     table = Table.of(runs, pairs)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.files import put, temporary_file
+from glassformer.files import OF_CACHE, put, temporary_file
 from glassformer.text.documents import Corpus, Document, mended
 
 CHUNK = 256 * 1024  # bytes read at once
@@ -291,7 +291,7 @@ def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
     """Writes a stream, which can be read only once, into the cache, and opens that file."""
     folder = cache / "streams"
     sha = hashlib.sha256()
-    with temporary_file(folder / "stream") as temporary:
+    with temporary_file(folder / "stream", advice=OF_CACHE) as temporary:
         with open(temporary, "wb") as file:
             while chunk := stream.read(CHUNK):
                 sha.update(chunk)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from glassformer.errors import RequestError
-from glassformer.files import atomic_file
+from glassformer.files import SCHEMAS, atomic_file
 from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer, byte_alphabet, settings_of
 from glassformer.text.vocabulary import END_OF_TEXT, OWN_FILE, UNKNOWN, Ids, Tokenizer
@@ -29,7 +29,9 @@ class _Own(Tokenizer):
 
     def save(self, folder: str | Path) -> None:
         with atomic_file(Path(folder) / OWN_FILE) as temporary:
-            temporary.write_text(json.dumps({"glassformer_tokenizer": 1, **self._fields()}), encoding="utf-8")
+            temporary.write_text(
+                json.dumps({"glassformer_tokenizer": SCHEMAS["tokenizer"], **self._fields()}), encoding="utf-8"
+            )
         equivalent(self).save(folder)
 
 
@@ -128,7 +130,7 @@ def _codes(text: str) -> np.ndarray:
 
 def from_fields(fields: Any, path: Path) -> Tokenizer:
     """What `save` wrote, believed only as far as it is checked."""
-    if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == 1:
+    if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == SCHEMAS["tokenizer"]:
         if fields.get("kind") == "byte":
             return ByteTokenizer()
         alphabet, flags = fields.get("alphabet"), (fields.get("unknown"), fields.get("separator"))

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.files import atomic_folder, cache_folder
+from glassformer.files import SCHEMAS, atomic_folder, cache_folder
 from glassformer.text.documents import PIECE, Document
 from glassformer.text.storage import OnProgress, digest, silent
 from glassformer.text.vocabulary import Tokenizer
 
 VERSION = 1  # of what names the folders, and so the text of runs begun before
-FORMAT = 2  # of the files in them
+FORMAT = SCHEMAS["shards"]
 BATCH = 4 * PIECE  # characters encoded by one call; with the library's bookkeeping some 100 MB
 LARGEST_SIDECAR = 1 << 20
 SAMPLE = 1 << 16  # tokens at each end whose ids are compared with the vocabulary
