@@ -152,7 +152,8 @@ def test_ends_of_a_checkpoint_and_of_a_run_are_the_models(tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of many\n" for i in range(400)))
     recipe = {"tokens": 4 * 32, "batch_size": 2, "context": 32, "compile": False, "dtype": "float32"}
-    run = gf.train(gf.preset("gpt2@1m+layers=1+d_model=16+heads=2"), text, recipe, tmp_path / "run", tokenizer="byte")
+    config = gf.preset("gpt2@1m+layers=1+d_model=16+heads=2")
+    run = gf.train(config, text, recipe, out=tmp_path / "run", tokenizer="byte")
     end = run.tokenizer.eos_id
     assert end is not None and run.model.ends == gf.load(tmp_path / "run").model.ends == (end,)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glassformer.architectures import presets as presets
     from glassformer.comparison import compare as compare
+    from glassformer.comparison import train as train
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.convert import save as save
     from glassformer.generation import generate as generate
@@ -32,12 +33,17 @@ if TYPE_CHECKING:
     from glassformer.retrieval import ask as ask
     from glassformer.retrieval import embed as embed
     from glassformer.retrieval import index as index
+    from glassformer.training import Callback as Callback
+    from glassformer.training import Recipe as Recipe
+    from glassformer.training import Run as Run
     from glassformer.training import fast_training as fast_training
-    from glassformer.training import train as train
     from glassformer.version import __version__ as __version__
 
 _HOMES = {
+    "Callback": "training",
     "ModelConfig": "config",
+    "Recipe": "training",
+    "Run": "training",
     "__version__": "version",
     "ablate": "laboratory.ladder",
     "advise": "laboratory.advice",
@@ -59,13 +65,16 @@ _HOMES = {
     "presets": "architectures",
     "scale": "laboratory.scaling",
     "stream": "generation",
-    "train": "training",
+    "train": "comparison",
     "tune": "laboratory.tuning",
 }
 """Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
 
 __all__ = [
+    "Callback",
     "ModelConfig",
+    "Recipe",
+    "Run",
     "ablate",
     "advise",
     "ask",

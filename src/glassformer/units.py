@@ -38,6 +38,19 @@ def quantity(text: object, unit: str = "", field: str = "") -> float:
     return value
 
 
+def count(value: object, field: str = "") -> int:
+    """Returns a number of things, written as 200_000 or as "200k". Raises RequestError for anything but a whole number.
+
+    >>> count("200k"), count(5_000_000)
+    (200000, 5000000)
+    """
+    number = quantity(value, field=field)
+    if number != int(number):
+        sentence = "" if field else f"{shown(repr(value))} is not a whole number"
+        raise RequestError(sentence, code="type", field=field, value=value, expected="a whole number")
+    return value if isinstance(value, int) else int(number)
+
+
 def share(text: str, field: str = "") -> float:
     """A part of a whole: `1%` and `0.01` are 0.01. Raises RequestError for what is neither."""
     written = text.strip()

@@ -15,11 +15,12 @@ import pytest
 
 from glassformer.cli import app, main, program
 from glassformer.cli.program import VERBS
-from glassformer.cli.show import ComparisonView
+from glassformer.cli.show import show_comparison
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
 from glassformer.runs.events import Begin
 from glassformer.runs.executor import Local
+from glassformer.runs.live import ComparisonView
 from glassformer.runs.results import Results
 from glassformer.training import MuonConfig, Recipe, request
 from tests.runs.stand_in import Stand
@@ -310,7 +311,7 @@ def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFi
     view = ComparisonView()
     view.event(Begin(how="on cpu", notes=["known"], runs=[]))
     assert "note: known" in capsys.readouterr().err
-    view.finish(results, "out")
+    show_comparison(results, "out", view.noted)
     shown = capsys.readouterr().out
     assert "note: found out\n" in shown and "known" not in shown
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassformer.cli.show import ComparisonView, TrainingView
+from glassformer.comparison.single import telling
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.summary import BANDS, EVENTS, WINDOWS, event_words, summarise
 from glassformer.naming import preset
 from glassformer.runs.events import Begin, Watched
+from glassformer.runs.live import ComparisonView
 from glassformer.runs.measure import describe
 from glassformer.text import prepare
 from glassformer.training import Report, train
@@ -205,10 +206,12 @@ def test_a_run_that_was_watched_is_in_its_result(tmp_path: Path) -> None:
 def test_the_terminal_says_an_event_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     spike = {"step": 61, "event": "spike", "what": "loss", "value": 9.1349, "sigmas": 7.21}
     report = Report(60, 100, 600, 1.0, 2.5, 1e-3, 0.7, 600.0, 0.6, events=[spike, {"step": 61, "event": "skipped"}])
-    with TrainingView() as view:
-        view.step(report)
+    with ComparisonView() as view:
+        view.event(Begin(how="", notes=[], runs=[("a", 0)]))
+        telling("a", 0, view.event)(report)
     said = capsys.readouterr().err
     assert "step 61: spike of loss, 9.135, 7.2 sigma\n" in said and "step 61: skipped\n" in said
+    assert "loss 2.500  lr 1.00e-03  |g| 0.70  600 tokens/s" in said
     with ComparisonView() as compared:
         compared.event(Begin(how="", notes=[], runs=[("a", 0)]))
         compared.event(Watched(name="a", seed=0, words="step 61: skipped"))

@@ -204,7 +204,7 @@ def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path,
 def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path: Path, capsys: Any) -> None:
     """It was trained to begin with the token that ends a text, whatever token the family's own models begin with."""
     recipe = {"steps": 2, "batch_size": 4, "context": 32, "objective": "seq2seq", "learning_rate": 0.05}
-    trained = gf.train(gf.preset(expression), "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
+    trained = gf.train(gf.preset(expression), "pairs:reversal", recipe, out=tmp_path / "run", tokenizer="byte")
     run, folder = gf.load(tmp_path / "run"), str(tmp_path / "out")
     assert main(["convert", str(tmp_path / "run"), folder]) == 0
     assert f"{folder}: {cls}, " in capsys.readouterr().out
@@ -284,7 +284,7 @@ def test_a_run_reads_sources_as_it_was_trained_on_them(tmp_path: Path) -> None:
     recipe = {"steps": 1, "batch_size": 4, "context": 32, "objective": "seq2seq"}
     tokenizer = adding(["L", "$A"], tmp_path / "tokenizer")
     config = gf.preset("transformer@1m+layers=2+d_model=24+heads=2")
-    gf.train(config, "pairs:reversal", recipe, tmp_path / "run", tokenizer=tokenizer)
+    gf.train(config, "pairs:reversal", recipe, out=tmp_path / "run", tokenizer=tokenizer)
     run = gf.load(tmp_path / "run")
     text = prepare("pairs:reversal", tokenizer)
     (asked,) = Seq2seqConfig().asked(text, 1, run.config)
@@ -311,7 +311,7 @@ def test_a_tokenizer_without_a_file_is_saved_as_sources_are_read(tokenizer: Any,
 def test_a_text_of_a_vector_is_read_with_its_end_as_in_training(tmp_path: Path) -> None:
     recipe = {"steps": 1, "batch_size": 4, "context": 32, "objective": "contrastive"}
     config = gf.preset("bert@1m+pooled:mean+layers=1+d_model=24+heads=2")
-    trained = gf.train(config, "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
+    trained = gf.train(config, "pairs:reversal", recipe, out=tmp_path / "run", tokenizer="byte")
     gf.save(trained.model, trained.tokenizer, tmp_path / "out")
     for found in (gf.load(tmp_path / "run").tokenizer, gf.load(tmp_path / "out").tokenizer, trained.tokenizer):
         assert found.encode("ab", add_specials=True).tolist() == [97, 98, found.eos_id]

@@ -73,7 +73,7 @@ def test_it_is_resized_and_keeps_the_weights_of_the_other_ffn():
 
 def test_it_is_trained_saved_loaded_and_goes_on(source: Path, tmp_path: Path):
     recipe = {"tokens": 256, "batch_size": 2, "context": 16, "threads": 1, "dtype": "float32", "device": "cpu"}
-    run = gf.train(gf.preset(TOY), source, recipe, tmp_path / "run")
+    run = gf.train(gf.preset(TOY), source, recipe, out=tmp_path / "run")
     assert run.status == "ok"
     loaded = gf.load(tmp_path / "run")
     model, tokens = loaded.model.eval(), torch.randint(20, (1, 9))

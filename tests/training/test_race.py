@@ -38,11 +38,11 @@ def test_a_checkpoint_saved_meanwhile_is_not_thrown_away(text: Path, tmp_path: P
 
 def test_another_model_does_not_begin_in_a_folder_that_was_begun(text: Path, tmp_path: Path):
     config, out = gf.preset(TINY), tmp_path / "run"
-    run = gf.train(config, text, RECIPE, out)
+    run = gf.train(config, text, RECIPE, out=out)
     assert run.status == "ok"
     (out / "latest").unlink()
     with pytest.warns(UserWarning, match="holds no checkpoint yet"), refused(code="changed", field="d_model"):
-        gf.train(gf.preset(TINY + "+d_model=32"), text, RECIPE, out, resume=True)
+        gf.train(gf.preset(TINY + "+d_model=32"), text, RECIPE, out=out, resume=True)
 
 
 class Large(Callback):
@@ -52,7 +52,7 @@ class Large(Callback):
 
 def test_a_state_that_could_not_be_read_back_is_not_written(text: Path, tmp_path: Path):
     with failed(code="range"):
-        gf.train(gf.preset(TINY), text, RECIPE, tmp_path / "run", callbacks=[Large()])
+        gf.train(gf.preset(TINY), text, RECIPE, out=tmp_path / "run", callbacks=[Large()])
 
 
 def test_a_function_is_no_callback(text: Path):

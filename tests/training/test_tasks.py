@@ -74,7 +74,7 @@ def test_it_is_an_ordinary_run(
 ) -> None:
     """Written, watched, and loaded."""
     recipe = {**QUICK, "context": context, "objective": objective, "watch": 2}
-    run = gf.train(gf.preset(expression), texts[data], recipe, tmp_path / "run")
+    run = gf.train(gf.preset(expression), texts[data], recipe, out=tmp_path / "run")
     assert run.status == "ok" and run.validation is not None and run.validation["bits_per_byte"] is None
     assert run.validation["tokens"] > 0 and np.isfinite(run.validation["loss"])
     loaded = gf.load(tmp_path / "run").model

@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.show import View, decimals, output, ruled, size
+from glassformer.cli.show import output, ruled, size
 from glassformer.config import ModelConfig
 from glassformer.convert import is_checkpoint, save
 from glassformer.convert.checkpoints import Format, runs_in
@@ -23,8 +22,10 @@ from glassformer.convert.storage import writable
 from glassformer.errors import RequestError, WorkError
 from glassformer.laboratory.check import CheckReport, Row, checks
 from glassformer.laboratory.quality import TOKENS, Quality, qualities
+from glassformer.machine import dtype_of
 from glassformer.naming import preset
 from glassformer.naming.loading import load
+from glassformer.runs.live import View, decimals
 from glassformer.training import training_of
 
 
@@ -70,7 +71,7 @@ def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | No
         file_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype or "float16"]
         family = write_gguf(loaded.model, loaded.tokenizer, Path(out), file_type, ends=loaded.ends)
     else:
-        kept = getattr(torch, dtype) if dtype else None
+        kept = dtype_of(dtype) if dtype else None
         family = save(
             loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source),
             ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from glassformer import machine
-from glassformer.cli.show import ComparisonView, clock, decimals, output, ruled, short, size
+from glassformer.cli.show import output, ruled, short, size
 from glassformer.dynamics.coord_check import LEVEL, coordinate_check
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors
@@ -29,6 +29,7 @@ from glassformer.report.ladder import findings
 from glassformer.report.scaling import finding as law_finding
 from glassformer.report.scaling import interval_words, several_finding, write_scaling
 from glassformer.runs import events
+from glassformer.runs.live import ComparisonView, clock, decimals
 from glassformer.units import quantity
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from glassformer import machine
 from glassformer.cli.generate import source_of
-from glassformer.cli.show import View, output, ruled, short, size
+from glassformer.cli.show import output, ruled, short, size
 from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
 from glassformer.errors import RequestError, WorkError, did_you_mean
@@ -36,6 +36,7 @@ from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.naming import parse, preset
 from glassformer.naming.loading import load
+from glassformer.runs.live import View
 from glassformer.text import ByteTokenizer, Tokenizer
 from glassformer.text.pairs import START
 

@@ -7,21 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from glassformer.cli.show import TrainingView
-from glassformer.config import ModelConfig
+from glassformer.comparison.single import SingleRun
 from glassformer.errors import RequestError
 from glassformer.parallel.launch import joined, spawn
-from glassformer.text import Tokenizer
-from glassformer.training.pretrained import Pretrained
-from glassformer.training.recipe import Recipe
+from glassformer.runs.live import ComparisonView
 from glassformer.training.request import check_run
 from glassformer.training.shared import layout_of
 
 
-def begin_processes(
-    processes: str | None, layout: str | None, config: ModelConfig, data: str, recipe: Recipe, out: str, resume: bool,
-    tokenizer: str | Tokenizer, vocab_size: int | None, pretrained: Pretrained | None, quiet: bool,
-) -> bool:  # fmt: skip
+def begin_processes(processes: str | None, asked: SingleRun, quiet: bool) -> bool:
     """Checks the run and has as many processes train it; False where this one is to. Raises RequestError."""
     place = joined()
     if processes is None or (place is not None and "GLASSFORMER_LAUNCHED" in os.environ):
@@ -31,13 +25,13 @@ def begin_processes(
             f"--processes {processes} starts processes, and torchrun or srun has started {place.world}; leave it out",
             code="conflict", field="processes", value=processes, expected="None",
         )  # fmt: skip
-    world = count_of(processes, recipe.device)
-    shape = layout_of(layout, world)
+    world = count_of(processes, asked.recipe.device)
+    shape = layout_of(asked.layout, world)
     if world == 1:
         return False
-    with TrainingView(quiet=quiet) as view:
-        check_run(config, data, recipe, out, resume, tokenizer, vocab_size, view.progress, pretrained, shape)
-    begun = (Path(out) / "recipe.yaml").is_file() and resume
+    with ComparisonView(quiet=quiet) as view:
+        check_run(*asked.arguments, view.progress, asked.pretrained, shape)
+    begun = asked.out is not None and (Path(asked.out) / "recipe.yaml").is_file() and asked.resume
     spawn(sys.argv[1:], world, () if begun else ("--resume",))
     return True
 
@@ -53,12 +47,6 @@ def count_of(processes: str, device: str) -> int:
             code="range", field="processes", value=processes, expected="auto, or a number from 1 to 1024"
         )
     return int(processes)
-
-
-def one_voice() -> bool:
-    """Whether this process prints."""
-    place = joined()
-    return place is None or place.rank == 0
 
 
 def refuse_ranks(words: Sequence[str]) -> None:

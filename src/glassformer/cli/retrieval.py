@@ -11,9 +11,9 @@ from rich.console import Console
 
 from glassformer.cli.generate import INTERRUPTED, fetch, ready, say, show, state_dtype
 from glassformer.cli.options import Asking
-from glassformer.cli.show import View
 from glassformer.errors import printable
 from glassformer.retrieval import Asker, Index, Source, index
+from glassformer.runs.live import View
 
 EXCERPT = 100
 """Characters of a source that are shown."""

@@ -5,46 +5,30 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import ModelConfig
-from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
 from glassformer.files import replace_text
 from glassformer.naming import SIZES, changes, words
 from glassformer.planning.counts import Component, Counts
 from glassformer.report.tuning import finding
-from glassformer.runs import events
-from glassformer.runs.results import Answers, Power, Results, RunResult, Tuning
+from glassformer.runs.live import clock, decimals
+from glassformer.runs.results import Answers, Power, Results, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
-from glassformer.text import TextData
-from glassformer.training import Report, Request, Run
+from glassformer.training import Run
 
-PATIENCE = 5.0
-"""Seconds between two lines of progress where no bar can be drawn."""
 BYTES = ("B", "kB", "MB", "GB", "TB")
-
-
-def clock(seconds: float) -> str:
-    """75 -> 1:15."""
-    if not math.isfinite(seconds):
-        return "–:––"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def size(value: float | None) -> str:
@@ -63,134 +47,23 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-class View:
-    """Progress on standard error, so that standard output holds the result alone."""
-
-    def __init__(self, quiet: bool = False):
-        self.console = Console(stderr=True, quiet=quiet)
-        self.bars = Progress(
-            TextColumn("[bold]{task.description}", markup=True),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            disable=quiet,
-        )
-        self.reading: dict[str, TaskID] = {}
-        self.plain = not self.console.is_terminal and not quiet
-        self.spoke = 0.0
-        self.told: dict[str, float] = {}
-        """When each stage began, or was last told."""
-
-    def __enter__(self) -> Any:
-        if not self.plain:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if not self.plain:
-            self.bars.stop()
-
-    def progress(self, stage: str, done: int, total: int | None) -> None:
-        if self.plain:
-            self._tell(stage, done, total)
-            return
-        if stage not in self.reading:
-            self.reading[stage] = self.bars.add_task(stage, total=total, note="")
-        task = self.reading[stage]
-        self.bars.update(task, completed=done, total=total)
-        if total is not None and done >= total:
-            self.bars.update(task, visible=False)
-
-    def _tell(self, stage: str, done: int, total: int | None) -> None:
-        """A line for a stage that takes long, every so many seconds."""
-        now = time.monotonic()
-        if now - self.told.setdefault(stage, now) > PATIENCE:
-            self.told[stage] = now
-            self.say(f"{stage}: {done:,}" if total is None else f"{stage}: {done / max(total, 1):.0%}")
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
-
-
-class ComparisonView(View):
-    """One bar for each run: loss, tokens/s, time left."""
-
-    def __init__(self, quiet: bool = False):
-        super().__init__(quiet)
-        self.tasks: dict[tuple[str, int], TaskID] = {}
-        self.several = False
-        self.noted: list[str] = []
-
-    def event(self, event: events.Event) -> None:
-        if isinstance(event, events.StageEvent):
-            self.say(event.words)
-        elif isinstance(event, events.Begin):
-            self._begin(event)
-        elif event.key in self.tasks:
-            self._progress(event, self.tasks[event.key])
-
-    def _begin(self, event: events.Begin) -> None:
-        for stage in self.reading.values():
-            self.bars.update(stage, visible=False)
-        self.say(event.how)
-        self.noted = event.notes
-        for note in event.notes:
-            self.say(f"note: {note}")
-        self.several = any(seed for _, seed in event.runs)
-        for task in self.tasks.values():  # of a comparison before this one
-            self.bars.remove_task(task)
-        self.tasks.clear()
-        for name, seed in event.runs:
-            label = f"{name} seed {seed}" if self.several else name
-            self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
-
-    def _progress(self, event: events.Event, task: TaskID) -> None:
-        match event:
-            case events.Start():
-                self.bars.update(task, note="starting")
-                if self.plain:
-                    self.say(f"{event.name} seed {event.seed}: training")
-            case events.Step():
-                speed, left = event.tokens_per_second, clock(event.seconds_left)
-                note = f"loss {event.loss:.3f}  {speed:,.0f} tokens/s  {left} left"
-                self.bars.update(task, completed=event.done, note=note)
-                if self.plain and time.monotonic() - self.spoke > 10:
-                    self.spoke = time.monotonic()
-                    self.say(f"  {event.done:>4.0%}  {note}")
-            case events.Watched():
-                self.say(f"{event.name} seed {event.seed}: {event.words}")
-            case events.Measuring():
-                self.bars.update(task, completed=1.0, note="measuring")
-            case events.Kept() | events.End():
-                ending = "finished before" if isinstance(event, events.Kept) else self._ending(event.result)
-                self.bars.update(task, completed=1.0, note=ending)
-                if self.plain:
-                    self.say(f"{event.name} seed {event.seed}: {ending}")
-
-    @staticmethod
-    def _ending(run: RunResult) -> str:
-        if run.status != "ok" or run.validation is None or run.train is None:
-            return f"{run.status}: {run.error}"
-        return f"validation loss {run.validation.loss:.4f}  {run.train.tokens_per_second:,.0f} tokens/s"
-
-    def finish(self, results: Results, out: str) -> None:
-        console = output()
-        for table in comparison_tables(results):
-            console.print(table)
-        for verdict in results.verdicts:
-            console.print(verdict_sentence(verdict), markup=False, highlight=False)
-        for line in power_lines(results.power) if results.power is not None else []:
-            console.print(line, markup=False, highlight=False)
-        for note in results.budget.notes:
-            if note not in self.noted:
-                console.print(f"note: {note}", markup=False, highlight=False)
-        if results.tuning is not None:
-            console.print(rates_table(results.tuning))
-            console.print(finding(results.tuning), markup=False, highlight=False)
-        if results.budget.seeds == 1:
-            console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
-        print(f"report: {Path(out) / 'report.html'}")
+def show_comparison(results: Results, out: str, noted: Sequence[str] = ()) -> None:
+    console = output()
+    for table in comparison_tables(results):
+        console.print(table)
+    for verdict in results.verdicts:
+        console.print(verdict_sentence(verdict), markup=False, highlight=False)
+    for line in power_lines(results.power) if results.power is not None else []:
+        console.print(line, markup=False, highlight=False)
+    for note in results.budget.notes:
+        if note not in noted:
+            console.print(f"note: {note}", markup=False, highlight=False)
+    if results.tuning is not None:
+        console.print(rates_table(results.tuning))
+        console.print(finding(results.tuning), markup=False, highlight=False)
+    if results.budget.seeds == 1:
+        console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
+    print(f"report: {Path(out) / 'report.html'}")
 
 
 def power_lines(power: Power) -> list[str]:
@@ -259,11 +132,6 @@ def rates_table(tuning: Tuning) -> Table:
     return table
 
 
-def decimals(value: float | None) -> str:
-    """Four, or `no` for what could not be measured."""
-    return "no" if value is None else f"{value:.4f}"
-
-
 def short(count: int) -> str:
     """840704 -> 841k."""
     for unit, power in (("B", 9), ("M", 6), ("k", 3)):
@@ -272,61 +140,21 @@ def short(count: int) -> str:
     return str(count)
 
 
-class TrainingView(View):
-    task: TaskID | None = None
-
-    def begin(self, name: str, request: Request) -> None:
-        config, text = request.config, request.text
-        assert isinstance(text, TextData)  # prepared from a name
-        size = f"{config.num_params(embeddings=False):,} parameters in the layers{met(config)}"
-        self.say(f"{name}: {size}; {request.how.why}")
-        self.say(
-            f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
-            f"({text.tokenizer_rule})"
+def show_run(run: Run, as_json: bool, found: Answers | None = None) -> None:
+    summary = {**run.to_dict(), **({} if found is None else {"answers": found.model_dump()})}
+    if as_json:
+        print(json.dumps(summary))
+    elif run.status == "ok" and run.validation:
+        nats = f", perplexity {run.validation['perplexity']:.2f}" if run.recipe.objective.in_nats else ""
+        bits = run.validation["bits_per_byte"]
+        print(
+            f"{run.tokens:,} tokens{sides(run.read)} in {clock(run.seconds)}, "
+            f"{run.tokens_per_second:,.0f} tokens/s; held-out loss {run.validation['loss']:.4f}{nats}"
+            + ("" if bits is None else f", {decimals(bits)} bits per byte")
         )
-        for note in text.notes:
-            self.say(f"note: {note}")
-        self.task = self.bars.add_task(name, total=1.0, note="starting")
-
-    def step(self, report: Report) -> None:
-        note = (
-            f"step {report.step}  loss {report.loss:.3f}  lr {report.learning_rate:.2e}  |g| {report.grad_norm:.2f}  "
-            f"{report.tokens_per_second:,.0f} tokens/s  {clock(report.seconds_left)} left"
-        )
-        if self.task is not None:
-            self.bars.update(self.task, completed=report.done, note=note)
-        for event in report.events:
-            self.say(event_words(event))
-        if report.validation:
-            found = report.validation
-            self.say(
-                f"step {report.step}: held-out loss {found['loss']:.4f}, "
-                f"{decimals(found['bits_per_byte'])} bits per byte"
-            )
-        elif self.plain and time.monotonic() - self.spoke > 10:
-            self.spoke = time.monotonic()
-            self.say(note)
-
-    def finish(self, run: Run, as_json: bool, found: Answers | None = None) -> None:
-        summary = {
-            "status": run.status, "error": run.error, "steps": run.steps, **run.read, "seconds": run.seconds,
-            "tokens_per_second": run.tokens_per_second, "validation": run.validation,
-            "run": None if run.folder is None else str(run.folder),
-            **({} if found is None else {"answers": found.model_dump()}),
-        }  # fmt: skip
-        if as_json:
-            print(json.dumps(summary))
-        elif run.status == "ok" and run.validation:
-            nats = f", perplexity {run.validation['perplexity']:.2f}" if run.recipe.objective.in_nats else ""
-            bits = run.validation["bits_per_byte"]
-            print(
-                f"{run.tokens:,} tokens{sides(run.read)} in {clock(run.seconds)}, "
-                f"{run.tokens_per_second:,.0f} tokens/s; held-out loss {run.validation['loss']:.4f}{nats}"
-                + ("" if bits is None else f", {decimals(bits)} bits per byte")
-            )
-            if found is not None:
-                print(answers_in_words(found))
-            print(f"run: {run.folder}")
+        if found is not None:
+            print(answers_in_words(found))
+        print(f"run: {run.folder}")
 
 
 def sides(read: dict[str, int]) -> str:

@@ -17,8 +17,8 @@ KINDS = (".npy", ".jsonl")
 
 
 def embed_texts(model: str, texts: Sequence[str], file: str | None, out: str | None, json: bool) -> None:
-    from glassformer.cli.show import View
     from glassformer.retrieval import embed
+    from glassformer.runs.live import View
 
     texts = [*texts, *(read_texts(file) if file else ())]
     if not texts:

@@ -20,7 +20,7 @@ FOLDER, SUFFIX = "pretrained", ".safetensors"
 NOTE = "All arms begin with weights that were trained before: seeds differ in the order of the text alone."
 
 
-def loaded_arms(expressions: Sequence[str], tokenizer: str) -> dict[str, Loaded]:
+def loaded_arms(expressions: Sequence[str], tokenizer: str | Tokenizer) -> dict[str, Loaded]:
     """Expression -> its model with its weights, changed as it says. Raises RequestError for one that has none, and
     where the tokenizers are not the same."""
     if tokenizer != "auto":
@@ -44,7 +44,7 @@ def loaded_arms(expressions: Sequence[str], tokenizer: str) -> dict[str, Loaded]
     return found
 
 
-def trained_arm(expression: str, tokenizer: str) -> tuple[ModelConfig, Tokenizer, Pretrained]:
+def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfig, Tokenizer, Pretrained]:
     """The config, the tokenizer and the weights that an expression names."""
     found = loaded_arms([expression], tokenizer)
     loaded = found[expression]

@@ -4,7 +4,7 @@ work."""
 from __future__ import annotations
 
 from glassformer.machine.defaults import DTYPES, DType, Settings, apply, machine, settings, synchronize
-from glassformer.machine.device import can_compile, device_named, has_fast_bfloat16
+from glassformer.machine.device import can_compile, device_named, dtype_of, has_fast_bfloat16
 from glassformer.machine.memory import forget_peak, free_memory, keep_freed_memory, peak_memory
 from glassformer.machine.processor import available_cores
 
@@ -16,6 +16,7 @@ __all__ = [
     "available_cores",
     "can_compile",
     "device_named",
+    "dtype_of",
     "forget_peak",
     "free_memory",
     "has_fast_bfloat16",

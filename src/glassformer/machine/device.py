@@ -52,6 +52,19 @@ def device_named(device: str) -> str:
     return asked.type if asked.type in ("cpu", "mps") else str(asked)
 
 
+def dtype_of(dtype: torch.dtype | str, field: str = "dtype") -> torch.dtype:
+    """Returns the dtype itself, or the one that a name such as "bfloat16" or "torch.bfloat16" means. Raises
+    RequestError.
+
+    >>> dtype_of("bfloat16")
+    torch.bfloat16
+    """
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise RequestError(code="unknown", field=field, value=dtype, expected="a dtype of torch such as bfloat16")
+    return found
+
+
 LEAST_GAIN = 1.1
 """What autocast's own work costs is paid from here on."""
 

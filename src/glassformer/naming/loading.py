@@ -12,6 +12,7 @@ from glassformer.convert import checkpoints
 from glassformer.convert.folder import is_folder
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
+from glassformer.machine import dtype_of
 from glassformer.naming import grammar
 from glassformer.naming.models import changed, parse, preset
 from glassformer.parts.quantized import QUANTIZED
@@ -19,7 +20,11 @@ from glassformer.training import load_run
 
 
 def load(
-    expression: str | Path, *, dtype: torch.dtype | None = None, device: Any = None, quantize: str | None = None
+    expression: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
+    quantize: str | None = None,
 ) -> Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
     or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
@@ -30,6 +35,7 @@ def load(
     `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
     .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
     RequestError."""
+    dtype = None if dtype is None else dtype_of(dtype)
     name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:
         here = f"; the folder here is ./{expression}" if grammar.exists(str(expression)) else ""

@@ -262,3 +262,9 @@ def _begin(place: ProcessPlace, store: Any, device: str) -> None:
 
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=PATIENCE)
+
+
+def one_voice() -> bool:
+    """Returns True in the one process that prints and writes what all share: the first, or the only one."""
+    place = joined()
+    return place is None or place.rank == 0

@@ -13,6 +13,8 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
+from glassformer.machine import dtype_of
+from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parallel.layout import RANKS, Layout
 from glassformer.parts.core.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
@@ -205,13 +207,13 @@ PLAIN = (
 
 @overload
 def plan(
-    config: ModelConfig,
+    model: ModelLike,
     *,
     train: Literal[False] = False,
     context: int | None = None,
     batch: int = 1,
-    dtype: torch.dtype = torch.bfloat16,
-    state_dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str = torch.bfloat16,
+    state_dtype: torch.dtype | str | None = None,
     weights: str | None = None,
     machine: str | Cluster | None = None,
     nodes: int = 1,
@@ -222,12 +224,12 @@ def plan(
 
 @overload
 def plan(
-    config: ModelConfig,
+    model: ModelLike,
     *,
     train: Literal[True],
     context: int | None = None,
     batch: int = 1,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
@@ -243,13 +245,13 @@ def plan(
 
 
 def plan(
-    config: ModelConfig,
+    model: ModelLike,
     *,
     train: bool = False,
     context: int | None = None,
     batch: int = 1,
-    dtype: torch.dtype = torch.bfloat16,
-    state_dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str = torch.bfloat16,
+    state_dtype: torch.dtype | str | None = None,
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
@@ -283,6 +285,7 @@ def plan(
 
     Raises RequestError for a context that the model cannot have, a layout that does not divide or has other ranks than
     there are accelerators, an unknown machine, or a price without a currency."""
+    config, dtype = resolve(model), dtype_of(dtype)
     on = None if machine is None else _on(machine, nodes, machines, price)
     if on is None and (price is not None or nodes != 1 or machines is not None or tokens is not None):
         given = {"price": price, "machines": machines, "tokens": tokens, "nodes": None if nodes == 1 else nodes}
@@ -311,7 +314,7 @@ def plan(
         return planned.placed(on, _tokens(tokens))
     if tokens is not None:
         raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")
-    state_dtype = dtype if state_dtype is None else state_dtype
+    state_dtype = dtype if state_dtype is None else dtype_of(state_dtype, "state_dtype")
     packed = weights or str(dtype).removeprefix("torch.")
     _check_one_of("weights", packed, WEIGHTS)
     cost = config.costs(Shape(1, 1, context, "decode", dtype, state_dtype=state_dtype))
@@ -340,12 +343,12 @@ def plan(
 
 
 def search(
-    config: ModelConfig,
+    model: ModelLike,
     *,
     machine: str | Cluster,
     context: int | None = None,
     batch: int = 1,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     optimizer: str = "adamw",
     nodes: int = 1,
     machines: str | Path | None = None,
@@ -356,6 +359,7 @@ def search(
     first by its planned time, each with the days of `tokens`; and why faster ones do not fit.
 
     Raises RequestError for a context that the model cannot have, a batch that no layout divides, an unknown machine."""
+    config, dtype = resolve(model), dtype_of(dtype)
     chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
     context = config.context if context is None else context
     check_workload(config, batch, context)

@@ -14,8 +14,7 @@ from glassformer.generation import stream
 from glassformer.generation.steps import new_state
 from glassformer.generation.text import Detokenizer
 from glassformer.introspection import rows_of
-from glassformer.loaded import Loaded
-from glassformer.naming.loading import load
+from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parts.state import ModelState
 from glassformer.retrieval.indexing import Found, Index
 from glassformer.text import Tokenizer
@@ -70,7 +69,7 @@ class Prompt:
 def ask(
     question: str,
     index: str | Path | Index,
-    model: str | Path | Loaded = "smollm2",
+    model: ModelLike = "smollm2",
     k: int = 4,
     max_new_tokens: int = 200,
     on_text: Callable[[str], None] | None = None,
@@ -97,9 +96,9 @@ def ask(
 class Asker:
     """An index and the model that answers from it."""
 
-    def __init__(self, index: Index, model: str | Path | Loaded):
+    def __init__(self, index: Index, model: ModelLike):
         self.index = index
-        self.loaded = model if isinstance(model, Loaded) else load(model)
+        self.loaded = resolve(model, weights=True)
         if self.loaded.tokenizer is None or self.loaded.config.encoder is not None or not self.loaded.model.writes:
             raise RequestError(
                 "this model cannot answer: it has no tokenizer, or does not write from left to right; give a decoder "

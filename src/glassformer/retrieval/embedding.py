@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded, Pooling
 from glassformer.machine.threads import paced
-from glassformer.naming.loading import load
+from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parts.head import pool
 from glassformer.text import OnProgress, Tokenizer
 from glassformer.text.storage import silent
@@ -26,7 +25,7 @@ MEAN = Pooling("mean", True)
 """How a model is pooled whose folder does not say."""
 
 
-def embed(model: str | Path | Loaded, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
+def embed(model: ModelLike, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
     """(n, d) fp32 vectors of the texts, in their order, pooled and normalised as the model's folder says; the mean over
     tokens with length 1 where it says nothing.
 
@@ -37,7 +36,7 @@ def embed(model: str | Path | Loaded, texts: Sequence[str], progress: OnProgress
     >>> x = gf.embed("minilm", ["That is a happy person", "Today is a sunny day"])
     >>> x @ x.T
     """
-    return Embedder(model if isinstance(model, Loaded) else load(model))(texts, progress)
+    return Embedder(resolve(model, weights=True))(texts, progress)
 
 
 class Embedder:

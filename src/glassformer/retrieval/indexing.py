@@ -28,7 +28,7 @@ from glassformer.errors import RequestError, check_whole, shown
 from glassformer.files import SCHEMAS, atomic_file, check_schema, disk_errors, only_writer
 from glassformer.generation.kept import fingerprint
 from glassformer.loaded import Loaded
-from glassformer.naming.loading import load
+from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.retrieval.embedding import Embedder
 from glassformer.retrieval.passages import Passage, Splitter, special_tokens
 from glassformer.text import OnProgress
@@ -64,7 +64,7 @@ class Found:
 def index(
     data: str | Path,
     out: str | Path,
-    encoder: str | Path | Loaded = "minilm",
+    encoder: ModelLike = "minilm",
     passage_tokens: int | None = None,
     progress: OnProgress = silent,
     cache_dir: str | Path | None = None,
@@ -81,10 +81,10 @@ def index(
     need_faiss()
     out = Path(out)
     check_place(out)
-    embedder = Embedder(encoder if isinstance(encoder, Loaded) else load(encoder))
+    embedder = Embedder(resolve(encoder, weights=True))
     most = longest_passage(embedder, passage_tokens)
     corpus = open_corpus(data, cache_dir, progress)
-    name = "" if isinstance(encoder, Loaded) else str(encoder)
+    name = str(encoder) if isinstance(encoder, str | Path) else ""
     asked = {
         "schema": SCHEMAS["index"], "data": corpus.describe(), "passage_tokens": most, "metric": "cosine",
         "encoder": {"name": name, "identity": identity(embedder)},
@@ -157,7 +157,7 @@ class Index:
     Raises RequestError for a folder that is no index, one with a damaged file, one that is not whole yet, and an
     encoder that did not make it. By default the encoder is the one that the index names."""
 
-    def __init__(self, folder: str | Path, encoder: str | Path | Loaded | Embedder | None = None):
+    def __init__(self, folder: str | Path, encoder: ModelLike | Embedder | None = None):
         need_faiss()
         self.folder = Path(folder)
         if not (self.folder / META).is_file():
@@ -215,18 +215,16 @@ class Index:
             raise damaged(self.folder, name)
         return found
 
-    def _encoder(self, given: str | Path | Loaded | None) -> Loaded:
-        if isinstance(given, Loaded):
-            return given
+    def _encoder(self, given: ModelLike | None) -> Loaded:
         if given is not None:
-            return load(given)
+            return resolve(given, weights=True)
         name = self.meta["encoder"]["name"]
         if not name or name.startswith("hf:"):  # a folder of a stranger's has nothing fetched
             raise RequestError(
                 f"{self.folder} was made by {shown(name) or 'an encoder without a name'}; give it with --encoder",
                 code="missing", field="encoder", expected="the encoder that made the index",
             )  # fmt: skip
-        return load(name)
+        return resolve(name, weights=True)
 
 
 # What is on the disk

@@ -1,6 +1,7 @@
 """What happens while runs train: typed events, each of which is one line of JSON.
 
 stage                                   work of several comparisons: what follows, as a sentence
+reading                                 how far a text is read
 begin                                   a comparison: the runs that are asked for
 kept, start, end                        a run: finished before; trained from here on; its result is there
 step, watched, measuring, error         within a run, told by the process that trains it
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
 from glassformer.runs.results import Key, RunResult
+from glassformer.text import OnProgress
 
 
 class _Event(BaseModel):
@@ -26,6 +28,15 @@ class StageEvent(_Event):
     event: Literal["stage"] = "stage"
     words: str
     """A sentence."""
+
+
+class Reading(_Event):
+    """A text is downloaded, tokenized or embedded; `total` is None where it is not known."""
+
+    event: Literal["reading"] = "reading"
+    stage: str
+    done: int
+    total: int | None
 
 
 class Begin(_Event):
@@ -70,6 +81,10 @@ class Step(_RunEvent):
     loss: float
     tokens_per_second: float
     seconds_left: float
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    validation: dict[str, Any] | None = None
+    """Held-out measures, at a step where they were taken."""
 
 
 class Watched(_RunEvent):
@@ -103,13 +118,18 @@ class End(_RunEvent):
         return result.to_dict()
 
 
-Event = StageEvent | Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Event = StageEvent | Reading | Begin | Kept | Start | Step | Watched | Measuring | Error | End
 Notify = Callable[[Event], None]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
 def silent(event: Event) -> None:
     """A `Notify` that does nothing."""
+
+
+def reading(notify: Notify) -> OnProgress:
+    """Returns the function that tells of a text that is read, for `text.prepare`."""
+    return lambda stage, done, total: notify(Reading(stage=stage, done=done, total=total))
 
 
 def encode(event: Event) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from glassformer.config import ModelConfig, read_tree, validated
 from glassformer.dynamics.rates import default_learning_rate
@@ -16,6 +17,7 @@ from glassformer.parts.core.base import Value, to_plain
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
 from glassformer.training.schedule import CosineConfig, ScheduleConfig
+from glassformer.units import count, quantity
 
 WATCH = 25
 """Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
@@ -72,6 +74,20 @@ class Recipe(Value):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = Field(None, gt=0)
     compile: bool | None = None
+
+    @field_validator("tokens", "steps", "flops", mode="before")
+    @classmethod
+    def _counted(cls, value: Any, info: Any) -> Any:
+        """Takes "200k" for 200_000."""
+        if not isinstance(value, str):
+            return value
+        return quantity(value) if info.field_name == "flops" else count(value)
+
+    @field_validator("dtype", "device", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        """Takes what torch calls them: torch.bfloat16, torch.device("cuda:0")."""
+        return str(value).removeprefix("torch.") if isinstance(value, torch.dtype | torch.device) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

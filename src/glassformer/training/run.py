@@ -8,6 +8,7 @@ from typing import Any
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.errors import RequestError, WorkError
+from glassformer.figures import tag
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
@@ -59,6 +60,31 @@ class Run:
         """Median over the steps, so that a pause of the machine does not count."""
         rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)
         return rates[len(rates) // 2] if rates else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns status, budget and held-out measures as plain values."""
+        return {
+            "status": self.status, "error": self.error, "steps": self.steps, **self.read, "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second, "validation": self.validation,
+            "run": None if self.folder is None else str(self.folder),
+        }  # fmt: skip
+
+    def to_pandas(self) -> Any:
+        """Returns the curve as a DataFrame: a row for each step and each evaluation, held-out measures in columns named
+        `validation.loss` and so on. Needs pandas."""
+        import pandas
+
+        return pandas.json_normalize(self.metrics)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: size, budget, and held-out measures."""
+        loss = "" if self.validation is None else f"{self.validation['loss']:.4f}"
+        rows = {
+            "parameters": f"{self.config.num_params():,}", "status": self.error or self.status,
+            "steps": f"{self.steps:,}", "tokens": f"{self.tokens:,}", "seconds": f"{self.seconds:,.1f}",
+            "tokens per second": f"{self.tokens_per_second:,.0f}", "held-out loss": loss,
+        }  # fmt: skip
+        return tag("table", *(tag("tr", tag("th", name), tag("td", value)) for name, value in rows.items()))
 
 
 def load_run(path: str | Path) -> Loaded:

@@ -117,9 +117,10 @@ def compare(
     """
     from json import dumps
 
-    from glassformer.cli.show import ComparisonView
+    from glassformer.cli.show import show_comparison
     from glassformer.comparison import compare as run
     from glassformer.laboratory.tuning import tune as run_tuned
+    from glassformer.runs.live import ComparisonView
     from glassformer.runs.power import PILOT
     from glassformer.runs.results import Results
     from glassformer.runs.slurm import executor_of
@@ -155,7 +156,7 @@ def compare(
     if json:
         print(dumps(written))
     else:
-        view.finish(results, str(place))
+        show_comparison(results, str(place), view.noted)
     if failed := [one for one in results.runs if one.status == "failed"]:
         first = failed[0]
         name = first.name if seeds == 1 else f"{first.name} seed {first.seed}"
@@ -255,65 +256,33 @@ def train(
     processes
         So many on this machine, or auto; torchrun and srun start their own.
     """
-    from glassformer.cli.ranks import begin_processes, one_voice
-    from glassformer.cli.show import TrainingView
-    from glassformer.comparison.pretrained import trained_arm
-    from glassformer.naming import own_value, preset, split_recipe
-    from glassformer.report import write_run
-    from glassformer.runs.answers import answers
-    from glassformer.runs.measure import describe
-    from glassformer.training import Recipe, Report, Reporter, prepare_run, run_request
-    from glassformer.training.overrides import with_recipe
-    from glassformer.training.sinks import check_sinks, open_sinks
+    from glassformer.cli.ranks import begin_processes
+    from glassformer.cli.show import show_run
+    from glassformer.comparison.single import SingleRun
+    from glassformer.parallel.launch import one_voice
+    from glassformer.runs.live import ComparisonView
 
-    model, wishes = split_recipe(model)
-    begins = trained_arm(model, tokenizer) if pretrained else None
-    config = preset(model) if begins is None else begins[0]
-    contexts = [c for c in (context, own_value(model, config, "context")) if c is not None]
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
-    recipe = Recipe.of(
+    asked = SingleRun.of(
+        model, data, out=out, resume=resume, pretrained=pretrained, tokenizer=tokenizer, layout=layout,
+        log_to=log_to or (),
         tokens=whole(tokens, "tokens"), minutes=minutes, flops=flops, steps=whole(steps, "steps"),
         seed=seed, learning_rate=lr, optimizer={"kind": optimizer, **adam}, objective=objective,
         schedule=plan, weight_decay=weight_decay, clip=clip, qk_clip=qk_clip,
-        batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
+        batch_size=batch_size, micro_batch=micro_batch, context=context,
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, async_save=async_save,
         device=device, dtype=dtype, threads=threads, compile=compile,
         watch=watch_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
-    recipe = with_recipe(recipe, wishes)
-    for asked in contexts:
-        if asked != recipe.context:
-            raise RequestError(
-                f"context={asked} and context={recipe.context} are both asked for; give one of them",
-                code="conflict", field="context", value=asked,
-            )  # fmt: skip
-    check_sinks(log_to or ())
-    vocab_size = own_value(model, config, "vocab_size") if begins is None else config.vocab_size
-    known, weights = (tokenizer, None) if begins is None else begins[1:]
-    asked = (config, data, recipe, out, resume, known, vocab_size)
-    if begin_processes(processes, layout, *asked, weights, quiet=json):
+    if begin_processes(processes, asked, quiet=json):
         return
     leads = one_voice()
-    with TrainingView(quiet=json or not leads) as view:
-        request = prepare_run(*asked, view.progress, weights, layout)
-        view.begin(model, request)
-        sinks = log_to or () if leads else ()
-        with open_sinks(sinks, Path(out), model, request.describe(), request.steps_done) as log:
-
-            def tell(report: Report) -> None:
-                log(report)
-                view.step(report)
-
-            done = run_request(request, [Reporter(tell)])
+    with ComparisonView(quiet=json or not leads) as view:
+        done, found = asked.train(view.event)
     if not leads:
         return
-    if recipe.watch:
-        write_run(describe(model, done, None), Path(out) / "dynamics.html")
-    found = answers(done.model, request.text, recipe.objective, recipe.context) if done.status == "ok" else None
-    if found is not None:
-        (Path(out) / "answers.json").write_text(found.model_dump_json(indent=1), encoding="utf-8")
-    view.finish(done, json, found)
+    show_run(done, json, found)
     if done.status != "ok":
         raise WorkError(f"the run diverged: {done.error}", code="diverged")
 

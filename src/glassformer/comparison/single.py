@@ -1,0 +1,265 @@
+"""One model, trained: what `gf.train` and `glassformer train` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from glassformer.comparison.pretrained import trained_arm
+from glassformer.config import ModelConfig
+from glassformer.dynamics.summary import event_words
+from glassformer.errors import RequestError
+from glassformer.files import replace_text
+from glassformer.loaded import Loaded
+from glassformer.model import Model
+from glassformer.naming import own_value, split_recipe
+from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.parallel.launch import one_voice
+from glassformer.parallel.layout import Layout
+from glassformer.report import write_run
+from glassformer.runs import events
+from glassformer.runs.answers import answers
+from glassformer.runs.events import Notify, reading, silent
+from glassformer.runs.live import shown
+from glassformer.runs.measure import describe
+from glassformer.runs.results import Answers
+from glassformer.text import TextData, Tokenizer, Tokens
+from glassformer.training import Callback, Pretrained, Recipe, Report, Reporter, Request, Run, prepare_run, run_request
+from glassformer.training.overrides import with_recipe
+from glassformer.training.sinks import check_sinks, open_sinks
+
+PAGE, ANSWERS = "dynamics.html", "answers.json"
+"""Files of a run folder besides those of training: its page, if it was watched, and its answers to held-out sources."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleRun:
+    """A run that is asked for: what can be refused without reading the text has been."""
+
+    name: str
+    config: ModelConfig
+    data: str | Path | Tokens
+    recipe: Recipe
+    out: str | Path | None = None
+    resume: bool = False
+    tokenizer: str | Tokenizer = "auto"
+    vocab_size: int | None = None
+    """Rows of the embedding, if more than the tokenizer's."""
+    pretrained: Pretrained | None = None
+    """The first weights; None if they are drawn by the seed."""
+    layout: Layout | str | None = None
+    log_to: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelLike,
+        data: str | Path | Tokens,
+        recipe: Recipe | Mapping[str, Any] | None = None,
+        *,
+        pretrained: bool | Pretrained = False,
+        tokenizer: str | Tokenizer = "auto",
+        vocab_size: int | None = None,
+        log_to: Sequence[str] = (),
+        out: str | Path | None = None,
+        resume: bool = False,
+        layout: Layout | str | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Takes what `train` takes. Raises RequestError."""
+        check_sinks(log_to)
+        if log_to and out is None:
+            message = "log_to writes into the run folder; name one in out"
+            raise RequestError(message, code="missing", field="out", expected="a run folder")
+        fields = recipe_fields(recipe, fields)
+        expression = str(model) if isinstance(model, str | Path) else None
+        own: list[int] = []
+        overrides: dict[str, str] = {}
+        if expression is not None:
+            expression, overrides = split_recipe(expression)
+        if pretrained is True:
+            config, tokenizer, pretrained = _begun(model, expression, tokenizer)
+            vocab_size = config.vocab_size
+        else:
+            config = resolve(model)
+        if expression is not None:
+            own = [asked for asked in (own_value(expression, config, "context"),) if asked is not None]
+            vocab_size = vocab_size or own_value(expression, config, "vocab_size")
+        asked = [*([] if fields.get("context") is None else [fields["context"]]), *own]
+        fields = {**fields, "context": asked[0]} if asked else {n: v for n, v in fields.items() if n != "context"}
+        made = with_recipe(Recipe.of(**fields), overrides)
+        for context in asked:
+            if context != made.context:
+                raise RequestError(
+                    f"context={context} and context={made.context} are both asked for; give one of them",
+                    code="conflict", field="context", value=context,
+                )  # fmt: skip
+        return cls(
+            name=expression or "model", config=config, data=data, recipe=made, out=out, resume=resume,
+            tokenizer=tokenizer, vocab_size=vocab_size, pretrained=pretrained or None, layout=layout, log_to=log_to,
+        )  # fmt: skip
+
+    @property
+    def arguments(self) -> tuple[ModelConfig, Any, Recipe, Any, bool, str | Tokenizer, int | None]:
+        """The first arguments of `training.prepare_run`."""
+        return self.config, self.data, self.recipe, self.out, self.resume, self.tokenizer, self.vocab_size
+
+    def train(self, notify: Notify, callbacks: Sequence[Callback] = ()) -> tuple[Run, Answers | None]:
+        """Trains; returns the run, and its answers if it was trained on pairs and has a folder. Of several processes
+        that share the run, only the first tells and writes."""
+        leads = one_voice()
+        notify = notify if leads else silent
+        request = prepare_run(*self.arguments, reading(notify), self.pretrained, self.layout)
+        begin(self.name, request, notify)
+        place = Path(self.out) if self.out is not None else None
+        with open_sinks(
+            self.log_to if leads else (), place or Path(), self.name, request.describe(), request.steps_done
+        ) as log:
+            tell = telling(self.name, request.recipe.seed, notify)
+            done = run_request(request, [*callbacks, Reporter(log), Reporter(tell)])
+        if not leads or place is None:
+            return done, None
+        if self.recipe.watch:
+            write_run(describe(self.name, done, None), place / PAGE)
+        if done.status != "ok":
+            return done, None
+        found = answers(done.model, request.text, self.recipe.objective, self.recipe.context)
+        if found is not None:
+            replace_text(place / ANSWERS, found.model_dump_json(indent=1))
+        return done, found
+
+
+def _begun(
+    model: ModelLike, expression: str | None, tokenizer: str | Tokenizer
+) -> tuple[ModelConfig, Tokenizer | str, Pretrained]:
+    """The config, the tokenizer and the weights of a model that a run begins with."""
+    if expression is not None:
+        return trained_arm(expression, tokenizer)
+    if isinstance(model, Loaded | Model):
+        loaded = resolve(model, weights=True)
+        return loaded.config, loaded.tokenizer or tokenizer, Pretrained.of(loaded.model)
+    return trained_arm(str(model), tokenizer)  # refuses it: a config has no weights
+
+
+def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; those by name count."""
+    if isinstance(recipe, Recipe):
+        given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
+    elif recipe is None or isinstance(recipe, Mapping):
+        given = dict(recipe or {})
+    else:
+        raise RequestError(code="type", field="recipe", value=recipe, expected="a Recipe, or a mapping of its fields")
+    return {**given, **fields}
+
+
+def begin(name: str, request: Request, notify: Notify) -> None:
+    """Tells what is about to be trained, and on what."""
+    config, text = request.config, request.text
+    params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
+    met = "" if active == params else f" ({active:,} for each token)"
+    notify(events.StageEvent(words=f"{name}: {params:,} parameters in the layers{met}; {request.how.why}"))
+    if isinstance(text, TextData):
+        notify(
+            events.StageEvent(
+                words=f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
+                f"({text.tokenizer_rule})"
+            )
+        )
+    notes = text.notes if isinstance(text, TextData) else []
+    notify(events.Begin(runs=[(name, request.recipe.seed)], how="", notes=notes))
+
+
+def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:
+    """Returns the function that makes events of the reports of a run."""
+
+    def tell(report: Report) -> None:
+        for event in report.events:
+            notify(events.Watched(name=name, seed=seed, words=event_words(event)))
+        notify(
+            events.Step(
+                name=name, seed=seed, step=report.step, done=report.done, loss=report.loss,
+                tokens_per_second=report.tokens_per_second, seconds_left=report.seconds_left,
+                learning_rate=report.learning_rate, grad_norm=report.grad_norm, validation=report.validation,
+            )
+        )  # fmt: skip
+
+    return tell
+
+
+def train(
+    model: ModelLike,
+    data: str | Path | Tokens,
+    recipe: Recipe | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    pretrained: bool | Pretrained = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | Notify = True,
+    tokenizer: str | Tokenizer = "auto",
+    vocab_size: int | None = None,
+    layout: Layout | str | None = None,
+    log_to: Sequence[str] = (),
+    **fields: Any,
+) -> Run:
+    """Trains one model.
+
+    Parameters
+    ----------
+    model
+        An expression, a path, a `ModelConfig`, a `Model`, or a `Loaded`. An expression may change the recipe:
+        "llama@1m+recipe.warmup=0.1".
+    data
+        A text file, a folder, "hf:owner/name", "python-docs", "python-source", or tokens from `glassformer.text`.
+    recipe
+        A `Recipe`, or a mapping of its fields. Fields may also be given by name, as in `tokens="200k", seed=1`.
+    out
+        Run folder: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints; dynamics.jsonl and dynamics.html
+        if the recipe watches the run; answers.json if it was trained on pairs. If None, nothing is written.
+    resume
+        Continue from the latest checkpoint in `out`, bit for bit as if the run had not stopped. If `out` has no
+        checkpoint yet, the run starts with a warning.
+    pretrained
+        Start from the weights of `model` instead of drawing new ones; or the weights, as a `training.Pretrained`.
+    callbacks
+        `Callback` objects, called at every step.
+    progress
+        True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
+        receives the events of `glassformer.runs.events`.
+    tokenizer
+        "auto", "byte", "char", "bpe:SIZE", a tokenizer.json, or a `Tokenizer`.
+    vocab_size
+        Rows of the embedding, if more than the tokenizer's.
+    layout
+        Division of the work between the processes that torchrun or SLURM has started, such as "fsdp=4,tp=2"; by
+        default "fsdp". `fsdp` and `replicate` give the bits of one process (docs/clusters.md).
+    log_to
+        Names of services that receive the numbers of each step too: "tensorboard", "wandb", "trackio".
+    **fields
+        Fields of the recipe.
+
+    Returns
+    -------
+    Run
+        The trained model with its curve. A run that diverged has `status="diverged"`.
+
+    Raises
+    ------
+    RequestError
+        If the request is wrong, before anything is computed.
+    Interrupted
+        On Ctrl-C or SIGTERM, after saving.
+
+    Examples
+    --------
+    >>> run = gf.train("llama@0.1m", "python-docs", tokens="20k")
+    >>> run.validation["loss"]
+    """
+    asked = SingleRun.of(
+        model, data, recipe, out=out, resume=resume, pretrained=pretrained, tokenizer=tokenizer,
+        vocab_size=vocab_size, layout=layout, log_to=log_to, **fields,
+    )  # fmt: skip
+    with shown(progress) as notify:
+        return asked.train(notify, callbacks)[0]

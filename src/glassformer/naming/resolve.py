@@ -1,0 +1,89 @@
+"""What names a model, in every verb: text, a path, a config, a built model, or a loaded one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, shown
+from glassformer.loaded import Loaded
+from glassformer.machine import dtype_of
+from glassformer.model import Model
+from glassformer.naming.loading import load
+from glassformer.naming.models import preset, split_recipe
+
+ModelLike = str | Path | ModelConfig | Model | Loaded
+"""Ways to say which model is meant: an expression, a path, a config, a built model, a loaded model."""
+
+
+@overload
+def resolve(
+    model: ModelLike, *, weights: Literal[False] = False, dtype: torch.dtype | str | None = None, device: Any = None
+) -> ModelConfig: ...
+
+
+@overload
+def resolve(
+    model: ModelLike, *, weights: Literal[True], dtype: torch.dtype | str | None = None, device: Any = None
+) -> Loaded: ...
+
+
+def resolve(
+    model: ModelLike, *, weights: bool = False, dtype: torch.dtype | str | None = None, device: Any = None
+) -> ModelConfig | Loaded:
+    """Returns the config of a model, or with `weights` the model ready to run.
+
+    Parameters
+    ----------
+    model
+        An expression such as "llama@10m+gqa:2", a path of a config or checkpoint, a `ModelConfig`, a built `Model`, or
+        a `Loaded`. Changes of the recipe in an expression are ignored.
+    weights
+        Return a `Loaded`. A name without weights and a `ModelConfig` are then refused; a built `Model` has no
+        tokenizer.
+    dtype, device
+        As in `load`; for a `Model` or a `Loaded`, where the model is moved to.
+
+    Returns
+    -------
+    ModelConfig or Loaded
+
+    Raises
+    ------
+    RequestError
+        If the value names no model, or names one without weights where weights are needed.
+
+    Examples
+    --------
+    >>> resolve("llama@1m").n_layers
+    6
+    """
+    if isinstance(model, str | Path):
+        return load(model, dtype=dtype, device=device) if weights else preset(split_recipe(str(model))[0])
+    if isinstance(model, ModelConfig):
+        if weights:
+            message = "a ModelConfig has no weights; give a built model (config.build()), a run folder or a checkpoint"
+            raise RequestError(message, code="missing", field="model", value="ModelConfig", expected="a trained model")
+        return model
+    if isinstance(model, Model):
+        if model.config is None:
+            message = "this Model was built from parts, not from a config; give its ModelConfig"
+            raise RequestError(message, code="missing", field="model", value="Model", expected="a ModelConfig")
+        model = Loaded(model, model.config, None) if weights else model.config
+        return model if isinstance(model, ModelConfig) else _moved(model, dtype, device)
+    if isinstance(model, Loaded):
+        return _moved(model, dtype, device) if weights else model.config
+    message = (
+        f"{shown(repr(model))} names no model; give an expression such as 'llama@10m', a path, a ModelConfig, a Model "
+        "or a Loaded"
+    )
+    raise RequestError(message, code="type", field="model", value=type(model).__name__, expected="a model")
+
+
+def _moved(loaded: Loaded, dtype: torch.dtype | str | None, device: Any) -> Loaded:
+    if dtype is not None or device is not None:
+        loaded.model.to(device=device, dtype=None if dtype is None else dtype_of(dtype))
+    return loaded

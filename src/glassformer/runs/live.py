@@ -1,0 +1,169 @@
+"""Progress on standard error: bars in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from glassformer.runs import events
+from glassformer.runs.events import Notify, silent
+from glassformer.runs.results import RunResult
+
+PATIENCE = 5.0
+"""Seconds between two lines of progress where no bar can be drawn."""
+
+
+@contextmanager
+def shown(progress: bool | Notify) -> Iterator[Notify]:
+    """Gives the function that receives the events of a verb.
+
+    `progress` is the function itself, or False for silence, or True for bars on standard error if that is a terminal
+    or a notebook."""
+    if not isinstance(progress, bool):
+        yield progress
+    elif progress and (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        with ComparisonView() as view:
+            yield view.event
+    else:
+        yield silent
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1:15."""
+    if not math.isfinite(seconds):
+        return "–:––"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def decimals(value: float | None) -> str:
+    """Four, or `no` for what could not be measured."""
+    return "no" if value is None else f"{value:.4f}"
+
+
+class View:
+    """Progress on standard error, so that standard output holds the result alone."""
+
+    def __init__(self, quiet: bool = False):
+        self.console = Console(stderr=True, quiet=quiet)
+        self.bars = Progress(
+            TextColumn("[bold]{task.description}", markup=True),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=self.console,
+            disable=quiet,
+        )
+        self.reading: dict[str, TaskID] = {}
+        self.plain = not self.console.is_terminal and not quiet
+        self.spoke = 0.0
+        self.told: dict[str, float] = {}
+        """When each stage began, or was last told."""
+
+    def __enter__(self) -> Any:
+        if not self.plain:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.plain:
+            self.bars.stop()
+
+    def progress(self, stage: str, done: int, total: int | None) -> None:
+        if self.plain:
+            self._tell(stage, done, total)
+            return
+        if stage not in self.reading:
+            self.reading[stage] = self.bars.add_task(stage, total=total, note="")
+        task = self.reading[stage]
+        self.bars.update(task, completed=done, total=total)
+        if total is not None and done >= total:
+            self.bars.update(task, visible=False)
+
+    def _tell(self, stage: str, done: int, total: int | None) -> None:
+        """A line for a stage that takes long, every so many seconds."""
+        now = time.monotonic()
+        if now - self.told.setdefault(stage, now) > PATIENCE:
+            self.told[stage] = now
+            self.say(f"{stage}: {done:,}" if total is None else f"{stage}: {done / max(total, 1):.0%}")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+
+class ComparisonView(View):
+    """One bar for each run: loss, tokens/s, time left."""
+
+    def __init__(self, quiet: bool = False):
+        super().__init__(quiet)
+        self.tasks: dict[tuple[str, int], TaskID] = {}
+        self.several = False
+        self.noted: list[str] = []
+
+    def event(self, event: events.Event) -> None:
+        if isinstance(event, events.StageEvent):
+            self.say(event.words)
+        elif isinstance(event, events.Reading):
+            self.progress(event.stage, event.done, event.total)
+        elif isinstance(event, events.Begin):
+            self._begin(event)
+        elif event.key in self.tasks:
+            self._progress(event, self.tasks[event.key])
+
+    def _begin(self, event: events.Begin) -> None:
+        for stage in self.reading.values():
+            self.bars.update(stage, visible=False)
+        if event.how:
+            self.say(event.how)
+        self.noted = event.notes
+        for note in event.notes:
+            self.say(f"note: {note}")
+        self.several = any(seed for _, seed in event.runs)
+        for task in self.tasks.values():  # of a comparison before this one
+            self.bars.remove_task(task)
+        self.tasks.clear()
+        for name, seed in event.runs:
+            label = f"{name} seed {seed}" if self.several else name
+            self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
+
+    def _progress(self, event: events.Event, task: TaskID) -> None:
+        match event:
+            case events.Start():
+                self.bars.update(task, note="starting")
+                if self.plain:
+                    self.say(f"{event.name} seed {event.seed}: training")
+            case events.Step():
+                rate, norm = event.learning_rate, event.grad_norm
+                told = "" if rate is None else f"lr {rate:.2e}  |g| {norm:.2f}  "
+                speed, left = event.tokens_per_second, clock(event.seconds_left)
+                note = f"loss {event.loss:.3f}  {told}{speed:,.0f} tokens/s  {left} left"
+                self.bars.update(task, completed=event.done, note=note)
+                if event.validation is not None:
+                    loss, bits = event.validation["loss"], decimals(event.validation["bits_per_byte"])
+                    self.say(f"step {event.step}: held-out loss {loss:.4f}, {bits} bits per byte")
+                elif self.plain and time.monotonic() - self.spoke > 10:
+                    self.spoke = time.monotonic()
+                    self.say(f"  {event.done:>4.0%}  {note}")
+            case events.Watched():
+                self.say(f"{event.name} seed {event.seed}: {event.words}")
+            case events.Measuring():
+                self.bars.update(task, completed=1.0, note="measuring")
+            case events.Kept() | events.End():
+                ending = "finished before" if isinstance(event, events.Kept) else self._ending(event.result)
+                self.bars.update(task, completed=1.0, note=ending)
+                if self.plain:
+                    self.say(f"{event.name} seed {event.seed}: {ending}")
+
+    @staticmethod
+    def _ending(run: RunResult) -> str:
+        if run.status != "ok" or run.validation is None or run.train is None:
+            return f"{run.status}: {run.error}"
+        return f"validation loss {run.validation.loss:.4f}  {run.train.tokens_per_second:,.0f} tokens/s"

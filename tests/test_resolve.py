@@ -1,0 +1,163 @@
+"""What a verb takes for a model, a count, a dtype and for progress; each is read in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.cli import main
+from glassformer.loaded import Loaded
+from glassformer.machine import dtype_of
+from glassformer.model import Model
+from glassformer.naming.resolve import resolve
+from glassformer.runs.events import Begin, Event, Reading, Step
+from glassformer.training import Recipe
+from glassformer.units import count
+from tests.refused import refused
+
+NAME = "llama@0.1m+layers=1+d_model=32+heads=2"
+SHORT: dict[str, Any] = {"tokens": 4 * 4 * 16, "batch_size": 4, "context": 16, "threads": 1, "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    gf.train(NAME, text, SHORT, out=out, tokenizer="char")
+    return out
+
+
+def ways(run: Path) -> dict[str, Any]:
+    config = gf.preset(NAME)
+    config.save(run.parent / "model.yaml")
+    return {
+        "expression": NAME,
+        "recipe": f"{NAME}+recipe.warmup=0.1",
+        "path": run.parent / "model.yaml",
+        "config": config,
+        "model": config.build(seed=0),
+        "loaded": Loaded(config.build(seed=0), config, None),
+    }
+
+
+def test_a_config_is_named_in_every_way(run: Path) -> None:
+    for way, model in ways(run).items():
+        assert resolve(model) == gf.preset(NAME), way
+        assert gf.plan(model, dtype="float32", context=16).weight_bytes == 4 * gf.preset(NAME).num_params(), way
+
+
+def test_weights_are_named_in_every_way_that_has_some(run: Path) -> None:
+    loaded = gf.load(run)
+    for model in (run, str(run), loaded, loaded.model):
+        found = resolve(model, weights=True)
+        assert isinstance(found.model, Model) and found.config == loaded.config
+    assert resolve(run, weights=True, dtype="bfloat16").model.embedding.weight.dtype == torch.bfloat16
+    assert resolve(gf.load(run), weights=True, dtype=torch.bfloat16).model.embedding.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("model", [None, 7, ["llama@1m"], torch.nn.Linear(2, 2)])
+def test_what_names_no_model_is_refused(model: Any, text: Path) -> None:
+    for verb in (resolve, gf.plan, lambda one: gf.train(one, text, SHORT), lambda one: gf.embed(one, ["a"])):
+        with refused(code="type", field="model"):
+            verb(model)
+
+
+def test_a_config_has_no_weights() -> None:
+    for verb in (lambda one: resolve(one, weights=True), lambda one: gf.embed(one, ["a"])):
+        with refused(code="missing", field="model"):
+            verb(gf.preset(NAME))
+
+
+def test_a_model_is_trained_however_it_is_named(run: Path, text: Path) -> None:
+    """The same run, whichever way its model is named."""
+    losses = {}
+    for way, model in ways(run).items():
+        found = gf.train(model, text, SHORT, tokenizer="char", progress=False)
+        losses[way] = found.validation["loss"]  # type: ignore[index]
+    assert len({loss for way, loss in losses.items() if way != "recipe"}) == 1, losses
+    by_name = gf.train(NAME, text, **{**SHORT, "tokens": "0.256k"}, tokenizer="char")
+    assert by_name.validation["loss"] == losses["config"]  # type: ignore[index]
+
+
+def test_training_begins_with_the_weights_of_a_loaded_model(run: Path, text: Path) -> None:
+    loaded = gf.load(run)
+    first: dict[str, float] = {}
+    for way, model in {"path": run, "loaded": loaded}.items():
+        found = gf.train(model, text, SHORT, pretrained=True)
+        first[way] = found.metrics[0]["loss"]
+    drawn = gf.train(loaded, text, SHORT, tokenizer="char").metrics[0]["loss"]
+    assert first["path"] == first["loaded"] < drawn
+    with refused(code="missing", field="model"):
+        gf.train(gf.preset(NAME), text, SHORT, pretrained=True)
+
+
+def test_counts_are_numbers_or_text() -> None:
+    assert [count(one) for one in (200_000, "200k", "200_000", "0.2M", 2e5)] == [200_000] * 5
+    assert Recipe.of(tokens="200k") == Recipe.of(tokens=200_000) and Recipe.of(flops="1e12").flops == 1e12
+    for wrong in ("1.5", 1.5, "many", True, None):
+        with refused(code="type", field="tokens"):
+            count(wrong, "tokens")
+    with refused(code="type", field="tokens"):
+        Recipe.of(tokens="many")
+
+
+def test_a_dtype_is_torchs_or_its_name() -> None:
+    assert {dtype_of(one) for one in (torch.bfloat16, "bfloat16", "torch.bfloat16")} == {torch.bfloat16}
+    assert Recipe.of(tokens=1, dtype=torch.bfloat16).dtype == "bfloat16"
+    assert Recipe.of(tokens=1, device=torch.device("cpu")).device == "cpu"
+    for wrong in ("nn", "float33", 3):
+        with refused(code="unknown", field="dtype"):
+            dtype_of(wrong)  # type: ignore[arg-type]
+
+
+def test_progress_is_a_function_of_events(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))  # a text that is prepared already is not read
+    heard: list[Event] = []
+    run = gf.train(NAME, text, SHORT, tokenizer="char", progress=heard.append)
+    steps = [event for event in heard if isinstance(event, Step)]
+    assert any(isinstance(event, Reading) for event in heard) and any(isinstance(event, Begin) for event in heard)
+    assert {event.step for event in steps} == set(range(1, run.steps + 1))
+    assert [event.validation["loss"] for event in steps if event.validation][-1] == run.validation["loss"]  # type: ignore[index]
+    gf.train(NAME, text, SHORT, tokenizer="char", progress=False)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_python_and_the_command_line_leave_the_same_folder(text: Path, tmp_path: Path) -> None:
+    gf.train(NAME, text, SHORT, watch=2, out=tmp_path / "python", tokenizer="char")
+    words = ["--tokens", "256", "--batch-size", "4", "--context", "16", "--threads", "1", "--dtype", "float32"]
+    words += ["--tokenizer", "char", "--watch-every", "2", "--out", str(tmp_path / "typed")]
+    assert main(["train", NAME, "--data", str(text), *words]) == 0
+    python, typed = (
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "python", tmp_path / "typed")
+    )
+    assert python == typed and "dynamics.html" in python
+    same = ("config.yaml", "recipe.yaml", "tokenizer/tokenizer.json")
+    for name in (name for name in same if name in python):
+        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "typed" / name).read_bytes(), name
+
+
+def test_a_run_is_a_table_and_a_page(text: Path) -> None:
+    run = gf.train(NAME, text, SHORT, tokenizer="char")
+    frame = run.to_pandas()
+    assert list(frame["loss"].dropna()) == [row["loss"] for row in run.metrics if "loss" in row]
+    assert frame["validation.loss"].dropna().iloc[-1] == run.validation["loss"]  # type: ignore[index]
+    assert run.to_dict()["validation"] == run.validation and f"{run.validation['loss']:.4f}" in run._repr_html_()  # type: ignore[index]
+
+
+def test_a_service_needs_a_run_folder(text: Path) -> None:
+    with refused(code="missing", field="out"):
+        gf.train(NAME, text, SHORT, log_to=["tensorboard"])
