@@ -69,10 +69,10 @@ class SingleRun:
         **fields: Any,
     ) -> Self:
         """Takes what `train` takes. Raises RequestError."""
-        check_sinks(log_to)
         if log_to and out is None:
             message = "log_to writes into the run folder; name one in out"
             raise RequestError(message, code="missing", field="out", expected="a run folder")
+        check_sinks(log_to)
         fields = recipe_fields(recipe, fields)
         expression = str(model) if isinstance(model, str | Path) else None
         own: list[int] = []
