@@ -14,7 +14,7 @@ from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
 from glassformer.naming.resolve import resolve
-from glassformer.runs.events import Begin, Event, Reading, Step
+from glassformer.runs.events import Begin, Event, ReadingEvent, Step
 from glassformer.training import Recipe
 from glassformer.units import count
 from tests.refused import refused
@@ -127,7 +127,7 @@ def test_progress_is_a_function_of_events(
     heard: list[Event] = []
     run = gf.train(NAME, text, SHORT, tokenizer="char", progress=heard.append)
     steps = [event for event in heard if isinstance(event, Step)]
-    assert any(isinstance(event, Reading) for event in heard) and any(isinstance(event, Begin) for event in heard)
+    assert any(isinstance(event, ReadingEvent) for event in heard) and any(isinstance(event, Begin) for event in heard)
     assert {event.step for event in steps} == set(range(1, run.steps + 1))
     assert [event.validation["loss"] for event in steps if event.validation][-1] == run.validation["loss"]  # type: ignore[index]
     gf.train(NAME, text, SHORT, tokenizer="char", progress=False)

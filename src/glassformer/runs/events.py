@@ -30,7 +30,7 @@ class StageEvent(_Event):
     """A sentence."""
 
 
-class Reading(_Event):
+class ReadingEvent(_Event):
     """A text is downloaded, tokenized or embedded; `total` is None where it is not known."""
 
     event: Literal["reading"] = "reading"
@@ -118,7 +118,7 @@ class End(_RunEvent):
         return result.to_dict()
 
 
-Event = StageEvent | Reading | Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Event = StageEvent | ReadingEvent | Begin | Kept | Start | Step | Watched | Measuring | Error | End
 Notify = Callable[[Event], None]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
@@ -129,7 +129,7 @@ def silent(event: Event) -> None:
 
 def reading(notify: Notify) -> OnProgress:
     """Returns the function that tells of a text that is read, for `text.prepare`."""
-    return lambda stage, done, total: notify(Reading(stage=stage, done=done, total=total))
+    return lambda stage, done, total: notify(ReadingEvent(stage=stage, done=done, total=total))
 
 
 def encode(event: Event) -> str:

@@ -111,7 +111,7 @@ class ComparisonView(View):
     def event(self, event: events.Event) -> None:
         if isinstance(event, events.StageEvent):
             self.say(event.words)
-        elif isinstance(event, events.Reading):
+        elif isinstance(event, events.ReadingEvent):
             self.progress(event.stage, event.done, event.total)
         elif isinstance(event, events.Begin):
             self._begin(event)
