@@ -1,4 +1,4 @@
-"""What a verb takes for a model, a count, a dtype and for progress; each is read in one place."""
+"""Models, counts, dtypes and progress as every verb takes them; each is read in one place."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_config_has_no_weights() -> None:
 
 
 def test_a_model_is_trained_however_it_is_named(run: Path, text: Path) -> None:
-    """The same run, whichever way its model is named."""
+    """Ways of naming one model give one run."""
     losses = {}
     for way, model in ways(run).items():
         found = gf.train(model, text, SHORT, tokenizer="char", progress=False)

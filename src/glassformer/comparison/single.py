@@ -31,7 +31,7 @@ from glassformer.training.overrides import with_recipe
 from glassformer.training.sinks import check_sinks, open_sinks
 
 PAGE, ANSWERS = "dynamics.html", "answers.json"
-"""Files of a run folder besides those of training: its page, if it was watched, and its answers to held-out sources."""
+"""Files of a run folder that training does not write: the page of a watched run, and answers to held-out sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class SingleRun:
 def _begun(
     model: ModelLike, expression: str | None, tokenizer: str | Tokenizer
 ) -> tuple[ModelConfig, Tokenizer | str, Pretrained]:
-    """The config, the tokenizer and the weights of a model that a run begins with."""
+    """Returns config, tokenizer and weights of a model that training starts from."""
     if expression is not None:
         return trained_arm(expression, tokenizer)
     if isinstance(model, Loaded | Model):

@@ -1,4 +1,4 @@
-"""What names a model, in every verb: text, a path, a config, a built model, or a loaded one."""
+"""Models as every verb takes them: text, a path, a config, a built model, or a loaded one."""
 
 from __future__ import annotations
 

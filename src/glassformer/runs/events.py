@@ -31,7 +31,7 @@ class StageEvent(_Event):
 
 
 class ReadingEvent(_Event):
-    """A text is downloaded, tokenized or embedded; `total` is None where it is not known."""
+    """A text is downloaded, tokenized or embedded; `total` is unknown if None."""
 
     event: Literal["reading"] = "reading"
     stage: str
@@ -84,7 +84,7 @@ class Step(_RunEvent):
     learning_rate: float | None = None
     grad_norm: float | None = None
     validation: dict[str, Any] | None = None
-    """Held-out measures, at a step where they were taken."""
+    """Held-out measures, if this step took them."""
 
 
 class Watched(_RunEvent):

@@ -17,7 +17,7 @@ from glassformer.runs.events import Notify, silent
 from glassformer.runs.results import RunResult
 
 PATIENCE = 5.0
-"""Seconds between two lines of progress where no bar can be drawn."""
+"""Seconds between two lines of progress, if standard error draws no bars."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def decimals(value: float | None) -> str:
 
 
 class View:
-    """Progress on standard error, so that standard output holds the result alone."""
+    """Progress on standard error, so that standard output holds only the result."""
 
     def __init__(self, quiet: bool = False):
         self.console = Console(stderr=True, quiet=quiet)
@@ -66,7 +66,7 @@ class View:
         self.plain = not self.console.is_terminal and not quiet
         self.spoke = 0.0
         self.told: dict[str, float] = {}
-        """When each stage began, or was last told."""
+        """Time of the latest line of each stage, or of its start."""
 
     def __enter__(self) -> Any:
         if not self.plain:
@@ -89,7 +89,7 @@ class View:
             self.bars.update(task, visible=False)
 
     def _tell(self, stage: str, done: int, total: int | None) -> None:
-        """A line for a stage that takes long, every so many seconds."""
+        """Prints a line for a long stage, every few seconds."""
         now = time.monotonic()
         if now - self.told.setdefault(stage, now) > PATIENCE:
             self.told[stage] = now
