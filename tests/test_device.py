@@ -34,7 +34,7 @@ from glassformer.training import Interrupted, checkpoint, train
 from tests import elsewhere
 from tests.refused import refused
 from tests.test_generate import prompt, tiny
-from tests.test_generic import DECODERS, EVERY, LENGTH, Case, built, draw
+from tests.test_generic import DECODERS, EVERY, LENGTH, Case, built, draw, global_tokens
 from tests.training.conftest import text as text  # the fixture
 from tests.training.test_loop import BATCH, CONTEXT, TEN, interrupt_at
 from tests.training.test_loop import model as config_of
@@ -117,7 +117,7 @@ def test_models_and_gradients(case: Case, device: str):
     alike(model(tokens), other(tokens.to(device)))
     for one, where in ((model, tokens), (other, tokens.to(device))):
         one.zero_grad(set_to_none=True)
-        one.loss(where, where.roll(-1, 1)).backward()
+        one.loss(where, where.roll(-1, 1), **global_tokens(one, where)).backward()
     for (name, a), b in zip(model.named_parameters(), other.named_parameters(), strict=True):
         assert b[1].grad is not None and b[1].grad.device.type == device, name
         alike(a.grad, b[1].grad)

@@ -336,7 +336,7 @@ def global_tokens(model: Model, tokens: Tensor) -> dict[str, Tensor]:
     tokens, which otherwise have no gradient."""
     if not any("global_maps" in name for name, _ in model.named_parameters()):
         return {}
-    return {"global_tokens": (torch.arange(tokens.shape[1]) == 0).expand_as(tokens)}
+    return {"global_tokens": (torch.arange(tokens.shape[1], device=tokens.device) == 0).expand_as(tokens)}
 
 
 def draw(b: int, s: int, seed: int = 0) -> Tensor:
