@@ -23,7 +23,7 @@ import torch
 import glassformer as gf
 from glassformer import machine
 from glassformer.convert import locate
-from glassformer.retrieval import Embedder
+from glassformer.generation.vectors import Embedder
 from glassformer.text.corpora import open_corpus
 
 SENTENCES, QUICK = 10_000, 500

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from glassformer.comparison import train as train
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.convert import save as save
+    from glassformer.generation import Sampling as Sampling
     from glassformer.generation import generate as generate
     from glassformer.generation import stream as stream
+    from glassformer.generation.session import Completion as Completion
+    from glassformer.generation.session import Session as Session
     from glassformer.introspection import capture as capture
     from glassformer.introspection import edit as edit
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from glassformer.laboratory.ladder import ablate as ablate
     from glassformer.laboratory.scaling import scale as scale
     from glassformer.laboratory.tuning import tune as tune
+    from glassformer.loaded import Loaded as Loaded
     from glassformer.naming import preset as preset
     from glassformer.naming.loading import load as load
     from glassformer.planning import plan as plan
@@ -41,9 +45,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Callback": "training",
+    "Completion": "generation.session",
+    "Loaded": "loaded",
     "ModelConfig": "config",
     "Recipe": "training",
     "Run": "training",
+    "Sampling": "generation",
+    "Session": "generation.session",
     "__version__": "version",
     "ablate": "laboratory.ladder",
     "advise": "laboratory.advice",
@@ -72,9 +80,13 @@ _HOMES = {
 
 __all__ = [
     "Callback",
+    "Completion",
+    "Loaded",
     "ModelConfig",
     "Recipe",
     "Run",
+    "Sampling",
+    "Session",
     "ablate",
     "advise",
     "ask",

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+from jaxtyping import Float
+from torch import Tensor
 
 from glassformer.config import ModelConfig
 from glassformer.figures import Markup, tag
+from glassformer.generation.session import Completion, Piece, Prompt, Session
+from glassformer.generation.vectors import Embedder, Pooling
 from glassformer.model import Model
-from glassformer.parts.head import Pool
-from glassformer.text import Tokenizer
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """How a checkpoint says that hidden states become one vector for a text."""
-
-    how: Pool
-    normalize: bool
-    """To length 1."""
-    max_tokens: int | None = None
-    """Of a text; what follows is cut off. None: the model's context."""
+from glassformer.text import OnProgress, Tokenizer
+from glassformer.text.chat import Message
+from glassformer.text.storage import silent
 
 
 @dataclass
 class Loaded:
-    """A model ready to run, with what it needs to read and write text."""
+    """A model ready to run, with what it needs to read and write text.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> from glassformer.text import ByteTokenizer
+    >>> config = gf.preset("llama@1m+vocab_size=257+context=64")
+    >>> llm = gf.Loaded(config.build(seed=0), config, ByteTokenizer())
+    >>> llm.generate("Once upon a time", max_new_tokens=5).finish_reason
+    'length'
+    >>> [len(one.tokens) for one in llm.generate(["Once", "Twice"], max_new_tokens=3)]
+    [3, 3]
+    """
 
     model: Model
     config: ModelConfig
@@ -58,8 +65,124 @@ class Loaded:
             told.append(f"{len(self.fresh):,} parameters begin anew")
         return told
 
+    @property
+    def session(self) -> Session:
+        """Session behind `generate`, `stream` and `chat`, so that calls from several threads share a batch. It keeps no
+        states of prompts, since weights may change between calls; `gf.Session(loaded)` does."""
+        found = cast("Session | None", vars(self).get("_session"))
+        if found is None or found.model is not self.model:
+            found = vars(self)["_session"] = Session(self, kept=0)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_session"}
+
+    def generate(self, prompt: Prompt | Sequence[Prompt] = "", *, source: Any = None, **options: Any) -> Any:
+        """Returns the text that continues a prompt.
+
+        Parameters
+        ----------
+        prompt
+            A text, or a list of texts, which are decoded in one batch. A list of token ids is one prompt.
+        source
+            Text that the encoder of an encoder-decoder reads; a list for a list of prompts, or without prompts.
+        **options
+            max_new_tokens, stop, stop_at_eos, seed, n, logprobs (`GenerationOptions`); temperature, top_k, top_p,
+            min_p, typical_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias (`Sampling`). By
+            default the model's folder decides: its generation_config.json, and greedy decoding if that does not say
+            do_sample.
+
+        Returns
+        -------
+        Completion or list of Completion
+            A list for a list of prompts, and for n > 1 texts: those of the first prompt first.
+
+        Raises
+        ------
+        RequestError
+            For a request that cannot be served, before anything is computed.
+        """
+        several = is_several(prompt) or is_several(source)
+        if several and not is_several(prompt):
+            prompt = [cast("Prompt", prompt)] * len(source)
+        prompts = cast("list[Prompt]", list(prompt) if several else [prompt])
+        sources = None if source is None else list(source) if several else [source]
+        found = self.session.complete(prompts, sources=sources, **options)
+        return found if several or len(found) > 1 else found[0]
+
+    def stream(self, prompt: Prompt = "", *, source: Any = None, **options: Any) -> Iterator[Piece]:
+        """Yields the pieces of one text as they come.
+
+        Parameters
+        ----------
+        prompt, source, **options
+            As for `generate`, of a single text.
+
+        Yields
+        ------
+        Piece
+            A token's id, text and log-probability; prints as the text. Leaving the loop ends the request.
+
+        Raises
+        ------
+        RequestError
+            For a request that cannot be served, before anything is computed.
+        """
+        return self.session.stream(prompt, source=source, **options)
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Completion:
+        """Returns the model's answer to the messages of a chat.
+
+        Parameters
+        ----------
+        messages
+            Mappings such as {"role": "user", "content": "Hello"}, which the model's chat template turns into a text.
+        **options
+            As for `generate`.
+
+        Returns
+        -------
+        Completion
+            The answer; append {"role": "assistant", "content": answer.text} to continue the chat.
+
+        Raises
+        ------
+        RequestError
+            For a model without a chat template, and for messages that its template refuses.
+        """
+        return self.session.complete([messages], **options)[0]
+
+    def embed(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
+        """Returns a vector for each text, pooled and normalised as the model's folder says; the mean over tokens with
+        length 1 if it says nothing.
+
+        Parameters
+        ----------
+        texts
+            At least one text of at least one token; texts are cut to the length that the folder names, at most the
+            model's context.
+        progress
+            Called with (label, done, total).
+
+        Returns
+        -------
+        Tensor
+            Shape (n, d), fp32, in the order of the texts.
+
+        Raises
+        ------
+        RequestError
+            For an empty text, and for a model without a tokenizer or with an encoder and a decoder.
+        """
+        return Embedder(self)(texts, progress)
+
     def _repr_html_(self) -> str:
         """In a notebook: the parts and their parameters, and what reads its text."""
         read = "no tokenizer" if self.tokenizer is None else type(self.tokenizer).__name__
         size = "" if self.tokenizer is None else f" of {self.tokenizer.vocab_size:,} tokens"
         return tag("div", Markup(self.config._repr_html_()), tag("p", "; ".join([f"{read}{size}", *self.adapted])))
+
+
+def is_several(prompt: Any) -> bool:
+    """Returns True for a list of prompts: texts, lists of ids or chats. A list of ids or of messages is one prompt."""
+    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], (str, list, tuple))

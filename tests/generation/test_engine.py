@@ -141,7 +141,7 @@ def test_a_state_leaves_nothing_behind():
         requests = [engine.submit(ids, 3 + i) for i, ids in enumerate(prompts(3))]
         requests[1].cancel()
         drain(engine)
-        assert not any(bool(tensor.any()) for tensor in engine._state.tensors().values())
+        assert not any(bool(tensor.any()) for tensor in engine._batch.tensors().values())
 
 
 def test_one_prompt_is_read_once():
@@ -247,7 +247,7 @@ def test_what_is_kept_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch):
         for first in range(8):
             engine.submit([first, 1, 2], 1)
         drain(engine)
-        assert 1 + len(engine._earlier) == kept
+        assert len(engine._reads) == kept
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from glassformer.__main__ import entry
 from glassformer.cli import main
 from glassformer.cli.vectors import read_texts, write
 from glassformer.errors import Code
-from glassformer.loaded import Loaded, Pooling
-from glassformer.retrieval import embedding
+from glassformer.generation import vectors as embedding
+from glassformer.generation.vectors import Pooling
+from glassformer.loaded import Loaded
 from glassformer.text import ByteTokenizer
 from tests.refused import failed, refused
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer.__main__ import entry
 from glassformer.errors import RequestError
+from glassformer.generation.vectors import Embedder
 from glassformer.loaded import Loaded
-from glassformer.retrieval import Embedder, Index, asking, indexing
+from glassformer.retrieval import Index, asking, indexing
 from glassformer.retrieval.indexing import BUILDING, FILES, META, VECTORS
 from glassformer.retrieval.passages import CHARACTERS, Splitter
 from glassformer.text import ByteTokenizer, FileTokenizer

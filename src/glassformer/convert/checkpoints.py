@@ -21,7 +21,8 @@ from glassformer.convert.heads import OfHeads, mean, new, regroup
 from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.convert.weights import fold
 from glassformer.errors import RequestError
-from glassformer.loaded import Loaded, Pooling
+from glassformer.generation.vectors import Pooling
+from glassformer.loaded import Loaded
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.parts.head import Head

@@ -22,7 +22,8 @@ from glassformer.convert.storage import open_folder, write_safetensors
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.files import atomic_file
-from glassformer.loaded import Loaded, Pooling
+from glassformer.generation.vectors import Pooling
+from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.pairs import START, as_read

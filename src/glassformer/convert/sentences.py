@@ -9,7 +9,7 @@ from typing import Any
 from glassformer.config import read_tree
 from glassformer.errors import RequestError, shown
 from glassformer.files import atomic_file
-from glassformer.loaded import Pooling
+from glassformer.generation.vectors import Pooling
 from glassformer.parts.head import Pool
 
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -12,13 +12,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError, check_whole
+from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.kept import check_keeps
-from glassformer.generation.sampling import Sampling, choose, row_generator
-from glassformer.generation.speculate import agreeing
+from glassformer.generation.rules import Rules
+from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
+from glassformer.generation.speculate import Speculation, agreeing
 from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
-from glassformer.generation.text import Detokenizer, Stops
+from glassformer.generation.text import DecodedText
 from glassformer.introspection import rows_of, sites
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
@@ -43,7 +44,7 @@ class Read(NamedTuple):
     logits: Tensor | None
     """Of the next, where they are known."""
     any_length: bool = False
-    """Whether somebody asked to go on from it wherever it ends."""
+    """True if a text that shares any number of these tokens may be continued from here."""
 
     def shared(self, prompt: list[int], step: int, rest: int) -> int:
         """With how many of its tokens a prompt can begin, so as to go on from there."""
@@ -51,68 +52,108 @@ class Read(NamedTuple):
         return length if self.any_length else min(length, max(0, len(prompt) - rest)) // step * step
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Growth of a text by one token.
+
+    >>> for piece in llm.stream("Once upon a time", max_new_tokens=20):
+    ...     print(piece, end="")
+    """
+
+    id: int | None
+    """Token id; None for characters that were held back until the text ended."""
+    text: str
+    """Characters that the token completed: "" within a character, or while a stop string may follow."""
+    logprob: float | None = None
+    """Log-probability of the token in nats, before any warper; None unless it was asked for."""
+    top_logprobs: dict[int, float] | None = None
+    """Log-probabilities of the most likely tokens by id, best first; None unless they were asked for."""
+
+    @property
+    def bytes(self) -> bytes:
+        """UTF-8 encoding of `text`."""
+        return self.text.encode()
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(eq=False)
 class GenerationRequest:
-    """What was asked for, and what has come of it so far."""
+    """A prompt that is to be continued, and its new tokens so far."""
 
     prompt: list[int]
     sampling: Sampling
     max_new_tokens: int
     ends: frozenset[int]
     generator: torch.Generator
+    written: DecodedText
     top: int | None = None
-    """How many likeliest tokens are told beside the chosen one's log-probability; None: neither is."""
-    stops: Stops | None = None
-    detokenizer: Detokenizer | None = None
-    tokens: list[int] = field(default_factory=list)
-    """The new ones, with the one that ended it."""
-    text: str = ""
-    """Of the new tokens, as far as it can be shown: whole characters, nothing of a stop string."""
+    """Number of most likely tokens that are reported at each step; None reports no log-probabilities at all."""
+    rules: Rules | None = None
+    """Tokens that are forced or banned; None applies no rule."""
+    own: Iterator[Tensor | Sampled | int] | None = None
+    """Source of the new tokens; None takes them from the batch."""
+    pieces: deque[Piece] = field(default_factory=deque)
+    """Pieces in order, until a reader removes them."""
     piece: str = ""
-    """What was added to `text` since it was last told."""
+    """Characters added to `text` since the last step that returned this request."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the new tokens, where asked for: the model's own, before any warper (`Sampled`)."""
+    """Log-probabilities of the new tokens before any warper, if asked for (`Sampled`)."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
-    """Of the likeliest tokens in place of each, best first."""
+    """Log-probabilities of the most likely tokens at each step, best first."""
     finish: str | None = None
     """None while it runs; then stop, length, cancelled or failed."""
+    closed: bool = False
+    """True once the text is complete: no piece follows."""
     error: str | None = None
+    failure: Exception | None = None
+    """Exception that ended all requests; None otherwise."""
+    speculation: Speculation | None = None
+    """Counts of guessed tokens; None if no tokens are guessed."""
     asked: float = field(default_factory=time.perf_counter)
     first: float | None = None
-    """When its first token was there, as `time.perf_counter`."""
+    """`time.perf_counter` at the first new token."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """New tokens, with the one that ended the text."""
+        return self.written.tokens
+
+    @property
+    def text(self) -> str:
+        """Text of the new tokens as far as it can be shown: whole characters, without a stop string."""
+        return self.written.text
 
     def cancel(self) -> None:
-        """Its row is free at the next step; other rows do not notice."""
+        """Ends the request; the next step frees its row, and other rows are unaffected."""
         self.finish = self.finish or "cancelled"
 
     def _take(self, token: int) -> None:
         self.first = self.first or time.perf_counter()
-        self.tokens.append(token)
-        ended = token in self.ends
-        piece = "" if ended or self.detokenizer is None else self.detokenizer.feed(token)
-        stopped = False
-        if self.stops is not None:
-            piece, stopped = self.stops.feed(piece)
-        self._show(piece)
-        finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
-        self.finish = self.finish or finish
+        count = len(self.tokens)
+        logprob = self.logprobs[count] if count < len(self.logprobs) else None
+        top = self.top_logprobs[count] if count < len(self.top_logprobs) else None
+        text = self.written.take(token)
+        self._show(Piece(token, text, logprob, top))
+        self.finish = self.finish or self.written.finish
 
     def _fail(self, why: str) -> None:
         self.finish, self.error = "failed", why
 
     def _close(self) -> None:
-        """Nothing follows: what was held back can be shown."""
-        rest, stopped = "" if self.detokenizer is None else self.detokenizer.flush(), False
-        if self.stops is not None:
-            rest, stopped = self.stops.feed(rest)
-            rest += self.stops.flush()
-        self._show(rest)
-        if stopped and self.finish == "length":
+        """Shows the characters that were held back; nothing follows."""
+        if self.closed:
+            return
+        if rest := self.written.close():
+            self._show(Piece(None, rest))
+        if self.written.finish == "stop" and self.finish == "length":
             self.finish = "stop"
+        self.closed = True
 
-    def _show(self, piece: str) -> None:
-        self.piece += piece
-        self.text += piece
+    def _show(self, piece: Piece) -> None:
+        self.piece += piece.text
+        self.pieces.append(piece)
 
 
 class Engine:
@@ -125,6 +166,12 @@ class Engine:
     A prompt is read alone and its state put into the batch, so a row's text depends on nothing but its own request.
     `context` bounds a prompt and its answer together; `dtype` is that of the state. `ends` are ids at which a text
     ends; if None, those of the model.
+
+    A request that is the only one decodes in the state that its prompt was read into, exactly as `stream` does; the
+    state of the batch is made when a second one joins. `kept` is the largest number of prompts whose states are kept
+    for prompts that start alike: the weights of the model must not change meanwhile. With `answers`, states are kept
+    after an answer instead, for prompts that continue it: what was decoded token by token is then not read again, so
+    it may round differently from a prompt that is read at once.
     """
 
     def __init__(
@@ -137,23 +184,30 @@ class Engine:
         dtype: torch.dtype | None = None,
         chunk: int = CHUNK,
         compiled: bool = False,
+        kept: int = MOST_READ,
+        answers: bool = False,
     ):
-        for name, value, least in (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1)):
+        bounds = (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1), ("kept", kept, 0))
+        for name, value, least in bounds:
             check_whole(name, value, least)
         self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(model.ends if ends is None else ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
+        self.kept, self.answers = kept, answers
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
         self.waiting: deque[GenerationRequest] = deque()
         self.running: list[GenerationRequest] = []
         """In the order of their rows."""
-        self._state = self._new_state(slots)
+        self.guests: deque[GenerationRequest] = deque()
+        """Requests whose tokens do not come from the batch; the first one runs."""
+        self._alone: ModelState | None = None
+        """State of the only request that runs."""
+        self._batch: ModelState | None = None
+        """State of several."""
         self._lengths: list[int] = []
         self._changed: dict[GenerationRequest, None] = {}
         """Requests whose change no step has told yet, in order."""
-        self._read: Read | None = None
-        """What was read last,"""
-        self._earlier: list[Read] = []
-        """and before it, the latest first."""
+        self._reads: list[Read] = []
+        """Kept states, the latest first."""
         self._samplings: WeakValueDictionary[str, Sampling] = WeakValueDictionary()
         """Those of requests that anyone still holds."""
         self._sites = list(sites(self.model).values())
@@ -162,7 +216,17 @@ class Engine:
         max_len = self.context if self.compiled is None else self.compiled.max_len
         return new_state(self.model, batch, max_len, self.dtype)
 
-    def submit(
+    def submit(self, *prompt: Any, **options: Any) -> GenerationRequest:
+        """Returns a request as `request` makes it; it starts when a row is free."""
+        request = self.request(*prompt, **options)
+        self.enter(request)
+        return request
+
+    def enter(self, request: GenerationRequest) -> None:
+        """Lets a request wait for its turn."""
+        (self.waiting if request.own is None else self.guests).append(request)
+
+    def request(
         self,
         prompt: str | Sequence[int] | Tensor,
         max_new_tokens: int = 100,
@@ -172,10 +236,15 @@ class Engine:
         top_logprobs: int = 0,
         stop_at_eos: bool = True,
         logprobs: bool = False,
+        rules: Rules | None = None,
+        own: Callable[[GenerationRequest], Iterator[Tensor | Sampled | int]] | None = None,
+        context: int | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
-        """One more request; it starts when a row is free. `n` is which of several samples of one prompt it is.
-        `logprobs` asks for those of what is chosen, `top_logprobs` for those of so many likeliest tokens too.
+        """Returns a request that `enter` takes. `n` is the index of the sample among several of one prompt. `logprobs`
+        asks for log-probabilities of the chosen tokens, `top_logprobs` also for those of this many most likely ones.
+        `rules` are as for `stream`. `own` makes the new tokens of a request that does not join the batch. `context`
+        bounds this prompt and its answer; if None, the engine's does.
 
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):
@@ -207,9 +276,10 @@ class Engine:
             )  # fmt: skip
         check_tokens(self.model, rows)
         ids = rows[0].tolist()
-        if len(ids) + 1 > self.context:
+        context = context or self.context
+        if len(ids) + 1 > context:
             raise RequestError(
-                f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}",
+                f"the prompt has {len(ids):,} tokens, and prompt and answer may have {context:,}",
                 code="range", field="prompt", value=len(ids),
             )  # fmt: skip
         rule = Sampling(**sampling)
@@ -218,29 +288,38 @@ class Engine:
             raise RequestError(
                 "stop strings need a tokenizer, and this model has none", code="missing", field="tokenizer"
             )
+        if rules is not None:
+            rules.check(self.model.vocab_size)
+        most, ends = min(max_new_tokens, context - len(ids)), self.ends if stop_at_eos else frozenset[int]()
         request = GenerationRequest(
             ids,
             self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together
-            min(max_new_tokens, self.context - len(ids)),
-            self.ends if stop_at_eos else frozenset(),
+            most,
+            ends,
             row_generator(seed, n, self.model.device),
+            DecodedText(self.tokenizer, ends, stop, most),
             top_logprobs if logprobs or top_logprobs else None,
-            Stops(stop) if stop else None,
-            Detokenizer(self.tokenizer) if self.tokenizer is not None else None,
+            rules if rules != Rules() else None,
         )
-        self.waiting.append(request)
+        request.own = None if own is None else own(request)
         return request
 
     @property
     def requests(self) -> list[GenerationRequest]:
-        """Those that run and those that wait."""
-        return [*self.running, *self.waiting]
+        """Requests that run or wait."""
+        return [*self.running, *self.waiting, *self.guests]
 
     def remember(self, tokens: Sequence[int], state: ModelState) -> None:
         """A state of one row that has read these tokens: prompts that begin with them, and go on, need not read them
         again. Raises RequestError for a model with a prefix."""
         check_keeps(self.model)
-        self._read = Read(list(tokens), state, None, any_length=True)
+        self._keep(Read(list(tokens), state, None, any_length=True))
+
+    def resize(self, context: int) -> None:
+        """Bounds later prompts and their answers by `context`, while no request is open; drops kept states and a
+        compiled step."""
+        assert not self.requests
+        self.context, self.compiled, self._batch, self._reads = context, None, None, []
 
     def __iter__(self) -> Iterator[list[GenerationRequest]]:
         """Steps until nothing is left to do; each gives the requests that changed."""
@@ -261,12 +340,18 @@ class Engine:
         changed, self._changed = list(self._changed), {}
         return changed
 
-    def _step(self) -> None:
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Ends cancelled requests without computing anything."""
         self._let_go()
-        for one in self.waiting:
+        for one in (*self.waiting, *self.guests):
             if one.finish:
                 self._end(one)
         self.waiting = deque(one for one in self.waiting if not one.finish)
+        self.guests = deque(one for one in self.guests if not one.finish)
+
+    def _step(self) -> None:
+        self.settle()
         if self.running:
             tokens = [[one.tokens[-1]] for one in self.running]
             logits = self._decode(torch.tensor(tokens, device=self.model.device))
@@ -276,13 +361,33 @@ class Engine:
         for _ in range(min(len(self.waiting), self.slots - len(self.running))):
             self._join(self.waiting[0])
             self.waiting.popleft()
-        self._let_go()
+        if self.guests:
+            self._serve(self.guests[0])
+        self.settle()
+
+    def _serve(self, guest: GenerationRequest) -> None:
+        """Takes the next token of a request with a source of its own."""
+        assert guest.own is not None
+        self._note(guest)
+        try:
+            found = next(guest.own)
+        except StopIteration:
+            guest.finish = guest.finish or "length"
+        except WorkError as problem:
+            guest._fail(str(problem))
+        except BaseException:  # a generator cannot be resumed
+            guest.cancel()
+            raise
+        else:
+            if isinstance(found, Sampled):
+                self._record(guest, found, 0)
+            self._tell(guest, int(found.tokens if isinstance(found, Sampled) else found))
 
     def _start_again(self) -> None:
-        """What the rows have read is not known: those that run wait again, before the others."""
+        """Makes the running requests wait again, before the others: what their rows have read is unknown."""
         self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
-        self.running, self._lengths = [], []
-        for tensor in self._state.tensors().values():
+        self.running, self._lengths, self._alone = [], [], None
+        for tensor in () if self._batch is None else self._batch.tensors().values():
             tensor.zero_()
 
     def _note(self, request: GenerationRequest) -> None:
@@ -304,41 +409,71 @@ class Engine:
 
     def _decode(self, tokens: Tensor) -> Tensor:
         k = len(tokens)
+        if self._alone is not None:
+            return decode(self.model, tokens, self._alone) if not self.compiled else self.compiled(tokens, self._alone)
+        assert self._batch is not None
         if self.compiled is None:
-            rows = self._state.first(k)
+            rows = self._batch.first(k)
             rows.spread(self._lengths)
             return decode(self.model, tokens, rows)
-        self._state.spread(self._lengths + [0] * (self.slots - k))
+        self._batch.spread(self._lengths + [0] * (self.slots - k))
         filled = torch.cat([tokens, tokens.new_zeros(self.slots - k, 1)])
-        return self.compiled(filled, self._state)[:k]
+        return self.compiled(filled, self._batch)[:k]
 
     def _join(self, request: GenerationRequest) -> None:
         text = request.prompt + request.tokens  # it may have run before
         if self.model.takes_prefix:
-            alone, logits = self._prompt_and_answer(request)
+            state, logits = self._prompt_and_answer(request)
         else:
-            alone, logits = self._prefilled(text)
-        self._state.put(len(self.running), alone)
+            state, logits = self._prefilled(text)
+        self._seat(state)
         self.running.append(request)
         self._lengths.append(len(text))
         self._choose([request], logits)
         if request.error:  # what is not a number spreads through all that was read with it
-            self._read = None
+            self._reads = [one for one in self._reads if one.tokens != text]
+
+    def _seat(self, state: ModelState) -> None:
+        """Gives a state the next row. The only one needs no batch."""
+        if not self.running and (self.compiled is None or self.slots == 1):
+            self._alone = self._copied(state) if any(one.state is state for one in self._reads) else state
+            return
+        if self._batch is None:
+            self._batch = self._new_state(self.slots)
+        if self._alone is not None:
+            self._batch.put(0, self._alone)
+            self._alone = None
+        self._batch.put(len(self.running), state)
+
+    def _copied(self, given: ModelState) -> ModelState:
+        state = self._new_state(1)
+        state.put(0, given)
+        state.seek(given.length)
+        return state
+
+    @property
+    def _keeps(self) -> bool:
+        """True if states are kept: not under an edit, which is not what the model itself reads."""
+        return self.kept > 0 and not any(site.edited for site in self._sites)
+
+    def _keep(self, read: Read) -> None:
+        most = max(1, min(self.kept, MOST_READ_BYTES // max(1, read.state.nbytes)))
+        self._reads = [read, *(one for one in self._reads if one.tokens != read.tokens)][:most]
 
     def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
-        """The state after the prompt. What it shares with one of the last few is not read again."""
-        if any(site.edited for site in self._sites):  # this is not what the model itself reads
+        """Returns the state after the prompt, and the logits that follow. Tokens shared with a kept prompt are not read
+        again."""
+        if not self._keeps:
             state = self._new_state(1)
             return state, self._go_on(prompt, state)
-        known = [self._read, *self._earlier] if self._read is not None else self._earlier
-        same = next((one for one in known if one.tokens == prompt), None)
+        same = next((one for one in self._reads if one.tokens == prompt), None)
         if same is not None and same.logits is not None:
             state, logits = same.state, same.logits
         else:
-            state = self._begun(prompt, known)
+            state = self._begun(prompt)
             logits = self._go_on(prompt, state)
-        most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, state.nbytes)))
-        self._read, self._earlier = Read(prompt, state, logits), [one for one in known if one is not same][: most - 1]
+        if not self.answers:
+            self._keep(Read(prompt, state, logits))
         return state, logits
 
     def _prompt_and_answer(self, request: GenerationRequest) -> tuple[ModelState, Tensor]:
@@ -348,18 +483,21 @@ class Engine:
         logits = self._go_on(request.prompt, state)
         return state, self._go_on(request.prompt + request.tokens, state) if request.tokens else logits
 
-    def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
-        """One that has read as much of the prompt, short of its last token, as one of these can give."""
+    def _begun(self, prompt: list[int]) -> ModelState:
+        """Returns a state that has read as much of the prompt, short of its last token, as a kept one can give. With a
+        single slot, a state that was kept to be continued is taken itself, not copied."""
         step, rest = (STEP, REST) if self.model.dtype.itemsize < 4 else (1, 1)
         if self.chunk % step:
             step = self.chunk
-        shared = [(one.shared(prompt, step, rest), -len(one.tokens), one.state) for one in known]
-        for length, _, given in sorted(shared, key=lambda one: one[:2], reverse=True):
+        shared = [(one.shared(prompt, step, rest), -len(one.tokens), one) for one in self._reads]
+        for length, _, one in sorted(shared, key=lambda found: found[:2], reverse=True):
             if length == 0:
                 break
-            state = self._new_state(1)
-            state.put(0, given)
-            state.seek(given.length)
+            if self.slots == 1 and one.any_length:
+                self._reads = [other for other in self._reads if other is not one]
+                state = one.state
+            else:
+                state = self._copied(one.state)
             try:
                 state.truncate(length)
             except ValueError:  # a window or a recurrence has forgotten
@@ -372,15 +510,32 @@ class Engine:
         return prefill(self.model, tokens, state, self.chunk)
 
     def _leave(self, row: int) -> None:
-        """The last row takes its place, and leaves nothing behind."""
-        last = len(self.running) - 1
-        if row != last:
-            for tensor in self._state.tensors().values():
-                tensor[row] = tensor[last]
-        self._state.clear(last, self._lengths[last])
+        """Frees a row: the last row takes its place, and leaves nothing behind."""
+        last, alone, one = len(self.running) - 1, self._alone, self.running[row]
+        if self.answers and self._keeps and one.error is None and not self.model.takes_prefix:
+            self._keep_answer((one.prompt + one.tokens)[: self._lengths[row]], row)
+        if alone is not None or self._batch is None:
+            self._alone = None
+        else:
+            if row != last:
+                for tensor in self._batch.tensors().values():
+                    tensor[row] = tensor[last]
+            self._batch.clear(last, self._lengths[last])
         self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
         self.running.pop()
         self._lengths.pop()
+        if not self.running and self.kept == 0:
+            self._batch = None
+
+    def _keep_answer(self, tokens: list[int], row: int) -> None:
+        state = self._alone
+        if state is None:
+            assert self._batch is not None
+            state, rows = self._new_state(1), self._batch.first(len(self.running))
+            rows.spread(self._lengths)
+            state.put(0, rows.row(row))
+        state.seek(len(tokens))  # a compiled step spreads the one row, and marks nothing in the layers
+        self._keep(Read(tokens, state, None, any_length=True))
 
     def _choose(self, requests: list[GenerationRequest], logits: Tensor) -> None:
         before = [(one, len(one.tokens), one.generator.get_state()) for one in requests]
@@ -394,6 +549,11 @@ class Engine:
             raise
 
     def _draw(self, requests: list[GenerationRequest], logits: Tensor) -> None:
+        if any(one.rules is not None for one in requests):
+            logits = torch.cat([
+                row if one.rules is None else one.rules(row, [len(one.prompt)], len(one.tokens), one.max_new_tokens)
+                for one, row in zip(requests, logits.split(1), strict=True)
+            ])  # fmt: skip
         empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
             logits,
@@ -415,16 +575,22 @@ class Engine:
             if bad[row]:
                 one._fail(f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens")
                 continue
-            if one.top is not None and chosen.logprobs is not None:
-                one.logprobs.append(float(chosen.logprobs[row]))
-            if one.top and chosen.top_ids is not None and chosen.top_logprobs is not None:
-                pairs = zip(chosen.top_ids[row, : one.top].tolist(), chosen.top_logprobs[row].tolist(), strict=False)
-                one.top_logprobs.append(dict(pairs))
-            try:
-                one._take(tokens[row])
-            except BaseException as problem:  # its text may be half told; those of others are not
-                why = " ".join(str(problem).split()) or type(problem).__name__
-                one.detokenizer = None
-                one._fail(f"the token {tokens[row]} cannot be shown: {why}")
-                if not isinstance(problem, Exception):
-                    raise
+            self._record(one, chosen, row)
+            self._tell(one, tokens[row])
+
+    def _record(self, one: GenerationRequest, chosen: Sampled, row: int) -> None:
+        """Keeps the log-probabilities that were asked for."""
+        if one.top is not None and chosen.logprobs is not None:
+            one.logprobs.append(float(chosen.logprobs[row]))
+        if one.top and chosen.top_ids is not None and chosen.top_logprobs is not None:
+            pairs = zip(chosen.top_ids[row, : one.top].tolist(), chosen.top_logprobs[row].tolist(), strict=False)
+            one.top_logprobs.append(dict(pairs))
+
+    def _tell(self, one: GenerationRequest, token: int) -> None:
+        try:
+            one._take(token)
+        except BaseException as problem:  # its text may be half decoded; those of others are not
+            why = " ".join(str(problem).split()) or type(problem).__name__
+            one._fail(f"the token {token} cannot be shown: {why}")
+            if not isinstance(problem, Exception):
+                raise

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
 from glassformer.errors import RequestError
 
-__all__ = ["Detokenizer", "Stops"]
+__all__ = ["DecodedText", "Detokenizer", "Stops", "check_stops"]
 
 MOST_STOPS = 10_000
 LONGEST_STOPS = 1_000_000  # characters of all of them
@@ -20,6 +20,30 @@ REPLACEMENT = "\ufffd"  # how a tokenizer spells bytes that are no character, or
 WINDOW = 16  # tokens decoded at once, at most; a run of byte tokens is longer
 CONTEXT = 4  # tokens kept before the next: an unfinished character has at most three, and the first token of a text
 # may be decoded otherwise than the rest
+
+
+def check_stops(strings: str | Sequence[str]) -> list[str]:
+    """Returns stop strings as a list. Raises RequestError for strings that `Stops` refuses."""
+    strings = [strings] if isinstance(strings, str) else list(strings)
+    if len(strings) > MOST_STOPS:
+        raise RequestError(
+            f"stop has {len(strings)} strings; give at most {MOST_STOPS}",
+            code="range", field="stop", value=len(strings),
+        )  # fmt: skip
+    for i, string in enumerate(strings):
+        if not isinstance(string, str):
+            raise RequestError(f"stop[{i}]={string!r} must be text", code="type", field=f"stop[{i}]", value=string)
+    if "" in strings:
+        raise RequestError(
+            f"stop[{strings.index('')}]='' is empty; a stop string has at least one character",
+            code="range", field=f"stop[{strings.index('')}]", value="",
+        )  # fmt: skip
+    if (total := sum(map(len, strings))) > LONGEST_STOPS:
+        raise RequestError(
+            f"stop has {total} characters in its strings; give at most {LONGEST_STOPS}",
+            code="range", field="stop", value=total,
+        )  # fmt: skip
+    return strings
 
 
 class Stops:
@@ -31,25 +55,7 @@ class Stops:
     """
 
     def __init__(self, strings: str | Sequence[str]) -> None:
-        strings = [strings] if isinstance(strings, str) else list(strings)
-        if len(strings) > MOST_STOPS:
-            raise RequestError(
-                f"stop has {len(strings)} strings; give at most {MOST_STOPS}",
-                code="range", field="stop", value=len(strings),
-            )  # fmt: skip
-        for i, string in enumerate(strings):
-            if not isinstance(string, str):
-                raise RequestError(f"stop[{i}]={string!r} must be text", code="type", field=f"stop[{i}]", value=string)
-        if "" in strings:
-            raise RequestError(
-                f"stop[{strings.index('')}]='' is empty; a stop string has at least one character",
-                code="range", field=f"stop[{strings.index('')}]", value="",
-            )  # fmt: skip
-        if (total := sum(map(len, strings))) > LONGEST_STOPS:
-            raise RequestError(
-                f"stop has {total} characters in its strings; give at most {LONGEST_STOPS}",
-                code="range", field="stop", value=total,
-            )  # fmt: skip
+        strings = check_stops(strings)
         # A node stands for a prefix of a stop string; 0 for the empty one. An edge is (node, character) in one number.
         self._edges: dict[int, int] = {}
         self._depth = array("i", [0])  # the length of the prefix
@@ -162,6 +168,60 @@ class Detokenizer:
         """What was held back, where the text ends here."""
         piece = self._decode(self._window)[self._shown :]
         self._window, self._shown = [], 0
+        return piece
+
+
+class DecodedText:
+    """Text that grows by one token at a time: whole characters, which end before a stop string or at an end token.
+
+    tokens  ids taken so far, with the one that ended the text
+    text    characters that can be shown
+    finish  None while the text may grow, "stop" after an end token or a stop string, "length" after `most` tokens
+
+    Without a tokenizer only tokens are kept. `ends` are the ids that end the text; `most` is the largest number of
+    tokens, None without a bound.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Decodes | None,
+        ends: Collection[int] = (),
+        stop: str | Sequence[str] = (),
+        most: int | None = None,
+    ) -> None:
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._ends, self._most = frozenset(ends), most
+        self._stops = Stops(stop) if stop else None
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish: str | None = None
+
+    def take(self, token: int) -> str:
+        """Returns the characters that can be shown now. Raises RequestError for an id outside the vocabulary; the text
+        then takes no further characters."""
+        self.tokens.append(token)
+        if token in self._ends:
+            self.finish = "stop"
+            return ""
+        if self._most is not None and len(self.tokens) >= self._most:
+            self.finish = "length"
+        detokenizer, self._detokenizer = self._detokenizer, None  # its window is wrong if an exception leaves it
+        piece = "" if detokenizer is None else detokenizer.feed(token)
+        self._detokenizer = detokenizer
+        return self._shown(piece)
+
+    def close(self) -> str:
+        """Returns the characters that were held back; no more tokens follow."""
+        return self._shown("" if self._detokenizer is None else self._detokenizer.flush(), last=True)
+
+    def _shown(self, piece: str, last: bool = False) -> str:
+        if self._stops is not None:
+            piece, stopped = self._stops.feed(piece)
+            if stopped:
+                self.finish = "stop"
+            elif last:
+                piece += self._stops.flush()
+        self.text += piece
         return piece
 
 

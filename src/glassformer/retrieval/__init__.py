@@ -1,7 +1,7 @@
 """Texts as vectors, searched and answered from: `gf.embed`, `gf.index`, `gf.ask`."""
 
 from glassformer.retrieval.asking import Answer, Asker, Source, ask
-from glassformer.retrieval.embedding import Embedder, embed
+from glassformer.retrieval.embedding import embed
 from glassformer.retrieval.indexing import Found, Index, index
 from glassformer.retrieval.marginal import marginal_nll, rag_loss
 from glassformer.retrieval.passages import Passage
@@ -9,7 +9,6 @@ from glassformer.retrieval.passages import Passage
 __all__ = [
     "Answer",
     "Asker",
-    "Embedder",
     "Found",
     "Index",
     "Passage",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from glassformer.retrieval.embedding import tokenized
+from glassformer.generation.vectors import tokenized
 from glassformer.text import Tokenizer
 from glassformer.text.documents import Document, in_pieces
 

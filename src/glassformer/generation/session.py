@@ -1,0 +1,700 @@
+"""Text in, text out: requests of one model, from any number of threads, in one batch.
+
+GenerationOptions   how a prompt is continued
+Session             submits, cancels, and yields pieces of text as they come
+Request, Completion a prompt that is being continued, and its text once it is complete
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.figures import Markup, tag
+from glassformer.generation.beams import beams
+from glassformer.generation.compiled import CompiledStep
+from glassformer.generation.engine import LONGEST_PROMPT, MOST_READ, Engine, GenerationRequest, Piece
+from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
+from glassformer.generation.rows import stream
+from glassformer.generation.rules import Rules
+from glassformer.generation.sampling import Sampling
+from glassformer.generation.speculate import AHEAD, Proposer, Speculation, speculate
+from glassformer.generation.steps import check_source, check_tokens, new_state, prefill
+from glassformer.generation.text import DecodedText, check_stops
+from glassformer.introspection import rows_of
+from glassformer.model import Model
+from glassformer.text import Tokenizer
+from glassformer.text.chat import ChatTemplate, Message
+from glassformer.text.documents import utf8
+from glassformer.text.pairs import START, source_ids
+
+__all__ = ["Completion", "GenerationOptions", "Piece", "Prompt", "Request", "Session"]
+
+NEW_TOKENS = 200
+"""New tokens of a text by default."""
+SLOTS = 8
+"""Texts decoded in one batch; more wait."""
+CHARACTERS = 64
+"""Characters of a token, on average, that no text reaches: a longer prompt is refused by its first part."""
+SMALLEST = 512
+"""Tokens that the first state has room for, doubled until a request fits: few steps are compiled."""
+
+Prompt = str | Sequence[int] | Tensor | Sequence[Message]
+"""A text, token ids, or the messages of a chat."""
+
+
+class Ready(Protocol):
+    """A model with its tokenizer, such as `Loaded`."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    generation: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How a prompt is continued.
+
+    >>> GenerationOptions.of({"do_sample": True, "temperature": 0.6}, top_p=0.9).sampling
+    Sampling(temperature=0.6, top_k=None, top_p=0.9, min_p=None, typical_p=None, repetition_penalty=1.0, \
+frequency_penalty=0.0, presence_penalty=0.0, logit_bias={})
+    """
+
+    max_new_tokens: int | None = None
+    """Largest number of new tokens; None means 200, or fewer if the model's learned positions end before."""
+    stop: tuple[str, ...] = ()
+    """Texts before which the answer ends."""
+    stop_at_eos: bool = True
+    """True ends the text at the model's end tokens."""
+    seed: int | None = None
+    """Seed of the draws; None continues torch's own generator."""
+    n: int = 1
+    """Number of texts for each prompt."""
+    logprobs: int | None = None
+    """Number of most likely tokens reported with each token's log-probability; None reports no log-probabilities."""
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("n", 1), ("logprobs", 0)):
+            if (value := getattr(self, name)) is not None or name == "n":
+                check_whole(name, value, least)
+        object.__setattr__(self, "stop", tuple(check_stops(self.stop)))
+
+    def check_draws(self) -> None:
+        """Raises RequestError if several texts of a prompt would be equal."""
+        if self.n > 1 and self.sampling.temperature == 0:
+            raise RequestError(
+                f"n={self.n} texts at temperature=0 are one and the same; give a higher temperature",
+                code="conflict", field="temperature", value=0,
+            )  # fmt: skip
+
+    @classmethod
+    def of(cls, generation: Mapping[str, Any], **options: Any) -> GenerationOptions:
+        """Returns the options given, and for the others those of a generation_config.json: `do_sample` decides between
+        its temperature (1 if it has none) and greedy decoding, and its top_k, top_p, min_p, typical_p and
+        repetition_penalty apply. Options are the fields of this class and of `Sampling`. Raises RequestError."""
+        own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` spells None as 0
+        drawn = {**own, "temperature": own.get("temperature", 1.0) if generation.get("do_sample") else 0.0}
+        drawn |= {name: options.pop(name) for name in list(options) if name in Sampling.model_fields}
+        known = [one.name for one in fields(cls) if one.name != "sampling"]
+        if wrong := next((name for name in options if name not in known), None):
+            raise RequestError(
+                f"there is no option {wrong}; known are {', '.join([*known, *Sampling.model_fields])}",
+                code="unknown", field=wrong, value=options[wrong],
+            )  # fmt: skip
+        return cls(**options, sampling=Sampling(**drawn))
+
+
+PUBLISHED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+"""Fields of a generation_config.json that say how tokens are drawn."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text that continues a prompt. Prints as the text."""
+
+    text: str
+    """New text, without the prompt, an end token or a stop string."""
+    tokens: list[int]
+    """New token ids, with the one that ended the text."""
+    finish_reason: str
+    """"stop" at an end token or a stop string, "length" at `max_new_tokens` or the end of the context, "cancelled",
+    or "failed"."""
+    logprobs: list[float] | None = None
+    """Log-probability of each new token in nats, before any warper; None unless asked for."""
+    top_logprobs: list[dict[int, float]] | None = None
+    """Log-probabilities of the most likely tokens at each step by id, best first; None unless asked for."""
+    prompt_tokens: int = 0
+    """Number of tokens of the prompt."""
+    error: str | None = None
+    """Reason of a failure; None otherwise."""
+    score: float | None = None
+    """Score of a beam; None for other texts."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        facts = f"{len(self.tokens):,} tokens, {self.finish_reason}"
+        return tag("div", Markup(tag("p", self.text)), tag("p", self.error or facts))
+
+
+class Request:
+    """A prompt that a session continues.
+
+    Iterating computes and yields the pieces; `result` waits for the whole text. Requests of one session share each
+    step, whichever of them a thread waits for. A request that is garbage collected is cancelled.
+    """
+
+    def __init__(self, session: Session, asked: GenerationRequest):
+        self._session, self._asked = session, asked
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """Counts of guessed tokens; None without a proposer."""
+        return self._asked.speculation
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._asked.prompt
+
+    @property
+    def first_token_time(self) -> float | None:
+        """`time.perf_counter` at the first new token; None before it."""
+        return self._asked.first
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Reason of the end as in `Completion`; None while the request runs."""
+        return self._asked.finish if self._asked.closed else None
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yields the pieces that have not been yielded yet, until the text is complete."""
+        while (piece := self._session._next_piece(self._asked)) is not None:
+            yield piece
+
+    def cancel(self) -> None:
+        """Ends the request; characters that were held back can still be read."""
+        self._session.cancel(self)
+
+    def result(self) -> Completion:
+        """Returns the completion once the text is complete."""
+        self._session._complete(self._asked)
+        return self.so_far()
+
+    def so_far(self) -> Completion:
+        """Returns the tokens and the text up to now, with the finish reason "cancelled" if more would follow."""
+        one = self._asked
+        logprobs, top = (one.logprobs, one.top_logprobs) if one.top is not None else (None, None)
+        return Completion(
+            one.text, list(one.tokens), one.finish or "cancelled", logprobs and list(logprobs), top and list(top),
+            len(one.prompt), one.error,
+        )  # fmt: skip
+
+    def __del__(self) -> None:
+        self._asked.cancel()
+
+
+class Session:
+    """Continues texts with one model. Any number of threads may ask; their requests are decoded in one batch.
+
+    There is no thread in the background: of the threads that wait for text, one at a time computes a step for all
+    requests and wakes the others. A single thread pays nothing for it, an exception such as Ctrl-C reaches the caller
+    whose thread computed, and nothing is left running when no caller waits.
+
+    Parameters
+    ----------
+    loaded
+        A model with its tokenizer: what `gf.load` returns.
+    slots
+        Requests decoded in one batch; more wait.
+    context
+        Tokens of a prompt and its answer together, for which states have room. If None, states grow as requests need,
+        while no other request runs.
+    dtype
+        Dtype of the decode state, which may be narrower than the weights; None for that of the weights.
+    compiled
+        Compile the decode step (about a minute once, then cached).
+    kept
+        Largest number of prompts whose states are kept for prompts that start alike. The weights must not change
+        meanwhile.
+    answers
+        Keep states after an answer instead of after a prompt, for chats that continue it.
+    on_build
+        Called before a step is compiled that is not cached yet.
+
+    Raises
+    ------
+    RequestError
+        If the model has no tokenizer to continue a text with, or a setting is out of range.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> from glassformer.loaded import Loaded
+    >>> from glassformer.text import ByteTokenizer
+    >>> config = gf.preset("llama@1m+vocab_size=257+context=64")
+    >>> llm = Loaded(config.build(seed=0), config, ByteTokenizer())
+    >>> with gf.Session(llm) as session:
+    ...     requests = [session.submit(text, max_new_tokens=4) for text in ("Once", "Twice")]
+    ...     [len(request.result().tokens) for request in requests]
+    [4, 4]
+    """
+
+    def __init__(
+        self,
+        loaded: Ready,
+        *,
+        slots: int = SLOTS,
+        context: int | None = None,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        kept: int = MOST_READ,
+        answers: bool = False,
+        on_build: Callable[[], object] | None = None,
+    ):
+        self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
+        self.dtype, self._grows, self._compiled, self._on_build = dtype, context is None, compiled, on_build
+        position = self.model.embedding.position
+        self.limit = None if position is None else position.limit
+        """Number of learned positions; None if positions are unbounded."""
+        room = min(context or SMALLEST, self.limit or context or SMALLEST)
+        self._engine = Engine(
+            self.model, self.tokenizer, slots=slots, context=room, dtype=dtype, kept=kept, answers=answers
+        )
+        self._template: ChatTemplate | None = None
+        self._inbox: deque[tuple[GenerationRequest, int]] = deque()
+        """Requests that the engine has not taken, with the number of tokens that each needs room for."""
+        self._open: WeakSet[Request] = WeakSet()
+        self._changed = threading.Condition()
+        self._computing = self._closed = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels all requests; the session takes no others."""
+        with self._changed:
+            self._closed = True
+            for one in (*self._engine.requests, *(asked for asked, _ in self._inbox)):
+                one.cancel()
+            if not self._computing:
+                self._settle()
+            self._changed.notify_all()
+
+    # What is asked
+
+    def submit(
+        self,
+        prompt: Prompt = "",
+        options: GenerationOptions | None = None,
+        *,
+        source: str | Sequence[int] | None = None,
+        sample: int = 0,
+        proposer: Proposer | None = None,
+        **given: Any,
+    ) -> Request:
+        """Returns a request, which is computed when a thread waits for its text, or for that of another request.
+
+        Parameters
+        ----------
+        prompt
+            A text, token ids, or the messages of a chat, which the model's chat template turns into a text.
+        options
+            How the prompt is continued; if None, as the model's folder says (`GenerationOptions.of`), and as `given`.
+        source
+            Text or token ids that the encoder of an encoder-decoder reads.
+        sample
+            Index of the sample among several of one prompt: each draws from an own generator.
+        proposer
+            Guesses several tokens ahead (`PromptLookup`, `Draft`): the same distribution in fewer passes.
+
+        Raises
+        ------
+        RequestError
+            For a request that cannot be served, before anything is computed.
+        """
+        options = self.options(**given) if options is None else options
+        options.check_draws()
+        ids, source_row = self.read(prompt, source)
+        new = self._new_tokens(len(ids), options.max_new_tokens)
+        need = len(ids) + new
+        if source_row is not None and proposer is not None:
+            raise RequestError("a source does not go with a proposer; leave one out", code="conflict", field="source")
+        if source_row is not None and options.n > 1:
+            raise RequestError("a source has one text; give n=1", code="conflict", field="n", value=options.n)
+        if proposer is not None and options.logprobs is not None:
+            raise RequestError(
+                "a proposer does not go with logprobs; leave one out",
+                code="conflict", field="logprobs", value=options.logprobs,
+            )  # fmt: skip
+        rules = Rules.of(self.loaded.generation)
+        if not options.stop_at_eos:
+            rules = replace(rules, forced_eos_token_id=None)
+
+        def translated(asked: GenerationRequest) -> Iterator[Any]:
+            assert source_row is not None
+            return stream(
+                self.model, rows_of(self.model, ids), asked.max_new_tokens, seed=options.seed, logprobs=asked.top,
+                state=new_state(self.model, 1, need, self.dtype, memory_len=len(source_row)), source=[source_row],
+                rules=rules, eos_id=asked.ends, **asked.sampling.model_dump(),
+            )  # fmt: skip
+
+        def guessed(asked: GenerationRequest) -> Iterator[Any]:
+            assert proposer is not None
+            asked.speculation = speculate(
+                self.model, rows_of(self.model, ids), proposer, asked.max_new_tokens, asked.sampling, options.seed,
+                AHEAD, new_state(self.model, 1, need, self.dtype, rewind=AHEAD),
+            )  # fmt: skip
+            return iter(asked.speculation)
+
+        asked = self._engine.request(
+            ids, new, options.seed, sample, options.stop, options.logprobs or 0, options.stop_at_eos,
+            options.logprobs is not None, rules, translated if source_row else guessed if proposer else None,
+            context=need if self._grows else None, **options.sampling.model_dump(),
+        )  # fmt: skip
+        request = Request(self, asked)
+        with self._changed:
+            if self._closed:
+                raise RequestError("this session is closed; make another", code="stopped", field="session")
+            self._inbox.append((asked, need if asked.own is None else 0))
+            self._open.add(request)
+        return request
+
+    def options(self, **given: Any) -> GenerationOptions:
+        """Returns the options given, and for the others those of the model's folder (`GenerationOptions.of`)."""
+        return GenerationOptions.of(self.loaded.generation, **given)
+
+    def stream(
+        self,
+        prompt: Prompt = "",
+        options: GenerationOptions | None = None,
+        *,
+        source: str | Sequence[int] | None = None,
+        **given: Any,
+    ) -> Iterator[Piece]:
+        """Yields the pieces of one text, as `submit` takes it; leaving the loop cancels the request."""
+        return iter(self.submit(prompt, options, source=source, **given))
+
+    def complete(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions | None = None,
+        *,
+        sources: Sequence[str | Sequence[int]] | None = None,
+        **given: Any,
+    ) -> list[Completion]:
+        """Returns a completion of each prompt, or `n` of each, one prompt after the other."""
+        options = self.options(**given) if options is None else options
+        read = [None] * len(prompts) if sources is None else list(sources)
+        if len(read) != len(prompts):
+            raise RequestError(
+                f"there are {len(read)} sources for {len(prompts)} prompts; give one for each",
+                code="conflict", field="source", value=len(read),
+            )  # fmt: skip
+        requests = [
+            self.submit(prompt, options, source=source, sample=sample)
+            for prompt, source in zip(prompts, read, strict=True)
+            for sample in range(options.n)
+        ]
+        return [request.result() for request in requests]
+
+    def search(
+        self,
+        prompt: Prompt,
+        width: int,
+        options: GenerationOptions | None = None,
+        *,
+        source: str | Sequence[int] | None = None,
+    ) -> list[Completion]:
+        """Returns the `n` most likely texts that a beam search of `width` finds, best first (`beams`)."""
+        options = options or GenerationOptions()
+        ids, source_row = self.read(prompt, source)
+        new = self._new_tokens(len(ids), options.max_new_tokens)
+        ends = self._engine.ends if options.stop_at_eos else frozenset[int]()
+        rules = Rules.of(self.loaded.generation)
+        if not options.stop_at_eos:
+            rules = replace(rules, forced_eos_token_id=None)
+        with self._turn():
+            found = beams(
+                self.model, rows_of(self.model, ids), width, new, ends, n=options.n, dtype=self.dtype,
+                source=None if source_row is None else [source_row], rules=rules,
+            )  # fmt: skip
+        completions = []
+        for beam in found:
+            text = DecodedText(self.tokenizer, ends, options.stop)
+            for token in beam.tokens:
+                text.take(token)
+                if text.finish:
+                    break
+            text.close()
+            completions.append(
+                Completion(text.text, text.tokens, text.finish or "length", prompt_tokens=len(ids), score=beam.score)
+            )
+        return completions
+
+    def keep(self, prompt: Prompt, path: str | Path) -> bool:
+        """Reads from a file what the model has read of the prompt; if the file does not exist or holds another prompt,
+        reads the prompt, but for its last token, and writes the file. Returns False if it replaced another prompt's.
+
+        Raises RequestError for a file that is not a state of this model, WorkError if the disk refuses."""
+        check_keeps(self.model)
+        ids, path = self.read(prompt)[0], Path(path)
+        kept = kept_tokens(path, self.model) if path.exists() else []
+        with self._turn():
+            if kept and len(kept) < len(ids) and ids[: len(kept)] == kept:
+                state = load_state(path, self.model, self._engine.context, self.dtype)[0]
+            elif len(ids) == 1:  # nothing would be saved
+                return not kept
+            else:
+                state = new_state(self.model, 1, self._engine.context, self.dtype)
+                with torch.inference_mode():
+                    prefill(self.model, rows_of(self.model, ids[:-1]), state)
+                save_state(path, state, ids[:-1], self.model)
+            self._engine.remember(ids[: state.length], state)
+        return not kept or kept == ids[: len(kept)]
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request: its text is complete as far as it has come."""
+        with self._changed:
+            request._asked.cancel()
+            if not self._computing:
+                self._settle()
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[tuple[Request, Piece]]:
+        """Yields (request, piece) of all requests as they come, until all are complete."""
+        while True:
+            with self._changed:
+                pending = [one for one in self._open if one._asked.pieces or not one._asked.closed]
+            if not pending:
+                return
+            self._advance(partial(_any_changed, pending))
+            for one in pending:
+                while one._asked.pieces:
+                    yield one, one._asked.pieces.popleft()
+
+    # Text to ids
+
+    def read(
+        self, prompt: Prompt = "", source: str | Sequence[int] | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        """Returns the ids of a prompt and of its source. A text that is written from a source starts with the token
+        that the folder names, or in a run with the one that ends a text; ids are taken as they are.
+
+        Raises RequestError for what this model cannot read."""
+        read = source_of(self.model, self.tokenizer, source)
+        if isinstance(prompt, str):
+            ids = [*([] if read is None else [self._start()]), *self._tokens(prompt)]
+        elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+            text = self.template.render(list(prompt))  # type: ignore[arg-type]
+            ids = self.tokenizer.encode(text, parse_specials=True).tolist()  # type: ignore[union-attr, call-arg]
+        else:
+            rows = rows_of(self.model, prompt)
+            if len(rows) != 1:
+                raise RequestError(
+                    f"the prompt has {len(rows)} rows; give a prompt for each",
+                    code="range", field="prompt", value=len(rows),
+                )  # fmt: skip
+            ids = rows[0].tolist()
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token", code="missing", field="prompt")
+        check_tokens(self.model, rows_of(self.model, ids))
+        return ids, read
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Chat template of the model. RequestError if it has none."""
+        if self._template is None:
+            self._template = None if self.tokenizer is None else ChatTemplate.of(self.tokenizer)
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template; give the prompt as a text",
+                code="missing", field="tokenizer.chat_template",
+            )  # fmt: skip
+        return self._template
+
+    def _start(self) -> int:
+        own = None if self.tokenizer is None else self.tokenizer.eos_id
+        start = self.loaded.generation.get(START, own)
+        if start is None:
+            raise RequestError(
+                "nothing says which token this model's texts begin with; its folder's config.json has a "
+                f"{START} where that is known", code="missing", field=START, expected="a token id",
+            )  # fmt: skip
+        return int(start)
+
+    def _tokens(self, prompt: str) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError(
+                "this model has no tokenizer; give the prompt as token ids", code="missing", field="tokenizer"
+            )
+        if len(prompt) > LONGEST_PROMPT:
+            raise RequestError(
+                f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read",
+                code="range", field="prompt", value=len(prompt),
+            )  # fmt: skip
+        utf8(prompt, "the prompt")
+        context = self.loaded.config.context
+        if len(prompt) > CHARACTERS * context:
+            read = len(self.tokenizer.encode(prompt[: CHARACTERS * context]))
+            if read > 2 * context:  # the cut may have parted a few
+                self._refuse(f"over {read // 2:,}")
+        return self.tokenizer.encode(prompt).tolist()
+
+    def _new_tokens(self, prompt: int, most: int | None) -> int:
+        """Returns the largest number of new tokens after `prompt` ones."""
+        if prompt > self.loaded.config.context or prompt == self.limit:
+            self._refuse(f"{prompt:,}")
+        new = most or min(NEW_TOKENS, self.limit - prompt if self.limit else NEW_TOKENS)
+        if self.limit and prompt + new > self.limit:
+            raise RequestError(
+                f"max_new_tokens={new} after a prompt of {prompt:,} go past this model's learned positions, which end "
+                f"at {self.limit:,}",
+                code="range", field="max_new_tokens", value=new,
+            )  # fmt: skip
+        return new
+
+    def _refuse(self, tokens: str) -> NoReturn:
+        further = "" if self.limit else "; add +context=TOKENS to the name of the model to go further"
+        raise RequestError(
+            f"the prompt has {tokens} tokens, and this model reads {self.loaded.config.context:,}{further}",
+            code="range", field="prompt", value=tokens,
+        )  # fmt: skip
+
+    # Computing: one thread at a time, for all
+
+    def _next_piece(self, asked: GenerationRequest) -> Piece | None:
+        self._advance(lambda: bool(asked.pieces or asked.closed))
+        if asked.pieces:
+            return asked.pieces.popleft()
+        if asked.failure is not None:
+            raise WorkError(f"the step of all requests failed: {asked.error}", code="failed") from asked.failure
+        return None
+
+    def _complete(self, asked: GenerationRequest) -> None:
+        self._advance(lambda: asked.closed)
+        if asked.failure is not None:
+            raise WorkError(f"the step of all requests failed: {asked.error}", code="failed") from asked.failure
+
+    def _advance(self, ready: Callable[[], bool]) -> None:
+        """Returns once `ready`. While no other thread computes, this one does: a step at a time, for all requests."""
+        while not ready():
+            with self._turn(ready) as free:
+                if free:
+                    try:
+                        self._admit()
+                        self._engine.step()
+                    except Exception as problem:
+                        self._fail(problem)
+                        raise
+
+    @contextmanager
+    def _turn(self, ready: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Waits until no other thread computes, and holds the others off; gives False once `ready` instead."""
+        with self._changed:
+            while self._computing and not ready():
+                self._changed.wait()
+            free = not ready()
+            self._computing |= free
+        try:
+            yield free
+        finally:
+            if free:
+                with self._changed:
+                    self._computing = False
+                    self._settle()
+                    self._changed.notify_all()
+
+    def _admit(self) -> None:
+        """Gives the engine what was submitted. One that needs more room than there is waits until no other runs."""
+        engine = self._engine
+        with self._changed:
+            while self._inbox:
+                asked, need = self._inbox[0]
+                if need > engine.context and self._grows:
+                    if engine.requests:
+                        break
+                    room = engine.context
+                    while room < need:
+                        room *= 2
+                    engine.resize(room if self.limit is None else min(room, self.limit))
+                self._inbox.popleft()
+                engine.enter(asked)
+        if self._compiled and engine.compiled is None:
+            step = CompiledStep(self.model, engine.slots, engine.context, self.dtype)
+            if not step.ready and self._on_build is not None:
+                self._on_build()
+            engine.compiled = step.load()
+
+    def _settle(self) -> None:
+        """Closes cancelled requests; the caller holds the lock, and no thread computes."""
+        self._engine.settle()
+        for asked, _ in self._inbox:
+            if asked.finish:
+                asked._close()
+        self._inbox = deque(one for one in self._inbox if not one[0].finish)
+
+    def _fail(self, problem: Exception) -> None:
+        """Ends all requests, so that every thread that waits learns of it."""
+        why = " ".join(str(problem).split()) or type(problem).__name__
+        with self._changed:
+            for one in (*self._engine.requests, *(asked for asked, _ in self._inbox)):
+                one._fail(why)
+                one.failure = problem
+
+
+def _any_changed(requests: Sequence[Request]) -> bool:
+    return any(one._asked.pieces or one._asked.closed for one in requests)
+
+
+def source_of(model: Model, tokenizer: Tokenizer | None, given: str | Sequence[int] | None) -> list[int] | None:
+    """Returns the ids of a source; None for a model without an encoder. Raises RequestError for a source that is
+    missing, that the model does not take, or that its encoder cannot read."""
+    encoder = model.config.encoder
+    if encoder is None and given is None:
+        return None
+    if encoder is None:
+        raise RequestError(
+            "this model has no encoder, so it takes no source; give the text as the prompt",
+            code="conflict", field="source", value=given, expected="a prompt",
+        )  # fmt: skip
+    if given is None:
+        raise RequestError(
+            "this model reads a source next to its own text: give a source",
+            code="missing", field="source", expected="a source",
+        )  # fmt: skip
+    if not isinstance(given, str):
+        ids = [int(token) for token in given]
+    elif tokenizer is None:
+        raise RequestError(
+            "this model has no tokenizer; give the source as token ids", code="missing", field="tokenizer"
+        )
+    else:
+        ids = source_ids(tokenizer, given, encoder.context or model.config.context)
+    check_source(model, 1, None, [ids], None)
+    return ids

@@ -1,0 +1,130 @@
+"""One vector for each text, by any model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.machine.threads import paced
+from glassformer.model import Model
+from glassformer.parts.head import Pool, pool
+from glassformer.text import OnProgress, Tokenizer
+from glassformer.text.storage import silent
+from glassformer.text.tokenizers import FileTokenizer
+
+TOKENS = 1024
+"""Of a batch, padding included: large enough for the products, and so few that its texts are of almost one length."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a checkpoint says that hidden states become one vector for a text."""
+
+    how: Pool
+    normalize: bool
+    """To length 1."""
+    max_tokens: int | None = None
+    """Of a text; what follows is cut off. None: the model's context."""
+
+
+MEAN = Pooling("mean", True)
+"""How a model is pooled whose folder does not say."""
+
+
+class Reader(Protocol):
+    """A model with its tokenizer and pooling, such as `Loaded`."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    pooling: Pooling | None
+
+
+class Embedder:
+    """A loaded model that is called with texts; see `embed`."""
+
+    def __init__(self, loaded: Reader):
+        if loaded.tokenizer is None:
+            raise RequestError(
+                "this checkpoint has no tokenizer, so it reads no text; put its tokenizer.json into the folder",
+                code="missing", field="tokenizer", expected="a tokenizer.json",
+            )  # fmt: skip
+        if loaded.config.encoder is not None:
+            raise RequestError(
+                "this model has an encoder and a decoder, and a vector is of one text; give an encoder alone",
+                code="conflict", field="model", expected="an encoder",
+            )  # fmt: skip
+        self.model, self.tokenizer = loaded.model.eval(), loaded.tokenizer
+        self.pooling = loaded.pooling or MEAN
+        self.own = loaded.pooling is None and loaded.config.head.vector and loaded.config.head.pool is not None
+        """Whether the model's own head makes the vectors."""
+        self.limit = min(self.pooling.max_tokens or loaded.config.context, loaded.config.context)
+
+    def __call__(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
+        check_texts(texts)
+        rows = tokenized(self.tokenizer, texts, self.limit)
+        if (empty := next((i for i, row in enumerate(rows) if not len(row)), None)) is not None:
+            raise RequestError(
+                f"text {empty + 1} of {len(texts)} is empty; give one with at least one token",
+                code="missing", field="texts", value="", expected="a text",
+            )  # fmt: skip
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # the longest first: memory shows at once
+        found: list[Tensor] = []
+        while len(found) < len(rows):
+            longest = len(rows[order[len(found)]])
+            batch = [rows[i] for i in order[len(found) : len(found) + max(1, TOKENS // longest)]]
+            found.extend(self.vectors(batch).float().cpu())
+            progress("embedding", len(found), len(rows))
+        place = torch.empty(len(rows), dtype=torch.long)
+        place[torch.tensor(order)] = torch.arange(len(rows))
+        return torch.stack(found)[place]
+
+    @torch.inference_mode()
+    def vectors(self, rows: Sequence[np.ndarray]) -> Tensor:
+        """Those of rows of tokens, the longest first."""
+        longest = len(rows[0])
+        tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+        real = torch.zeros_like(tokens)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
+            real[i, : len(row)] = 1
+        device = self.model.device
+        documents = None if bool(real.all()) else real.to(device)
+        with paced(self.model, "embedding", tokens.numel(), free=False):
+            if self.own:
+                return self.model(tokens.to(device), documents=documents)
+            x = pool(self.model.hidden_states(tokens.to(device), documents=documents), self.pooling.how, documents)
+            return F.normalize(x, dim=-1) if self.pooling.normalize else x
+
+
+def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np.ndarray]:
+    """Tokens of each text, at most `limit`, with the special tokens that the tokenizer's file adds."""
+    if isinstance(tokenizer, FileTokenizer):
+        return tokenizer.encode_whole(texts, limit)
+    return [row[:limit] for row in tokenizer.encode_batch(texts)]
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raises RequestError for what is no list of texts."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise RequestError(
+            f"texts is a {type(texts).__name__}; give a list of strings, such as [text]",
+            code="type", field="texts", value=type(texts).__name__, expected="a list of strings",
+        )  # fmt: skip
+    if not texts:
+        raise RequestError("texts is empty; give at least one", code="missing", field="texts", expected="a text")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(
+                f"text {i + 1} is a {type(text).__name__}; give strings",
+                code="type", field="texts", value=type(text).__name__, expected="a string",
+            )  # fmt: skip
