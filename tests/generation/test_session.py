@@ -453,7 +453,7 @@ def test_vectors_are_those_of_embed():
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Results of `work(i)` in as many threads; an exception is a result."""
+    """Results of `work(i)` in `count` threads; an exception is a result."""
     found: list[Any] = [None] * count
     start = threading.Barrier(count)
 

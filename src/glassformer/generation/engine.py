@@ -169,9 +169,9 @@ class Engine:
 
     A request that is the only one decodes in the state that its prompt was read into, exactly as `stream` does; the
     state of the batch is made when a second one joins. `kept` is the largest number of prompts whose states are kept
-    for prompts that start alike: the weights of the model must not change meanwhile. With `answers`, states are kept
-    after an answer instead, for prompts that continue it: what was decoded token by token is then not read again, so
-    it may round differently from a prompt that is read at once.
+    for prompts that start alike: the weights of the model must not change while they are kept. With `answers`, states
+    are kept after an answer instead, for prompts that continue it: what was decoded token by token is then not read
+    again, so it may round differently from a prompt that is read at once.
     """
 
     def __init__(
@@ -366,7 +366,7 @@ class Engine:
         self.settle()
 
     def _serve(self, guest: GenerationRequest) -> None:
-        """Takes the next token of a request with a source of its own."""
+        """Takes the next token of a request from `own`."""
         assert guest.own is not None
         self._note(guest)
         try:

@@ -105,7 +105,7 @@ frequency_penalty=0.0, presence_penalty=0.0, logit_bias={})
     @classmethod
     def of(cls, generation: Mapping[str, Any], **options: Any) -> GenerationOptions:
         """Returns the options given, and for the others those of a generation_config.json: `do_sample` decides between
-        its temperature (1 if it has none) and greedy decoding, and its top_k, top_p, min_p, typical_p and
+        its temperature (1 by default) and greedy decoding, and its top_k, top_p, min_p, typical_p and
         repetition_penalty apply. Options are the fields of this class and of `Sampling`. Raises RequestError."""
         own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` spells None as 0
         drawn = {**own, "temperature": own.get("temperature", 1.0) if generation.get("do_sample") else 0.0}
@@ -113,7 +113,7 @@ frequency_penalty=0.0, presence_penalty=0.0, logit_bias={})
         known = [one.name for one in fields(cls) if one.name != "sampling"]
         if wrong := next((name for name in options if name not in known), None):
             raise RequestError(
-                f"there is no option {wrong}; known are {', '.join([*known, *Sampling.model_fields])}",
+                f"unknown option {wrong}; known are {', '.join([*known, *Sampling.model_fields])}",
                 code="unknown", field=wrong, value=options[wrong],
             )  # fmt: skip
         return cls(**options, sampling=Sampling(**drawn))
@@ -217,7 +217,7 @@ class Request:
 class Session:
     """Continues texts with one model. Any number of threads may ask; their requests are decoded in one batch.
 
-    There is no thread in the background: of the threads that wait for text, one at a time computes a step for all
+    No thread runs in the background: of the threads that wait for text, one at a time computes a step for all
     requests and wakes the others. A single thread pays nothing for it, an exception such as Ctrl-C reaches the caller
     whose thread computed, and nothing is left running when no caller waits.
 
@@ -236,7 +236,7 @@ class Session:
         Compile the decode step (about a minute once, then cached).
     kept
         Largest number of prompts whose states are kept for prompts that start alike. The weights must not change
-        meanwhile.
+        while they are kept.
     answers
         Keep states after an answer instead of after a prompt, for chats that continue it.
     on_build
@@ -528,7 +528,7 @@ class Session:
 
     @property
     def template(self) -> ChatTemplate:
-        """Chat template of the model. RequestError if it has none."""
+        """Chat template of the model. RequestError for a model without one."""
         if self._template is None:
             self._template = None if self.tokenizer is None else ChatTemplate.of(self.tokenizer)
         if self._template is None:
@@ -543,8 +543,8 @@ class Session:
         start = self.loaded.generation.get(START, own)
         if start is None:
             raise RequestError(
-                "nothing says which token this model's texts begin with; its folder's config.json has a "
-                f"{START} where that is known", code="missing", field=START, expected="a token id",
+                f"the first token of this model's texts is unknown; name it in its folder's config.json as {START}",
+                code="missing", field=START, expected="a token id",
             )  # fmt: skip
         return int(start)
 

@@ -22,7 +22,8 @@ from glassformer.text.storage import silent
 from glassformer.text.tokenizers import FileTokenizer
 
 TOKENS = 1024
-"""Of a batch, padding included: large enough for the products, and so few that its texts are of almost one length."""
+"""Tokens of a batch, padding included: large enough for the products, and small enough for texts of almost one length.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Pooling:
     normalize: bool
     """To length 1."""
     max_tokens: int | None = None
-    """Of a text; what follows is cut off. None: the model's context."""
+    """Largest number of tokens of a text, which is cut there; None for the model's context."""
 
 
 MEAN = Pooling("mean", True)
