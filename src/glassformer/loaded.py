@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassformer.config import ModelConfig
 from glassformer.figures import Markup, tag
-from glassformer.generation.session import Completion, Piece, Prompt, Session
+from glassformer.generation.session import Completion, Prompt, Session, TextPiece
 from glassformer.generation.vectors import Embedder, Pooling
 from glassformer.model import Model
 from glassformer.text import OnProgress, Tokenizer
@@ -110,7 +110,7 @@ class Loaded:
         found = self.session.complete(prompts, sources=sources, **options)
         return found if several or len(found) > 1 else found[0]
 
-    def stream(self, prompt: Prompt = "", *, source: Any = None, **options: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt = "", *, source: Any = None, **options: Any) -> Iterator[TextPiece]:
         """Yields the pieces of one text as they come.
 
         Parameters
@@ -120,7 +120,7 @@ class Loaded:
 
         Yields
         ------
-        Piece
+        TextPiece
             A token's id, text and log-probability; prints as the text. Leaving the loop ends the request.
 
         Raises

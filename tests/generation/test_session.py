@@ -16,8 +16,8 @@ import torch
 
 import glassformer as gf
 from glassformer.errors import WorkError
-from glassformer.generation.engine import Engine, Piece
-from glassformer.generation.session import GenerationOptions, Request
+from glassformer.generation.engine import Engine, TextPiece
+from glassformer.generation.session import GenerationOptions, Reply
 from glassformer.generation.speculate import Draft, PromptLookup
 from glassformer.introspection import edit, sites
 from glassformer.loaded import Loaded
@@ -236,7 +236,7 @@ def test_pieces_of_all_requests_come_in_turn():
     loaded = llm()
     with gf.Session(loaded) as session:
         requests = [session.submit(text, max_new_tokens=6, stop_at_eos=False) for text in TEXTS]
-        seen: dict[Request, str] = {}
+        seen: dict[Reply, str] = {}
         order = []
         for request, piece in session:
             seen[request] = seen.get(request, "") + str(piece)
@@ -513,7 +513,7 @@ def test_threads_cancel_their_own():
             if i % 2:
                 pieces, found = found
                 assert found.finish_reason in ("cancelled", "length") and len(found.tokens) >= i
-                assert all(isinstance(piece, Piece) for piece in pieces)
+                assert all(isinstance(piece, TextPiece) for piece in pieces)
             assert found.tokens == wanted[: len(found.tokens)]
         assert not session._engine.requests
 

@@ -19,7 +19,7 @@ from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
 from glassformer.generation.speculate import Speculation, agreeing
 from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
-from glassformer.generation.text import DecodedText
+from glassformer.generation.text import GrowingText
 from glassformer.introspection import rows_of, sites
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
@@ -53,7 +53,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Growth of a text by one token.
 
     >>> for piece in llm.stream("Once upon a time", max_new_tokens=20):
@@ -87,14 +87,14 @@ class GenerationRequest:
     max_new_tokens: int
     ends: frozenset[int]
     generator: torch.Generator
-    written: DecodedText
+    written: GrowingText
     top: int | None = None
     """Number of most likely tokens that are reported at each step; None reports no log-probabilities at all."""
     rules: Rules | None = None
     """Tokens that are forced or banned; None applies no rule."""
     own: Iterator[Tensor | Sampled | int] | None = None
     """Source of the new tokens; None takes them from the batch."""
-    pieces: deque[Piece] = field(default_factory=deque)
+    pieces: deque[TextPiece] = field(default_factory=deque)
     """Pieces in order, until a reader removes them."""
     piece: str = ""
     """Characters added to `text` since the last step that returned this request."""
@@ -135,7 +135,7 @@ class GenerationRequest:
         logprob = self.logprobs[count] if count < len(self.logprobs) else None
         top = self.top_logprobs[count] if count < len(self.top_logprobs) else None
         text = self.written.take(token)
-        self._show(Piece(token, text, logprob, top))
+        self._show(TextPiece(token, text, logprob, top))
         self.finish = self.finish or self.written.finish
 
     def _fail(self, why: str) -> None:
@@ -146,12 +146,12 @@ class GenerationRequest:
         if self.closed:
             return
         if rest := self.written.close():
-            self._show(Piece(None, rest))
+            self._show(TextPiece(None, rest))
         if self.written.finish == "stop" and self.finish == "length":
             self.finish = "stop"
         self.closed = True
 
-    def _show(self, piece: Piece) -> None:
+    def _show(self, piece: TextPiece) -> None:
         self.piece += piece.text
         self.pieces.append(piece)
 
@@ -297,7 +297,7 @@ class Engine:
             most,
             ends,
             row_generator(seed, n, self.model.device),
-            DecodedText(self.tokenizer, ends, stop, most),
+            GrowingText(self.tokenizer, ends, stop, most),
             top_logprobs if logprobs or top_logprobs else None,
             rules if rules != Rules() else None,
         )

@@ -2,7 +2,7 @@
 
 GenerationOptions   how a prompt is continued
 Session             submits, cancels, and yields pieces of text as they come
-Request, Completion a prompt that is being continued, and its text once it is complete
+Reply, Completion   a prompt that is being continued, and its text once it is complete
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.figures import Markup, tag
 from glassformer.generation.beams import beams
 from glassformer.generation.compiled import CompiledStep
-from glassformer.generation.engine import LONGEST_PROMPT, MOST_READ, Engine, GenerationRequest, Piece
+from glassformer.generation.engine import LONGEST_PROMPT, MOST_READ, Engine, GenerationRequest, TextPiece
 from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.rows import stream
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.speculate import AHEAD, Proposer, Speculation, speculate
 from glassformer.generation.steps import check_source, check_tokens, new_state, prefill
-from glassformer.generation.text import DecodedText, check_stops
+from glassformer.generation.text import GrowingText, check_stops
 from glassformer.introspection import rows_of
 from glassformer.model import Model
 from glassformer.text import Tokenizer
@@ -41,7 +41,7 @@ from glassformer.text.chat import ChatTemplate, Message
 from glassformer.text.documents import utf8
 from glassformer.text.pairs import START, source_ids
 
-__all__ = ["Completion", "GenerationOptions", "Piece", "Prompt", "Request", "Session"]
+__all__ = ["Completion", "GenerationOptions", "TextPiece", "Prompt", "Reply", "Session"]
 
 NEW_TOKENS = 200
 """New tokens of a text by default."""
@@ -157,7 +157,7 @@ class Completion:
         return tag("div", Markup(tag("p", self.text)), tag("p", self.error or facts))
 
 
-class Request:
+class Reply:
     """A prompt that a session continues.
 
     Iterating computes and yields the pieces; `result` waits for the whole text. Requests of one session share each
@@ -187,7 +187,7 @@ class Request:
         """Reason of the end as in `Completion`; None while the request runs."""
         return self._asked.finish if self._asked.closed else None
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[TextPiece]:
         """Yields the pieces that have not been yielded yet, until the text is complete."""
         while (piece := self._session._next_piece(self._asked)) is not None:
             yield piece
@@ -284,7 +284,7 @@ class Session:
         self._template: ChatTemplate | None = None
         self._inbox: deque[tuple[GenerationRequest, int]] = deque()
         """Requests that the engine has not taken, with the number of tokens that each needs room for."""
-        self._open: WeakSet[Request] = WeakSet()
+        self._open: WeakSet[Reply] = WeakSet()
         self._changed = threading.Condition()
         self._computing = self._closed = False
 
@@ -317,7 +317,7 @@ class Session:
         sample: int = 0,
         proposer: Proposer | None = None,
         **given: Any,
-    ) -> Request:
+    ) -> Reply:
         """Returns a request, which is computed when a thread waits for its text, or for that of another request.
 
         Parameters
@@ -377,7 +377,7 @@ class Session:
             options.logprobs is not None, rules, translated if source_row else guessed if proposer else None,
             context=need if self._grows else None, **options.sampling.model_dump(),
         )  # fmt: skip
-        request = Request(self, asked)
+        request = Reply(self, asked)
         with self._changed:
             if self._closed:
                 raise RequestError("this session is closed; make another", code="stopped", field="session")
@@ -396,7 +396,7 @@ class Session:
         *,
         source: str | Sequence[int] | None = None,
         **given: Any,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextPiece]:
         """Yields the pieces of one text, as `submit` takes it; leaving the loop cancels the request."""
         return iter(self.submit(prompt, options, source=source, **given))
 
@@ -446,7 +446,7 @@ class Session:
             )  # fmt: skip
         completions = []
         for beam in found:
-            text = DecodedText(self.tokenizer, ends, options.stop)
+            text = GrowingText(self.tokenizer, ends, options.stop)
             for token in beam.tokens:
                 text.take(token)
                 if text.finish:
@@ -478,7 +478,7 @@ class Session:
             self._engine.remember(ids[: state.length], state)
         return not kept or kept == ids[: len(kept)]
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Reply) -> None:
         """Ends a request: its text is complete as far as it has come."""
         with self._changed:
             request._asked.cancel()
@@ -486,7 +486,7 @@ class Session:
                 self._settle()
             self._changed.notify_all()
 
-    def __iter__(self) -> Iterator[tuple[Request, Piece]]:
+    def __iter__(self) -> Iterator[tuple[Reply, TextPiece]]:
         """Yields (request, piece) of all requests as they come, until all are complete."""
         while True:
             with self._changed:
@@ -588,7 +588,7 @@ class Session:
 
     # Computing: one thread at a time, for all
 
-    def _next_piece(self, asked: GenerationRequest) -> Piece | None:
+    def _next_piece(self, asked: GenerationRequest) -> TextPiece | None:
         self._advance(lambda: bool(asked.pieces or asked.closed))
         if asked.pieces:
             return asked.pieces.popleft()
@@ -668,7 +668,7 @@ class Session:
                 one.failure = problem
 
 
-def _any_changed(requests: Sequence[Request]) -> bool:
+def _any_changed(requests: Sequence[Reply]) -> bool:
     return any(one._asked.pieces or one._asked.closed for one in requests)
 
 

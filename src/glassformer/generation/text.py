@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from glassformer.errors import RequestError
 
-__all__ = ["DecodedText", "Detokenizer", "Stops", "check_stops"]
+__all__ = ["GrowingText", "Detokenizer", "Stops", "check_stops"]
 
 MOST_STOPS = 10_000
 LONGEST_STOPS = 1_000_000  # characters of all of them
@@ -171,7 +171,7 @@ class Detokenizer:
         return piece
 
 
-class DecodedText:
+class GrowingText:
     """Text that grows by one token at a time: whole characters, which end before a stop string or at an end token.
 
     tokens  ids taken so far, with the one that ended the text
