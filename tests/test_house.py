@@ -195,6 +195,17 @@ def test_an_import_of_what_is_gone_is_seen(line: str):
     assert list(missing(line))
 
 
+MOST_SENTENCES = 60
+"""Errors and warnings of which tests hold the sentence: where the sentence itself is the subject."""
+
+
+def test_few_tests_hold_a_sentence():
+    """Words may change without a test that breaks: tests ask for code and field (`tests/refused.py`)."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((SRC.parents[1] / "tests").rglob("*.py"))}
+    held = {path.name: len(found) for path, text in texts.items() if (found := re.findall(r"\bmatch[=]", text))}
+    assert sum(held.values()) <= MOST_SENTENCES, held
+
+
 def test_the_drawing_of_the_house_is_true():
     """docs/architecture.md draws the levels in this order, each with these rooms."""
     page = (SRC.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")

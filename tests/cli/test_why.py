@@ -10,7 +10,6 @@ import pytest
 
 from glassformer.cli.why import BARS, one_line, show_why, sparkline
 from glassformer.dynamics.records import NAME
-from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.training import Recipe
 from tests.refused import refused
@@ -129,7 +128,7 @@ def test_a_wrong_folder_is_one_sentence(run: Path, tmp_path: Path):
     (run / "metrics.jsonl").write_text("")
     (run / NAME).unlink()
     Recipe.of(tokens=128, batch_size=4, context=32).save(run / "recipe.yaml")
-    with pytest.raises(RequestError, match="has not made a step yet"):
+    with refused(code="missing", field="steps"):
         show_why(str(run), as_json=False)
 
 

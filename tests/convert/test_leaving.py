@@ -37,10 +37,15 @@ def tied(family: str, place: Path, head: str, bare: bool = False) -> Path:
     return place
 
 
+def untied() -> pytest.WarningsRecorder:
+    """Expects the warning that a head, which the config ties, is another matrix and is kept."""
+    return pytest.warns(UserWarning, match="untied")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_kept(family: str, tmp_path: Path) -> None:
     place = tied(family, tmp_path, "another")
-    with pytest.warns(UserWarning, match="untied") as said:
+    with untied() as said:
         mine = gf.load(place)
     assert len(said) == 1 and "lm_head.weight" in str(said[0].message)
     assert not mine.config.head.tied and mine.model.config == mine.config
@@ -53,13 +58,13 @@ def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_kept(family: st
 
 def test_a_head_of_its_own_stays_where_something_else_is_changed(tmp_path: Path) -> None:
     place = tied("llama", tmp_path, "another")
-    with pytest.warns(UserWarning, match="untied"):
+    with untied():
         plain, changed = gf.load(place), gf.load(f"{place}+window:64")
     assert not changed.config.head.tied and not changed.fresh
     tokens = torch.arange(24).view(2, 12)
     with torch.no_grad():
         torch.testing.assert_close(changed.model(tokens), plain.model(tokens))
-    with pytest.warns(UserWarning, match="untied"):
+    with untied():
         assert gf.load(f"{place}+tied").config.head.tied
 
 
@@ -79,7 +84,7 @@ def test_a_difference_below_the_dtype_is_none(tmp_path: Path) -> None:
     weights["lm_head.weight"] *= 1 + 1e-6
     save_file(weights, place / "model.safetensors", {"format": "pt"})
     assert gf.load(place, dtype=torch.bfloat16).config.head.tied
-    with pytest.warns(UserWarning, match="untied"):
+    with untied():
         assert not gf.load(place).config.head.tied
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import WorkError
 from glassformer.generation.sampling import Sampling, warp
 from glassformer.generation.speculate import Draft, PromptLookup, Proposal, Proposer, Speculation, speculate
 from glassformer.model import Model
@@ -399,5 +398,5 @@ def test_logits_that_are_no_numbers(sampling: Sampling) -> None:
         with failed(code="diverged"):
             given.extend(speculate(poisoned(tiny(), wanted[4]), tokens, proposer, 30))
         assert given == wanted[: len(given)] and len(given) <= wanted.index(wanted[4]) + 1
-    with pytest.raises(WorkError, match="after 9 tokens"):
+    with failed(code="diverged"):
         next(iter(speculate(poisoned(tiny(), int(tokens[0, 0])), tokens, PromptLookup(), 3, sampling)))

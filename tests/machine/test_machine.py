@@ -13,10 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer import machine
-from glassformer.errors import RequestError
+from glassformer.errors import Code
 from glassformer.machine.defaults import chosen
 from glassformer.machine.device import Abilities, bf16_gain, bfloat16_gain, bfloat16_pays
 from glassformer.machine.quota import GroupFiles
+from tests.refused import refused
 
 
 def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,23 +86,19 @@ def test_what_is_measured_is_kept(there: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"device": "tpu"}, "device='tpu' is not on this machine; here: cpu"),
-        ({"dtype": "float8"}, "dtype='float8'"),
-        ({"threads": 0}, "threads=0"),
-    ],
+    ("field", "value", "code"),
+    [("device", "tpu", "unsupported"), ("dtype", "float8", "unknown"), ("threads", 0, "range")],
 )
-def test_what_is_not_here_is_refused(asked: dict, says: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        machine.settings(**asked)
-    assert says in str(refused.value)
+def test_what_is_not_here_is_refused(field: str, value: object, code: Code) -> None:
+    with refused(code=code, field=field) as caught:
+        machine.settings(**{field: value})
+    assert caught.value.value == value
 
 
 def test_compiling_without_a_compiler_is_refused_or_left_out() -> None:
     assert not machine.can_compile("cpu", compiler="no-such-compiler")
     here = Abilities("cpu", cores=2, fast_bfloat16=False, compiler=False)
-    with pytest.raises(RequestError, match=r"C\+\+ compiler"):
+    with refused(code="missing", field="compile"):
         chosen(here, compile=True)
     how = chosen(here)
     assert not how.compile

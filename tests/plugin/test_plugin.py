@@ -59,7 +59,7 @@ def test_a_change_that_a_mixer_does_not_have_is_refused_or_passes_it_by():
 
 
 def test_experts_of_a_network_that_does_not_say_how_are_refused():
-    with pytest.raises(RequestError, match="as_experts"):
+    with refused(code="unsupported", field="ffn.kind"):
         gf.preset("llama@1m+sine+moe:4:2")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 from glassformer.runs import workers
 from glassformer.runs.events import End, Error, Event, Measuring, StageEvent, Step, decode
 from glassformer.runs.executor import Local, execute
@@ -183,22 +183,23 @@ def _once_said(file: Path, words: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "code", "field", "value"),
     [
-        (("nowhere",), "here or slurm"),
-        (("here:partition=x",), "here or slurm"),
-        (("slurm", "cpu"), "--executor and --slots each say"),
-        (("here", "cpu", 2), "--slots and --workers each say"),
-        (("slurm:partition",), "options of sbatch"),
-        (("slurm:time=1,time=2",), "options of sbatch"),
-        (("here", ""), "cuda:0,cuda:1"),
-        (("here", "tpu:0"), "is not on this machine"),
-        (("here", "cpu", 1, "cuda"), "do not go together"),
+        (("nowhere",), "type", "executor", "nowhere"),
+        (("here:partition=x",), "type", "executor", "here:partition=x"),
+        (("slurm", "cpu"), "conflict", "slots", "cpu"),
+        (("here", "cpu", 2), "conflict", "workers", "cpu"),
+        (("slurm:partition",), "type", "executor", "partition"),
+        (("slurm:time=1,time=2",), "type", "executor", "time=2"),
+        (("here", ""), "missing", "slots", ""),
+        (("here", "tpu:0"), "unsupported", "device", "tpu:0"),
+        (("here", "cpu", 1, "cuda"), "conflict", "device", "cuda"),
     ],
 )
-def test_words_that_name_no_executor(words: tuple[Any, ...], what: str) -> None:
-    with pytest.raises(RequestError, match=what):
+def test_words_that_name_no_executor(words: tuple[Any, ...], code: Code, field: str, value: object) -> None:
+    with refused(code=code, field=field) as caught:
         executor_of(*words)
+    assert caught.value.value == value
 
 
 def test_a_machine_that_submits_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
