@@ -19,7 +19,7 @@ AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 # As many examples of a property as it deserves; `make test` tries fewer.
 WHOLE := --hypothesis-profile whole
 
-.PHONY: demo example quick changed test test-all browser lint types bench laboratory docs screenshots experiments fuzz clean
+.PHONY: demo example quick changed test test-all faults browser lint types bench laboratory docs screenshots experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -45,6 +45,10 @@ test-all: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow" $(SHAPES) $(WHOLE)
 	$(AS_AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal $(WHOLE) $(NUMERICAL)
 	$(AS_AVX512_WITHOUT_BF16) $(BIN)/python -m pytest -n 2 --dist worksteal $(WHOLE) $(NUMERICAL)
+
+# Ten faults, one at a time: which test of `make test` catches each.
+faults: $(DEV)
+	$(BIN)/python -m tools.planted_faults
 
 browser: $(DEV)
 	$(BIN)/python -m pytest -m browser tests/browser

@@ -125,19 +125,24 @@ DECKS: tuple[tuple[str, ...], ...] = (
     ),
 )
 """Tests that take seconds each and the same way: they are divided as the cases of one test are."""
+DECK_OF = {name: deck[0] for deck in DECKS for name in deck}
+
+
+def parts_of(nodeid: str) -> int:
+    """Returns the number of parts into which the cases of a test are divided; 1 if all are tried each time."""
+    name, case, _ = nodeid.partition("[")
+    if name in DECK_OF:
+        return 4
+    return max(((len(start), n) for start, n in SAMPLED.items() if case and name.startswith(start)), default=(0, 1))[1]
 
 
 def left_out(items: Sequence[pytest.Item], now: int) -> list[pytest.Item]:
     """The sampled cases that are not of this phase, dealt out in an order that mixes the axes of a test."""
     decks: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
-    deck_of = {name: deck[0] for deck in DECKS for name in deck}
     for item in items:
-        name = item.nodeid.partition("[")[0]
-        parts = max(((len(start), n) for start, n in SAMPLED.items() if name.startswith(start)), default=(0, 1))[1]
-        if name in deck_of:
-            decks[deck_of[name], 4].append(item)
-        elif parts > 1 and "[" in item.nodeid and item.get_closest_marker("slow") is None:
-            decks[name, parts].append(item)
+        name, parts = item.nodeid.partition("[")[0], parts_of(item.nodeid)
+        if name in DECK_OF or (parts > 1 and item.get_closest_marker("slow") is None):
+            decks[DECK_OF.get(name, name), parts].append(item)
     away = []
     for (_, parts), cases in decks.items():
         cases.sort(key=lambda case: crc32(case.nodeid.encode()))

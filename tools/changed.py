@@ -69,7 +69,8 @@ def packages(file: Path) -> Iterator[Path]:
 
 
 def affected(changed: Iterable[Path]) -> list[Path]:
-    """Returns the files of tests that a change of these files can break."""
+    """Returns the files of tests that a change of these files can break, those that reach them by the fewest imports
+    first."""
     changed = list(changed)
     files = [path for top in TOPS.values() for path in sorted(top.rglob("*.py")) if "__pycache__" not in path.parts]
     tests = [path for path in files if path.name.startswith("test_") and path.is_relative_to(TOPS["tests"])]
@@ -79,13 +80,12 @@ def affected(changed: Iterable[Path]) -> list[Path]:
     for path in files:
         for file in reached(path):
             users[file].add(path)
-    todo = {file for path in changed for file in touched(path, tests)} | {test for test in ALWAYS if test.is_file()}
-    seen: set[Path] = set()
-    while todo:
-        file = todo.pop()
-        seen.add(file)
-        todo |= users[file] - seen
-    return [test for test in tests if test in seen]
+    reaching = {file for path in changed for file in touched(path, tests)} | {test for test in ALWAYS if test.is_file()}
+    seen: dict[Path, None] = {}
+    while reaching:
+        seen |= dict.fromkeys(sorted(reaching))
+        reaching = {user for file in reaching for user in users[file]} - seen.keys()
+    return [file for file in seen if file in tests]
 
 
 def touched(path: Path, tests: list[Path]) -> list[Path]:

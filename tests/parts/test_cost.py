@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -267,6 +269,29 @@ def test_bytes_moved_are_those_of_weights_and_states_at_least():
     assert least <= cost.moved_bytes < 1.01 * least
     many = config.costs(Shape(16, 1, 4096, "decode", torch.bfloat16))
     assert many.moved_bytes < 16 * cost.moved_bytes and many.flops == 16 * cost.flops
+
+
+class Operands(TorchFunctionMode):
+    """Adds up the bytes of what matrix products and fused attention read and write, but for weights."""
+
+    total = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (F.linear, F.scaled_dot_product_attention):
+            read = args[:1] if func is F.linear else args[:3]
+            self.total += sum(x.nbytes for x in (*read, made))
+        return made
+
+
+@pytest.mark.parametrize("heads", ["mha", "gqa:2", "mqa"])
+def test_bytes_moved_in_training_are_three_times_those_of_the_operators(heads: str):
+    """Heads of keys and values count as what they are, however many queries share them."""
+    config = gf.preset(f"{ROWS['gqa']}+{heads}")
+    with Operands() as counted:
+        run(config)
+    weights = sum(weight.nbytes for weight in config.build(seed=None).layers[0].parameters())
+    assert block_cost(config).moved_bytes == 3 * (counted.total + weights)
 
 
 def leaves(cost: Cost) -> Iterator[Cost]:
