@@ -196,7 +196,7 @@ def test_an_import_of_what_is_gone_is_seen(line: str):
 
 
 MOST_SENTENCES = 60
-"""Errors and warnings of which tests hold the sentence: where the sentence itself is the subject."""
+"""The largest number of errors and warnings whose sentence a test holds, because the sentence is its subject."""
 
 
 def test_few_tests_hold_a_sentence():

@@ -41,7 +41,7 @@ class Fault(NamedTuple):
     """A slip that a person could make: `old`, which is once in `file`, is replaced by `new`."""
 
     subject: str
-    """The kind of thing at fault, by which a fault is named."""
+    """The kind of code at fault, which is also the name of the fault."""
     slip: str
     file: str
     old: str
@@ -61,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         "state",
-        "rows of their own lengths do not move after a chunk of several tokens",
+        "rows of unequal lengths do not move after a chunk of several tokens",
         "src/glassformer/parts/state.py",
         "if self.rows is not None and tokens:",
         "if self.rows is not None and tokens == 1:",
@@ -109,7 +109,7 @@ FAULTS = (
     ),
     Fault(
         "cost",
-        "heads of keys and values count as many as those of queries in bytes moved",
+        "KV heads count as query heads in bytes moved",
         "src/glassformer/parts/mixer/attend.py",
         "shape.tokens * (n + g) * (h + value_dim)",
         "shape.tokens * 2 * n * (h + value_dim)",
@@ -119,16 +119,13 @@ FAULTS = (
         "cut",
         "each rank adds the bias of a map that is cut by rows",
         "src/glassformer/parts/linear.py",
-        """        y = self.leave(as_among_others(lambda x: F.linear(x, weight), x))
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-""",
-        """        return self.leave(as_among_others(lambda x: F.linear(x, weight, self.bias), x))
-""",
+        "y = self.leave(as_among_others(lambda x: F.linear(x, weight), x))",
+        "return self.leave(as_among_others(lambda x: F.linear(x, weight, self.bias), x))",
         "tests/parallel/test_tensor.py",
     ),
     Fault(
         "tokenizer",
-        "a slash after punctuation is a piece of its own in GPT-4o's way to cut text",
+        "a slash after punctuation is a separate piece in GPT-4o's way to cut text",
         "src/glassformer/text/gguf/pre_tokenizers.py",
         r"[^\s\p{{L}}\p{{N}}]+[\r\n/]*",
         r"[^\s\p{{L}}\p{{N}}]+[\r\n]*",
@@ -183,7 +180,7 @@ def first_failure(tree: Path, tests: Sequence[str], phase: int, seconds: float) 
 
 
 class Caught(NamedTuple):
-    """The test that catches a fault in a phase; None: it survives there."""
+    """The test that catches a fault in a phase, or no test if the fault survives there."""
 
     phase: int
     test: str | None
@@ -191,8 +188,8 @@ class Caught(NamedTuple):
 
 
 def hunt(fault: Fault, tree: Path) -> list[Caught]:
-    """Plants a fault in a tree, looks for a test that catches it in as many phases as make a difference, and takes it
-    out again. Raises RuntimeError for a test that fails without the fault too."""
+    """Plants a fault in a tree, looks for a test that catches it in each phase that may differ, and takes it out
+    again. Raises RuntimeError for a test that fails without the fault too."""
     reaching = [test.relative_to(ROOT).as_posix() for test in affected([ROOT / fault.file]) if test not in ALWAYS]
     tests = [fault.first, *(test for test in reaching if test != fault.first)]
     place, found = tree / fault.file, list[Caught]()
@@ -236,7 +233,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="names them only")
     given = parser.parse_args()
     if unknown := sorted(set(given.names) - set(subjects)):
-        parser.error(f"{unknown[0]} is no fault; use {', '.join(subjects)}")
+        parser.error(f"{unknown[0]} is unknown; use {', '.join(subjects)}")
     chosen = [fault for fault in FAULTS if fault.subject in (given.names or subjects)]
     if given.list:
         print("\n".join(f"{fault.subject:12}{fault.file}: {fault.slip}" for fault in chosen))

@@ -286,7 +286,7 @@ class Operands(TorchFunctionMode):
 
 @pytest.mark.parametrize("heads", ["mha", "gqa:2", "mqa"])
 def test_bytes_moved_in_training_are_three_times_those_of_the_operators(heads: str):
-    """Heads of keys and values count as what they are, however many queries share them."""
+    """KV heads count as KV heads, however many queries share them."""
     config = gf.preset(f"{ROWS['gqa']}+{heads}")
     with Operands() as counted:
         run(config)
