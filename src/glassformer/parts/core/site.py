@@ -71,7 +71,8 @@ class Site(nn.Module):
     @property
     def edited(self) -> bool:
         """Whether somebody may change what passes: the part must then compute with it."""
-        return bool(self.edits or self._forward_hooks)
+        taps = thread.now.taps  # asked of several sites at every token
+        return bool(self._forward_hooks) or (taps is not None and bool(taps.get(self, _NO_TAP).edits))
 
     @property
     def watched(self) -> bool:
