@@ -69,14 +69,14 @@ fuzz: $(DEV)
 	$(BIN)/python -m tests.text.fuzz_tokenizer --seconds 300
 
 bench: $(DEV)
-	$(BIN)/glassformer bench train --rounds 9 --out docs/benchmarks/train.md
-	$(BIN)/glassformer bench kernels --rounds 5 --out docs/benchmarks/kernels.md
-	$(BIN)/glassformer bench load --rounds 5 --out docs/benchmarks/load.md
-	$(BIN)/glassformer bench parity --rounds 12 --out docs/benchmarks/parity.md
-	$(BIN)/glassformer bench generate --rounds 5 --out docs/benchmarks/generate.md
-	$(BIN)/glassformer bench quality --rounds 5 --out docs/benchmarks/quality.md
-	$(BIN)/glassformer bench watch --rounds 9 --out docs/benchmarks/watch.md
-	$(BIN)/glassformer bench checkpoint --rounds 5 --out docs/benchmarks/checkpoint.md
+	$(BIN)/python -m benchmarks train --rounds 9 --out docs/benchmarks/train.md
+	$(BIN)/python -m benchmarks kernels --rounds 5 --out docs/benchmarks/kernels.md
+	$(BIN)/python -m benchmarks load --rounds 5 --out docs/benchmarks/load.md
+	$(BIN)/python -m benchmarks parity --rounds 12 --out docs/benchmarks/parity.md
+	$(BIN)/python -m benchmarks generate --rounds 5 --out docs/benchmarks/generate.md
+	$(BIN)/python -m benchmarks quality --rounds 5 --out docs/benchmarks/quality.md
+	$(BIN)/python -m benchmarks watch --rounds 9 --out docs/benchmarks/watch.md
+	$(BIN)/python -m benchmarks checkpoint --rounds 5 --out docs/benchmarks/checkpoint.md
 
 # Hours; what is there is kept, and what was broken off goes on.
 laboratory: $(DEV)

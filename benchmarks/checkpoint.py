@@ -1,4 +1,4 @@
-"""Saving and loading 1 GB: ours and torch.distributed.checkpoint in turn, `glassformer bench checkpoint`.
+"""Saving and loading 1 GB: ours and torch.distributed.checkpoint in turn.
 
 A llama of 83M parameters in fp32 with both moments of AdamW, in one process and spread by FSDP2 over two (gloo). Both
 sides write the same tensors to the same disk and flush them. We hash what was written besides (SHA-256), hold it

@@ -1,4 +1,4 @@
-"""What guides to the transformer say of speed, and what this machine says: `glassformer bench claims`.
+"""What guides to the transformer say of speed, and what this machine says.
 
 Both sides of a claim are measured in turn, in fp32, after a round that warms up, and the least of the rounds counts.
 The figure is that of the side called slower over that of the other; the guides measured on GPUs where they say at all.

@@ -1,4 +1,4 @@
-"""A training step of bert@10m on hidden tokens beside Hugging Face transformers' BERT: `glassformer bench masked`.
+"""A training step of bert@10m on hidden tokens beside Hugging Face transformers' BERT.
 
 All sides train a BERT of one shape (6 layers, width 384, 6 heads, 4,096 tokens, 16 x 256 tokens of which 15 % are
 hidden, no dropout) in one process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are

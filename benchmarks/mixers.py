@@ -1,4 +1,4 @@
-"""Every way to mix tokens against the length of the text: `glassformer bench mixers`.
+"""Every way to mix tokens against the length of the text.
 
 One mixer alone, of width 256 with 4 heads, in fp32, for one sequence. Training is a forward and a backward pass of x
 (1, s, 256), prefill a forward pass without gradients; both are the least of rounds, as what else runs on a machine only

@@ -1,4 +1,4 @@
-"""What is left of the speed on a machine that is not idle: `glassformer bench neighbours`.
+"""What is left of the speed on a machine that is not idle.
 
 Each side is a process of its own that waits for its turn. In every round each does each task alone, beside one busy
 process and two (a loop that does nothing), and beside a second of ours that decodes. `1 thread` and `2 threads` are

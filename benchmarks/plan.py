@@ -1,4 +1,4 @@
-"""Predicted beside measured steps of training and decoding of sampled models on this machine: `glassformer bench plan`.
+"""Predicted beside measured steps of training and decoding of sampled models on this machine.
 
 Models of 1M to 60M are drawn by a fixed seed from families and changes, none of them among the references that the
 profile is fitted on. A step is forward, backward, clipping and AdamW, eager, as `glassformer plan --here` predicts it;

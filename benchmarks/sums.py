@@ -1,4 +1,4 @@
-"""Sums over processes whose order is fixed, and the engine's own in turn, `glassformer bench sums`.
+"""Sums over processes whose order is fixed, and the engine's own in turn.
 
 Gradients are added up as a binary tree in the order of the ranks, so that their bits do not depend on how many
 processes share the sum: an all-to-all of shards, which each rank then adds up. `reduce_scatter_tensor` and `all_reduce`

@@ -1,4 +1,4 @@
-"""A training step of llama@10m and gpt2@10m beside Hugging Face transformers: `glassformer bench train`.
+"""A training step of llama@10m and gpt2@10m beside Hugging Face transformers.
 
 All sides train models of one shape (6 layers, width 384, 6 heads, 65 characters, 16 x 256 tokens, no dropout) in one
 process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are medians, ratios of medians,

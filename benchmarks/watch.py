@@ -1,4 +1,4 @@
-"""What watching a run costs: the calls of the monitor inside real training steps, `glassformer bench watch`.
+"""What watching a run costs: the calls of the monitor inside real training steps.
 
 Training steps of llama@10m and gpt2@10m (16 x 256 tokens, bf16, compiled regions, fused AdamW) go on while the monitor
 is called as `--watch` calls it: at every step the norms of weights and gradients, at every 25th a look at activations

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
 import glassformer as gf
-from benchmarks import generate, measured_before, mixers, train
-from glassformer import cli, machine
-from glassformer.cli.verbs import planning as verbs
+from benchmarks import generate, kernels, measured_before, mixers, train
+from benchmarks.__main__ import BENCHMARKS, main
+from glassformer import machine
 from glassformer.parts.quantized import quantize
 from tests.refused import refused
 
@@ -96,19 +95,45 @@ def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
         mixers.run(1, 1, quiet=True, only="nothing")
 
 
-def test_every_benchmark_has_a_name_on_the_command_line() -> None:
+def test_help_lists_every_benchmark_and_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
     files = {path.stem for path in Path(generate.__file__).parent.glob("*.py")}
-    offered = get_args(get_type_hints(verbs.bench)["what"])
-    assert set(offered) == files - {"__init__", "nanogpt"}
+    assert set(BENCHMARKS) == files - {"__init__", "__main__", "nanogpt"}
+    assert all(line.endswith(".") for line in BENCHMARKS.values())
+    assert main([]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}: " in shown for name in BENCHMARKS)
 
 
-def test_an_option_of_another_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "kernels", "--only", "naive"]) == 2
-    assert "bench kernels has no --only" in capsys.readouterr().err
-    assert cli.main(["bench", "neighbours", "--threads", "1"]) == 2
-    assert "bench neighbours has no --threads" in capsys.readouterr().err
-    assert cli.main(["bench", "neighbours", "--only", "sleep"]) == 2
-    assert "decode; prefill; train; load" in capsys.readouterr().err
+def test_unknown_names_and_options_of_another_benchmark_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, message in (
+        (["kernel"], "did you mean 'kernels'?"),
+        (["kernels", "--only", "naive"], "benchmark kernels has no --only"),
+        (["neighbours", "--threads", "1"], "benchmark neighbours has no --threads"),
+        (["neighbours", "--only", "sleep"], "decode; prefill; train; load"),
+        (["kernels", "--rounds", "0"], "rounds must be at least 1, got 0"),
+    ):
+        assert main(asked) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_result_is_printed_and_written_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {}
+
+    def run(rounds: int, threads: int | None = None, quiet: bool = False) -> dict[str, object]:
+        given.update(rounds=rounds, threads=threads, quiet=quiet)
+        return {"machine": machine.machine(), "table": "| a |"}
+
+    monkeypatch.setattr(kernels, "run", run)
+    page = tmp_path / "kernels.md"
+    assert main(["kernels", "--rounds", "3", "--threads", "2", "--out", str(page)]) == 0
+    assert capsys.readouterr().out == "| a |\n" and given == {"rounds": 3, "threads": 2, "quiet": False}
+    text = page.read_text()
+    assert text.startswith("# kernels\n\n") and text.endswith("| a |\n")
+    assert "`python -m benchmarks kernels --rounds 3`: " in text
+    assert main(["kernels", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["table"] == "| a |" and given["quiet"]
 
 
 def test_rows_of_another_machine_do_not_stand_beside_new_ones(tmp_path: Path) -> None:

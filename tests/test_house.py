@@ -77,8 +77,8 @@ def room_of(path: Path) -> str:
     return path.relative_to(SRC).with_suffix("").parts[0]
 
 
-UNREAD = {"cli/show.py", "parts/core/outside.py"}
-"""`bench` imports the benchmark of a name, and a run the modules of parts from outside: no rooms of this house."""
+UNREAD = {"parts/core/outside.py"}
+"""A run imports the modules of parts from outside: no rooms of this house."""
 
 
 FACADE = "__init__"

@@ -68,25 +68,6 @@ Workers = Annotated[
     int,
     Parameter(help="Runs to train side by side, each with its share of the cores; more than one for small runs alone."),
 ]
-Benchmark = Literal[
-    "train",
-    "kernels",
-    "load",
-    "parity",
-    "generate",
-    "quality",
-    "watch",
-    "mixers",
-    "neighbours",
-    "plan",
-    "embed",
-    "retrieval",
-    "masked",
-    "translate",
-    "checkpoint",
-    "sums",
-    "claims",
-]
 Compile = Annotated[
     bool | None,
     Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),

@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ VERBS = {
     "claims": ("laboratory", "Put published claims to the test; without names, list them with what was found."),
     "presets": ("planning", "List the published models, the sizes, and the changes."),
     "schema": ("planning", "Print the JSON Schema of the config files, which is JSON with --json and without."),
-    "bench": ("planning", "Measure this machine: us and the peers side by side in one process, medians and ratios."),
 }
 """Name of each verb -> its file in `verbs`, and its line in the list of them: the first of its docstring."""
 
@@ -122,9 +121,17 @@ def _refuse_ranks(arguments: list[str]) -> None:
         refuse_ranks(arguments)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+def _call_verb(arguments: list[str]) -> None:
+    _refuse_ranks(arguments)
+    with described(arguments):
+        app(arguments, exit_on_error=False, print_error=False)
+
+
+def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]) -> int:
+    """Calls `program` with `arguments`; an error becomes one line on stderr, or with --traceback its traceback.
+
+    0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C.
+    """
     trace = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
     try:
@@ -134,9 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
                 code="range", field="arguments", value=len(arguments),
             )  # fmt: skip
         with warnings_in_one_line():
-            _refuse_ranks(arguments)
-            with described(arguments):
-                app(arguments, exit_on_error=False, print_error=False)
+            program(arguments)
         status = 0
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else 0
@@ -163,3 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"glassformer: {' '.join(reason.split())}", file=sys.stderr)
         status = 1
     return status
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status of `glassformer` with these arguments, or those of the process."""
+    return exit_status(_call_verb, sys.argv[1:] if arguments is None else arguments)

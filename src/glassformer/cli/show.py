@@ -6,10 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import date
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -18,8 +14,6 @@ from rich.table import Table
 
 from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError
-from glassformer.files import replace_text
 from glassformer.naming import SIZES, changes, words
 from glassformer.planning.counts import Component, Counts
 from glassformer.report.tuning import finding
@@ -242,49 +236,3 @@ def show_presets(as_json: bool) -> None:
     for axis, some in words().items():
         console.print(f"  {axis}: " + " ".join(f"+{word}" for word in some), highlight=False, markup=False)
     console.print("  any field: +path=value, such as +norm.eps=1e-6", highlight=False)
-
-
-PEERS = {
-    "train": ("transformers",),
-    "generate": ("transformers", "xllamacpp"),
-    "neighbours": ("transformers", "xllamacpp"),
-    "mixers": ("transformers", "matplotlib"),
-    "embed": ("sentence_transformers",),
-    "retrieval": ("bm25s",),
-    "masked": ("transformers",),
-    "translate": ("transformers",),
-}
-
-
-def show_bench(
-    what: str, rounds: int, threads: int | None, quick: bool, only: str | None, out: str | None, as_json: bool
-) -> None:
-    source = Path(__file__).resolve().parents[3]
-    if not (source / "benchmarks" / f"{what}.py").is_file():
-        raise RequestError(
-            "the benchmarks are part of the source tree; run this from a clone installed with -e",
-            code="missing", field="benchmarks",
-        )  # fmt: skip
-    if rounds < 1:
-        raise RequestError(f"rounds={rounds} must be at least 1", code="range", field="rounds", value=rounds)
-    for peer in PEERS.get(what, ()):
-        if find_spec(peer) is None:
-            raise RequestError(
-                f"bench {what} measures beside {peer}; install it: pip install -e '.[dev]'",
-                code="missing", field=peer, value=peer,
-            )  # fmt: skip
-    sys.path.insert(0, str(source))
-    measured = import_module(f"benchmarks.{what}")
-    known = signature(measured.run).parameters
-    given = {"threads": threads, "quick": quick or None, "only": only}
-    for name, value in given.items():
-        if value is not None and name not in known:
-            raise RequestError(f"bench {what} has no --{name}; leave it out", field=name, value=value, code="unknown")
-    asked = {name: value for name, value in given.items() if name in known and value is not None}
-    result = measured.run(rounds, quiet=as_json, **asked, **({"out": out} if "out" in known else {}))
-    if out:
-        here, call = result["machine"], f"{what} --rounds {rounds}{' --quick' if quick else ''}"
-        where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
-        head = f"# {what}\n\n{measured.__doc__}\n\n`glassformer bench {call}`: {where}.\n\n"
-        replace_text(Path(out), head + result["table"].rstrip() + "\n")
-    print(json.dumps(result) if as_json else result["table"])

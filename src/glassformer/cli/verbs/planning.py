@@ -1,4 +1,4 @@
-"""Verbs that need no weights: plan, presets, schema; and bench, which measures this machine.
+"""Verbs that need no weights: plan, presets, schema.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -10,12 +10,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glassformer.cli.options import (
-    Benchmark,
     Count,
     Flag,
     Json,
     Optimizer,
-    Threads,
     count,
     whole,
 )
@@ -128,45 +126,3 @@ def schema(*, json: Json = False) -> None:
     from glassformer.config import ModelConfig
 
     print(dumps(ModelConfig.json_schema(), indent=2))
-
-
-def bench(
-    what: Benchmark = "train",
-    /,
-    *,
-    rounds: int = 5,
-    threads: Threads = None,
-    quick: Flag = False,
-    only: str | None = None,
-    out: str | None = None,
-    json: Json = False,
-) -> None:
-    """Measure this machine: us and the peers side by side in one process, medians and ratios.
-
-    Parameters
-    ----------
-    what
-        train: a training step of llama@10m and gpt2@10m against Hugging Face transformers; kernels: the attention
-        kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
-        every family against its published implementation; generate: SmolLM2 writing, beside transformers and
-        llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
-        costs a training step; mixers: every way to mix tokens against the length of the text; neighbours: decoding,
-        prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models; embed:
-        vectors of 10,000 sentences beside sentence-transformers; retrieval: how often an index finds what belongs to a
-        question, beside BM25; masked: a training step
-        of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs;
-        checkpoint: saving and loading 1 GB beside torch.distributed.checkpoint; sums: gradients added up in a fixed
-        order over processes, beside the engine's own sums; claims: what guides say of speed, with a verdict.
-    rounds
-        Measurements of each, taken in turn.
-    quick
-        generate, mixers, embed, retrieval, checkpoint, sums: with few tokens and nothing compiled, to see that it runs.
-    only
-        mixers, neighbours, claims: these rows or tasks alone, by the beginnings of their names and with commas between;
-        of the first two the others stay as `--out` has them.
-    out
-        A Markdown file to write the table to, with machine and date.
-    """
-    from glassformer.cli.show import show_bench
-
-    show_bench(what, rounds, threads, quick, only, out, json)

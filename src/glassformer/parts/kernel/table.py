@@ -1,4 +1,4 @@
-"""Which kernel is fastest for a call. On CPUs by measurement: `glassformer bench kernels` prints the rows behind it,
+"""Which kernel is fastest for a call. On CPUs by measurement: `python -m benchmarks kernels` prints the rows behind it,
 docs/benchmarks/kernels.md keeps them. On GPUs by rule: no GPU has measured or run these choices yet."""
 
 from __future__ import annotations
