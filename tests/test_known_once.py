@@ -102,6 +102,28 @@ def test_another_writer_is_seen(line: str):
     assert not any(map(moves_files, ast.walk(ast.parse("a.replace('x', 'y'); replace(a, b=1); moment.replace(day=1)"))))
 
 
+def makes_text(node: ast.AST) -> bool:
+    """Returns True for code that turns tokens into growing text, such as `Detokenizer(...)`."""
+    made = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+    return made in ("GrowingText", "Detokenizer", "Stops")
+
+
+def test_tokens_become_text_in_one_loop():
+    """`generation.text.GrowingText`, which requests of the engine hold, and a search for its finished beams."""
+    places = {
+        path.relative_to(SRC).as_posix(): sum(map(makes_text, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+        for path in SRC.rglob("*.py")
+    }
+    assert {name: count for name, count in places.items() if count} == {
+        "generation/text.py": 2, "generation/engine.py": 1, "generation/session.py": 1
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["Detokenizer(t)", "text.Stops(['x'])", "GrowingText(t, ends)"])
+def test_another_text_loop_is_seen(line: str):
+    assert any(map(makes_text, ast.walk(ast.parse(line)))) and not makes_text(ast.parse("check_stops(x)").body[0])
+
+
 def test_codes_of_errors_are_of_one_list():
     """The type checker asks of every error that its code is in the list; here every code of the list is an error's."""
     used = set()

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from threading import Timer
 from typing import Any
@@ -23,8 +23,10 @@ from glassformer.cli import main
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
+from glassformer.generation.sampling import Sampled
 from glassformer.model import Inputs, Model
 from glassformer.text import ByteTokenizer
+from glassformer.text.chat import ChatTemplate
 from tests.refused import refused
 
 chat = import_module("glassformer.cli.chat")
@@ -34,6 +36,12 @@ GREEDY = Sampling()
 
 def conversation(folder: str, **asked: Any) -> Any:
     return chat.Conversation(gf.load(folder), Chatting(**{"max_new_tokens": 10, **asked}), GREEDY)
+
+
+def kept(talk: Any) -> Any:
+    """State after the last answer."""
+    (read,) = talk.session._engine._reads
+    return read.state
 
 
 def answer(folder: str, messages: list[dict[str, str]], new: int = 10) -> str:
@@ -67,31 +75,27 @@ def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPa
         lengths.append(given.tokens.shape[1])
         return whole(self, given, *rest)
 
-    talk = conversation(talker)
-    tokens = [[*b"hi!"], [*b"ok?"]]
+    talk = conversation(talker, max_new_tokens=3)
     monkeypatch.setattr(Model, "states_of", noted)
-    monkeypatch.setattr(chat, "stream", scripted(tokens))
+    script(monkeypatch, b"hi!ok?")
     assert ["".join(talk.answer(text)) for text in ("first", "second")] == ["hi!", "ok?"]
     # <u>first\n<a> and the answer but for its last byte; that byte, the end of its line, <u>second\n<a>
     assert lengths == [12, 1, 1, 15, 1, 1]
 
 
-def scripted(answers: list[list[int]]) -> Any:
-    """A `stream` that reads as the real one does and says what it is told."""
-    turns = iter(answers)
+def script(monkeypatch: pytest.MonkeyPatch, tokens: Iterable[int]) -> None:
+    """Chooses these tokens, whatever the logits are."""
+    given = iter(tokens)
 
-    def stream(model: Model, tokens: torch.Tensor, *_: Any, state: Any, **__: Any) -> Iterator[torch.Tensor]:
-        for token in next(turns):
-            model.hidden_states(tokens, state)
-            yield torch.tensor([token])
-            tokens = torch.tensor([[token]])
+    def choose(logits: torch.Tensor, *_: Any, **__: Any) -> Sampled:
+        return Sampled(torch.tensor([next(given)]), torch.tensor([False]))
 
-    return stream
+    monkeypatch.setattr(import_module("glassformer.generation.engine"), "choose", choose)
 
 
 def test_characters_are_never_torn(talker: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat, "stream", scripted([[*"naïve 日本 🙂".encode(), 256, 65]]))
-    assert list(conversation(talker).answer("Say it")) == list("naïve 日本 🙂")
+    script(monkeypatch, [*"naïve 日本 🙂".encode(), 256])
+    assert list(conversation(talker, max_new_tokens=40).answer("Say it")) == list("naïve 日本 🙂")
 
 
 def test_an_answer_that_was_stopped_is_kept_as_far_as_it_went(
@@ -140,18 +144,18 @@ def test_a_window_that_forgot_is_read_again(windowed: str):
         said = "".join(talk.answer(text))
         assert said == answer(windowed, talk.messages[:-1])
         talk.messages[-1]["content"] = said[:-2]
-        states.append(talk.state)
+        states.append(kept(talk))
     assert states[1] is not states[2]
 
 
 def test_a_conversation_ends_at_the_context(talker: str):
     talk = conversation(talker, max_new_tokens=500)
     said = "".join(talk.answer("x" * 200))
-    assert len(talk.ids()) > 256 - 10 and len(said) <= 256 - 207
+    assert len(talk.session.read(talk.messages)[0]) > 256 - 10 and len(said) <= 256 - 207
     with refused(code="range", field="prompt"):
         list(talk.answer("and then?"))
     assert talk.messages[-1]["role"] == "assistant"
-    talk.begin()
+    talk.restart()
     assert "".join(talk.answer("Hi!")).startswith(answer(talker, [{"role": "user", "content": "Hi!"}]))
 
 
@@ -188,7 +192,7 @@ def test_a_turn_that_is_refused_leaves_no_trace(
     said = capsys.readouterr()
     assert json.loads(said.out)["messages"] == messages and said.err.count("lone surrogate") == 1
 
-    render = chat.ChatTemplate.render
+    render = ChatTemplate.render
     for problem in (RequestError("the template says no", code="type", field="messages"), KeyboardInterrupt()):
 
         def rendered(self: Any, given: Any, problem: BaseException = problem) -> str:
@@ -196,7 +200,7 @@ def test_a_turn_that_is_refused_leaves_no_trace(
                 raise problem
             return render(self, given)
 
-        monkeypatch.setattr(chat.ChatTemplate, "render", rendered)
+        monkeypatch.setattr(ChatTemplate, "render", rendered)
         monkeypatch.setattr(sys, "stdin", io.StringIO("bad\nSay hi\n"))
         assert main(["chat", talker, *options]) == 0
         assert json.loads(capsys.readouterr().out)["messages"] == messages
@@ -244,7 +248,7 @@ def test_a_narrow_state_and_a_bias(talker: str):
     loaded = gf.load(talker)
     talk = chat.Conversation(loaded, Chatting(max_new_tokens=10, state_dtype="int8"), Sampling(logit_bias={113: 100.0}))
     assert "".join(talk.answer("Hi!")) == "q" * 10
-    assert talk.state.nbytes == loaded.model.init_state(1, 256, torch.int8).nbytes
+    assert kept(talk).nbytes == loaded.model.init_state(1, 256, torch.int8).nbytes
 
 
 @pytest.mark.parametrize(
@@ -271,7 +275,7 @@ def test_a_wrong_request_does_not_wait_for_the_model(
 
 def test_a_model_without_a_template(model: str, capsys: pytest.CaptureFixture[str]):
     assert main(["chat", model, "--threads", "1"]) == 2
-    assert "no chat template; use glassformer generate" in capsys.readouterr().err
+    assert "no chat template" in capsys.readouterr().err
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(talker: str):

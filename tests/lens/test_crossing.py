@@ -83,8 +83,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(given) == 0
     assert "layer 3 reads of the source" in capsys.readouterr().out
     for wrong, sentence in (
-        (["inspect", name, "--text", "ab"], "give --source TEXT"),
-        (["inspect", f"gpt2@1m+{TINY}", "--text", "ab", "--source", "x"], "give the text in --text"),
+        (["inspect", name, "--text", "ab"], "--source TEXT"),
+        (["inspect", f"gpt2@1m+{TINY}", "--text", "ab", "--source", "x"], "leave --source out"),
         (["inspect", name, "--source", "x"], "--source is for --text"),
         (["inspect", name, "--text", "ab", "--source", ""], "--source is empty"),
         (["inspect", name, "--text", "ab", "--source", "x" * 200], "reads 120"),

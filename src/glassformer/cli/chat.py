@@ -6,103 +6,63 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 from rich.console import Console
 
-from glassformer.cli.generate import DecodedText, check_memory, compiled_step, fetch, ready, show, state_dtype
 from glassformer.cli.options import Chatting
+from glassformer.cli.running import building, check_memory, fetch, ready, show, state_dtype
 from glassformer.errors import RequestError
-from glassformer.generation import CompiledStep, Sampling, stream
-from glassformer.generation.speculate import agreeing
-from glassformer.generation.steps import new_state
-from glassformer.introspection import rows_of
+from glassformer.generation import Sampling
+from glassformer.generation.session import GenerationOptions, Session
 from glassformer.loaded import Loaded
-from glassformer.parts.state import ModelState
-from glassformer.text.chat import ChatTemplate
 
 STATE_TOKENS = 4096
 """A state for a whole conversation is made once, at most this long."""
 
 
 class Conversation:
-    """Messages, and the model's state after all it has read of them: a turn reads only what is new."""
+    """Messages, and a session that keeps the state after them: a turn reads only what is new."""
 
     def __init__(self, loaded: Loaded, asked: Chatting, rule: Sampling):
-        template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer is not None else None
-        if template is None:
-            raise RequestError(
-                "this model has no chat template; use glassformer generate",
-                code="missing", field="tokenizer.chat_template",
-            )  # fmt: skip
-        self.loaded, self.template, self.asked, self.rule = loaded, template, asked, rule
-        self.tokenizer: Any = loaded.tokenizer
+        self.loaded, self.asked = loaded, asked
         self.context = min(loaded.config.context, STATE_TOKENS)
-        self.dtype = state_dtype(asked)
+        self.options = GenerationOptions(max_new_tokens=asked.max_new_tokens, seed=asked.seed, sampling=rule)
+        dtype = state_dtype(asked)
+        self.session = Session(
+            loaded, slots=1, context=self.context, dtype=dtype, compiled=asked.compile, kept=1, answers=True,
+            on_build=building,
+        )  # fmt: skip
+        _ = self.session.template  # or it is refused
         rule.check(loaded.model.vocab_size)
-        check_memory(loaded, 1, self.context, self.dtype, "add +context=TOKENS to the name of the model to keep fewer")
-        self.step: CompiledStep | None = compiled_step(loaded, self.context, self.dtype) if asked.compile else None
-        self.begin()
+        check_memory(loaded, 1, self.context, dtype, "add +context=TOKENS to the name of the model to keep fewer")
+        self.restart()
 
-    def begin(self) -> None:
-        """Forgets what was said."""
+    def restart(self) -> None:
+        """Forgets the messages."""
         system = self.asked.system
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        self.text: list[int] = []
-        """Of the conversation; the state has read it from its beginning."""
-        self.state: ModelState | None = None
         self.new = 0
-        """Tokens of the last answer."""
-
-    def ids(self, *more: dict[str, str]) -> list[int]:
-        """Of the conversation, and of further messages."""
-        text = self.template.render([*self.messages, *more])
-        return self.tokenizer.encode(text, parse_specials=True).tolist()
+        """Number of tokens of the last answer."""
 
     def answer(self, text: str) -> Iterator[str]:
-        """The answer to `text` in pieces that are whole characters; stopped early, it keeps what was said."""
+        """Yields the answer in pieces of whole characters; an answer that is stopped is kept as far as it came."""
         asked = {"role": "user", "content": text}
-        ids = self.ids(asked)
-        room = self.context - len(ids)
-        if room <= 1:
+        ids, _ = self.session.read([*self.messages, asked])
+        if (room := self.context - len(ids)) <= 1:
             raise RequestError(
-                f"this conversation has {len(ids)} tokens and {self.context} are kept; begin anew with /new",
+                f"this conversation has {len(ids)} tokens of at most {self.context}; /new starts another",
                 code="range", field="prompt", value=len(ids),
             )  # fmt: skip
-        state = self._at(ids)
-        said, self.text = DecodedText(self.tokenizer, self.loaded.model.ends), ids
+        reply = self.session.submit(ids, replace(self.options, max_new_tokens=min(self.asked.max_new_tokens, room)))
         self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn
-        tokens = stream(
-            self.loaded.model, rows_of(self.loaded.model, ids[state.length :]), min(self.asked.max_new_tokens, room),
-            seed=self.asked.seed, state=state, compiled=self.step, **self.rule.model_dump(),
-        )  # fmt: skip
         try:
-            for token in tokens:
-                if piece := said.take(int(token)):
-                    yield piece
-                if said.finish:
-                    break
-                self.text = ids + said.tokens
-            if rest := said.close():
-                yield rest
+            yield from (piece.text for piece in reply if piece.text)
         finally:
-            self.new = len(said.tokens)
-            self.messages.append({"role": "assistant", "content": said.text})
-
-    def _at(self, ids: list[int]) -> ModelState:
-        """The state after as many of these tokens as it has read, at least one less than all."""
-        if self.loaded.model.takes_prefix:  # reads a prompt as a whole
-            self.state = None
-        if self.state is not None:
-            self.state.seek(self.state.length)  # a compiled step spreads the one row, and marks nothing in the layers
-            try:
-                self.state.truncate(min(agreeing(self.text[: self.state.length], ids), len(ids) - 1))
-            except ValueError:  # a window or a recurrence has forgotten
-                self.state = None
-        if self.state is None:
-            model, step = self.loaded.model, self.step
-            self.state = new_state(model, 1, self.context, self.dtype) if step is None else step.init_state()
-        return self.state
+            found = reply.so_far()
+            reply.cancel()
+            self.new = len(found.tokens) - (found.tokens[-1:] != [] and found.tokens[-1] in self.loaded.model.ends)
+            self.messages.append({"role": "assistant", "content": found.text})
 
 
 def converse(expression: str, asked: Chatting, as_json: bool) -> None:
@@ -120,7 +80,7 @@ def converse(expression: str, asked: Chatting, as_json: bool) -> None:
             if text in ("/quit", "/exit"):
                 break
             if text == "/new":
-                talk.begin()
+                talk.restart()
             elif text:
                 _turn(talk, console, text, as_json)
         except EOFError:

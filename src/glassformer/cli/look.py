@@ -22,12 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer import machine
-from glassformer.cli.generate import source_of
 from glassformer.cli.show import output, ruled, short, size
 from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.files import disk_errors
+from glassformer.generation.session import source_of
 from glassformer.introspection import edit, rows_of
 from glassformer.lens.asking import PATCHING, READINGS, ReadingInputs, ablation
 from glassformer.lens.inspection import HeadMap, Inspection, inspect
@@ -101,8 +101,8 @@ def show_inspection(
             why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
         tokens = rows_of(model, found[:limit])
-        sources = source_of(model, tokenizer, reads, "--text")
-        ids = None if sources is None else torch.tensor(sources, device=model.device)
+        read = source_of(model, tokenizer, reads)
+        ids = None if read is None else torch.tensor([read], device=model.device)
         title = f"{name} without {', '.join(ablate)}" if ablate else name
         again = typed(name, text, out, readings, against, ablate, source)
         seen = inspect(

@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from glassformer.cli.generate import INTERRUPTED, fetch, ready, say, show, state_dtype
 from glassformer.cli.options import Asking
+from glassformer.cli.running import INTERRUPTED, fetch, ready, say, show, state_dtype
 from glassformer.errors import printable
 from glassformer.retrieval import Asker, Index, Source, index
 from glassformer.runs.live import View
@@ -34,14 +34,13 @@ def index_data(data: str, out: str, encoder: str, passage_tokens: int | None, js
 def answer(question: str, folder: str, model: str, k: int, encoder: str | None, asked: Asking, json: bool) -> None:
     rule = ready(asked)
     opened = Index(folder, encoder)
-    asker = Asker(opened, fetch(model, asked))
+    asker = Asker(opened, fetch(model, asked), state_dtype(asked))
     prompt = asker.prompt(question, k, asked.max_new_tokens)
     if not json:
         show_sources(prompt.sources)
     began, stopped = time.perf_counter(), False
-    state = asker.state(prompt, asked.max_new_tokens, state_dtype(asked))
     try:
-        for piece in asker.stream(prompt, asked.max_new_tokens, seed=asked.seed, state=state, **rule.model_dump()):
+        for piece in asker.stream(prompt, asked.max_new_tokens, seed=asked.seed, **rule.model_dump()):
             if not json:
                 show(piece)
     except KeyboardInterrupt:
@@ -51,7 +50,7 @@ def answer(question: str, folder: str, model: str, k: int, encoder: str | None, 
         print(json_.dumps({**asdict(found), "index": folder, "model": model}))
     else:
         print()
-        tokens = f"{found.prompt_tokens:,} tokens read, {asker.tokens:,} written"
+        tokens = f"{found.prompt_tokens:,} tokens read, {found.tokens:,} written"
         Console(stderr=True).print(f"{tokens}, {time.perf_counter() - began:.1f} s", style="dim", highlight=False)
     if stopped:
         say("stopped")

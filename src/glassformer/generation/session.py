@@ -275,6 +275,8 @@ class Session:
         self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
         self.dtype, self._grows, self._compiled, self._on_build = dtype, context is None, compiled, on_build
         position = self.model.embedding.position
+        self.longest = max(self.loaded.config.context, context or 0)
+        """Largest number of tokens of a prompt."""
         self.limit = None if position is None else position.limit
         """Number of learned positions; None if positions are unbounded."""
         room = min(context or SMALLEST, self.limit or context or SMALLEST)
@@ -341,7 +343,7 @@ class Session:
         options = self.options(**given) if options is None else options
         options.check_draws()
         ids, source_row = self.read(prompt, source)
-        new = self._new_tokens(len(ids), options.max_new_tokens)
+        new = self.new_tokens(len(ids), options.max_new_tokens)
         need = len(ids) + new
         if source_row is not None and proposer is not None:
             raise RequestError("a source does not go with a proposer; leave one out", code="conflict", field="source")
@@ -434,7 +436,7 @@ class Session:
         """Returns the `n` most likely texts that a beam search of `width` finds, best first (`beams`)."""
         options = options or GenerationOptions()
         ids, source_row = self.read(prompt, source)
-        new = self._new_tokens(len(ids), options.max_new_tokens)
+        new = self.new_tokens(len(ids), options.max_new_tokens)
         ends = self._engine.ends if options.stop_at_eos else frozenset[int]()
         rules = Rules.of(self.loaded.generation)
         if not options.stop_at_eos:
@@ -533,7 +535,7 @@ class Session:
             self._template = None if self.tokenizer is None else ChatTemplate.of(self.tokenizer)
         if self._template is None:
             raise RequestError(
-                "this model has no chat template; give the prompt as a text",
+                "this model has no chat template; give a text, as to glassformer generate",
                 code="missing", field="tokenizer.chat_template",
             )  # fmt: skip
         return self._template
@@ -559,16 +561,16 @@ class Session:
                 code="range", field="prompt", value=len(prompt),
             )  # fmt: skip
         utf8(prompt, "the prompt")
-        context = self.loaded.config.context
-        if len(prompt) > CHARACTERS * context:
-            read = len(self.tokenizer.encode(prompt[: CHARACTERS * context]))
-            if read > 2 * context:  # the cut may have parted a few
+        if len(prompt) > CHARACTERS * self.longest:
+            read = len(self.tokenizer.encode(prompt[: CHARACTERS * self.longest]))
+            if read > 2 * self.longest:  # the cut may have parted a few
                 self._refuse(f"over {read // 2:,}")
         return self.tokenizer.encode(prompt).tolist()
 
-    def _new_tokens(self, prompt: int, most: int | None) -> int:
-        """Returns the largest number of new tokens after `prompt` ones."""
-        if prompt > self.loaded.config.context or prompt == self.limit:
+    def new_tokens(self, prompt: int, most: int | None) -> int:
+        """Returns the largest number of new tokens after `prompt` ones: `most`, or the default. Raises RequestError for
+        a prompt that is too long, and past learned positions."""
+        if prompt > self.longest or prompt == self.limit:
             self._refuse(f"{prompt:,}")
         new = most or min(NEW_TOKENS, self.limit - prompt if self.limit else NEW_TOKENS)
         if self.limit and prompt + new > self.limit:
@@ -579,10 +581,17 @@ class Session:
             )  # fmt: skip
         return new
 
+    def room(self, need: int) -> int:
+        """Returns the tokens that states have room for once `need` do not fit: 512, doubled until they do."""
+        room = SMALLEST
+        while room < need:
+            room *= 2
+        return room if self.limit is None else min(room, self.limit)
+
     def _refuse(self, tokens: str) -> NoReturn:
         further = "" if self.limit else "; add +context=TOKENS to the name of the model to go further"
         raise RequestError(
-            f"the prompt has {tokens} tokens, and this model reads {self.loaded.config.context:,}{further}",
+            f"the prompt has {tokens} tokens, and this model reads {self.longest:,}{further}",
             code="range", field="prompt", value=tokens,
         )  # fmt: skip
 
@@ -639,10 +648,7 @@ class Session:
                 if need > engine.context and self._grows:
                     if engine.requests:
                         break
-                    room = engine.context
-                    while room < need:
-                        room *= 2
-                    engine.resize(room if self.limit is None else min(room, self.limit))
+                    engine.resize(self.room(need))
                 self._inbox.popleft()
                 engine.enter(asked)
         if self._compiled and engine.compiled is None:
@@ -680,13 +686,13 @@ def source_of(model: Model, tokenizer: Tokenizer | None, given: str | Sequence[i
         return None
     if encoder is None:
         raise RequestError(
-            "this model has no encoder, so it takes no source; give the text as the prompt",
-            code="conflict", field="source", value=given, expected="a prompt",
+            "this model has no encoder, so it takes no source; leave --source out",
+            code="conflict", field="source", value=given, expected="None",
         )  # fmt: skip
     if given is None:
         raise RequestError(
-            "this model reads a source next to its own text: give a source",
-            code="missing", field="source", expected="a source",
+            "this model reads a source next to its own text: give source=TEXT (--source TEXT)",
+            code="missing", field="source", expected="a text",
         )  # fmt: skip
     if not isinstance(given, str):
         ids = [int(token) for token in given]

@@ -18,6 +18,7 @@ from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
 from glassformer.parts.state import ModelState
+from glassformer.text import Tokenizer
 
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 
@@ -130,6 +131,20 @@ class Draft:
 def agreeing(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens the two have in common from the start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def check_same_tokens(mine: Tokenizer, theirs: Tokenizer, name: str) -> None:
+    """Raises RequestError if a token of a draft, called `name`, has another text than the model's: guesses would be
+    meaningless."""
+    if theirs.fingerprint() == mine.fingerprint():
+        return
+    for i in range(min(mine.vocab_size, theirs.vocab_size)):
+        if (a := mine.decode([i])) != (b := theirs.decode([i])):
+            raise RequestError(
+                f"{name}: token {i} is {b[:40]!r} there and {a[:40]!r} in the model; give a draft of the same "
+                "vocabulary",
+                code="conflict", field="draft", value=name,
+            )  # fmt: skip
 
 
 class Speculation:

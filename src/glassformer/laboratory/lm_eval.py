@@ -19,7 +19,8 @@ from torch import Tensor
 
 from glassformer.convert.folder import DTYPES
 from glassformer.errors import RequestError, WorkError
-from glassformer.generation.engine import Engine
+from glassformer.generation import Sampling
+from glassformer.generation.session import GenerationOptions, Reply, Session
 from glassformer.generation.steps import check_tokens
 from glassformer.naming.loading import load
 from glassformer.text import FileTokenizer
@@ -72,7 +73,7 @@ class GlassformerLM(TemplateLM):
             raise RequestError(
                 f"path={path} holds no tokenizer, and tasks are text", code="missing", field="tokenizer", value=path
             )
-        self.model, self.text = found.model, found.tokenizer
+        self.loaded, self.model, self.text = found, found.model, found.tokenizer
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
         self._device = self.model.device
         check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # reads from left to right
@@ -163,14 +164,18 @@ class GlassformerLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        answers = []
-        for context, options in (request.args for request in requests):
-            answers.append(self._write(context, options))
-            self.cache_hook.add_partial("generate_until", (context, options), answers[-1])
+        asked, answers = [request.args for request in requests], []
+        with Session(self.loaded, slots=self.batch_size, context=self.max_length) as session:
+            for given, reply in zip(asked, [self._submit(session, *one) for one in asked], strict=True):
+                found = reply.result()
+                if found.error:
+                    raise WorkError(found.error, code="diverged")
+                answers.append(found.text)
+                self.cache_hook.add_partial("generate_until", given, found.text)
         return answers
 
-    def _write(self, context: str, options: dict[str, Any]) -> str:
-        """The text that follows, up to the first of options["until"]."""
+    def _submit(self, session: Session, context: str, options: dict[str, Any]) -> Reply:
+        """Asks for the text that follows, up to the first of options["until"]."""
         until = options.get("until") or []
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         most = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
@@ -180,15 +185,10 @@ class GlassformerLM(TemplateLM):
                 f"--gen_kwargs max_gen_toks=N, or max_length in model_args",
                 code="range", field="max_gen_toks", value=most,
             )  # fmt: skip
-        engine = Engine(self.model, self.text, slots=1, context=self.max_length)
         prompt = self.tok_encode(context)[most - self.max_length :]
         heat = float(options.get("temperature", 0.0)) if options.get("do_sample", True) else 0.0
-        request = engine.submit(prompt, most, stop=stops, temperature=heat, top_k=options.get("top_k"))
-        for _ in engine:
-            pass
-        if request.error:
-            raise WorkError(request.error, code="diverged")
-        return request.text
+        sampling = Sampling(temperature=heat, top_k=options.get("top_k"))
+        return session.submit(prompt, GenerationOptions(max_new_tokens=most, stop=tuple(stops), sampling=sampling))
 
 
 if __name__ == "__main__":

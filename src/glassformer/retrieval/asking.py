@@ -10,12 +10,8 @@ from typing import Any
 import torch
 
 from glassformer.errors import RequestError, check_whole
-from glassformer.generation import stream
-from glassformer.generation.steps import new_state
-from glassformer.generation.text import Detokenizer
-from glassformer.introspection import rows_of
+from glassformer.generation.session import Reply, Session
 from glassformer.naming.resolve import ModelLike, resolve
-from glassformer.parts.state import ModelState
 from glassformer.retrieval.indexing import Found, Index
 from glassformer.text import Tokenizer
 from glassformer.text.chat import ChatTemplate
@@ -54,8 +50,10 @@ class Answer:
     text: str
     sources: list[Source]
     prompt_tokens: int
+    tokens: int
+    """Number of new tokens, with the one that ended the answer."""
     finish: str
-    """stop where the model ended its answer, length where it was ended."""
+    """stop if the model ended its answer, length at `max_new_tokens`, cancelled if it was interrupted."""
 
 
 @dataclass
@@ -94,9 +92,9 @@ def ask(
 
 
 class Asker:
-    """An index and the model that answers from it."""
+    """An index and the model that answers from it. `dtype` is that of the decode state; None for the weights' dtype."""
 
-    def __init__(self, index: Index, model: ModelLike):
+    def __init__(self, index: Index, model: ModelLike, dtype: torch.dtype | None = None):
         self.index = index
         self.loaded = resolve(model, weights=True)
         if self.loaded.tokenizer is None or self.loaded.config.encoder is not None or not self.loaded.model.writes:
@@ -109,7 +107,8 @@ class Asker:
         self.template = ChatTemplate.of(self.tokenizer)
         self.context = min(self.loaded.config.context, LONGEST_STATE)
         self.specials = special_texts(self.tokenizer)
-        self.text, self.finish, self.tokens = "", "length", 0
+        self.session = Session(self.loaded, slots=1, kept=0, dtype=dtype)
+        self.reply: Reply | None = None
         """The answer that was streamed last."""
 
     def prompt(self, question: str, k: int = 4, max_new_tokens: int = 200) -> Prompt:
@@ -170,29 +169,20 @@ class Asker:
             text = text.replace(special, f"{special[0]} {special[1:]}")
         return text
 
-    def state(self, prompt: Prompt, max_new_tokens: int, dtype: torch.dtype | None = None) -> ModelState:
-        """Room for the prompt and its answer."""
-        return new_state(self.loaded.model, 1, len(prompt.ids) + max_new_tokens, dtype)
-
     def stream(self, prompt: Prompt, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
-        """The answer in pieces of whole characters."""
-        model, detokenizer = self.loaded.model, Detokenizer(self.tokenizer)
-        self.text, self.finish, self.tokens = "", "length", 0
-        for token in stream(model, rows_of(model, prompt.ids), max_new_tokens, **sampling):
-            if int(token) in model.ends:
-                self.finish = "stop"
-                break
-            self.tokens += 1
-            if piece := detokenizer.feed(int(token)):
-                self.text += piece
-                yield piece
-        if rest := detokenizer.flush():
-            self.text += rest
-            yield rest
+        """Yields the answer in pieces of whole characters, the most likely tokens unless `sampling` says otherwise."""
+        sampling = {"temperature": 0.0, **sampling}
+        self.reply = self.session.submit(prompt.ids, max_new_tokens=max_new_tokens, **sampling)
+        for piece in self.reply:
+            if piece.text:
+                yield piece.text
 
     def answer(self, question: str, prompt: Prompt) -> Answer:
-        """What was streamed, with its sources."""
-        return Answer(question, self.text.strip(), prompt.sources, len(prompt.ids), self.finish)
+        """Returns the text that was streamed last, as far as it came, with its sources."""
+        assert self.reply is not None, "stream it first"
+        found = self.reply.so_far()
+        read, new = len(prompt.ids), len(found.tokens)
+        return Answer(question, found.text.strip(), prompt.sources, read, new, found.finish_reason)
 
 
 def special_texts(tokenizer: Tokenizer) -> list[str]:
