@@ -19,7 +19,7 @@ AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 # As many examples of a property as it deserves; `make test` tries fewer.
 WHOLE := --hypothesis-profile whole
 
-.PHONY: demo example quick changed test test-all faults browser lint types bench laboratory docs screenshots experiments fuzz clean
+.PHONY: demo example quick changed test test-all faults browser gpu lint types bench laboratory docs screenshots experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -52,6 +52,10 @@ faults: $(DEV)
 
 browser: $(DEV)
 	$(BIN)/python -m pytest -m browser tests/browser
+
+gpu: $(DEV)
+	$(BIN)/python -m pytest -n 8 --dist worksteal -m gpu tests/gpu --deselect tests/gpu/test_memory.py
+	$(BIN)/python -m pytest -m gpu tests/gpu/test_memory.py
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -66,8 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
-        if item.nodeid.startswith("tests/browser/"):
-            item.add_marker("browser")
+        for name in ("browser", "gpu"):
+            if item.nodeid.startswith(f"tests/{name}/"):
+                item.add_marker(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

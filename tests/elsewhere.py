@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -98,8 +98,13 @@ class _Generator:
         return made
 
 
-_setup_privateuseone_for_python_backend(NAME, backend_module=_Module(), hook=_Hooks())
-_DEVICE = torch.device(NAME, 0)
+@cache
+def _there() -> torch.device:
+    """Makes the device known, for good: autograd then asks it, and no longer a GPU of this machine, to wait for."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module(), hook=_Hooks())
+    return torch.device(NAME, 0)
+
+
 _real_generator = torch.Generator
 
 
@@ -118,7 +123,7 @@ class Elsewhere(Tensor):
         if raw.dtype in DOUBLE and not _Switch.double:
             raise TypeError(f"this device has no {raw.dtype}")
         return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
-            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=_DEVICE
+            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=_there()
         )
 
     def __init__(self, raw: Tensor) -> None:
@@ -182,7 +187,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     for leaf in leaves:
         stranger = isinstance(leaf, Tensor) and not isinstance(leaf, Elsewhere) and leaf.dim() > 0
         if stranger and name not in MOVES and not (name in PLACES and leaf.dtype in (torch.long, torch.bool)):
-            raise RuntimeError(f"{op}: {tuple(leaf.shape)} on {leaf.device} beside what is on {_DEVICE}")
+            raise RuntimeError(f"{op}: {tuple(leaf.shape)} on {leaf.device} beside what is on {_there()}")
     if isinstance(generator, torch._C.Generator) and (generator._cdata in _Generator.ours) != results_here:
         raise RuntimeError(f"{op}: a generator of another device")
     if name in _KERNELS:
@@ -223,6 +228,7 @@ for _name in (
 @contextmanager
 def device(double: bool = True) -> Iterator[str]:
     """The device's name, while it is there; `double`: whether it has fp64."""
+    _there()
     with patch.object(torch, "Generator", _Generator):
         _Switch.on, _Switch.double = True, double
         if not double:

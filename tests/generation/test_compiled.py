@@ -8,6 +8,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from glassformer import machine
 from glassformer.generation import CompiledStep, stream
@@ -142,3 +143,24 @@ def test_weights_stay_outside_the_library(tmp_path: Path, monkeypatch: pytest.Mo
 def test_too_little_to_compile_is_refused():
     with refused(code="range", field="max_len"):
         CompiledStep(tiny("llama"), 1, 15)
+
+
+@pytest.mark.parametrize("expression", MODELS)
+def test_what_a_gpu_records_is_one_graph_and_the_models_own_step(expression: str):
+    """Traced whole, on a CPU: another state and a longer text meet the same graph."""
+    model, counter = tiny(expression), CompileCounter()
+    step = CompiledStep(model, 2, 40)
+    run = step._recorded(backend=counter)
+    tokens = torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        full = model(tokens)
+        for _ in range(2):
+            state = step.init_state()
+            model(tokens[:, :5], state)
+            state.spread([5, 5])
+            for i in range(5, 12):
+                made = run(tokens[:, i : i + 1].contiguous(), state.rows, step._keys, state.tensors())
+                state.advance(state.length + 1, 0)
+                assert float((made - full[:, i]).abs().max()) <= 1e-5 * float(full.abs().max()), i
+            assert state.rows is not None and state.rows.tolist() == [12, 12]
+    assert counter.frame_count == 1

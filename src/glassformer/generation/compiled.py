@@ -40,7 +40,7 @@ class CompiledStep:
     """step(tokens (b, 1), state) -> logits (b, v) of the token after each, equal to `model(tokens, state)[:, -1]`.
 
     For `batch` rows and states of `init_state` here. On a GPU it is recorded as a CUDA graph in each process, which
-    looks at all slots at every step; that path has not been run on one yet."""
+    looks at all slots at every step; on one it has run in Triton, and not yet as such a graph."""
 
     def __init__(self, model: Model, batch: int, max_len: int, dtype: torch.dtype | None = None):
         if max_len < 2 * SHORTEST:
@@ -108,8 +108,7 @@ class CompiledStep:
     def load(self) -> CompiledStep:
         """Takes the library from the disk, building it where it is not there yet (`ready` says)."""
         if self._graph:
-            step = _Step(self.model, self.init_state())
-            self._run = torch.compile(step, mode="reduce-overhead", fullgraph=True, dynamic=False)
+            self._run = self._recorded(mode="reduce-overhead")
             return self
         path = self.path
         if not path.is_file():
@@ -123,6 +122,24 @@ class CompiledStep:
         self._run = package
         self._check(path)
         return self
+
+    def _recorded(self, **how: Any) -> Callable[..., Tensor]:
+        """As the library is called. The state is made outside: torch 2.11 cannot trace how one is copied."""
+        like, model = self.init_state(), self.model
+
+        def step(tokens: Tensor, state: ModelState) -> Tensor:
+            assert state.rows is not None
+            state.rows = state.rows.clone()  # torch records no graph that writes into what it is given
+            return model(tokens, state)[:, -1].float()
+
+        run: Any = torch.compile(step, fullgraph=True, dynamic=False, **how)
+
+        def call(tokens: Tensor, rows: Tensor, keys: Tensor, memory: dict[str, Tensor]) -> Tensor:
+            logits: Tensor = run(tokens, like.over(memory, rows, len(keys)))
+            rows += 1
+            return logits
+
+        return call
 
     def _build(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

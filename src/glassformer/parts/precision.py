@@ -46,17 +46,21 @@ def finest_dtype(x: Tensor) -> torch.dtype:
     return x.dtype if x.device.type in WITHOUT_FP64 else torch.float64
 
 
+WITHOUT_AUTOCAST = {"meta"}
+"""Kinds of device that have no autocast. `torch.amp` knows them too, but torch 2.11 cannot trace the question."""
+
+
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype that matrix products of x run in: autocast's, where it is on."""
     kind = x.device.type
-    known = torch.amp.is_autocast_available(kind)  # not on the meta device
-    return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else x.dtype
+    on = kind not in WITHOUT_AUTOCAST and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else x.dtype
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Inside, autocast leaves the products of x alone."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    return nullcontext() if kind in WITHOUT_AUTOCAST else torch.autocast(kind, enabled=False)
 
 
 LONGEST_ALONE = 1024

@@ -18,6 +18,9 @@ GPUS = {"cuda", "xpu"}
 DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 LEAST_HEAD_DIM = 16
 """The smallest head dimension of its Triton code."""
+TILE = 128
+"""Queries of a block of its masks. torch has other Triton code for fewer queries than these, which puts those of all
+heads that share keys into one block, and cannot be compiled where they are more."""
 
 
 @lru_cache(maxsize=1)
@@ -54,8 +57,8 @@ def cannot_compile(device: str) -> str | None:
 class Flex(Kernel):
     """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks nobody sees are skipped.
 
-    Dong et al. 2024, 2412.05496. On a GPU it trains, which no GPU has tried here yet; on the CPU it has no backward
-    pass and needs a C++ compiler. Sinks come after it: z sigmoid(log sum exp(scores) - sinks).
+    Dong et al. 2024, 2412.05496. On a GPU it trains; on the CPU it has no backward pass and needs a C++ compiler. Sinks
+    come after it: z sigmoid(log sum exp(scores) - sinks).
     """
 
     name = "flex"
@@ -98,10 +101,12 @@ class Flex(Kernel):
         at = _tokens(call)
         # Without annotations: torch counts the arguments, which a checker of annotations would hide.
         bend = None if bias is None else lambda score, b, n, i, j: bias(score, b, n, *at(b, i, j))
+        crowded = q.shape[1] * (q.shape[2] // k.shape[2]) > TILE
         z, about = flex_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             score_mod=bend, block_mask=call.once(("blocks", *call.key), lambda: block_mask(call)), scale=call.scale,
             enable_gqa=q.shape[2] != k.shape[2], return_aux=_request(call.sinks is not None),
+            kernel_options={"FORCE_USE_FLEX_ATTENTION": True} if crowded else None,
         )  # fmt: skip
         if call.sinks is not None:
             left = torch.sigmoid(about.lse - wide(call.sinks)[:, None])

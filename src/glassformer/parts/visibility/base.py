@@ -51,6 +51,8 @@ class Visibility:
     def key(self) -> tuple[Hashable, ...]:
         """Equal for visibilities that are equal within one pass of the model: masks are made once for both. A tensor
         in it counts by identity."""
+        if torch.compiler.is_compiling():  # torch 2.11 cannot trace `vars`; what is made twice the compiler makes once
+            return (self,)
         return (type(self), *sorted(vars(self).items()))
 
     @property
