@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -98,13 +99,9 @@ class _Generator:
         return made
 
 
-@cache
-def _there() -> torch.device:
-    """Makes the device known, for good: autograd then asks it, and no longer a GPU of this machine, to wait for."""
+if not torch.cuda.is_available():  # autograd would ask this device, and no longer the GPU, whom to wait for
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module(), hook=_Hooks())
-    return torch.device(NAME, 0)
-
-
+    _DEVICE = torch.device(NAME, 0)
 _real_generator = torch.Generator
 
 
@@ -123,7 +120,7 @@ class Elsewhere(Tensor):
         if raw.dtype in DOUBLE and not _Switch.double:
             raise TypeError(f"this device has no {raw.dtype}")
         return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
-            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=_there()
+            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=_DEVICE
         )
 
     def __init__(self, raw: Tensor) -> None:
@@ -187,7 +184,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     for leaf in leaves:
         stranger = isinstance(leaf, Tensor) and not isinstance(leaf, Elsewhere) and leaf.dim() > 0
         if stranger and name not in MOVES and not (name in PLACES and leaf.dtype in (torch.long, torch.bool)):
-            raise RuntimeError(f"{op}: {tuple(leaf.shape)} on {leaf.device} beside what is on {_there()}")
+            raise RuntimeError(f"{op}: {tuple(leaf.shape)} on {leaf.device} beside what is on {_DEVICE}")
     if isinstance(generator, torch._C.Generator) and (generator._cdata in _Generator.ours) != results_here:
         raise RuntimeError(f"{op}: a generator of another device")
     if name in _KERNELS:
@@ -228,7 +225,8 @@ for _name in (
 @contextmanager
 def device(double: bool = True) -> Iterator[str]:
     """The device's name, while it is there; `double`: whether it has fp64."""
-    _there()
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here, on which `make gpu` tries the same")
     with patch.object(torch, "Generator", _Generator):
         _Switch.on, _Switch.double = True, double
         if not double:
