@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +171,19 @@ def training(name: str, theirs: Callable[[ModelConfig], Any], batch: int, nano: 
 def their_gpt2(config: ModelConfig) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**quiet, attn_implementation="sdpa", use_cache=False))
+    given: dict[str, Any] = {"attn_implementation": "sdpa", "use_cache": False}
+    return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **given))
 
 
 def their_llama(config: ModelConfig) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    given: dict[str, Any] = {"attn_implementation": "sdpa", "use_cache": False}
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
             num_attention_heads=32, num_key_value_heads=8, head_dim=64, max_position_embeddings=config.context,
-            tie_word_embeddings=True, attn_implementation="sdpa", use_cache=False,
+            tie_word_embeddings=True, **given,
         )
     )  # fmt: skip
 
@@ -197,34 +199,41 @@ def train() -> Iterator[dict[str, Any]]:
 PROMPT = NEW = 128
 
 
+def streamed(model: Model, tokens: Tensor, step: CompiledStep) -> None:
+    for _ in stream(model, tokens, NEW, compiled=step, stop_at_eos=False):
+        pass
+
+
+def their_text(model: Any, tokens: Tensor, **more: Any) -> Tensor:
+    given = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    made: Tensor = model.generate(tokens, attention_mask=torch.ones_like(tokens), **given, **more)
+    return made
+
+
 def decode() -> Iterator[dict[str, Any]]:
     from transformers import AutoModelForCausalLM
 
     ours = gf.preset("llama-3.2-1b").build(seed=0).bfloat16().cuda().eval()
     with tempfile.TemporaryDirectory() as folder:
         gf.save(ours, None, folder)
-        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=BF16).cuda().eval()
+        theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=BF16)
+    theirs = theirs.to("cuda").eval()
     for batch in (1, 32):
         tokens = torch.randint(1000, (batch, PROMPT), device="cuda")
         step = CompiledStep(ours, batch, PROMPT + NEW).load()
 
-        def compiled(tokens: Tensor = tokens, step: CompiledStep = step) -> None:
-            for _ in stream(ours, tokens, NEW, compiled=step, stop_at_eos=False):
-                pass
-
-        def their(tokens: Tensor = tokens, **more: Any) -> Tensor:
-            given = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-            return theirs.generate(tokens, attention_mask=torch.ones_like(tokens), **given, **more)  # type: ignore[no-any-return]
-
         sides: dict[str, Step] = {
-            "glassformer": lambda tokens=tokens: gf.generate(ours, tokens, NEW, stop_at_eos=False),
-            "glassformer compiled": compiled,
-            "transformers": their,
-            "transformers compiled": lambda their=their: their(cache_implementation="static"),
+            "glassformer": partial(gf.generate, ours, tokens, NEW, stop_at_eos=False),
+            "glassformer compiled": partial(streamed, ours, tokens, step),
+            "transformers": partial(their_text, theirs, tokens),
+            "transformers compiled": partial(their_text, theirs, tokens, cache_implementation="static"),
         }
         with torch.no_grad():
             found = in_turn(sides, 3, warm=2)
-            same = gf.generate(ours, tokens, 16, stop_at_eos=False)[:, PROMPT:] == their()[:, PROMPT : PROMPT + 16]
+            same = (
+                gf.generate(ours, tokens, 16, stop_at_eos=False)[:, PROMPT:]
+                == their_text(theirs, tokens)[:, PROMPT : PROMPT + 16]
+            )
         yield {
             "model": "llama-3.2-1b", "batch": batch, "agreement": float(same.float().mean()),
             "rows": [
@@ -273,16 +282,17 @@ def learning(which: str, s: int) -> dict[str, Any]:
     given = calls(s)[which]
     g, dtype = HEADS // given.pop("groups", 1), given.pop("dtype", BF16)
     shapes = [(TOKENS // s, s, n, HEAD_DIM) for n in (HEADS, g, g)]
-    leaves = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
-    call, upstream = AttentionCall(*leaves, **given), torch.randn(shapes[0], device="cuda", dtype=dtype)
-    scores, sides = TOKENS * s * HEADS, {}
+    q, k, v = leaves = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
+    call, upstream = AttentionCall(q, k, v, **given), torch.randn(shapes[0], device="cuda", dtype=dtype)
+    scores = TOKENS * s * HEADS
+    sides: dict[str, Step] = {}
 
     def both_ways(kernel: Callable[[AttentionCall], Tensor]) -> Step:
         return lambda: torch.autograd.grad(kernel(call), leaves, upstream)
 
     def of_torch(call: AttentionCall) -> Tensor:
-        keys = (x.repeat_interleave(HEADS // g, 2).transpose(1, 2) for x in (call.k, call.v))
-        return F.scaled_dot_product_attention(call.q.transpose(1, 2), *keys, is_causal=True).transpose(1, 2)
+        k, v = (x.repeat_interleave(HEADS // g, 2).transpose(1, 2) for x in (call.k, call.v))
+        return F.scaled_dot_product_attention(call.q.transpose(1, 2), k, v, is_causal=True).transpose(1, 2)
 
     most = {"naive": MOST_PAIRS, "sdpa": 4 * MOST_PAIRS if call.masked else scores, "direct": 0}
     for name, kernel in KERNELS.items():
