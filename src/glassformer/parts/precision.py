@@ -21,9 +21,14 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def traced() -> bool:
+    """Returns True while a compiler traces."""
+    return torch.compiler.is_compiling()
+
+
 def at_hand(x: Tensor) -> bool:
     """Returns True if values of x can be read at once: on a CPU, while no compiler traces."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and not traced()
 
 
 WITHOUT_FP64 = {"mps"}

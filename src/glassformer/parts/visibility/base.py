@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glassformer.parts.core.base import BuildContext, PartConfig
-from glassformer.parts.precision import at_hand
+from glassformer.parts.precision import at_hand, traced
 
 Spans = list[tuple[int, int]]
 """Intervals [begin, end) of keys, ascending, apart from each other."""
@@ -51,7 +51,7 @@ class Visibility:
     def key(self) -> tuple[Hashable, ...]:
         """Equal for visibilities that are equal within one pass of the model: masks are made once for both. A tensor
         in it counts by identity."""
-        if torch.compiler.is_compiling():  # torch 2.11 cannot trace `vars`; what is made twice the compiler makes once
+        if traced():  # torch 2.11 cannot trace `vars`; what is made twice the compiler makes once
             return (self,)
         return (type(self), *sorted(vars(self).items()))
 
