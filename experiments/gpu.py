@@ -1,4 +1,4 @@
-"""Training, decoding and attention on this GPU, beside `transformers` and torch in the same run.
+"""Training, decoding and attention on this GPU, with `transformers` and torch in the same run.
 
 >>> python -m experiments.gpu --out docs/benchmarks/gpu.md       # ten minutes; --only train: less
 
@@ -44,7 +44,7 @@ from glassformer.training.gradients import clip, gradient_norm
 BF16, GIB = torch.bfloat16, 1 << 30
 ROUNDS = 10
 CARDS = {"H100": "h100", "H200": "h200", "A100": "a100-80gb"}
-"""What torch calls a card -> its name in `planning/machines.yaml`."""
+"""A word in the name that torch gives a card -> the name of the card in `planning/machines.yaml`."""
 
 Step = Callable[[], object]
 Rows = list[dict[str, Any]]
@@ -56,7 +56,7 @@ def card() -> str | None:
 
 
 def milliseconds(work: Step) -> float:
-    """Of one call, by events of the device."""
+    """Milliseconds of one call, by events of the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     work()
@@ -66,7 +66,7 @@ def milliseconds(work: Step) -> float:
 
 
 def in_turn(sides: dict[str, Step], rounds: int, warm: int = 3) -> dict[str, float]:
-    """Side -> median of milliseconds. A side that cannot run is left out, and why is said."""
+    """Side -> median of milliseconds. A side that cannot run is left out, and the reason is reported."""
     took: dict[str, list[float]] = {}
     for name, work in sides.items():
         try:
@@ -305,7 +305,7 @@ def learning(which: str, s: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def reading(which: str, s: int, t: int) -> dict[str, Any]:
-    """The last s of t tokens, forward alone."""
+    """Measures a forward pass of the last s of t tokens."""
     seen = SlidingWindow(512) if which == "window 512" else Causal()
     q, k, v = (torch.randn(8, x, n, HEAD_DIM, device="cuda", dtype=BF16) for x, n in ((s, 16), (t, 4), (t, 4)))
     call = AttentionCall(q, k, v, seen, Alibi(HEADS).bias(Pass(t - s, t)) if which == "alibi" else None)
@@ -357,7 +357,7 @@ def page(found: dict[str, Any]) -> str:
     if rows := found.get("attention"):
         names = [*KERNELS, "torch"]
         lines += [f"Attention: {TOKENS:,} tokens, {HEADS} heads of {HEAD_DIM}, forward and backward, ms; where queries "
-                  "are fewer than keys, 8 sequences, 4 heads of keys, forward alone", ""]  # fmt: skip
+                  "are fewer than keys, 8 sequences, 4 KV heads, forward only", ""]  # fmt: skip
         lines += grid(
             ["call", "queries", "keys", "auto takes", *names],
             [[one["which"], str(one["s"]), str(one["t"]), one["kernel"],

@@ -1,4 +1,4 @@
-"""What a GPU computes, against the definition and against the CPU: `make gpu`. Without one, every test here skips."""
+"""Tests of a GPU against the definition and against the CPU: `make gpu`. They skip on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds on the device in Python (tests/test_device.py) holds on a GPU, but for rounding."""
+"""Tests of a device in Python (tests/test_device.py), on a GPU, up to rounding."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", [case for case in EVERY if "longformer" not in str(case)], ids=str)
 def test_models_and_gradients(case: Case, device: str):
-    """Those of longformer learn all their weights only where global tokens are named: tests/gpu/test_models.py."""
+    """Models of longformer, whose projections of global tokens learn only with global tokens, are in test_models.py."""
     test_device.test_models_and_gradients(case, device)
 
 
 @pytest.mark.parametrize("asked", ["greedy", "penalties", "bias"])
 @pytest.mark.parametrize("rows", ["tensor", "lists"])
 def test_texts(asked: str, rows: str, device: str):
-    """Where nothing is drawn: a GPU has random numbers of its own."""
+    """Only greedy texts: random numbers of a GPU differ from those of a CPU."""
     test_device.test_texts(test_device.ASKED[asked], rows, device)
 
 

@@ -47,7 +47,7 @@ CALLS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "all": lambda s, t: {"visibility": Bidirectional()},
     "window": lambda s, t: {"visibility": SlidingWindow(40)},
     "documents": lambda s, t: {"visibility": SameDocument(Causal(), ids(t))},
-    "documents, both ways": lambda s, t: {"visibility": SameDocument(Bidirectional(), ids(t))},
+    "bidirectional documents": lambda s, t: {"visibility": SameDocument(Bidirectional(), ids(t))},
     "alibi": lambda s, t: {"visibility": Causal(), "bias": "alibi"},
     "softcap": lambda s, t: {"visibility": Causal(), "bias": softcap(2.0)},
     "softcap in a window": lambda s, t: {"visibility": SlidingWindow(40), "bias": softcap(2.0)},
@@ -81,7 +81,7 @@ def moved(given: Any, device: str) -> Any:
 
 
 def arguments(which: str, s: int, t: int, device: str) -> dict[str, Any]:
-    """Those of a call besides q, k, v."""
+    """Arguments of a call except q, k, v."""
     given = {name: moved(value, device) for name, value in CALLS[which](s, t).items()}
     bias = given.get("bias")
     if isinstance(bias, str):
@@ -133,8 +133,8 @@ def served(name: str, which: str, s: int) -> bool:
 SHAPES = {
     "square": (300, 300, 4, 64),
     "grouped": (256, 256, 2, 32),
-    "one key head": (129, 129, 1, 16),
-    "goes on": (100, 300, 2, 64),
+    "one KV head": (129, 129, 1, 16),
+    "later queries": (100, 300, 2, 64),
     "a draft": (5, 300, 2, 64),
     "a token": (1, 300, 2, 64),
     "of eight": (40, 40, 2, 8),
@@ -142,7 +142,7 @@ SHAPES = {
 
 
 def tried(name: str, which: str, shape: str, dtype: torch.dtype) -> bool:
-    """Where FlexAttention computes, each call is compiled by itself, which takes seconds: some of all."""
+    """Returns True if a call is among those tried: FlexAttention compiles each one, which takes seconds."""
     if name not in ("flex", "auto") or shape in ("a token", "a draft", "of eight"):
         return name != "flex"
     other = which in ("window", "alibi", "sinks") and dtype == torch.bfloat16
@@ -153,7 +153,7 @@ def tried(name: str, which: str, shape: str, dtype: torch.dtype) -> bool:
 
 @pytest.fixture(autouse=True)
 def compiled_anew() -> None:
-    """Of one function torch compiles some forms, and runs others as they stand."""
+    """Forgets compiled code: torch compiles eight forms of a function, and runs further ones eagerly."""
     torch._dynamo.reset()
 
 
@@ -174,7 +174,7 @@ def test_every_kernel_is_the_definition(name: str, which: str, shape: str, dtype
 @pytest.mark.parametrize("name", ["sdpa", "banded", "flex"])
 @pytest.mark.parametrize(("h", "width"), [(64, 32), (48, 32), (32, 64), (80, 80), (192, 128)])
 def test_values_of_another_width(name: str, which: str, h: int, width: int):
-    """As latent attention has them; and heads that are no power of two."""
+    """Latent attention has them; also head dimensions other than powers of two."""
     mine = results(KERNELS[name], which, 200, 200, 4, h, "cuda", torch.bfloat16, torch.bfloat16, width)
     theirs = results(Naive(), which, 200, 200, 4, h, "cpu", torch.bfloat16, torch.float64, width)
     compare(mine, theirs, TOLERANCE[torch.bfloat16])

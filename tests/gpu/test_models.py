@@ -1,4 +1,4 @@
-"""Every published model, small, on a GPU: as on the CPU in fp32, near it in bf16, the same where it is compiled."""
+"""Small published models on a GPU: equal to the CPU in fp32, close to fp32 in bf16, and unchanged by compilation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def small(name: str) -> Model:
 
 
 def read(model: Model, packed: bool) -> tuple[Tensor, dict[str, Any]]:
-    """What a model of this kind reads, on its device."""
+    """Input for a model of this kind, on the device of the model."""
     patches = model.config.embedding.patches
     if patches is not None:
         pixels = torch.randn(2, 3, patches.size, patches.size, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ def read(model: Model, packed: bool) -> tuple[Tensor, dict[str, Any]]:
 
 
 def learnt(model: Model, packed: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, list[Tensor]]:
-    """What it makes of that, and the gradients of all weights that have one."""
+    """The output for that input, and all gradients of weights."""
     tokens, given = read(model, packed)
     model.zero_grad(set_to_none=True)
     with torch.autocast(model.device.type, dtype, enabled=dtype is not None):
@@ -228,7 +228,7 @@ def test_a_compiled_stream_and_engine_write_what_the_model_writes():
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("size", ["d_model=64", "d_model=96+heads=6", "d_model=256"])
 def test_packed_weights(kind: str, size: str):
-    """As packed on the CPU, in a prompt and token by token."""
+    """Weights packed on a GPU compute the same as weights packed on the CPU, for a prompt and token by token."""
     config = preset(f"llama@1m+layers=2+heads=4+vocab_size=61+context=256+{size}")
     packed = quantize(config.build(seed=0).cuda(), kind)
     here = quantize(config.build(seed=0), kind)

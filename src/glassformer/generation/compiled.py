@@ -124,7 +124,8 @@ class CompiledStep:
         return self
 
     def _recorded(self, **how: Any) -> Callable[..., Tensor]:
-        """As the library is called. The state is made outside: torch 2.11 cannot trace how one is copied."""
+        """A step that `torch.compile` has traced, called as the library is. It takes a state, because torch 2.11 cannot
+        trace how a state is copied."""
         like, model = self.init_state(), self.model
 
         def step(tokens: Tensor, state: ModelState) -> Tensor:

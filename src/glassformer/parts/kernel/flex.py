@@ -19,8 +19,8 @@ DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 LEAST_HEAD_DIM = 16
 """The smallest head dimension of its Triton code."""
 TILE = 128
-"""Queries of a block of its masks. torch has other Triton code for fewer queries than these, which puts those of all
-heads that share keys into one block, and cannot be compiled where they are more."""
+"""Queries in a block of a mask. For fewer queries torch has other Triton code, which puts the queries of all heads that
+share a KV head into one block, and fails to compile if these exceed the block."""
 
 
 @lru_cache(maxsize=1)

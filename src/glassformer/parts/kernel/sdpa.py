@@ -76,8 +76,8 @@ def narrow(device: str, h: int, width: int, dropout: bool) -> bool:
 
 
 def shares_keys(device: str, dtype: torch.dtype, masked: bool) -> bool:
-    """Whether torch's tiled code lets heads share keys: on NVIDIA's GPUs in 16 bits without a mask. Elsewhere there it
-    would compute by the definition, with all scores at once."""
+    """Returns True if torch has tiled code for heads that share keys: on NVIDIA's GPUs in 16 bits without a mask. In
+    other calls on these GPUs it computes by the definition, with all scores at once."""
     return device != "cuda" or (dtype in (torch.float16, torch.bfloat16) and not masked)
 
 
