@@ -127,17 +127,17 @@ class CompiledStep:
         """A step that `torch.compile` has traced, called as the library is. It takes a state, because torch 2.11 cannot
         trace how a state is copied."""
         like, model = self.init_state(), self.model
+        own = torch.zeros(self.batch, dtype=torch.int64, device=self._keys.device)
+        torch._dynamo.mark_static_address(own)  # a graph may write only into memory that stays in place
 
         def step(tokens: Tensor, state: ModelState) -> Tensor:
-            assert state.rows is not None
-            state.rows = state.rows.clone()  # torch records no graph that writes into what it is given
             return model(tokens, state)[:, -1].float()
 
         run: Any = torch.compile(step, fullgraph=True, dynamic=False, **how)
 
         def call(tokens: Tensor, rows: Tensor, keys: Tensor, memory: dict[str, Tensor]) -> Tensor:
-            logits: Tensor = run(tokens, like.over(memory, rows, len(keys)))
-            rows += 1
+            logits: Tensor = run(tokens, like.over(memory, own.copy_(rows), len(keys)))
+            rows.copy_(own)
             return logits
 
         return call
