@@ -251,6 +251,40 @@ def numbered(tree: ast.AST) -> list[int]:
     ]  # fmt: skip
 
 
+DESIGNING = {"arms", "common_context", "fairness", "recipes", "tokens_of_steps"}
+"""Functions that make or refuse an experiment."""
+
+
+def designs(tree: ast.AST) -> set[str]:
+    """Functions of DESIGNING that the code calls."""
+    return {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DESIGNING
+    }
+
+
+def test_an_experiment_is_designed_in_one_file():
+    """Whatever trains several models makes a `Design`, which calls these."""
+    places = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        if designs(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert places == {"comparison/design.py"}
+    assert designs(ast.parse("fairness(configs)")) and not designs(ast.parse("design.plans(configs)"))
+
+
+def test_a_command_that_repeats_an_experiment_is_made_in_one_file():
+    makers = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.List) and ast.unparse(node).startswith("['glassformer', 'run'")
+    }
+    assert makers == {"comparison/experiment.py"}
+
+
 def test_versions_of_file_formats_are_known_in_one_place():
     found = {path.name: numbered(ast.parse(path.read_text(encoding="utf-8"))) for path in SRC.rglob("*.py")}
     assert not {name: lines for name, lines in found.items() if lines}

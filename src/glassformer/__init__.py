@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glassformer.architectures import presets as presets
+    from glassformer.comparison import Comparison as Comparison
+    from glassformer.comparison import Design as Design
     from glassformer.comparison import compare as compare
     from glassformer.comparison import train as train
+    from glassformer.comparison import tune as tune
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.convert import save as save
     from glassformer.generation import Sampling as Sampling
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from glassformer.laboratory.claims import claims as claims
     from glassformer.laboratory.ladder import ablate as ablate
     from glassformer.laboratory.scaling import scale as scale
-    from glassformer.laboratory.tuning import tune as tune
     from glassformer.loaded import Loaded as Loaded
     from glassformer.naming import preset as preset
     from glassformer.naming.loading import load as load
@@ -47,6 +49,8 @@ _HOMES = {
     "Callback": "training",
     "Completion": "generation.session",
     "Loaded": "loaded",
+    "Comparison": "comparison",
+    "Design": "comparison",
     "ModelConfig": "config",
     "Recipe": "training",
     "Run": "training",
@@ -74,7 +78,7 @@ _HOMES = {
     "scale": "laboratory.scaling",
     "stream": "generation",
     "train": "comparison",
-    "tune": "laboratory.tuning",
+    "tune": "comparison",
 }
 """Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
 
@@ -82,6 +86,8 @@ __all__ = [
     "Callback",
     "Completion",
     "Loaded",
+    "Comparison",
+    "Design",
     "ModelConfig",
     "Recipe",
     "Run",

@@ -372,7 +372,7 @@ Length = Annotated[float, Field(ge=0)]
 
 
 SCHEMAS = {
-    "results": 1, "ladder": 1, "scaling": 1, "checkpoint": 1, "index": 1, "prompt cache": 1,
+    "results": 1, "ladder": 1, "scaling": 1, "design": 1, "checkpoint": 1, "index": 1, "prompt cache": 1,
     "shards": 2, "tokenizer": 1,
 }  # fmt: skip
 """Version of each file format, by the kind of file. A change that would mislead an earlier reader adds one."""

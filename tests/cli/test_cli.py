@@ -16,6 +16,7 @@ import pytest
 from glassformer.cli import app, main, program
 from glassformer.cli.program import VERBS
 from glassformer.cli.show import show_comparison
+from glassformer.comparison import Comparison
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
 from glassformer.runs.events import Begin
@@ -294,9 +295,23 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
         for (name, seed), status in ends.items()
     ]
     results = {"schema": 1, "data": {"name": "text"}, "budget": {"seeds": int(seeds)}, "runs": runs, "verdicts": []}
-    monkeypatch.setattr(import_module("glassformer.comparison"), "compare", lambda *_, **__: results)
     out = tmp_path / "out"
-    arguments = ["compare", "a", "b", "--data", "x", "--tokens", "1k", "--seeds", seeds, "--out", str(out), *json_]
+    made = lambda design, **_: Comparison(Results.of(results), design, out)  # noqa: E731
+    monkeypatch.setattr(import_module("glassformer.cli.show"), "compare", made)
+    arguments = [
+        "compare",
+        "gpt2@1m",
+        "llama@1m",
+        "--data",
+        "x",
+        "--tokens",
+        "1k",
+        "--seeds",
+        seeds,
+        "--out",
+        str(out),
+        *json_,
+    ]
     assert main(arguments) == bool(says)
     shown, said = capsys.readouterr()
     assert says in said and len(said.splitlines()) == bool(says)
@@ -311,7 +326,7 @@ def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFi
     view = ComparisonView()
     view.event(Begin(how="on cpu", notes=["known"], runs=[]))
     assert "note: known" in capsys.readouterr().err
-    show_comparison(results, "out", view.noted)
+    show_comparison(results, Path("out/report.html"), view.noted)
     shown = capsys.readouterr().out
     assert "note: found out\n" in shown and "known" not in shown
 

@@ -1,40 +1,39 @@
 from __future__ import annotations
 
-import inspect
 import json
 import math
-import shlex
 import shutil
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import glassformer
-import glassformer.comparison as package
-from glassformer.cli import main
-from glassformer.cli.verbs import training as verbs
-from glassformer.comparison import compare
-from glassformer.comparison.command import command_of
-from glassformer.comparison.request import arms, common_context, fairness, likeness, recipes, spending, unequal
+import glassformer as gf
+from glassformer.comparison.arms import (
+    DesignArm,
+    arms,
+    common_context,
+    fairness,
+    likeness,
+    recipes,
+    spending,
+    unequal,
+)
 from glassformer.errors import Code, RequestError
 from glassformer.naming import preset
-from glassformer.parts.core.base import to_plain
 from glassformer.runs.contrasts import mean_interval
-from glassformer.runs.events import Begin, End, Event, Kept, Start
+from glassformer.runs.events import Begin, End, Event, Kept, ReadingEvent, Start
 from glassformer.runs.results import RunResult
 from glassformer.runs.simultaneous import student_quantile
 from glassformer.runs.verdicts import stand_in, verdicts
 from glassformer.runs.workers import WorkerRun
 from glassformer.training import Recipe
-from glassformer.training.objectives import MaskedConfig
-from glassformer.training.optimizers import AdamWConfig, MuonConfig
 from glassformer.training.request import fit
-from glassformer.training.schedule import CosineConfig
 from tests.refused import failed, refused
-from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
+from tests.runs.stand_in import AT_ONCE, Instead, content, trained_at_once
+
+compare = content(gf.compare)
 
 TINY = "+layers=1+d_model=32+heads=2"
 PLAN: dict[str, Any] = {
@@ -44,6 +43,15 @@ PLAN: dict[str, Any] = {
     "threads": 1,
     "dtype": "float32",
 }
+
+
+def configs_of(named: dict[str, DesignArm]) -> dict[str, Any]:
+    return {name: arm.config for name, arm in named.items()}
+
+
+def planned(named: dict[str, DesignArm], fields: dict[str, Any] = PLAN, match: Any = None) -> dict[str, Recipe]:
+    """The recipes of arms on a text of 50 tokens."""
+    return recipes(named, configs_of(named), fields, match, 50)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +116,9 @@ def test_an_arm_named_twice_is_refused() -> None:
 
 
 def test_matching_by_flops_gives_each_arm_the_first_ones_flops() -> None:
-    configs = {name: fit(preset(name), 50, 32) for name in ("gpt2@1m", "falcon@1m")}
-    plans = recipes(configs, {**PLAN, "tokens": 100_000}, "flops", 50)
+    named = arms(["gpt2@1m", "falcon@1m"])
+    configs = {name: fit(arm.config, 50, 32) for name, arm in named.items()}
+    plans = recipes(named, configs, {**PLAN, "tokens": 100_000}, "flops", 50)
     spent = [
         3 * config.flops(32) * (plans[name].num_steps(config) or 0) * plans[name].tokens_per_step
         for name, config in configs.items()
@@ -130,7 +139,7 @@ def test_matching_by_flops_gives_each_arm_the_first_ones_flops() -> None:
 def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, code: Code, field: str) -> None:
     plan = {name: value for name, value in PLAN.items() if name != "tokens"}
     with refused(code=code, field=field):
-        recipes(arms(["gpt2@1m"]), {**plan, **fields}, match, 50)
+        planned(arms(["gpt2@1m"]), {**plan, **fields}, match)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +161,8 @@ def test_what_whole_steps_keep_from_being_equal_is_said(
     names: list[str], plan: dict[str, Any], match: Any, says: str | None
 ) -> None:
     """The note tells what the steps of the runs come to."""
-    configs = {name: fit(config, 50, 32) for name, config in arms(names).items()}
-    plans = recipes(configs, {**PLAN, **plan}, match, 50)
+    configs = {name: fit(arm.config, 50, 32) for name, arm in arms(names).items()}
+    plans = recipes(arms(names), configs, {**PLAN, **plan}, match, 50)
     unit = match or "tokens"
     spent = spending(configs, plans, unit)
     notes = unequal(spent, unit)
@@ -168,24 +177,21 @@ def test_what_whole_steps_keep_from_being_equal_is_said(
 
 def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
     names = ["gpt2@1m", "gpt2@1m+recipe.warmup=0.3", "gpt2@1m+relu+recipe.adam_eps=1e-6+nobias+recipe.clip=none"]
-    configs = arms(names)
-    assert list(configs.values()) == [preset("gpt2@1m"), preset("gpt2@1m"), preset("gpt2@1m+relu+nobias")]
-    plain, warm, other = recipes(configs, PLAN, None, 50).values()
+    named = arms(names)
+    assert list(configs_of(named).values()) == [preset("gpt2@1m"), preset("gpt2@1m"), preset("gpt2@1m+relu+nobias")]
+    plain, warm, other = planned(named).values()
     assert (plain.schedule.warmup, warm.schedule.warmup) == (0.05, 0.3)
     assert warm.vary(schedule=plain.schedule) == plain  # and nothing else
     assert (other.optimizer.eps, other.clip, other.schedule) == (1e-6, None, plain.schedule)
-    assert (
-        other.learning_rate
-        == recipes(arms(["gpt2@1m+relu+nobias"]), PLAN, None, 50)["gpt2@1m+relu+nobias"].learning_rate
-    )
-    first, second = likeness(configs, recipes(configs, PLAN, None, 50))
+    assert other.learning_rate == planned(arms(["gpt2@1m+relu+nobias"]))["gpt2@1m+relu+nobias"].learning_rate
+    first, second = likeness(named, configs_of(named), planned(named))
     assert first == (
         "gpt2@1m+recipe.warmup=0.3 is trained by a recipe of its own (warmup=0.3): it is the model of gpt2@1m, so what "
         "differs is the recipe."
     )
     assert second.endswith("of its own (adam_eps=1e-6, clip=none).")
     alike = arms([f"gpt2@1m+{change}+recipe.warmup=0.3" for change in ("rope", "swiglu", "rmsnorm")])
-    (note,) = likeness(alike, recipes(alike, PLAN, None, 50))
+    (note,) = likeness(alike, configs_of(alike), planned(alike))
     assert note.endswith("gpt2@1m+rmsnorm+recipe.warmup=0.3 are trained by a recipe of their own (warmup=0.3).")
 
 
@@ -230,7 +236,7 @@ def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> 
     assert page.replace("<wbr>", "").count(">recipe.schedule.warmup<") == 1
 
     events: list[Event] = []
-    assert compare(names, source, out=out, on_event=events.append, **PLAN)["runs"] == results["runs"]
+    assert compare(names, source, out=out, progress=events.append, **PLAN)["runs"] == results["runs"]
     assert [type(event) for event in events].count(Kept) == 3
     with refused(code="changed", field="weight_decay"):
         compare([names[1]], source, out=out, **{**PLAN, "weight_decay": 0.2})
@@ -276,107 +282,6 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
     assert not any(v.b == "d" for v in verdicts(caught))
 
 
-# How it is asked for again
-
-OPTIONS: dict[str, list[str]] = {
-    "tokens": ["--tokens", "768"], "minutes": ["--minutes", "1.5"], "flops": ["--flops", "1e9"],
-    "match": ["--match", "flops"], "seeds": ["--seeds", "2"], "out": ["--out", "a folder; of 'mine'"],
-    "tokenizer": ["--tokenizer", "bpe:300"], "batch_size": ["--batch-size", "4"], "context": ["--context", "32"],
-    "lr": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "masked:0.3"],
-    "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
-    "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
-    "on_spike": ["--on-spike", "skip"], "power": ["--power", "1%"], "looks": ["--looks", "3,5"],
-    "pretrained": ["--pretrained"],
-}  # fmt: skip
-"""Every option of `compare` that changes what is trained, with another value than its default."""
-OTHER = {
-    "models", "data", "json", "log_to", "steps", "watch", "tune", "within", "workers", "slots", "executor",
-}  # fmt: skip
-"""What names no keyword of its own: --steps is told in tokens, --watch as --watch-every; where numbers go; and what
-another function does."""
-ASKED: dict[str, Any] = {
-    "tokens": 768, "match": "flops", "tokenizer": "bpe:300", "batch_size": 4, "context": 32, "learning_rate": 3e-5,
-    "device": "cpu", "dtype": "float32", "threads": 1, "watch": 10, "on_spike": "skip", "compile": False,
-    "allow_unmatched": True, "seeds": 2, "out": "a folder; of 'mine'",
-}  # fmt: skip
-
-
-@pytest.fixture
-def asked_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict[str, Any]]:
-    """The keywords with which a command calls the library."""
-
-    def of(words: list[str]) -> dict[str, Any]:
-        asked: dict[str, Any] = {}
-
-        def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
-            asked.update(keywords, models=models, data=data)
-            raise RequestError("enough", code="conflict", field="data")
-
-        monkeypatch.setattr(package, "compare", take)
-        assert main(words) == 2
-        besides = ("command", "on_event", "on_progress", "executor")
-        return {name: value for name, value in asked.items() if name not in besides}
-
-    return of
-
-
-def test_the_command_of_a_comparison_asks_for_the_same_one(asked_of: Callable[[list[str]], dict[str, Any]]) -> None:
-    """The words, read by the command line, are the keywords that were given."""
-    _, *words = shlex.split(command_of(["gpt2@1m+relu", "llama@1m"], "my text.txt", ASKED))
-    asked = asked_of(words)
-    assert {name: asked[name] for name in ASKED} == ASKED
-    assert (asked["models"], asked["data"]) == (["gpt2@1m+relu", "llama@1m"], "my text.txt")
-
-
-def test_every_option_of_compare_is_known_here() -> None:
-    assert OPTIONS.keys() | OTHER == inspect.signature(verbs.compare).parameters.keys()
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_of_compare_is_repeated_as_a_command(
-    option: str, asked_of: Callable[[list[str]], dict[str, Any]]
-) -> None:
-    plain = asked_of(["compare", "gpt2@1m", "--data", "text.txt"])
-    asked = asked_of(["compare", "gpt2@1m", "--data", "text.txt", *OPTIONS[option]])
-    changed = {name: value for name, value in asked.items() if value != plain[name]}
-    assert len(changed) == 1
-    program, *words = shlex.split(command_of(["gpt2@1m"], "text.txt", changed))
-    assert program == "glassformer" and asked_of(words) == asked
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ({"objective": {"kind": "masked", "p": 0.3}}, "--objective masked:0.3"),
-        ({"objective": MaskedConfig(span=3)}, "--objective masked:0.15:3.0"),
-        ({"objective": "prefix"}, "--objective prefix"),
-        ({"optimizer": MuonConfig()}, "--optimizer muon"),
-        ({"objective": "next_token", "optimizer": AdamWConfig()}, ""),
-    ],
-)
-def test_a_part_of_the_recipe_is_said_in_a_word_where_there_is_one(value: dict[str, Any], said: str) -> None:
-    assert command_of(["gpt2@1m"], "text.txt", value) == f"glassformer compare gpt2@1m --data text.txt {said}".strip()
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"weight_decay": 0.3, "seed": 7},
-        {"schedule": CosineConfig(warmup=0.5)},
-        {"objective": MaskedConfig(mask=0.9)},
-        {"optimizer": MuonConfig(momentum=0.9)},
-    ],
-)
-def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(glassformer, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
-    exec(command_of(["gpt2@1m"], Path("text.txt"), {**ASKED, **more}), {})
-    plain = {name: to_plain(value) for name, value in more.items()}
-    assert asked == {**ASKED, **plain, "models": ["gpt2@1m"]}
-    assert Recipe.of(tokens=1, **plain) == Recipe.of(tokens=1, **more)
-    assert "gf.compare(['gpt2@1m'], data, seeds=3)  # data: text" in command_of(["gpt2@1m"], object(), {"seeds": 3})
-
-
 def test_verdicts_are_against_the_first_arm_that_finished() -> None:
     """And it is said; of the first arm, which has no two losses, a verdict tells how often it diverged."""
     ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
@@ -409,7 +314,7 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     """Two seeds of two arms; then again, which trains nothing; then one seed more, which trains only that."""
     names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}+window:8"]
     events: list[Event] = []
-    results = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
+    results = compare(names, source, seeds=2, out=tmp_path / "out", progress=events.append, **PLAN)
     assert [(r["name"], r["seed"], r["status"]) for r in results["runs"]] == [
         (n, s, "ok") for s in (0, 1) for n in names
     ]
@@ -437,16 +342,13 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     parser.feed(page)
     assert parser.fetched == []
     assert all(name.replace("+", "+") in page for name in names)
-    assert results["command"] == shlex.join(
-        f"glassformer compare {' '.join(names)} --data {source} --tokens 768 --batch-size 4 --context 32 --threads 1 "
-        f"--dtype float32 --seeds 2 --out {tmp_path / 'out'}".split()
-    )
-    kinds = [type(event) for event in events]
+    assert results["command"] == f"glassformer run {tmp_path / 'out' / 'design.yaml'}"
+    kinds = [type(event) for event in events if not isinstance(event, ReadingEvent)]
     assert kinds[0] is Begin
     assert kinds.count(Start) == kinds.count(End) == 4
 
     events.clear()
-    again = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
+    again = compare(names, source, seeds=2, out=tmp_path / "out", progress=events.append, **PLAN)
     assert again["runs"] == results["runs"]
     assert [type(event) for event in events].count(Kept) == 4
     with refused(code="changed", field="learning_rate"):
@@ -533,7 +435,7 @@ def test_arms_and_seeds_are_added_to_a_comparison(source: Path, tmp_path: Path) 
 
     def trained(names: list[str], **fields: Any) -> list[tuple[str, int]]:
         events.clear()
-        compare(names, source, out=out, on_event=events.append, executor=AT_ONCE, **{**PLAN, **fields})
+        compare(names, source, out=out, progress=events.append, executor=AT_ONCE, **{**PLAN, **fields})
         return [event.key for event in events if isinstance(event, Start)]
 
     assert trained([A, B]) == [(A, 0), (B, 0)]
@@ -665,8 +567,8 @@ def test_a_padded_vocabulary_is_trained_and_written_with(source: Path, tmp_path:
 
 def test_flops_are_matched_with_the_padded_vocabulary() -> None:
     name = "gpt2@1m+vocab_size=5000"
-    config = arms([name])[name]
-    (plan,) = recipes({name: config}, {**PLAN, "tokens": 1000}, "flops", 50).values()
+    config = preset(name)
+    (plan,) = planned(arms([name]), {**PLAN, "tokens": 1000}, "flops").values()
     assert plan.flops == 3.0 * config.vary(context=32).flops(32) * 1000
 
 
@@ -692,14 +594,14 @@ def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
 def test_the_same_model_in_two_spellings_is_said_to_be_one() -> None:
     """Also where a change of the recipe is none; not where it is one, or the model another."""
     names = ["llama@1m", "llama@1m+rope", "llama@1m+recipe.clip=1.0", "llama@1m+recipe.clip=2.0", "gpt2@1m"]
-    configs = arms(names)
-    notes = likeness(configs, recipes(configs, PLAN, None, 50))
+    named = arms(names)
+    notes = likeness(named, configs_of(named), planned(named))
     assert [note for note in notes if "same model" in note] == [
         "llama@1m and llama@1m+rope and llama@1m+recipe.clip=1.0 are the same model, trained alike: what differs "
         "between them is chance."
     ]
     others = arms(["llama@1m", "gpt2@1m"])
-    assert not likeness(others, recipes(others, PLAN, None, 50))
+    assert not likeness(others, configs_of(others), planned(others))
 
 
 def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Path) -> None:
@@ -710,8 +612,12 @@ def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Pa
     with (out / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with refused(code="conflict", field="out"):
-            compare([f"gpt2@1m{TINY}"], source, out=out, on_event=events.append, **PLAN)
-    assert events == [] and not (out / "runs").exists() and not (out / "results.json").exists()
+            compare([f"gpt2@1m{TINY}"], source, out=out, progress=events.append, **PLAN)
+    assert (
+        all(isinstance(event, ReadingEvent) for event in events)
+        and not (out / "runs").exists()
+        and not (out / "results.json").exists()
+    )
 
 
 @pytest.mark.slow
@@ -722,7 +628,7 @@ def test_a_result_that_the_arm_cannot_have_left_is_made_again(source: Path, tmp_
     (place,) = (out / "runs").iterdir()
     (place / "result.json").write_text(json.dumps({**whole, "generation": None}))
     events: list[Event] = []
-    (again,) = compare(names, source, out=out, on_event=events.append, **PLAN)["runs"]
+    (again,) = compare(names, source, out=out, progress=events.append, **PLAN)["runs"]
     assert [type(event) for event in events if isinstance(event, Kept | Start)] == [Start]
     assert (again["validation"], again["train"]["curve"]) == (whole["validation"], whole["train"]["curve"])
 

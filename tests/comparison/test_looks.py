@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+import glassformer as gf
 from glassformer.cli import main
-from glassformer.comparison import compare
 from glassformer.comparison.terms import rate_words
 from glassformer.errors import RequestError
 from glassformer.runs.executor import Local
 from glassformer.runs.looks import constant_level, look_notes
 from tests.comparison.test_compare import PLAN, TINY
 from tests.refused import refused
-from tests.runs.stand_in import Instead, Stand, trained_at_once
+from tests.runs.stand_in import Instead, Stand, content, trained_at_once
+
+compare = content(gf.compare)
 
 A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
 

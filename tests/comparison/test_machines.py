@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glassformer.comparison import compare
-from glassformer.runs.results import MachineRecord, Results, RunResult, unlike
+from glassformer.runs.results import MachineRecord, RunResult, unlike
 from tests.comparison.test_compare import PLAN, TINY
 from tests.comparison.test_looks import source
 from tests.runs.stand_in import Instead, trained_at_once
@@ -50,7 +50,7 @@ CASES = {
 def test_what_is_judged(case: str, source: Path, tmp_path: Path) -> None:
     machine_of, budget, why = CASES[case]
     plan = {**PLAN, "seeds": 2, "threads": None, "tokens": None, budget: 500}
-    found = Results.of(compare([A, B, C], source, out=tmp_path / "out", executor=on(machine_of), **plan))
+    found = compare([A, B, C], source, out=tmp_path / "out", executor=on(machine_of), **plan).results
     report = (tmp_path / "out" / "report.html").read_text()
     assert bool(found.verdicts) == (budget == "tokens" or why is None)
     notes = [note for note in found.budget.notes if "speeds do not compare" in note]

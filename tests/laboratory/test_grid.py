@@ -21,7 +21,7 @@ from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
 from glassformer.naming import SIZES, at_size, preset, shape, without_size
 from glassformer.runs import slurm
-from glassformer.runs.events import End, Kept, Notify, silent
+from glassformer.runs.events import End, Kept, Notify, PlanEvent, silent
 from glassformer.runs.files import write_result
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import RunResult
@@ -105,9 +105,14 @@ def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> di
     return gf.scale(asked.pop("models", ["gpt2", "llama"]), source, out=out, **asked)
 
 
+def planned(plans: list[scaling.ScalingPlan]) -> Any:
+    """A listener that keeps the plans."""
+    return lambda event: plans.append(event.plan) if isinstance(event, PlanEvent) else None
+
+
 def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path: Path) -> None:
     plans: list[scaling.ScalingPlan] = []
-    found = trained(source, tmp_path, on_plan=plans.append)
+    found = trained(source, tmp_path, progress=planned(plans))
     assert found["status"] == "complete" and len(found["runs"]) == 50 == len(plans[0].runs)
     for law in found["laws"]:
         figures = {one["name"]: one["value"] for one in law["figures"]}
@@ -156,14 +161,14 @@ def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
     with failed(code="stopped"):
         trained(source, tmp_path, first, **few)
     second, plans = Planted(), []
-    trained(source, tmp_path, second, on_plan=plans.append, **few)
+    trained(source, tmp_path, second, progress=planned(plans), **few)
     assert sorted(first.trained + second.trained) == sorted(set(first.trained + second.trained))
     assert sum(run.seconds > 0 for run in plans[0].runs) == len(second.trained) == 9 - 5
     third = Planted()
     found = trained(source, tmp_path, third, seeds=2, **few)
     assert len(third.trained) == 9 and len(found["runs"]) == 18
     kept: list[Any] = []
-    trained(source, tmp_path, Planted(stop_after=0), seeds=2, on_event=kept.append, **few)
+    trained(source, tmp_path, Planted(stop_after=0), seeds=2, progress=kept.append, **few)
     assert sum(isinstance(event, Kept) for event in kept) == 18
     for field, value in (("batch_size", 8), ("learning_rate", 1e-3)):
         with refused(code="conflict", field=field):
@@ -199,7 +204,7 @@ def test_too_few_that_did_not_diverge(source: Path, tmp_path: Path) -> None:
 def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
     """Tokens follow from the exact FLOPs of a token, and a budget is one though 6 N D is not."""
     plans: list[scaling.ScalingPlan] = []
-    found = trained(source, tmp_path, budgets=None, isoflop="1e11,3e11,1e12", on_plan=plans.append)
+    found = trained(source, tmp_path, budgets=None, isoflop="1e11,3e11,1e12", progress=planned(plans))
     for run in plans[0].runs:
         size = f"{run.model}@{run.size}"
         exact = 3 * preset(size).vary(vocab_size=found["data"]["vocab_size"], context=32).flops(32) * run.tokens
@@ -350,11 +355,11 @@ def test_the_command_trains(
 @pytest.mark.slow
 def test_a_few_real_steps_from_end_to_end(source: Path, tmp_path: Path) -> None:
     """Two sizes, two budgets, trained in processes of their own; half a minute of starting them."""
-    found = gf.scale(["gpt2"], source, "0.05m,0.2m", "512,2048", out=tmp_path, form="compute", **SMALL)
+    found = gf.scale(["gpt2"], source, sizes="0.05m,0.2m", budgets="512,2048", out=tmp_path, form="compute", **SMALL)
     assert [run["status"] for run in found["runs"]] == ["ok"] * 4
     losses = {(run["size"], run["tokens"]): run["loss"] for run in found["runs"]}
     assert losses["0.2m", 2048] < losses["0.2m", 512] and all(math.isfinite(loss) for loss in losses.values())
     assert found["laws"][0]["points"] == 4 and (tmp_path / "report.html").is_file()
-    again = gf.scale(["gpt2"], source, "0.05m,0.2m", "512,2048", out=tmp_path, form="compute",
+    again = gf.scale(["gpt2"], source, sizes="0.05m,0.2m", budgets="512,2048", out=tmp_path, form="compute",
                      executor=Instead(lambda place, notify: pytest.fail("trained again")), **SMALL)  # fmt: skip
     assert again["laws"] == found["laws"]

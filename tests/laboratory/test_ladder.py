@@ -15,9 +15,10 @@ import pytest
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.comparison import summary
+from glassformer.config import read_tree
 from glassformer.errors import Code
+from glassformer.laboratory.ladder import LadderDesign, ablate, pairs_of
 from glassformer.laboratory.ladder import _rungs as rungs_of
-from glassformer.laboratory.ladder import ablate, pairs_of
 from glassformer.laboratory.steps import Point, as_steps, between, join
 from glassformer.runs import slurm
 from glassformer.runs.effects import combined, effects
@@ -147,7 +148,8 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
     assert json.loads((out / "ladder.json").read_text()) == found
     page = (out / "ladder.html").read_text()
     assert "rope: added in its place, it lowers the loss" in page and page.count("<svg") >= 4 + 3 * 4
-    assert found["command"].startswith("glassformer ablate ") and "--changes rope,rmsnorm,nobias" in found["command"]
+    assert found["command"] == f"glassformer run {out / 'design.yaml'}"
+    assert LadderDesign.from_dict(read_tree(out / "design.yaml")).steps == list(STEPS)
 
     again = Planted({"rope": -0.2, "nobias": 0.05})
     assert ablate(BASE, source, changes=STEPS, out=out, executor=Instead(again), **PLAN)["arms"] == found["arms"]

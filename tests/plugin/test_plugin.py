@@ -110,7 +110,7 @@ def test_it_is_looked_into_and_planned():
 
 def test_it_is_compared_in_processes_of_its_own(source: Path, tmp_path: Path):
     results = compare([f"llama@1m+{TINY}", TOY], source, out=tmp_path / "out", allow_unmatched=True, **PLAN)
-    assert [run["status"] for run in results["runs"]] == ["ok", "ok"], [run.get("error") for run in results["runs"]]
+    assert [run.status for run in results.runs] == ["ok", "ok"], [run.error for run in results.runs]
 
 
 def test_a_part_of_a_script_or_notebook_is_refused_before_anything_is_written(

@@ -176,10 +176,11 @@ def results(seeds: int = 3, diverge: bool = True) -> dict[str, Any]:
         tree = config(attention(), MLP, LAYERNORM, "post", LEARNED)
         runs += [_diverged(_run("gpt2@10m+post", tree, 4.4, 7000.0, None, seed)) for seed in range(seeds)]
     names = [arm[0] for arm in _ARMS]
+    command = f"glassformer compare {' '.join(names)} --data python-docs --tokens 1M"
     return {
         "schema": 1, "created": "2026-11-21T08:00:00+00:00",
-        "command": f"glassformer compare {' '.join(names)} --data python-docs --tokens 1M"
-        + (f" --seeds {seeds}" if seeds > 1 else ""),
+        "command": command + (f" --seeds {seeds}" if seeds > 1 else ""),
+        "again": {"seeds": f"{command} --seeds 3", "tune": f"{command} --tune", "watch": f"{command} --watch"},
         "data": {"name": "python-docs", "fingerprint": "sha256:5f0c1b", "documents": 812, "bytes": 3_400_000,
                  "train_tokens": 1_050_000, "validation_tokens": 96_000,
                  "tokenizer": {"kind": "bpe", "vocab_size": 4096}},

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from glassformer.report.commands import tuned, watching, with_seeds
 from glassformer.report.curves import shared_spikes, spikes, top
 from glassformer.report.facts import restyled
 from glassformer.report.sketch import marked, sketch
@@ -100,29 +99,6 @@ def test_what_is_empty_has_one_line_and_its_command_to_copy() -> None:
     assert "Verdicts: with one seed per arm" in page.text and "drawn from three arms on" in page.text
     links = [value for _, key, value in page.attributes if key == "href" and value != "#results"]
     assert links == ["#content", "#summary", "#curves", "#contexts", "#configs", "#samples", "#setup", "#absent"]
-
-
-@pytest.mark.parametrize(
-    ("command", "made"),
-    [
-        ("glassformer compare a b --out x --seeds 1", "glassformer compare a b --out x-tuned --tune"),
-        ("glassformer compare a b --seeds=5", "glassformer compare a b --seeds=5 --tune"),
-        ("glassformer compare a b --lr 1e-3", "--tune"),
-        ("glassformer compare a b+recipe.learning_rate=1e-3", "--tune"),
-        ("gf.compare(['a'])", "--tune"),
-        (None, "--tune"),
-    ],
-)
-def test_the_command_that_would_tune(command: object, made: str) -> None:
-    assert tuned(command) == made
-
-
-def test_commands_with_another_option() -> None:
-    assert with_seeds("glassformer compare a b --seeds 1 --out x") == "glassformer compare a b --seeds 3 --out x"
-    assert watching("glassformer compare a --out runs/x --seeds 3") == (
-        "glassformer compare a --out runs/x-watched --seeds 3 --watch"
-    )
-    assert watching("gf.compare(['a'], 'b')") == "--watch" and watching(None) == "--watch"
 
 
 # --- What differs ---

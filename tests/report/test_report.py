@@ -161,14 +161,13 @@ def test_one_seed_is_said_to_prove_nothing_and_three_are_not() -> None:
     assert "95 % interval" in several
 
 
-def test_the_notice_asks_for_three_seeds_in_the_command_that_asked_for_one() -> None:
-    made = results(1) | {"command": "glassformer compare a b --seeds 1 --tokens 5k"}
-    assert "glassformer compare a b --seeds 3 --tokens 5k" in Page(rendered(made)).text
-    made["command"] = "glassformer compare a --data 'my  text' --seeds=1"
+def test_the_notice_asks_for_three_seeds_with_the_command_that_the_results_name() -> None:
+    made = results(1) | {"again": {"seeds": "glassformer run 'my  folder/design.yaml' --seeds 3"}}
     copied = [value for _, key, value in Page(rendered(made)).attributes if key == "data-copy"]
-    assert copied[0] == "glassformer compare a --data 'my  text' --seeds=3"
-    made["command"] = "import glassformer as gf; gf.compare(['a'], 'b', seeds=1, out='c')"
-    assert "gf.compare(['a'], 'b', seeds=3, out='c')" in Page(rendered(made)).text
+    assert copied[0] == "glassformer run 'my  folder/design.yaml' --seeds 3"
+    del made["again"]
+    copied = [value for _, key, value in Page(rendered(made)).attributes if key == "data-copy"]
+    assert copied[0] == "--seeds 3"
 
 
 def test_what_is_not_equal_is_not_called_matched() -> None:

@@ -76,3 +76,8 @@ def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
 
 
 AT_ONCE = Instead(trained_at_once)
+
+
+def content(verb: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The verb, returning the content of results.json."""
+    return lambda *given, **options: verb(*given, **options).to_dict()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import machine
-from glassformer.comparison.request import threads_of
+from glassformer.comparison.arms import threads_of
 from glassformer.runs import executor, workers
 from glassformer.runs.executor import Slots
 from glassformer.runs.request import RunRequest

@@ -73,8 +73,9 @@ def test_arms_begin_with_their_weights_in_the_tokenizer_they_know(base: Path, so
     names = [f"{base}", f"{base}+gqa:2", f"{base}+mqa"]
     found = compare(
         names, source, out=tmp_path / "out", pretrained=True, executor=AT_ONCE, allow_unmatched=True, **PLAN
-    )
-    assert " --pretrained" in found["command"]
+    ).to_dict()
+    assert found["command"] == f"glassformer run {tmp_path / 'out' / 'design.yaml'}"
+    assert gf.Design.from_file(tmp_path / "out" / "design.yaml").pretrained
     assert len({run["pretrained"] for run in found["runs"]}) == 3
     assert any("made of other numbers of heads" in note for note in found["budget"]["notes"])
     tokenizer = gf.load(base).tokenizer

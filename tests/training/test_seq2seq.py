@@ -155,7 +155,7 @@ def test_kinds_of_models_are_compared_on_the_same_pairs(tmp_path: Any):
     found = gf.compare(
         kinds, "pairs:reversal", tokens=400, batch_size=4, context=32, objective="seq2seq", allow_unmatched=True,
         evaluation_tokens=256, device="cpu", out=str(tmp_path / "out"),
-    )  # fmt: skip
+    ).to_dict()  # fmt: skip
     assert [run["status"] for run in found["runs"]] == ["ok"] * 3
     assert len({run["validation"]["tokens"] for run in found["runs"]}) == 1
     assert len({run["train"]["tokens"] for run in found["runs"]}) == 1

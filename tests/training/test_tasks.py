@@ -126,4 +126,4 @@ def test_a_comparison_of_two_models_on_a_task(tmp_path: Path) -> None:
         [SMALL, f"{SMALL}+rope"], "induction:row=16,most=8,least=4", tokens=1_000, seeds=1, batch_size=8, context=16,
         objective="task", out=tmp_path / "comparison",
     )  # fmt: skip
-    assert [run["status"] for run in found["runs"]] == ["ok", "ok"]
+    assert [run.status for run in found.runs] == ["ok", "ok"]

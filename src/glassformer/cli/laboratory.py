@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from glassformer import machine
-from glassformer.cli.show import output, ruled, short, size
+from glassformer.cli.recipes import Asked, ExperimentStep
+from glassformer.cli.show import compare_and_show, output, ruled, short, size, train_and_show
+from glassformer.comparison import Design
+from glassformer.comparison.single import SingleRun
 from glassformer.dynamics.coord_check import LEVEL, coordinate_check
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors
 from glassformer.laboratory.advice import Goal, advise
 from glassformer.laboratory.claims import claims, overview
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.stored import MEASURED, Stored
-from glassformer.laboratory.ladder import PAGE, ablate
+from glassformer.laboratory.claims.stored import MEASURED
+from glassformer.laboratory.ladder import PAGE, LadderDesign, ablate
 from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
+from glassformer.laboratory.scaling import REPORT, ScalingDesign, ScalingPlan, refuse_failed, scale
 from glassformer.laboratory.summary import summary
 from glassformer.naming import preset
 from glassformer.report.claims import asked_words, figure_words, verdict_of, write_claims
@@ -29,11 +32,9 @@ from glassformer.report.ladder import findings
 from glassformer.report.scaling import finding as law_finding
 from glassformer.report.scaling import interval_words, several_finding, write_scaling
 from glassformer.runs import events
+from glassformer.runs.executor import Executor
 from glassformer.runs.live import ComparisonView, clock, decimals
 from glassformer.units import quantity
-
-if TYPE_CHECKING:
-    from glassformer.laboratory.scaling import ScalingPlan
 
 
 def show_advice(goal: Goal, context: int, memory: float, claims: str | None, model: str, as_json: bool) -> None:
@@ -66,10 +67,12 @@ def _options(question: dict[str, Any]) -> Table:
     return table
 
 
-def show_ladder(base: str, data: str, fields: dict[str, Any], command: str, as_json: bool) -> None:
+def show_ladder(
+    ladder: LadderDesign, out: str, command: str | None = None, executor: Executor | None = None, as_json: bool = False
+) -> None:
     """Trains the arms of a ladder, and says what each change does."""
     with ComparisonView(quiet=as_json) as view:
-        found = ablate(base, data, on_event=view.event, on_progress=view.progress, command=command, **fields)
+        found = ablate(ladder, out=out, progress=view.event, command=command, executor=executor)
     if as_json:
         print(json.dumps(found, allow_nan=False))
         return
@@ -77,7 +80,7 @@ def show_ladder(base: str, data: str, fields: dict[str, Any], command: str, as_j
     console.print(arms_table(found))
     for line in findings(found):
         console.print(line, markup=False, highlight=False)
-    print(f"page: {Path(fields['out']) / PAGE}")
+    print(f"page: {Path(out) / PAGE}")
 
 
 def arms_table(found: dict[str, Any]) -> Table:
@@ -94,6 +97,19 @@ def arms_table(found: dict[str, Any]) -> Table:
             size(arm["generation.state_bytes_per_token"]),
         )  # fmt: skip
     return table
+
+
+def show_step(step: ExperimentStep, asked: Asked, executor: Executor | None = None) -> None:
+    """Carries out one step of an experiment."""
+    match asked:
+        case SingleRun():
+            train_and_show(asked)
+        case Design():
+            compare_and_show(asked, step.out, executor=executor)
+        case LadderDesign():
+            show_ladder(asked, step.out, executor=executor)
+        case ScalingDesign():
+            train_laws(asked, step.out, executor=executor)
 
 
 CLAIMS_FOLDER, CLAIMS_PAGE = "claims", "index.html"
@@ -127,12 +143,7 @@ def show_claims(
         return
 
     with ComparisonView(quiet=as_json) as view:
-
-        def tell(claim: Claim, found: Stored | None) -> None:
-            view.say(f"{claim.name}: {f'about {claim.minutes:g} min' if found is None else found.words}")
-
-        found = claims(names, folder, quick=quick, data=data, seeds=seeds, again=again, on_event=view.event,
-                       on_progress=view.progress, on_claim=tell)  # fmt: skip
+        found = claims(names, folder, quick=quick, data=data, seeds=seeds, again=again, progress=view.event)
     rows = overview(folder)
     write_claims(rows, command, folder / CLAIMS_PAGE)
     if as_json:
@@ -245,6 +256,9 @@ class GridView(ComparisonView):
         self.whole = self.bars.add_task("all runs", total=self.total, note="")
 
     def event(self, event: events.Event) -> None:
+        if isinstance(event, events.PlanEvent):
+            self.plan(event.plan)
+            return
         if isinstance(event, events.Begin):
             for task in self.tasks.values():
                 self.bars.remove_task(task)
@@ -283,25 +297,11 @@ def plan_table(plan: ScalingPlan) -> Table:
 
 
 def train_laws(
-    models: list[str],
-    data: str,
-    sizes: str,
-    budgets: str | None,
-    isoflop: str | None,
-    predict: list[str] | None,
-    out: str,
-    as_json: bool,
-    **how: Any,
+    asked: ScalingDesign, out: str, command: str | None = None, executor: Executor | None = None, as_json: bool = False
 ) -> None:
     """Trains the models on a grid, and says how their losses scale."""
-    from glassformer.laboratory.scaling import REPORT, refuse_failed, scale
-
-    asked = [pair(one) for one in predict or []]
     with GridView(quiet=as_json) as view:
-        found = scale(
-            models, data, sizes, budgets, isoflop, predict=asked, out=out, on_plan=view.plan, on_event=view.event,
-            on_progress=view.progress, **how,
-        )  # fmt: skip
+        found = scale(asked, out=out, progress=view.event, command=command, executor=executor)
     if as_json:
         print(json.dumps(found, allow_nan=False))
     else:

@@ -1,27 +1,33 @@
-"""Experiments as files of plain data, which one command runs, resumes and adds seeds to."""
+"""Experiments as files, which one command runs, resumes and adds seeds to: a design, or several steps with a sentence
+about them."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError
 from pydantic import ConfigDict, Field
 
+from glassformer.comparison import Design
+from glassformer.comparison.design import FILE, OWN
+from glassformer.comparison.single import SingleRun
 from glassformer.config import read_tree, validated
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, did_you_mean, shown
+from glassformer.laboratory.ladder import LadderDesign
+from glassformer.laboratory.scaling import ScalingDesign
 from glassformer.parts.core.base import Value
+from glassformer.runs.power import PILOT
+from glassformer.training import Recipe
 
-VERBS = ("train", "compare", "ablate", "scale")
-BESIDES = ("json",)
-"""Options of a verb that are not of an experiment."""
+Asked = Design | LadderDesign | ScalingDesign | SingleRun
+FOLDERS = {"compare": "comparison", "ablate": "ladder", "scale": "scaling", "train": "run"}
+"""The folder of each verb, by default."""
 
 
 class Experiment(Value):
-    """One or more commands, in their order. Each step has a `verb`, and its options as the command line calls
-    them; what stands without an option there, the models, goes by the name it has in the verb's help."""
+    """Several steps, in their order. Each is a design with its `verb`, and `out`, its folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,71 +36,108 @@ class Experiment(Value):
     steps: tuple[dict[str, Any], ...] = Field(min_length=1, max_length=100)
 
 
-def commands(app: App, path: str, seeds: int | None = None) -> list[list[str]]:
-    """The command lines of an experiment, all of them checked; `seeds` in the place of its own. Raises RequestError
-    that names the file, the step and the option."""
-    experiment: Experiment = validated(Experiment, read_tree(path), "experiment", str(path))
-    found = []
-    for number, step in enumerate(experiment.steps, 1):
-        where = f"{path}, step {number}"
-        words = _words(app, dict(step), seeds, where)
-        try:
-            app.parse_args(words, exit_on_error=False, print_error=False)
-        except (CycloptsError, RequestError) as error:
-            raise RequestError(f"{where}: {' '.join(str(error).split())}", code="type", field="steps") from None
-        found.append(words)
-    if seeds is not None and not any("--seeds" in words for words in found):
-        raise RequestError(f"{path} has no step that takes --seeds", code="conflict", field="seeds", value=seeds)
-    return found
+@dataclass(frozen=True)
+class ExperimentStep:
+    """One step of an experiment."""
+
+    verb: str
+    tree: Mapping[str, Any]
+    out: str
+    where: str
+    """The file and the number of the step, for complaints."""
+    changes: Mapping[str, Any]
+    """Fields of the design that the command line gives."""
+
+    def made(self) -> Asked:
+        """The design of the step. Raises RequestError."""
+        if self.verb == "train":
+            return _run_of(self.tree, self.out, self.where)
+        kinds: dict[str, type[Design | LadderDesign | ScalingDesign]] = {
+            "compare": Design, "ablate": LadderDesign, "scale": ScalingDesign,
+        }  # fmt: skip
+        found = kinds[self.verb].from_dict(self.tree, self.where)
+        return found.vary(**self.changes) if self.changes else found
+
+    def check(self, before: list[str]) -> None:
+        """Raises RequestError for what is wrong with the step. What it takes from the folder of a step `before` is
+        checked when the step starts."""
+        models = str(self.tree.get("models", self.tree.get("model", "")))
+        if not any(out in models and not Path(out).exists() for out in before):
+            self.made()
+            return
+        known = OWN | Recipe.model_fields.keys() | {"verb", "schema", "models", "model", "data", "resume"}
+        for name in self.tree:
+            if name not in known:
+                near = did_you_mean(str(name), known)
+                message = f"{self.where}: {self.verb} has no field {shown(name)}{near}"
+                raise RequestError(message, code="unknown", field=shown(name), value=name)
 
 
-def _words(app: App, step: dict[str, Any], seeds: int | None, where: str) -> list[str]:
-    verb = str(step.pop("verb", ""))[:80]
-    if verb not in VERBS:
-        near = did_you_mean(verb, VERBS) or f"; use {', '.join(VERBS)}"
-        raise RequestError(
-            f"{where}: verb={verb!r} is none of an experiment{near}", code="unknown", field="verb", value=verb
-        )
-    function: Callable[..., None] = app[verb].default_command  # type: ignore[assignment]
-    parameters = inspect.signature(function).parameters
-    known = {name: one.kind for name, one in parameters.items() if name not in BESIDES}
-    if seeds is not None and "seeds" in known:
-        step["seeds"] = seeds
-    words = [verb]
-    options: list[str] = []
-    for key, value in step.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            raise RequestError(
-                f"{where}: {verb} has no option {str(key)[:80]!r}{did_you_mean(name, known)}",
-                code="unknown", field=str(key)[:80], value=str(value)[:80],
-            )  # fmt: skip
-        told = _told(value, f"{where}: {key}")
-        if known[name] is inspect.Parameter.POSITIONAL_ONLY:
-            words += told
-        elif value is True:
-            options.append(f"--{name.replace('_', '-')}")
-        elif value is not False:
-            options += [word for one in told for word in (f"--{name.replace('_', '-')}", one)]
-    return words + options
+def _run_of(tree: Mapping[str, Any], out: str, where: str) -> SingleRun:
+    rest = {name: value for name, value in tree.items() if name != "verb"}
+    missing = [name for name in ("model", "data") if not isinstance(rest.get(name), str)]
+    if missing:
+        message = f"{where}: train takes a model and data, as text"
+        raise RequestError(message, code="missing", field=missing[0], value=rest.get(missing[0]), expected="a text")
+    try:
+        return SingleRun.of(rest.pop("model"), rest.pop("data"), out=out, **rest)
+    except RequestError as error:
+        raise error.of(where) from None
 
 
-def _told(value: Any, where: str) -> list[str]:
-    """A value as words of a command line. Raises RequestError for what is neither text, number, nor a list of them."""
-    values: Sequence[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, str | int | float) for one in values):
-        raise RequestError(
-            f"{where} is a text, a number, true or false, or a list of these", code="type", field="steps"
-        )
-    return [str(one) for one in values]
+def steps_of(
+    path: str, out: str | None = None, changes: Mapping[str, Any] | None = None
+) -> tuple[str, list[ExperimentStep]]:
+    """(what a file asks, its steps), all of them checked. `out` is the folder, of a file with one step; `changes` are
+    fields that count instead of the file's. Raises RequestError that names the file, the step and the field."""
+    tree, changes = read_tree(path), changes or {}
+    if isinstance(tree, dict) and "steps" not in tree:
+        about, trees, numbered = "", [tree], False
+    else:
+        experiment: Experiment = validated(Experiment, tree, "experiment", str(path))
+        about, trees, numbered = experiment.about, list(experiment.steps), True
+    if out is not None and len(trees) > 1:
+        raise RequestError(f"{path} has {len(trees)} steps with a folder each; leave --out out", code="conflict",
+                           field="out", value=out)  # fmt: skip
+    steps: list[ExperimentStep] = []
+    for number, one in enumerate(trees, 1):
+        where = f"{path}, step {number}" if numbered else str(path)
+        steps.append(_step(one, where, out or (None if numbered else _folder_of(path)), changes))
+        steps[-1].check([step.out for step in steps[:-1]])
+    if changes and all(step.verb == "train" for step in steps):
+        name = next(iter(changes))
+        raise RequestError(f"{path} has no step that takes --{name}", code="conflict", field=name, value=changes[name])
+    return about, steps
 
 
-def run_experiment(app: App, path: str, seeds: int | None, say: Callable[[str], None]) -> None:
-    """Runs the commands of an experiment one after the other; each goes on where it stopped."""
-    import shlex
+def _folder_of(path: str) -> str | None:
+    """The folder that a design was left in, which its experiment continues; None of a file elsewhere."""
+    place = Path(path)
+    if place.name != FILE:
+        return None
+    return str(place.parent.parent if place.parent.name == PILOT else place.parent)
 
-    lines = commands(app, path, seeds)
-    say(f"{Path(path).name}: {read_tree(path)['about']}")
-    for words in lines:
-        say(shlex.join(["glassformer", *words]))
-        app(words, exit_on_error=False, print_error=False)
+
+def _step(tree: Mapping[str, Any], where: str, out: str | None, changes: Mapping[str, Any]) -> ExperimentStep:
+    rest = {str(name).replace("-", "_"): value for name, value in tree.items()}
+    verb, own = rest.get("verb", "compare"), rest.pop("out", None)
+    if verb not in FOLDERS:
+        near = did_you_mean(shown(verb), FOLDERS) or f"; use {', '.join(FOLDERS)}"
+        message = f"{where}: verb={shown(repr(verb))} is not a verb of an experiment{near}"
+        raise RequestError(message, code="unknown", field="verb", value=verb)
+    if own is not None and not (isinstance(own, str) and own):
+        raise RequestError(f"{where}: out is a folder, as text", code="type", field="out", value=own)
+    return ExperimentStep(verb, rest, out or own or FOLDERS[verb], where, {} if verb == "train" else changes)
+
+
+def run_experiment(
+    path: str, out: str | None, changes: Mapping[str, Any], show: Callable[[ExperimentStep, Asked], None],
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Runs the steps of an experiment one after the other; each goes on where it stopped."""
+    about, steps = steps_of(path, out, changes)
+    if about:
+        say(f"{Path(path).name}: {about}")
+    for step in steps:
+        say(f"{step.verb}, in {step.out}")
+        show(step, step.made())

@@ -13,11 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.comparison import Design, compare
+from glassformer.comparison.single import SingleRun
 from glassformer.config import ModelConfig
+from glassformer.errors import WorkError
 from glassformer.naming import SIZES, changes, words
+from glassformer.parallel.launch import one_voice
 from glassformer.planning.counts import Component, Counts
 from glassformer.report.tuning import finding
-from glassformer.runs.live import clock, decimals
+from glassformer.runs.executor import Executor
+from glassformer.runs.live import ComparisonView, clock, decimals
 from glassformer.runs.results import Answers, Power, Results, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
 from glassformer.training import Run
@@ -41,7 +46,28 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-def show_comparison(results: Results, out: str, noted: Sequence[str] = ()) -> None:
+def compare_and_show(
+    design: Design, out: str, command: str | None = None, executor: Executor | None = None, as_json: bool = False
+) -> None:
+    """Carries a design out in a folder, and says what it shows. Raises WorkError if a run failed."""
+    with ComparisonView(quiet=as_json) as view:
+        found = compare(design, out=out, progress=view.event, command=command, executor=executor)
+    results, page = found.results, Path(found.folder or out) / "report.html"
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        show_comparison(results, page, view.noted)
+    if failed := [one for one in found.runs if one.status == "failed"]:
+        first = failed[0]
+        name = first.name if results.budget.seeds == 1 else f"{first.name} seed {first.seed}"
+        raise WorkError(
+            f"{len(failed)} of {len(found.runs)} runs failed: {name}: {first.error}; the report is at {page}",
+            code="failed",
+        )  # fmt: skip
+
+
+def show_comparison(results: Results, page: Path, noted: Sequence[str] = ()) -> None:
+    """Prints tables, verdicts, and the notes that were not printed before."""
     console = output()
     for table in comparison_tables(results):
         console.print(table)
@@ -57,7 +83,7 @@ def show_comparison(results: Results, out: str, noted: Sequence[str] = ()) -> No
         console.print(finding(results.tuning), markup=False, highlight=False)
     if results.budget.seeds == 1:
         console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
-    print(f"report: {Path(out) / 'report.html'}")
+    print(f"report: {page}")
 
 
 def power_lines(power: Power) -> list[str]:
@@ -132,6 +158,18 @@ def short(count: int) -> str:
         if count >= 10**power:
             return f"{count / 10**power:.3g}{unit}"
     return str(count)
+
+
+def train_and_show(asked: SingleRun, as_json: bool = False) -> None:
+    """Trains one model, and says what came of it. Raises WorkError if it diverged."""
+    leads = one_voice()
+    with ComparisonView(quiet=as_json or not leads) as view:
+        run, found = asked.train(view.event)
+    if not leads:
+        return
+    show_run(run, as_json, found)
+    if run.status != "ok":
+        raise WorkError(f"the run diverged: {run.error}", code="diverged")
 
 
 def show_run(run: Run, as_json: bool, found: Answers | None = None) -> None:

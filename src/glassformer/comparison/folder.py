@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.config import first_difference
-from glassformer.errors import RequestError, check_whole, shown
+from glassformer.errors import RequestError, shown
 from glassformer.runs.files import read_results
-from glassformer.runs.power import MOST_SEEDS
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 
@@ -55,13 +54,8 @@ def seeds_before(folder: Path) -> int:
 
 
 def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(numbers of seeds at which verdicts were seen, planned ones). Raises RequestError for a plan that is none, and
-    for another plan than before once a verdict has been seen."""
-    for look in planned:
-        check_whole("looks", look, least=2)
-        if look > MOST_SEEDS:
-            message = f"looks={look} is more than the {MOST_SEEDS:,} seeds that one comparison takes"
-            raise RequestError(message, code="range", field="looks", value=look, expected=f"at most {MOST_SEEDS:,}")
+    """(numbers of seeds at which verdicts were seen, planned ones). Raises RequestError for another plan than before
+    once a verdict has been seen."""
     held, plan = read_results(folder), sorted(set(planned))
     if held is None:
         return [], plan

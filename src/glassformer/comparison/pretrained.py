@@ -10,7 +10,6 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
-from glassformer.naming import split_recipe
 from glassformer.naming.loading import load
 from glassformer.runs.request import PretrainedPlace, place_of
 from glassformer.text import Tokenizer
@@ -20,16 +19,23 @@ FOLDER, SUFFIX = "pretrained", ".safetensors"
 NOTE = "All arms begin with weights that were trained before: seeds differ in the order of the text alone."
 
 
-def loaded_arms(expressions: Sequence[str], tokenizer: str | Tokenizer) -> dict[str, Loaded]:
-    """Expression -> its model with its weights, changed as it says. Raises RequestError for one that has none, and
-    where the tokenizers are not the same."""
+def check_begun(models: Sequence[object], tokenizer: object) -> None:
+    """Raises RequestError if a model is not an expression, which names weights, or if a tokenizer is given."""
+    if other := next((model for model in models if not isinstance(model, str)), None):
+        message = "--pretrained starts from the checkpoints that expressions name; give a name or a path, not a config"
+        raise RequestError(message, code="type", field="pretrained", value=type(other).__name__, expected="expressions")
     if tokenizer != "auto":
         raise RequestError(
             f"--tokenizer {tokenizer}: weights that were trained before know the tokens of their own tokenizer only; "
             "leave it out",
             code="conflict", field="tokenizer", value=tokenizer, expected="left out",
         )  # fmt: skip
-    found = {name: load(split_recipe(name)[0], dtype=torch.float32) for name in expressions}
+
+
+def loaded_arms(models: Mapping[str, str]) -> dict[str, Loaded]:
+    """Name of an arm -> its model with its weights, changed as its expression says. Raises RequestError for one that
+    has none, and where the tokenizers are not the same."""
+    found = {name: load(model, dtype=torch.float32) for name, model in models.items()}
     first = next(iter(found))
     for name, loaded in found.items():
         if loaded.tokenizer is None:
@@ -46,7 +52,8 @@ def loaded_arms(expressions: Sequence[str], tokenizer: str | Tokenizer) -> dict[
 
 def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfig, Tokenizer, Pretrained]:
     """The config, the tokenizer and the weights that an expression names."""
-    found = loaded_arms([expression], tokenizer)
+    check_begun([expression], tokenizer)
+    found = loaded_arms({expression: expression})
     loaded = found[expression]
     return loaded.config, tokenizer_of(found), Pretrained.of(loaded.model, expression)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from glassformer.comparison.arms import recipe_fields
 from glassformer.comparison.pretrained import trained_arm
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
@@ -25,7 +26,7 @@ from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.live import shown
 from glassformer.runs.measure import describe
 from glassformer.runs.results import Answers
-from glassformer.text import TextData, Tokenizer, Tokens
+from glassformer.text import Tokenizer, Tokens
 from glassformer.training import Callback, Pretrained, Recipe, Report, Reporter, Request, Run, prepare_run, run_request
 from glassformer.training.overrides import with_recipe
 from glassformer.training.sinks import check_sinks, open_sinks
@@ -143,32 +144,16 @@ def _begun(
     return trained_arm(str(model), tokenizer)  # refuses it: a config has no weights
 
 
-def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; those by name count."""
-    if isinstance(recipe, Recipe):
-        given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
-    elif recipe is None or isinstance(recipe, Mapping):
-        given = dict(recipe or {})
-    else:
-        raise RequestError(code="type", field="recipe", value=recipe, expected="a Recipe, or a mapping of its fields")
-    return {**given, **fields}
-
-
 def begin(name: str, request: Request, notify: Notify) -> None:
     """Tells what is about to be trained, and on what."""
     config, text = request.config, request.text
     params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
     met = "" if active == params else f" ({active:,} for each token)"
     notify(events.StageEvent(words=f"{name}: {params:,} parameters in the layers{met}; {request.how.why}"))
-    if isinstance(text, TextData):
-        notify(
-            events.StageEvent(
-                words=f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
-                f"({text.tokenizer_rule})"
-            )
-        )
-    notes = text.notes if isinstance(text, TextData) else []
-    notify(events.Begin(runs=[(name, request.recipe.seed)], how="", notes=notes))
+    read, held_out = len(text.train), len(text.validation)
+    told = f"{text.name}: {read:,} tokens to train on, {held_out:,} held out ({text.tokenizer_rule})"
+    notify(events.StageEvent(words=told))
+    notify(events.Begin(runs=[(name, request.recipe.seed)], how="", notes=text.notes))
 
 
 def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:

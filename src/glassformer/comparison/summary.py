@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from glassformer.comparison.request import unequal
+from glassformer.comparison.arms import unequal
 from glassformer.comparison.terms import terms, unit
 from glassformer.report import write_report
 from glassformer.runs.files import write_results

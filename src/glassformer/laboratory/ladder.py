@@ -8,49 +8,43 @@ OUT/ladder.html   the same, drawn
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from glassformer.comparison import compare
-from glassformer.comparison.command import command_of
-from glassformer.comparison.request import (
-    arms,
-    check_seeds,
-    common_context,
-    fairness,
-    recipe_defaults,
-    recipes,
-)
+from glassformer.comparison.arms import check_seeds
+from glassformer.comparison.design import FILE, LEAST_SEEDS, Design, from_tree, to_yaml
+from glassformer.comparison.experiment import command_of
 from glassformer.comparison.terms import terms
+from glassformer.comparison.verbs import begun, place_of_work
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import SCHEMAS, replace_text
 from glassformer.laboratory.paces import paces_of
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
-from glassformer.laboratory.tuning import tune as tuned
 from glassformer.report.ladder import write_ladder
 from glassformer.runs.arms import PARAMETERS, PEAK_MEMORY, STATE_BYTES, TRAINING_SPEED, Arm
 from glassformer.runs.contrasts import mean_interval
 from glassformer.runs.effects import MOST, by_chance, combined, effects
-from glassformer.runs.events import Notify, StageEvent, silent
+from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
+from glassformer.runs.live import shown
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.verdicts import Table, verdicts
-from glassformer.text import OnProgress, TextData
+from glassformer.text import Tokens
 from glassformer.thresholds import CONFIDENCE
 from glassformer.training import Interrupted
 
-Design = Literal["ladder", "factorial"]
+VERB = "ablate"
+Kind = Literal["ladder", "factorial"]
 RESULTS, PAGE = "ladder.json", "ladder.html"
-LEAST_SEEDS = 2
-"""Of a difference: one seed has no interval."""
+LADDER_SEEDS = 3
+"""Seeds of a ladder, by default."""
 LEAST_STEPS = 10
 """Optimizer steps of a run: before them every model is still near its initial weights."""
 
@@ -67,78 +61,143 @@ class Rung:
         return ", ".join(step for step, has in zip(steps, self.has, strict=True) if has) or "nothing"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LadderDesign:
+    """A ladder that is asked for: its ends, its arms, and the comparison of these."""
+
+    base: str
+    to: str | None
+    changes: tuple[str, ...] | None
+    """Changes that were asked for, or None if they were to be found."""
+    kind: Kind
+    steps: list[str]
+    target: str
+    rungs: list[Rung]
+    comparison: Design
+
+    @classmethod
+    def of(
+        cls,
+        base: str | Path,
+        data: str | Path | None = None,
+        *,
+        to: str | Path | None = None,
+        changes: str | Sequence[str] | None = None,
+        design: Kind = "ladder",
+        seeds: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Takes what `ablate` takes. Raises RequestError."""
+        seeds = LADDER_SEEDS if seeds is None else check_seeds(seeds)
+        if seeds < LEAST_SEEDS:
+            message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
+            raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
+        base, to = str(base), None if to is None else str(to)
+        asked = None if changes is None else as_steps(changes)
+        steps, target = _steps(base, to, asked)
+        rungs = _rungs(base, steps, design)
+        comparison = Design.of([rung.name for rung in rungs], data, seeds=seeds, **options)
+        _refuse_small(comparison)
+        return cls(
+            base=base, to=to, changes=None if asked is None else tuple(asked), kind=design, steps=steps, target=target,
+            rungs=rungs, comparison=comparison,
+        )  # fmt: skip
+
+    @property
+    def data(self) -> str | None:
+        return self.comparison.data
+
+    def vary(self, **changes: Any) -> Self:
+        """Returns the ladder with some fields of its comparison changed. Raises RequestError."""
+        return replace(self, comparison=self.comparison.vary(**changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as plain values: the content of design.yaml."""
+        asked = {
+            "to": self.to, "changes": None if self.changes is None else list(self.changes),
+            "design": None if self.kind == "ladder" else self.kind,
+        }  # fmt: skip
+        rest = self.comparison.to_dict()
+        del rest["models"]
+        ends = {"base": self.base} | {name: value for name, value in asked.items() if value is not None}
+        return rest | {"verb": VERB, "seeds": self.comparison.seeds} | ends
+
+    def save(self, folder: Path) -> None:
+        """Writes design.yaml into the folder."""
+        replace_text(folder / FILE, to_yaml(self.to_dict()))
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
+        """Makes a ladder from plain values. Raises RequestError."""
+        return from_tree(tree, VERB, where, cls.of)
+
+
 def ablate(
-    base: str,
-    data: str | Path | TextData,
-    to: str | None = None,
-    tokens: int | None = None,
-    minutes: float | None = None,
-    seeds: int = 3,
-    design: Design = "ladder",
+    base: str | Path | LadderDesign,
+    data: str | Path | Tokens | None = None,
+    *,
+    to: str | Path | None = None,
     changes: str | Sequence[str] | None = None,
-    tune: bool = False,
-    within: float | None = None,
-    out: str | Path = "ladder",
-    tokenizer: str = "auto",
-    allow_unmatched: bool = False,
-    on_event: Notify | None = None,
-    on_progress: OnProgress | None = None,
-    command: str | None = None,
+    design: Kind = "ladder",
+    seeds: int | None = None,
+    out: str | Path | None = None,
     executor: Executor | None = None,
-    **recipe: Any,
+    progress: bool | Notify = True,
+    command: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains what lies between `base` and `to` and says what each change does; returns the content of ladder.json.
 
+    base     the first model; or a `LadderDesign`
+    data     as in `compare`
     to       the model at the other end; the changes that lead to it are found, unless `changes` names them
     changes  in their order, as `rope,rmsnorm,swiglu` or as a list; without `to`, they make the target
     design   "ladder": the changes added one after the other from the base, and each left out of the target alone;
              every rung against the base and against the one before. "factorial": arms with every combination of up to
              four changes, or half of those of five: effects, and interactions of two
-    tune     every arm gets its own learning rate first, as in `tune`; `within` minutes, as there
-    all else as in `compare`
+    all else as in `compare`; `seeds` is 3 by default
 
     The intervals of all differences of a ladder hold together. Raises RequestError before anything is trained, for
     ends that are the same model, a change that does nothing at its place, models that no known change leads between,
     and a budget of fewer than LEAST_STEPS steps; WorkError where a run failed, after the page is written.
     """
-    if check_seeds(seeds) < LEAST_SEEDS:
-        message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
-        raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
-    if within is not None and not tune:
-        message = "--within is for --tune, which is not given"
-        raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
-    found, target = _steps(base, to, changes)
-    rungs = _rungs(base, found, design)
-    names = [rung.name for rung in rungs]
-    budget = {"tokens": tokens, "minutes": minutes}
-    fields = {**recipe_defaults(), "context": None, **recipe, **budget, "flops": None}
-    _refuse_small(names, fields, allow_unmatched)
-    notify = on_event or silent
-    for words in (f"{len(found)} changes: {', '.join(found)}", _announced(len(rungs), seeds, minutes, tune)):
+    text = data if isinstance(data, Tokens) else None
+    if isinstance(base, LadderDesign):
+        ladder = base.vary(**options) if options else base
+    else:
+        name = None if isinstance(data, Tokens) else data
+        ladder = LadderDesign.of(base, name, to=to, changes=changes, design=design, seeds=seeds, **options)
+    with shown(progress) as notify, place_of_work(out) as place:
+        return _trained(ladder, text, Path(place), notify, executor, command)
+
+
+def _trained(
+    ladder: LadderDesign,
+    text: Tokens | None,
+    out: Path,
+    notify: Notify,
+    executor: Executor | None,
+    command: str | None,
+) -> dict[str, Any]:
+    rungs, found, kind, design = ladder.rungs, ladder.steps, ladder.kind, ladder.comparison
+    for words in (f"{len(found)} changes: {', '.join(found)}", _announced(len(rungs), design)):
         notify(StageEvent(words=words))
-    given: dict[str, Any] = {**recipe, **budget, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched}
-    said = command or _call(
-        base, data, given, to=to, changes=changes, design=design, tune=tune, seeds=seeds, out=str(out)
-    )
-    work: Any = tuned if tune else compare
-    more: dict[str, Any] = {"within": within} if tune else {}
-    ends = {"base": base, "target": target, "command": said}
+    said = command or command_of(ladder, out)
+    ends = {"base": ladder.base, "target": ladder.target, "command": said}
     try:
-        results = Results.of(
-            work(names, data, seeds=seeds, out=out, on_event=notify, on_progress=on_progress, command=said,
-                 executor=executor, **given, **more)
-        )  # fmt: skip
+        made = begun(design, text, out, executor=executor, progress=notify, command=said, origin=ladder)
     except WorkError as error:  # of --tune, which gives no results then
-        held = read_results(Path(out))
+        held = read_results(out)
         if isinstance(error, Interrupted) or held is None or held.tuning is None:
             raise
-        _write(_told(held, rungs, found, design, ends), Path(out))
-        raise WorkError(f"{error}; what there is of the ladder is in {Path(out) / PAGE}", code=error.code) from None
-    told = _told(results, rungs, found, design, ends)
+        _write(_told(held, rungs, found, kind, ends), out)
+        raise WorkError(f"{error}; what there is of the ladder is in {out / PAGE}", code=error.code) from None
+    results = made.results
+    told = _told(results, rungs, found, kind, ends)
     if executor is not None and executor.workers > 1:
         notify(StageEvent(words="training speeds, a few steps of each model in turn"))
-        _with_paces(told, results, Path(out))
-    _write(told, Path(out))
+        _with_paces(told, results, out)
+    _write(told, out)
     if failed := [run for run in results.runs if run.status == "failed"]:
         raise WorkError(
             f"{len(failed)} of {len(results.runs)} runs failed: {failed[0].name} seed {failed[0].seed}: "
@@ -153,9 +212,8 @@ def _write(told: dict[str, Any], folder: Path) -> None:
     write_ladder(told, folder / PAGE)
 
 
-def _steps(base: str, to: str | None, given: str | Sequence[str] | None) -> tuple[list[str], str]:
+def _steps(base: str, to: str | None, asked: list[str] | None) -> tuple[list[str], str]:
     """(the steps, the target). Raises RequestError."""
-    asked = None if given is None else as_steps(given)
     if to is not None:
         return between(base, to, asked), to
     if asked is None:
@@ -165,7 +223,7 @@ def _steps(base: str, to: str | None, given: str | Sequence[str] | None) -> tupl
     return asked, join(base, asked)
 
 
-def _rungs(base: str, steps: Sequence[str], kind: Design) -> list[Rung]:
+def _rungs(base: str, steps: Sequence[str], kind: Kind) -> list[Rung]:
     """The arms of the design, the base first. Raises RequestError for too few or too many steps, and for two arms that
     are the same model."""
     many = len(steps)
@@ -193,27 +251,24 @@ def _rungs(base: str, steps: Sequence[str], kind: Design) -> list[Rung]:
     return rungs
 
 
-def _refuse_small(names: Sequence[str], fields: dict[str, Any], allow_unmatched: bool) -> None:
-    """Raises RequestError for arms of different size, and for a budget of too few steps."""
-    configs = arms(names)
-    fairness(configs, allow_unmatched, "minutes" if fields["minutes"] is not None else None)
-    fields = {**fields, "context": common_context(configs, fields.get("context"))}
-    plans = recipes(configs, fields, None, vocab_size=1)
-    plan = plans[names[0]]
-    count = plan.num_steps(configs[names[0]])
+def _refuse_small(design: Design) -> None:
+    """Raises RequestError for a budget of too few steps."""
+    name = design.arms[0].name
+    plan = design.plans(design.configs, vocab_size=1)[name]
+    count = plan.num_steps(design.configs[name])
     if count is not None and count < LEAST_STEPS:
-        least = LEAST_STEPS * plan.tokens_per_step
+        least, asked = LEAST_STEPS * plan.tokens_per_step, design.amounts["tokens"]
         raise RequestError(
-            f"--tokens {fields['tokens']} are {count} steps, which say nothing of a change: give {least:,} or more",
-            code="range", field="tokens", value=fields["tokens"], expected=f"at least {least}",
+            f"--tokens {asked} are {count} steps, which say nothing of a change: give {least:,} or more",
+            code="range", field="tokens", value=asked, expected=f"at least {least}",
         )  # fmt: skip
 
 
-def _announced(many: int, seeds: int, minutes: float | None, tune: bool) -> str:
-    told = f"{many} arms x {seeds} seeds: {many * seeds} runs"
-    if minutes is not None:
-        told += f", {many * seeds * minutes:.3g} minutes of training"
-    return told + (", and those that choose the learning rates" if tune else "")
+def _announced(many: int, design: Design) -> str:
+    told = f"{many} arms x {design.seeds} seeds: {many * design.seeds} runs"
+    if design.minutes is not None:
+        told += f", {many * design.seeds * design.minutes:.3g} minutes of training"
+    return told + (", and those that choose the learning rates" if design.tune else "")
 
 
 # What was found
@@ -234,7 +289,7 @@ def pairs_of(rungs: Sequence[Rung]) -> dict[str, list[tuple[int, int]]]:
 
 
 def _told(
-    results: Results, rungs: Sequence[Rung], steps: Sequence[str], kind: Design, ends: dict[str, str]
+    results: Results, rungs: Sequence[Rung], steps: Sequence[str], kind: Kind, ends: dict[str, str]
 ) -> dict[str, Any]:
     trained_as = {one.name: one.tuned_as for one in results.tuning.arms} if results.tuning is not None else {}
     own = {trained_as.get(rung.name, rung.name): rung.name for rung in rungs}
@@ -303,21 +358,3 @@ def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]
     keys = ("effect", "error", "low", "high", "df", "shown", "noticed")
     told = [{"of": list(one.of), **{key: getattr(one, key) for key in keys}} for one in found]
     return {"effects": told, "whole_seeds": len(whole), "by_chance": by_chance(found[0].df)}
-
-
-def _call(base: str, data: object, given: dict[str, Any], **ladder: Any) -> str:
-    """The command, or the call in Python, that repeats this."""
-    told = command_of([base], data, given, seeds=ladder["seeds"], out=ladder["out"])
-    changes = ladder["changes"]
-    words = {
-        "to": ladder["to"],
-        "changes": changes if changes is None or isinstance(changes, str) else ",".join(changes),
-        "design": None if ladder["design"] == "ladder" else ladder["design"],
-    }
-    asked = {key: value for key, value in words.items() if value is not None}
-    if told.startswith("glassformer compare"):
-        options = "".join(f" --{key} {shlex.quote(str(value))}" for key, value in asked.items())
-        return told.replace(" compare", " ablate", 1) + options + " --tune" * ladder["tune"]
-    keywords = [f"{key}={value!r}" for key, value in {**asked, **({"tune": True} if ladder["tune"] else {})}.items()]
-    told = told.replace(f"gf.compare({[base]!r}", f"gf.ablate({base!r}", 1)
-    return told.replace("seeds=", "".join(f"{word}, " for word in keywords) + "seeds=", 1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from glassformer.comparison import compare
-from glassformer.comparison.request import arms, check_seeds, common_context, recipe_defaults, recipes
+from glassformer.comparison.design import FILE, Design, from_tree, to_yaml
+from glassformer.comparison.experiment import carry_out, checked_folder, command_of, read_text
+from glassformer.comparison.verbs import place_of_work
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, WorkError, shown
 from glassformer.files import SCHEMAS, check_schema, only_writer, replace_text
@@ -21,18 +22,20 @@ from glassformer.laboratory.forms import FORMS
 from glassformer.laboratory.grid import Cell, Grid, grid
 from glassformer.laboratory.law import different, refuse_far
 from glassformer.laboratory.several import laws
-from glassformer.naming import at_size, own_value
+from glassformer.naming import at_size
 from glassformer.parts.core.base import to_plain
 from glassformer.report.scaling import write_several
-from glassformer.runs.events import Notify, silent
+from glassformer.runs.events import Notify, PlanEvent
 from glassformer.runs.executor import Executor, interruptible
-from glassformer.text import OnProgress, TextData, prepare
+from glassformer.runs.live import shown as showing
+from glassformer.text import Tokens
 from glassformer.training import Interrupted, Recipe
 from glassformer.training.request import fit
 
+VERB = "scale"
 RECORD = "scaling.json"
 REPORT = "report.html"
-OTHERS = ("tokens", "minutes", "steps", "match", "seed")
+OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "power", "looks")
 """Words of `compare` that have another meaning here, or none."""
 
 
@@ -69,34 +72,114 @@ class ScalingPlan:
         return sum(run.seconds for run in self.runs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScalingDesign:
+    """Scaling laws that are asked for: models, sizes and budgets, and one comparison for each size and budget."""
+
+    models: tuple[str, ...]
+    sizes: Any
+    budgets: Any
+    isoflop: Any
+    grid: Grid
+    form: str
+    hours: float | None
+    predict: tuple[tuple[float, float], ...]
+    flops: tuple[float, ...]
+    far: bool
+    cells: dict[Cell, Design]
+    """The comparison of each size and budget."""
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[str],
+        data: str | Path | None = None,
+        *,
+        sizes: str | Sequence[str],
+        budgets: str | Sequence[Any] | float | None = None,
+        isoflop: str | Sequence[Any] | float | None = None,
+        form: str = "chinchilla",
+        hours: float | None = None,
+        predict: Sequence[tuple[float, float]] = (),
+        flops: Sequence[float] = (),
+        far: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Takes what `scale` takes. Raises RequestError."""
+        chosen = grid(sizes, budgets, isoflop)
+        chosen.check(form)
+        if flops and len(FORMS[form].reads) < 2:
+            raise RequestError(
+                f"{FORMS[form].formula} says nothing of how to share compute; leave flops out", field="flops",
+                code="conflict",
+            )  # fmt: skip
+        _refuse_others(options)
+        if hours is not None and not hours > 0:
+            raise RequestError(code="range", field="hours", value=hours, expected="above 0")
+        named = {size: [at_size(one, size) for one in models] for size in chosen.sizes}
+        plain = {"allow_unmatched": True, "loss_alone": True, **options}
+        Design.of([name for names in named.values() for name in names], data, tokens=1, **plain)  # one context for all
+        cells = {cell: Design.of(named[cell.size], data, **plain, **cell.given) for cell in chosen.cells}
+        return cls(
+            models=tuple(models), sizes=sizes, budgets=budgets, isoflop=isoflop, grid=chosen, form=form, hours=hours,
+            predict=tuple((float(n), float(d)) for n, d in predict), flops=tuple(flops), far=far, cells=cells,
+        )  # fmt: skip
+
+    @property
+    def first(self) -> Design:
+        """The comparison of the smallest size and budget, which says what all have in common."""
+        return next(iter(self.cells.values()))
+
+    @property
+    def data(self) -> str | None:
+        return self.first.data
+
+    def vary(self, **changes: Any) -> Self:
+        """Returns it with some fields of its comparisons changed. Raises RequestError."""
+        _refuse_others(changes)
+        return replace(self, cells={cell: design.vary(**changes) for cell, design in self.cells.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as plain values: the content of design.yaml."""
+        rest = self.first.to_dict() | {"verb": VERB, "models": list(self.models)}
+        for name in ("tokens", "flops", "allow_unmatched", "loss_alone"):
+            rest.pop(name, None)
+        asked = {
+            "sizes": self.sizes, "budgets": self.budgets, "isoflop": self.isoflop, "form": self.form,
+            "hours": self.hours, "predict": [list(pair) for pair in self.predict], "flops": list(self.flops),
+            "far": self.far,
+        }  # fmt: skip
+        return rest | {name: to_plain(value) for name, value in asked.items() if value not in (None, [], False)}
+
+    def save(self, folder: Path) -> None:
+        """Writes design.yaml into the folder."""
+        replace_text(folder / FILE, to_yaml(self.to_dict()))
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
+        """Makes it from plain values. Raises RequestError."""
+        return from_tree(tree, VERB, where, cls.of)
+
+
 def scale(
-    expressions: Sequence[str],
-    data: str | Path | TextData,
-    sizes: str | Sequence[str],
-    budgets: str | Sequence[Any] | float | None = None,
-    isoflop: str | Sequence[Any] | float | None = None,
-    seeds: int = 1,
-    out: str | Path = "scaling",
-    form: str = "chinchilla",
-    hours: float | None = None,
-    predict: Sequence[tuple[float, float]] = (),
-    flops: Sequence[float] = (),
-    far: bool = False,
-    tokenizer: str = "auto",
-    on_plan: Callable[[ScalingPlan], None] | None = None,
-    on_event: Notify | None = None,
-    on_progress: OnProgress | None = None,
-    command: str | None = None,
+    models: Sequence[str] | ScalingDesign,
+    data: str | Path | Tokens | None = None,
+    *,
+    sizes: str | Sequence[str] = (),
+    out: str | Path | None = None,
     executor: Executor | None = None,
-    **recipe: Any,
+    progress: bool | Notify = True,
+    command: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Trains every expression at every size with every budget, and fits a scaling law of each: exponents with
-    intervals, the largest run predicted from the others, and what differs between two architectures.
+    """Trains every model at every size with every budget, and fits a scaling law of each: exponents with intervals, the
+    largest run predicted from the others, and what differs between two architectures.
 
     Each size and budget is one `compare` in `out`/cells, so that the same call goes on where it stopped, and more
     models, sizes, budgets or seeds are added to what is there. Every run has a schedule of its own that ends with its
     budget. Writes `out`/scaling.json and report.html; returns the content of the first.
 
+    models    expressions without a size; or a `ScalingDesign`
     sizes     "0.3m,0.6m,1m..10m": those of the table or any number of parameters; A..B is a ladder of about factor 2,
               A..B:N one of N rungs
     budgets   of each run in tokens, "250k,1M..4M"
@@ -106,51 +189,46 @@ def scale(
     flops     budgets of compute (6 N D) at which the best losses are compared; by default that of the largest run and
               ten times it
     far       predict beyond ten times the largest run
-    on_plan   is given the `ScalingPlan` before anything is trained
     executor  trains the runs
-    recipe    fields of the recipe of all runs
+    all else  seeds, tokenizer, and fields of the recipe of all runs, as in `compare`
 
     Runs that diverge are shown and left out. Raises RequestError before anything is trained: for sizes and budgets that
     are too few for the form, an expression with a size of its own, a prediction out of reach, too little time.
     """
-    chosen = grid(sizes, budgets, isoflop)
-    chosen.check(form)
-    seeds = check_seeds(seeds)
-    if flops and len(FORMS[form].reads) < 2:
-        raise RequestError(
-            f"{FORMS[form].formula} says nothing of how to share compute; leave flops out", field="flops",
-            code="conflict",
-        )  # fmt: skip
-    if wrong := [name for name in OTHERS if name in recipe]:
-        raise RequestError(
-            f"{wrong[0]}={recipe[wrong[0]]}: the runs of a scaling law differ in it; give sizes, budgets and seeds",
-            code="conflict", field=wrong[0], value=recipe[wrong[0]],
-        )  # fmt: skip
-    if hours is not None and not hours > 0:
-        raise RequestError(code="range", field="hours", value=hours, expected="above 0")
-    named = {size: [at_size(one, size) for one in expressions] for size in chosen.sizes}
-    configs = {size: arms(names) for size, names in named.items()}
-    together = {name: config for some in configs.values() for name, config in some.items()}
-    context = common_context(together, recipe.get("context"))
-    common = Recipe.of(**{**recipe_defaults(), **recipe, "tokens": 1, "context": context})
-    objective = common.objective.among(together)
-    folder = _folder(out)
+    text = data if isinstance(data, Tokens) else None
+    if isinstance(models, ScalingDesign):
+        asked = models.vary(**options) if options else models
+    else:
+        asked = ScalingDesign.of(models, None if isinstance(data, Tokens) else data, sizes=sizes, **options)
+    with showing(progress) as notify, place_of_work(out) as place:
+        return _trained(asked, text, Path(place), notify, executor, command)
 
-    text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
+
+def _trained(
+    asked: ScalingDesign,
+    text: Tokens | None,
+    out: Path,
+    notify: Notify,
+    executor: Executor | None,
+    command: str | None,
+) -> dict[str, Any]:
+    folder, first, form, far = _folder(out), asked.first, asked.form, asked.far
+    text = read_text(first, first.tokenizer, notify) if text is None else text
+    together = {name: config for design in asked.cells.values() for name, config in design.configs.items()}
+    arms = {name: arm for design in asked.cells.values() for name, arm in design.named.items()}
+    common = first.common.vary(tokens=1, flops=None)
+    objective = common.objective.among(together)
     known = objective.with_tokens(text)
     vocabulary = known.tokenizer.vocab_size
-    fitted = {n: fit(c, vocabulary, context, own_value(n, c, "vocab_size")) for n, c in together.items()}
-    fields = {**recipe_defaults(), **recipe, "context": context, "objective": objective}
-    cells = {cell: {name: fitted[name] for name in named[cell.size]} for cell in chosen.cells}
-    models = {name: one for names in named.values() for name, one in zip(names, expressions, strict=True)}
+    fitted = {n: fit(c, vocabulary, first.context, arms[n].own("vocab_size")) for n, c in together.items()}
     runs = [
-        _planned(cell, models[name], name, config, plan, seed)
-        for cell, some in cells.items()
-        for name, config in some.items()
-        for plan in [recipes(some, {**fields, **cell.given}, None, vocabulary)[name]]
-        for seed in range(seeds)
+        _planned(cell, model, name, fitted[name], plan, seed)
+        for cell, design in asked.cells.items()
+        for plans in [design.plans({name: fitted[name] for name in design.configs}, vocabulary, objective=objective)]
+        for model, (name, plan) in zip(asked.models, plans.items(), strict=True)
+        for seed in range(design.seeds)
     ]
-    _refuse(runs, form, [6 * n * d for n, d in predict] + list(flops), far)
+    _refuse(runs, form, [6 * n * d for n, d in asked.predict] + list(asked.flops), far)
     record = {"data": text.describe(), "recipe": to_plain(common.vary(objective=objective))}
     _check_record(folder, record)
 
@@ -161,59 +239,53 @@ def scale(
         else _timed(run, measured.seconds(at_size(run.model, run.size), run.tokens))
         for run in runs
     ]  # fmt: skip
-    plan = ScalingPlan(runs, measured.source, [*text.notes, *_notes(chosen, fitted, len(text.train), runs)])
-    if hours is not None and plan.seconds > hours * 3600:
+    plan = ScalingPlan(runs, measured.source, [*text.notes, *_notes(asked.grid, fitted, len(text.train), runs)])
+    if asked.hours is not None and plan.seconds > asked.hours * 3600:
         raise RequestError(
             f"the {sum(run.seconds > 0 for run in runs)} runs would take about {plan.seconds / 3600:.1f} hours "
-            f"({measured.source}), and hours={hours:g} is given; leave out the largest sizes or budgets",
-            code="range", field="hours", value=hours, expected=f"at least {plan.seconds / 3600:.1f}",
+            f"({measured.source}), and hours={asked.hours:g} is given; leave out the largest sizes or budgets",
+            code="range", field="hours", value=asked.hours, expected=f"at least {plan.seconds / 3600:.1f}",
         )  # fmt: skip
-    if on_plan is not None:
-        on_plan(plan)
-    command = command or _call(expressions, data, sizes, {
-        "budgets": budgets, "isoflop": isoflop, "seeds": seeds if seeds > 1 else None, "out": str(out),
-        "form": form if form != "chinchilla" else None, **recipe,
-    })  # fmt: skip
+    notify(PlanEvent(plan=plan))
+    command = command or command_of(asked, folder)
     head = {
-        "schema": SCHEMAS["scaling"], "command": command, **record, "form": form, "grid": asdict(chosen),
+        "schema": SCHEMAS["scaling"], "command": command, **record, "form": form, "grid": asdict(asked.grid),
         "notes": plan.notes,
     }  # fmt: skip
     ended = 0
     try:
         with only_writer(folder), interruptible():
+            asked.save(folder)
             if not (folder / RECORD).exists():  # the laws of an earlier end stay until the new ones are there
                 _write(folder, {**head, "status": f"{len(done)} of {len(runs)} runs so far"})
-            for cell in chosen.cells:
-                compare(
-                    named[cell.size], text, **cell.given, seeds=seeds, out=folder / CELLS / cell.name,
-                    allow_unmatched=True, on_event=on_event or silent, command=command, executor=executor,
-                    loss_alone=True, **recipe,
-                )  # fmt: skip
+            for cell, design in asked.cells.items():
+                carry_out(design, text, folder / CELLS / cell.name, notify=notify, command=command, executor=executor)
                 ended += 1
-            rows = [row for row in rows_of(folder) if row["model"] in expressions]
-            found = {**head, "status": "complete", **laws(rows, form, list(predict), list(flops), far)}
+            rows = [row for row in rows_of(folder) if row["model"] in asked.models]
+            told = laws(rows, form, list(asked.predict), list(asked.flops), far)
+            found = {**head, "status": "complete", **told}
             _write(folder, found)
             write_several(found, folder / REPORT)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
-            f"stopped; {ended} of {len(chosen.cells)} sizes and budgets are finished, in {folder}; the same command "
+            f"stopped; {ended} of {len(asked.cells)} sizes and budgets are finished, in {folder}; the same command "
             "goes on from here",
             code="stopped",
         ) from None  # fmt: skip
     return found
 
 
-def _call(expressions: Sequence[str], data: Any, sizes: Any, given: Mapping[str, Any]) -> str:
-    """The call in Python that repeats it; text in memory stands under its name."""
-    text = repr(str(data)) if isinstance(data, str | Path) else "data"
-    rest = "".join(f", {name}={to_plain(value)!r}" for name, value in given.items() if value is not None)
-    return f"import glassformer as gf; gf.scale({list(expressions)!r}, {text}, {sizes!r}{rest})"
+def _refuse_others(options: Mapping[str, Any]) -> None:
+    if wrong := [name for name in OTHERS if options.get(name)]:
+        raise RequestError(
+            f"{wrong[0]}={options[wrong[0]]}: the runs of a scaling law differ in it, or are not judged; give sizes, "
+            "budgets and seeds",
+            code="conflict", field=wrong[0], value=options[wrong[0]],
+        )  # fmt: skip
 
 
 def _folder(out: str | Path) -> Path:
-    if not str(out):
-        raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
-    folder = Path(out)
+    folder = checked_folder(out)
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise RequestError(

@@ -12,7 +12,6 @@ from ..figures import Markup, copyable, count, document, embedded, join, si, tag
 from ..runs.arms import PARAMETERS, Arm, arms_of
 from ..runs.results import Results, RunResult
 from ..thresholds import WORTH_SAYING
-from .commands import tuned, watching, with_seeds
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
@@ -49,10 +48,10 @@ def render(results: Results) -> str:
     pending = _pending(results, arms)
     made = {
         "summary": summary(results, arms),
-        "verdicts": verdict_section(results.verdicts, arms, with_seeds(results.command), pending),
-        "tuning": tuning_section(results, arms, tuned(results.command)),
+        "verdicts": verdict_section(results.verdicts, arms, results.again.get("seeds", "--seeds 3"), pending),
+        "tuning": tuning_section(results, arms, results.again.get("tune", "--tune")),
         "curves": curve_section(arms),
-        "dynamics": dynamics_section(arms, watching(results.command)),
+        "dynamics": dynamics_section(arms, results.again.get("watch", "--watch")),
         "contexts": extrapolation_section(results, arms),
         "configs": config_section(arms),
         "samples": sample_section(arms),
@@ -188,7 +187,7 @@ def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
         tag("strong", "One seed proves nothing. "),
         f"Here {who} trained once, and a second seed alone can change a loss by as much as the arms differ. "
         "Three seeds give intervals and verdicts:",
-        copyable(with_seeds(results.command), "The command with three seeds"),
+        copyable(results.again.get("seeds", "--seeds 3"), "The command with three seeds"),
         class_="notice",
         role="note",
     )

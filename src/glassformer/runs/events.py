@@ -1,6 +1,7 @@
 """What happens while runs train: typed events, each of which is one line of JSON.
 
 stage                                   work of several comparisons: what follows, as a sentence
+plan                                    the runs of a scaling law, with their time
 reading                                 how far a text is read
 begin                                   a comparison: the runs that are asked for
 kept, start, end                        a run: finished before; trained from here on; its result is there
@@ -28,6 +29,14 @@ class StageEvent(_Event):
     event: Literal["stage"] = "stage"
     words: str
     """A sentence."""
+
+
+class PlanEvent(_Event):
+    """The runs of a scaling law, with the time that they will take, before the first of them."""
+
+    event: Literal["plan"] = "plan"
+    plan: Any
+    """The `laboratory.scaling.ScalingPlan`."""
 
 
 class ReadingEvent(_Event):
@@ -118,7 +127,7 @@ class End(_RunEvent):
         return result.to_dict()
 
 
-Event = StageEvent | ReadingEvent | Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Event = StageEvent | PlanEvent | ReadingEvent | Begin | Kept | Start | Step | Watched | Measuring | Error | End
 Notify = Callable[[Event], None]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 

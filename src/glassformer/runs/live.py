@@ -115,7 +115,7 @@ class ComparisonView(View):
             self.progress(event.stage, event.done, event.total)
         elif isinstance(event, events.Begin):
             self._begin(event)
-        elif event.key in self.tasks:
+        elif not isinstance(event, events.PlanEvent) and event.key in self.tasks:
             self._progress(event, self.tasks[event.key])
 
     def _begin(self, event: events.Begin) -> None:

@@ -450,6 +450,9 @@ class Results(Entry):
     status: str = ""
     """`complete`, or how many of the runs there are."""
     command: str = ""
+    """The command that repeats it."""
+    again: dict[str, str] = {}
+    """Commands that show what this comparison does not, by what they add: `seeds`, `watch`, `tune`."""
     data: Data
     budget: Budget
     machine: MachineRecord = MachineRecord({})

@@ -42,6 +42,36 @@ class Tokens:
         sides = TokenShards.open(train), TokenShards.open(validation)
         return cls(made, *sides, sides[1].token_bytes(made))
 
+    tokenizer_rule = "given"
+
+    @property
+    def name(self) -> str:
+        return "tokens in memory"
+
+    @property
+    def notes(self) -> list[str]:
+        """Losses of the text, a sentence each."""
+        if not (lost := self.validation.lost):
+            return []
+        return [f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."]
+
+    def describe(self) -> dict[str, object]:
+        """Plain values for the field `data` of results.json."""
+        return {
+            "name": self.name,
+            "fingerprint": f"{self.train.folder.name} {self.validation.folder.name}",
+            "bytes": self.train.bytes + self.validation.bytes,
+            "train_bytes": self.train.bytes,
+            "validation_bytes": self.validation.bytes,
+            "train_tokens": len(self.train),
+            "validation_tokens": len(self.validation),
+            "tokenizer": self.tokenizer.kind,
+            "vocab_size": self.tokenizer.vocab_size,
+            "tokenizer_fingerprint": self.tokenizer.fingerprint(),
+            "tokenizer_rule": self.tokenizer_rule,
+            **self.train.info["notes"],  # how many documents, and how they were divided
+        }
+
     def places(self, tokenizer: str | Path) -> dict[str, str]:
         """Saves the tokenizer to this folder; the arguments of `open`."""
         self.tokenizer.save(tokenizer)
@@ -72,27 +102,13 @@ class TextData(Tokens):
         if isinstance(skipped := found.get("skipped"), dict) and skipped:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in skipped.items())
             told.append(f"Some files of {self.name} were skipped: {kinds}.")
-        if lost := self.validation.lost:
-            told.append(
-                f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."
-            )
-        return told
+        return [*told, *super().notes]
 
     def describe(self) -> dict[str, object]:
         """Plain values for the field `data` of results.json."""
-        return {
-            **self.corpus.describe(),
-            "bytes": self.train.bytes + self.validation.bytes,
-            "train_bytes": self.train.bytes,
-            "validation_bytes": self.validation.bytes,
-            "train_tokens": len(self.train),
-            "validation_tokens": len(self.validation),
-            "tokenizer": self.tokenizer.kind,
-            "vocab_size": self.tokenizer.vocab_size,
-            "tokenizer_fingerprint": self.tokenizer.fingerprint(),
-            "tokenizer_rule": self.tokenizer_rule,
-            **self.train.info["notes"],  # how many documents, and how they were divided
-        }
+        what = super().describe()
+        del what["name"], what["fingerprint"]
+        return {**self.corpus.describe(), **what}
 
 
 def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:

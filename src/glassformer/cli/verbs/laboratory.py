@@ -6,6 +6,7 @@ A verb imports what computes inside its function, so that its help imports no to
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -32,6 +33,7 @@ from glassformer.cli.options import (
     command_line,
     count,
     counts,
+    watch_interval,
     whole,
 )
 from glassformer.errors import RequestError
@@ -90,16 +92,16 @@ def ablate(
         Compare models of different size all the same.
     """
     from glassformer.cli.laboratory import show_ladder
+    from glassformer.laboratory.ladder import LadderDesign
     from glassformer.runs.slurm import executor_of
 
-    fields = {
-        "to": to, "changes": changes, "design": design, "tokens": whole(tokens, "tokens"), "minutes": minutes,
-        "seeds": seeds, "tune": tune, "within": within, "out": out, "tokenizer": tokenizer, "batch_size": batch_size,
-        "context": context, "learning_rate": lr, "optimizer": optimizer, "device": device, "dtype": dtype,
-        "threads": threads, "compile": compile, "allow_unmatched": allow_unmatched,
-        "executor": executor_of(executor, slots, workers, device),
-    }  # fmt: skip
-    show_ladder(base, data, fields, command_line(), json)
+    ladder = LadderDesign.of(
+        base, data, to=to, changes=changes, design=design, tokens=whole(tokens, "tokens"), minutes=minutes,
+        seeds=seeds, tune=tune, within=within, tokenizer=tokenizer, batch_size=batch_size, context=context,
+        learning_rate=lr, optimizer=optimizer, device=device, dtype=dtype, threads=threads, compile=compile,
+        allow_unmatched=allow_unmatched,
+    )  # fmt: skip
+    show_ladder(ladder, out, command_line(), executor_of(executor, slots, workers, device), json)
 
 
 def scale(
@@ -193,33 +195,56 @@ def scale(
         )  # fmt: skip
     if sizes is None:
         raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
-    from glassformer.cli.laboratory import train_laws
+    from glassformer.cli.laboratory import pair, train_laws
+    from glassformer.laboratory.scaling import ScalingDesign
     from glassformer.runs.slurm import executor_of
 
-    train_laws(
-        models, data, sizes, budgets, isoflop, predict, out or "scaling", json, form=form, seeds=seeds, hours=hours,
-        flops=flops or (), far=far, tokenizer=tokenizer, command=command_line(), batch_size=batch_size,
+    asked = ScalingDesign.of(
+        models, data, sizes=sizes, budgets=budgets, isoflop=isoflop, predict=[pair(one) for one in predict or []],
+        form=form, seeds=seeds, hours=hours, flops=flops or (), far=far, tokenizer=tokenizer, batch_size=batch_size,
         context=context, learning_rate=lr, optimizer=optimizer, device=device, dtype=dtype, threads=threads,
-        compile=compile, executor=executor_of(executor, slots, workers, device),
+        compile=compile,
     )  # fmt: skip
+    train_laws(asked, out or "scaling", command_line(), executor_of(executor, slots, workers, device), json)
 
 
-def run(experiment: str, /, *, seeds: int | None = None) -> None:
+def run(
+    experiment: str,
+    /,
+    *,
+    seeds: int | None = None,
+    tune: Flag = False,
+    watch: Flag = False,
+    out: str | None = None,
+    workers: Workers = 1,
+    slots: SlotNames = None,
+    executor: ExecutorName = "here",
+) -> None:
     """Run an experiment that a file describes: glassformer run recipes/gpt2-to-llama.yaml
 
     Parameters
     ----------
     experiment
-        A .yaml file with a sentence `about` it and `steps`, each a `verb` (train, compare, ablate, scale) with its
-        options as the command line has them. All are checked before the first begins. The same command goes on where
-        it stopped.
+        The design.yaml of an experiment, which its folder holds and which continues there; or a .yaml file with a
+        sentence `about` it and `steps`, designs each with a `verb` (train, compare, ablate, scale) and a folder `out`.
+        All are checked before the first starts. The same command continues.
     seeds
-        In the place of those in the file: more are added to those that are there.
+        Instead of those in the file: more are added to those that are there.
+    tune
+        Choose the learning rate of each model first, as in compare.
+    watch
+        Look inside while the models train, as in compare.
+    out
+        Another folder than that of the file.
     """
-    from glassformer.cli.program import app
+    from glassformer.cli.laboratory import show_step
     from glassformer.cli.recipes import run_experiment
+    from glassformer.runs.slurm import executor_of
 
-    run_experiment(app, experiment, seeds, lambda words: print(words, file=sys.stderr))
+    changes = {"seeds": seeds, "tune": tune or None, "watch": watch_interval(watch, None)}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    trains = executor_of(executor, slots, workers, "auto")
+    run_experiment(experiment, out, changes, partial(show_step, executor=trains), partial(print, file=sys.stderr))
 
 
 def advise(

@@ -5,8 +5,6 @@ A verb imports what computes inside its function, so that its help imports no to
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -40,7 +38,6 @@ from glassformer.cli.options import (
     watch_interval,
     whole,
 )
-from glassformer.errors import RequestError, WorkError
 
 
 def compare(
@@ -115,56 +112,20 @@ def compare(
     looks
         Numbers of seeds at which you will look at the verdicts, such as 3,5,8: they stay honest for all of these.
     """
-    from json import dumps
-
-    from glassformer.cli.show import show_comparison
-    from glassformer.comparison import compare as run
-    from glassformer.laboratory.tuning import tune as run_tuned
-    from glassformer.runs.live import ComparisonView
-    from glassformer.runs.power import PILOT
-    from glassformer.runs.results import Results
+    from glassformer.cli.show import compare_and_show
+    from glassformer.comparison import Design
     from glassformer.runs.slurm import executor_of
     from glassformer.units import share, whole_numbers
 
-    if within is not None and not tune:
-        message = "--within is for --tune, which is not given"
-        raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
-    if tune and power is not None:
-        message = "--power is for a comparison without --tune; tune first, then compare at the chosen rates"
-        raise RequestError(message, code="conflict", field="power", value=power, expected="no --tune")
-    if tune and pretrained:
-        message = "--pretrained is for a comparison without --tune; give the rate in --lr"
-        raise RequestError(message, code="conflict", field="pretrained", value=True, expected="no --tune")
-    spread = None if power is None else share(power, "power")
-    once = partial(run, power=spread, pretrained=pretrained)
-    work, own = (partial(run_tuned, within=within), 3) if tune else (once, 1)
-    seeds = own if seeds is None else seeds
-    with ComparisonView(quiet=json) as view:
-        written = work(
-            models, data, tokens=whole(tokens, "tokens"), minutes=minutes, flops=flops, steps=whole(steps, "steps"),
-            match=match,
-            seeds=seeds, out=out,
-            tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
-            command=command_line(), batch_size=batch_size, context=context, learning_rate=lr,
-            optimizer=optimizer, objective=objective, device=device, dtype=dtype, threads=threads, compile=compile,
-            watch=watch_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
-            looks=[] if looks is None else whole_numbers(looks, "looks"),
-            executor=executor_of(executor, slots, workers, device),
-        )  # fmt: skip
-    results = Results.of(written)
-    place = Path(out) if power is None else Path(out) / PILOT
-    if json:
-        print(dumps(written))
-    else:
-        show_comparison(results, str(place), view.noted)
-    if failed := [one for one in results.runs if one.status == "failed"]:
-        first = failed[0]
-        name = first.name if seeds == 1 else f"{first.name} seed {first.seed}"
-        raise WorkError(
-            f"{len(failed)} of {len(results.runs)} runs failed: {name}: {first.error}; "
-            f"the report is at {place / 'report.html'}",
-            code="failed",
-        )  # fmt: skip
+    design = Design.of(
+        models, data, tokens=whole(tokens, "tokens"), minutes=minutes, flops=flops, steps=whole(steps, "steps"),
+        match=match, seeds=seeds, tune=tune, within=within, power=None if power is None else share(power, "power"),
+        looks=[] if looks is None else whole_numbers(looks, "looks"), tokenizer=tokenizer,
+        allow_unmatched=allow_unmatched, pretrained=pretrained, log_to=log_to, batch_size=batch_size, context=context,
+        learning_rate=lr, optimizer=optimizer, objective=objective, device=device, dtype=dtype, threads=threads,
+        compile=compile, watch=watch_interval(watch, watch_every), on_spike=on_spike,
+    )  # fmt: skip
+    compare_and_show(design, out, command_line(), executor_of(executor, slots, workers, device), json)
 
 
 def train(
@@ -257,10 +218,8 @@ def train(
         So many on this machine, or auto; torchrun and srun start their own.
     """
     from glassformer.cli.ranks import begin_processes
-    from glassformer.cli.show import show_run
+    from glassformer.cli.show import train_and_show
     from glassformer.comparison.single import SingleRun
-    from glassformer.parallel.launch import one_voice
-    from glassformer.runs.live import ComparisonView
 
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
@@ -275,16 +234,8 @@ def train(
         device=device, dtype=dtype, threads=threads, compile=compile,
         watch=watch_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
-    if begin_processes(processes, asked, quiet=json):
-        return
-    leads = one_voice()
-    with ComparisonView(quiet=json or not leads) as view:
-        done, found = asked.train(view.event)
-    if not leads:
-        return
-    show_run(done, json, found)
-    if done.status != "ok":
-        raise WorkError(f"the run diverged: {done.error}", code="diverged")
+    if not begin_processes(processes, asked, quiet=json):
+        train_and_show(asked, json)
 
 
 def why(run: str, /, *, json: Json = False) -> None:

@@ -19,11 +19,11 @@ from glassformer.laboratory.claims.figure import Figure, sampled
 from glassformer.naming import preset
 from glassformer.runs import events
 from glassformer.runs.arm import BETWEEN_STEPS
-from glassformer.runs.events import Notify, silent
+from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.executor import Executor, Local, execute
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import Key, Results, RunResult
-from glassformer.text import OnProgress, TextData, prepare
+from glassformer.text import TextData, prepare
 from glassformer.thresholds import CONFIDENCE
 from glassformer.training import Report, Reporter, Run, train
 from glassformer.training.checkpoint import latest
@@ -45,8 +45,8 @@ TINY_STEPS = 2
 class Text:
     """The text of a series of claims, prepared once and only where one of them trains."""
 
-    def __init__(self, data: str | Path | None = None, on_progress: OnProgress | None = None):
-        self.given, self._on_progress = data, on_progress
+    def __init__(self, data: str | Path | None = None, notify: Notify = silent):
+        self.given, self._notify = data, notify
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Text:
 
     @cached_property
     def prepared(self) -> TextData:
-        return prepare(self.given or DATA, TOKENIZER, progress=self._on_progress)
+        return prepare(self.given or DATA, TOKENIZER, progress=reading(self._notify))
 
 
 class Pooled:
@@ -183,7 +183,7 @@ class Bench:
     tiny: bool = False
     seeds: int | None = None
     executor: Executor | None = None
-    on_event: Notify | None = None
+    notify: Notify = silent
 
     def scaled(self, full: int, tiny: int) -> int:
         """A number of repeats or a length: `full`, or `tiny` where this is a tiny measurement."""
@@ -219,17 +219,17 @@ class Bench:
             batch_size=batch_size,
             out=self.folder,
             executor=Pooled(self.folder.with_name(POOL), self.executor),
-            on_event=self.on_event,
+            progress=self.notify,
             command=f"glassformer claims {self.folder.name}",
             **options,
         )
-        return Compared(Results.of(found), -(-tokens // (context * batch_size)))
+        return Compared(found.results, -(-tokens // (context * batch_size)))
 
     def alone(self, *runs: Key) -> Callable[[str, int], dict[str, Any]]:
         """Announces runs, (name, seed), that are trained in this process one after the other. The function returned
         gives the arguments of `training.train` with which each goes on where it was broken off, and tells how far it
         is."""
-        tell = self.on_event or silent
+        tell = self.notify
         tell(events.Begin(runs=list(runs), how="in one process, one run after the other", notes=[]))
 
         def how(name: str, seed: int) -> dict[str, Any]:

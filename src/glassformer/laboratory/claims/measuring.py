@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from glassformer.laboratory.claims.bench import TINY, Bench, Text
 from glassformer.laboratory.claims.catalogue import known, named
 from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.stored import Stored, read, write
-from glassformer.runs.events import Notify
+from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor
-from glassformer.text import OnProgress
+from glassformer.runs.live import shown
 
 RUNS = "runs"
 """Folder of the models that are trained for claims, beside their results."""
@@ -30,9 +30,7 @@ def claims(
     seeds: int | None = None,
     again: bool = False,
     executor: Executor | None = None,
-    on_event: Notify | None = None,
-    on_progress: OnProgress | None = None,
-    on_claim: Callable[[Claim, Stored | None], None] | None = None,
+    progress: bool | Notify = True,
 ) -> dict[str, Stored]:
     """Measures published claims, and gives what was found, by name.
 
@@ -42,7 +40,7 @@ def claims(
     again    measures also what `out` holds, from the runs there that have finished: to train them anew, name another
     tiny     a few steps of two seeds, to see that it runs: the verdict of what is trained is then open
     data     the text that models are trained on, by default python-docs; claims about a text of their own need it
-    on_claim receives a claim and None when its measurement begins, and its result when it ends
+    progress as in `compare`
 
     Raises RequestError for an unknown claim, for one whose text is missing, and for one that `out` holds from another
     text or other seeds than those given, before anything is measured.
@@ -55,25 +53,31 @@ def claims(
         chosen = [claim for claim in known().values() if data is not None or not claim.needs]
     if quick:
         chosen = [claim for claim in chosen if claim.quick]
-    folder, text, found = Path(out), Text(data, on_progress), {}
+    with shown(progress) as notify:
+        return _measured(chosen, Path(out), Text(data, notify), tiny, seeds, again, executor, notify)
+
+
+def _measured(
+    chosen: Sequence[Claim], folder: Path, text: Text, tiny: bool, seeds: int | None, again: bool,
+    executor: Executor | None, notify: Notify,
+) -> dict[str, Stored]:  # fmt: skip
+    found: dict[str, Stored] = {}
     kept = {} if again else {claim.name: read(folder, claim.name) for claim in chosen}
     for one in kept.values():
         if one is not None:
-            one.check_asked(folder, None if data is None else text.name, seeds)
+            one.check_asked(folder, None if text.given is None else text.name, seeds)
     for claim in chosen:
         held = kept.get(claim.name)
         if held is None or not held.answers(claim, tiny):
-            if on_claim is not None:
-                on_claim(claim, None)
+            notify(StageEvent(words=f"{claim.name}: about {claim.minutes:g} min"))
             place = folder / RUNS / (f"{claim.name}{TINY}" if tiny else claim.name)
-            bench = Bench(place, text, tiny, seeds, executor, on_event)
+            bench = Bench(place, text, tiny, seeds, executor, notify)
             began = time.perf_counter()
             outcome = claim.measure(bench)
             held = Stored.of(claim, outcome, time.perf_counter() - began, tiny, text.name, seeds)
             write(held, folder)
         found[claim.name] = held
-        if on_claim is not None:
-            on_claim(claim, held)
+        notify(StageEvent(words=f"{claim.name}: {held.words}"))
     return found
 
 

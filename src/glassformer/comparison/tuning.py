@@ -5,7 +5,7 @@ OUT/               a comparison of the arms at their chosen rates, on fresh seed
 OUT/usual/         the same seeds at the rates of the rule by size: what the verdict would have been
 OUT/tuning.html    the curves of loss against rate, and both verdicts side by side
 
-The unit of work is `comparison.compare`, so that all of it resumes and takes more seeds.
+The unit of work is `experiment.carry_out`, so that all of it resumes and takes more seeds.
 """
 
 from __future__ import annotations
@@ -20,24 +20,11 @@ from statistics import fmean
 from time import monotonic
 from typing import Any
 
-from glassformer.comparison import compare
-from glassformer.comparison.command import command_of
+from glassformer.comparison.arms import DesignArm
+from glassformer.comparison.design import Design
+from glassformer.comparison.experiment import Saved, carry_out, checked_folder, command_of, read_text
 from glassformer.comparison.folder import check_looks
-from glassformer.comparison.request import (
-    Match,
-    arms,
-    check_seeds,
-    common_context,
-    fairness,
-    recipe_defaults,
-    recipes,
-    tokens_of_steps,
-)
-from glassformer.comparison.summary import write
-from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError
-from glassformer.files import only_writer, replace_text
-from glassformer.laboratory.rates import (
+from glassformer.comparison.rates import (
     EXTENSIONS,
     FACTOR,
     START,
@@ -48,115 +35,71 @@ from glassformer.laboratory.rates import (
     search,
     sensitivity,
 )
-from glassformer.naming import own_value, split_recipe
+from glassformer.comparison.result import Comparison
+from glassformer.comparison.summary import write
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError
+from glassformer.files import only_writer, replace_text
 from glassformer.report.tuning import write_tuning
 from glassformer.runs.events import Begin, End, Event, Notify, StageEvent, Start, silent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult, Trial, TunedArm, Tuning, Verdict
-from glassformer.text import OnProgress, TextData, prepare
+from glassformer.text import Tokens
 from glassformer.training import Recipe
 from glassformer.training.request import fit
 
 TRIALS, USUAL, PAGE, PROBE = "tuning", "usual", "tuning.html", "probe.json"
 PROBE_STEPS = 12
 """Steps of each arm that are timed, for an estimate."""
-LEAST_SEEDS = 2
-"""Of a verdict: one seed has no interval."""
 
 
-def tune(
-    expressions: Sequence[str],
-    data: str | Path | TextData,
-    tokens: int | None = None,
-    minutes: float | None = None,
-    flops: float | None = None,
-    steps: int | None = None,
-    match: Match | None = None,
-    seeds: int = 3,
-    out: str | Path = "comparison",
-    tokenizer: str = "auto",
-    allow_unmatched: bool = False,
-    within: float | None = None,
-    on_event: Notify | None = None,
-    on_progress: OnProgress | None = None,
-    command: str | None = None,
-    log_to: Sequence[str] = (),
+def tuned(
+    design: Design,
+    text: Tokens | None,
+    out: str | Path,
+    *,
+    notify: Notify = silent,
     executor: Executor | None = None,
-    looks: Sequence[int] = (),
-    **recipe: Any,
-) -> dict[str, Any]:
-    """`compare` with a learning rate for each arm that was chosen for it; returns the content of results.json, whose
-    `tuning` holds trials, rates, cost, and the verdicts at the chosen and at the usual rates.
+    command: str | None = None,
+    origin: Saved | None = None,
+) -> Comparison:
+    """`carry_out` with a learning rate for each arm that was chosen for it; `results.tuning` holds trials, rates, cost,
+    and the verdicts at the chosen and at the usual rates.
 
     Every arm is trained at half, once and twice the rate of the usual rule, on the same two seeds. While some arm does
     best at an edge of this grid, all arms get one rate more there, at most five. An arm's rate is the minimum of the
-    parabola through its best rate and the neighbours of that. The verdict is measured at these rates on `seeds` seeds
-    that come after those of the trials, because the lowest of several noisy losses is too low; and on the same seeds at
-    the usual rates, for comparison.
+    parabola through its best rate and the neighbours of that. The verdict is measured at these rates on seeds that come
+    after those of the trials, because the lowest of several noisy losses is too low; and on the same seeds at the usual
+    rates, for comparison.
 
-    within    minutes that all of this may take: refused where it would take longer, with the time that it would take,
-              after a few steps of every arm were timed
-    all else  as in `compare`
-
-    Raises RequestError for what `compare` refuses, a learning rate that is given, and seeds that the rates were chosen
-    on; WorkError where a run failed, or where an arm still does best at the edge of the widest grid.
+    Raises RequestError for what `carry_out` refuses, for seeds that the rates were chosen on, and if it would take
+    longer than `design.within` minutes, after a few steps of every arm were timed; WorkError where a run failed, or
+    where an arm still does best at the edge of the widest grid.
     """
-    if not str(out):
-        raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
-    folder, seeds = Path(out), check_seeds(seeds)
-    _refuse_rates(expressions, recipe.get("learning_rate"))
-    if seeds < LEAST_SEEDS:
-        message = f"seeds={seeds} gives no verdict; --tune needs --seeds {LEAST_SEEDS} or more, by default 3"
-        raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
-    if within is not None and not 0 < within < math.inf:
-        raise RequestError(code="range", field="within", value=within, expected="a number of minutes above 0")
-    configs = arms(expressions)
-    fairness(configs, allow_unmatched, match or ("minutes" if minutes is not None else None))
-    context = common_context(configs, recipe.get("context"))
-    amounts = {"minutes": minutes, "flops": flops}
-    tokens_asked = tokens_of_steps(steps, tokens, recipe.get("batch_size"), context)
-    fields = {**recipe_defaults(), **recipe, **amounts, "tokens": tokens_asked, "context": context}
-    recipes(configs, fields, match, vocab_size=1)
-    first = fields["seed"]
-    choosing, fresh = range(first, first + TUNING_SEEDS), range(first + TUNING_SEEDS, first + TUNING_SEEDS + seeds)
-    check_looks(folder, looks)
+    folder, first = checked_folder(out), design.first_seed
+    choosing = range(first, first + TUNING_SEEDS)
+    fresh = range(choosing.stop, choosing.stop + design.seeds)
+    check_looks(folder, design.looks)
     _refuse_folder(folder, choosing, fresh)
-
-    text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
+    text = read_text(design, design.tokenizer, notify) if text is None else text
     size = text.tokenizer.vocab_size
-    configs = {name: fit(c, size, context, own_value(name, c, "vocab_size")) for name, c in configs.items()}
-    given = {**recipe, **amounts, "tokens": tokens, "steps": steps, "match": match, "allow_unmatched": allow_unmatched}
-    told = {**recipe, **amounts, "tokens": tokens_asked, "match": match, "tokenizer": tokenizer, "looks": list(looks)}
+    configs = {arm.name: fit(arm.config, size, design.context, arm.own("vocab_size")) for arm in design.arms}
     work = _Work(
         folder=folder,
         text=text,
+        design=design,
+        origin=origin or design,
         configs=configs,
-        plans=recipes(configs, fields, match, size),
+        plans=design.plans(configs, size),
         choosing=choosing,
         fresh=fresh,
-        given={name: value for name, value in given.items() if name != "seed"},
-        log_to=log_to,
-        command=command or _call(expressions, data, {**told, "allow_unmatched": allow_unmatched}, seeds, out),
-        within=within,
-        notify=on_event or silent,
+        command=command or command_of(origin or design, folder),
+        notify=notify,
         executor=executor,
-        looks=looks,
         began=monotonic(),
     )
-    return work.done().to_dict()
-
-
-def _refuse_rates(expressions: Sequence[str], given: object) -> None:
-    if given is not None:
-        message = f"--lr {given} fixes the learning rate that --tune looks for; give one of them"
-        raise RequestError(message, code="conflict", field="learning_rate", value=given, expected="left out")
-    for expression in expressions:
-        if (own := split_recipe(expression)[1].get("learning_rate")) is not None:
-            raise RequestError(
-                f"{expression} sets its own learning rate, which --tune would choose: leave +recipe.learning_rate out",
-                code="conflict", field="recipe.learning_rate", value=own, expected="left out",
-            )  # fmt: skip
+    return Comparison(work.done(), design, folder)
 
 
 def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
@@ -181,7 +124,10 @@ def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _Work:
     folder: Path
-    text: TextData
+    text: Tokens
+    design: Design
+    origin: Saved
+    """The experiment as it was asked for, which the folder holds."""
     configs: dict[str, ModelConfig]
     """As asked for, of the text's vocabulary."""
     plans: dict[str, Recipe]
@@ -189,19 +135,17 @@ class _Work:
     """Seeds of the trials."""
     fresh: range
     """Seeds of the verdicts."""
-    given: dict[str, Any]
-    """What all comparisons are called with."""
-    log_to: Sequence[str]
     command: str
-    within: float | None
     notify: Notify
     executor: Executor | None
-    looks: Sequence[int]
-    """Of the verdicts."""
     began: float
 
-    def verdict(self, expressions: Sequence[str], folder: Path, **options: Any) -> Results:
-        return self.compare(expressions, folder, self.fresh, looks=self.looks, **options)
+    @property
+    def arms(self) -> tuple[DesignArm, ...]:
+        return self.design.arms
+
+    def verdict(self, arms: Sequence[DesignArm], folder: Path, **options: Any) -> Results:
+        return self.compare(arms, folder, self.fresh, looks=self.design.looks, **options)
 
     def before(self, found: Tuning) -> Tuning:
         """What the folder holds of these arms at these rates, with its verdicts; `found` where it holds none."""
@@ -212,16 +156,25 @@ class _Work:
         same = {one.tuned_as for one in held.arms} == {one.tuned_as for one in found.arms}
         return held if same else found
 
-    def compare(self, expressions: Sequence[str], folder: Path, seeds: range, **options: Any) -> Results:
-        results = Results.of(
-            compare(
-                expressions, self.text, **self.given, seed=seeds.start, seeds=len(seeds), out=folder,
-                command=self.command, log_to=self.log_to, executor=self.executor,
-                **{"on_event": self.notify, **options},
-            )
+    def compare(
+        self,
+        arms: Sequence[DesignArm],
+        folder: Path,
+        seeds: range,
+        *,
+        notify: Notify | None = None,
+        tuning: Tuning | None = None,
+        origin: Saved | None = None,
+        **changes: Any,
+    ) -> Results:
+        """A comparison within this one: the design with other arms and seeds, and with `changes`."""
+        plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
+        found = carry_out(
+            self.design.vary(arms=tuple(arms), **plain), self.text, folder, notify=notify or self.notify,
+            executor=self.executor, command=self.command, tuning=tuning, origin=origin,
         )  # fmt: skip
-        _refuse_failed(results.runs, folder)
-        return results
+        _refuse_failed(found.runs, folder)
+        return found.results
 
     def done(self) -> Results:
         seconds = self.seconds()
@@ -234,7 +187,8 @@ class _Work:
         self.refuse_unsettled(curves, choices)
         chosen = {one.tuned_as: one.name for one in found.arms}
         self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the chosen rates"))
-        tuned = self.verdict(list(chosen), self.folder, tuning=before)
+        arms = [self.at(arm, choices[arm.name].power) for arm in self.arms]
+        tuned = self.verdict(arms, self.folder, tuning=before, origin=self.origin)
         usual = self.usual(tuned, choices)
         found = found.changed(
             arms=[_with_losses(one, tuned, usual) for one in found.arms],
@@ -259,7 +213,7 @@ class _Work:
         if all(choice.power == 0 for choice in choices.values()):
             return tuned
         self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
-        return self.verdict(list(self.configs), self.folder / USUAL)
+        return self.verdict(self.arms, self.folder / USUAL)
 
     # Rates
 
@@ -269,8 +223,8 @@ class _Work:
         assert usual is not None  # `recipes` fills it in
         return float(f"{usual * FACTOR**power:.3g}")
 
-    def at(self, arm: str, power: float) -> str:
-        return f"{arm}+recipe.learning_rate={self.rate(arm, power):.3g}"
+    def at(self, arm: DesignArm, power: float) -> DesignArm:
+        return arm.at("learning_rate", f"{self.rate(arm.name, power):.3g}")
 
     def trials(self) -> Results:
         results = read_results(self.folder / TRIALS)
@@ -282,17 +236,17 @@ class _Work:
         results = read_results(self.folder / TRIALS)
         asked = {name for name, _ in results.asked} if results else set()
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
-        return [power for power in reach if any(self.at(arm, power) in asked for arm in self.configs)]
+        return [power for power in reach if any(self.at(arm, power).name in asked for arm in self.arms)]
 
     def tried(self, grid: list[int], seconds: Mapping[str, float]) -> dict[str, Curve]:
         """The losses of all arms at these powers."""
         self.announce(grid, seconds)
-        names = [self.at(arm, power) for power in grid for arm in self.configs]
-        results = self.compare(names, self.folder / TRIALS, self.choosing, on_event=self.without_notes, loss_alone=True)
+        arms = [self.at(arm, power) for power in grid for arm in self.arms]
+        results = self.compare(arms, self.folder / TRIALS, self.choosing, notify=self.without_notes, loss_alone=True)
         losses = {run.key: _loss(run) for run in results.runs}
         return {
-            arm: {power: [losses[self.at(arm, power), seed] for seed in self.choosing] for power in grid}
-            for arm in self.configs
+            arm.name: {power: [losses[self.at(arm, power).name, seed] for seed in self.choosing] for power in grid}
+            for arm in self.arms
         }
 
     def without_notes(self, event: Event) -> None:
@@ -328,12 +282,12 @@ class _Work:
             "fresh seeds at the chosen and at the usual rates"
         )
         spent = (monotonic() - self.began) / 60
-        if self.within is not None and spent + whole / 60 > self.within:
+        if self.design.within is not None and spent + whole / 60 > self.design.within:
             needed = math.ceil(spent + whole / 60)
             raise RequestError(
-                f"--within {self.within:g} minutes is too little: {design}, {runs} runs to come, take about "
+                f"--within {self.design.within:g} minutes is too little: {design}, {runs} runs to come, take about "
                 f"{_words(whole)}; what was trained is kept",
-                code="range", field="within", value=self.within, expected=f"at least {needed}",
+                code="range", field="within", value=self.design.within, expected=f"at least {needed}",
             )  # fmt: skip
         if runs:
             more = f"; {_words(each)} more for each rate that is added at an edge"
@@ -376,15 +330,12 @@ class _Work:
         plan = next(iter(self.plans.values()))
         tokens = PROBE_STEPS * plan.tokens_per_step
         budget = dict.fromkeys(("minutes", "flops", "steps", "match"))
+        arms = [self.design.named[name] for name in missing]
         with tempfile.TemporaryDirectory() as place:
-            results = Results.of(
-                compare(
-                    missing, self.text, **{**self.given, **budget, "tokens": tokens, "allow_unmatched": True},
-                    seed=self.choosing.start, out=place, on_event=watch, executor=self.executor,
-                    loss_alone=True,
-                )
+            results = self.compare(
+                arms, Path(place), range(self.choosing.start, self.choosing.start + 1), notify=watch,
+                **budget, tokens=tokens, allow_unmatched=True, loss_alone=True,
             )  # fmt: skip
-        _refuse_failed(results.runs, self.folder)
         found = {}
         for run in results.runs:
             assert run.train is not None  # it has not failed
@@ -397,7 +348,7 @@ class _Work:
     def tuning(self, curves: Mapping[str, Curve], choices: Mapping[str, Choice], trials: Results) -> Tuning:
         grid = len(next(iter(curves.values())))
         return Tuning(
-            arms=[self.tuned_arm(arm, curves[arm], choices[arm], trials) for arm in self.configs],
+            arms=[self.tuned_arm(arm, curves[arm.name], choices[arm.name], trials) for arm in self.arms],
             budget=_budget(trials),
             seeds=list(self.choosing),
             fresh=list(self.fresh),
@@ -406,7 +357,8 @@ class _Work:
             minutes={"choosing": _minutes(trials)},
         )
 
-    def tuned_arm(self, arm: str, curve: Curve, choice: Choice, trials: Results) -> TunedArm:
+    def tuned_arm(self, one: DesignArm, curve: Curve, choice: Choice, trials: Results) -> TunedArm:
+        arm = one.name
         started = [run.train.curve[0][1] for run in trials.runs if self.of(run, arm) and run.train and run.train.curve]
         start = [loss for loss in started if loss is not None]
         return TunedArm(
@@ -421,7 +373,7 @@ class _Work:
             between=choice.between,
             settled=choice.settled,
             sensitivity=sensitivity(curve, fmean(start)) if start else 0.0,
-            tuned_as=self.at(arm, choice.power),
+            tuned_as=self.at(one, choice.power).name,
         )
 
     def of(self, run: RunResult, arm: str) -> bool:
@@ -495,11 +447,3 @@ def _read_paces(path: Path) -> dict[str, tuple[float, float]]:
         return {str(arm): (float(each), float(besides)) for arm, (each, besides) in tree.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-def _call(expressions: Sequence[str], data: object, given: dict[str, Any], seeds: int, out: str | Path) -> str:
-    """The command, or the call in Python, that repeats this."""
-    told = command_of(expressions, data, given, seeds=seeds, out=str(out))
-    if told.startswith("glassformer compare"):
-        return f"{told} --tune"
-    return told.replace("gf.compare(", "gf.tune(", 1)

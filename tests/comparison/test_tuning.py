@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import glassformer as gf
 from glassformer.cli import main
-from glassformer.comparison import compare, summary
-from glassformer.errors import Code, RequestError, WorkError
-from glassformer.laboratory import rates as rates_module
-from glassformer.laboratory import tuning as tuning_module
-from glassformer.laboratory.rates import (
+from glassformer.comparison import rates as rates_module
+from glassformer.comparison import summary
+from glassformer.comparison import tuning as tuning_module
+from glassformer.comparison.rates import (
     EXTENSIONS,
     FACTOR,
     START,
@@ -31,7 +31,7 @@ from glassformer.laboratory.rates import (
     sensitivity,
     wider,
 )
-from glassformer.laboratory.tuning import tune
+from glassformer.errors import Code, RequestError, WorkError
 from glassformer.naming import preset
 from glassformer.report.tuning import finding
 from glassformer.runs.events import Event, StageEvent
@@ -40,7 +40,9 @@ from glassformer.runs.results import Results, RunResult
 from glassformer.runs.verdicts import verdicts
 from glassformer.training import Interrupted, default_learning_rate
 from tests.refused import failed, refused
-from tests.runs.stand_in import AT_ONCE, Instead, Stand, trained_at_once
+from tests.runs.stand_in import AT_ONCE, Instead, Stand, content, trained_at_once
+
+compare, tune = content(gf.compare), content(gf.tune)
 
 A = "gpt2@1m+layers=1+d_model=32+heads=2"
 B, C = f"{A}+rope", f"{A}+rmsnorm"
@@ -217,7 +219,7 @@ def deceived(
 ) -> tuple[dict[str, Any], Path, Simulated, list[Event]]:
     out, simulated = tmp_path_factory.mktemp("tuned") / "out", Simulated(DECEPTIVE)
     told: list[Event] = []
-    results = tune([A, B], source, out=out, executor=simulated.executor, on_event=told.append, **PLAN)
+    results = tune([A, B], source, out=out, executor=simulated.executor, progress=told.append, **PLAN)
     return results, out, simulated, told
 
 
@@ -264,7 +266,8 @@ def test_pages_draw_the_curves_and_both_verdicts(deceived: Any) -> None:
     results, out, *_ = deceived
     assert json.loads((out / "results.json").read_text()) == results
     assert results["title"] == f"{A} and {B} on text.txt, each at its own learning rate"
-    assert results["command"].startswith("glassformer compare ") and results["command"].endswith(" --tune")
+    assert results["command"] == f"glassformer run {out / 'design.yaml'}"
+    assert gf.Design.from_file(out / "design.yaml").tune
     for page in (out / "report.html", out / "tuning.html"):
         text = page.read_text()
         assert 'id="tuning"' in text and "Validation loss against learning rate" in text

@@ -1,8 +1,11 @@
-"""Arms, budgets and recipes of a comparison, and how far it is fair."""
+"""The arms of a comparison: their models and recipes, and how far comparing them is fair. `Design` calls these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from glassformer import machine
@@ -11,6 +14,8 @@ from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
 from glassformer.machine import available_cores
 from glassformer.naming import own_value, preset, split_recipe
+from glassformer.naming.grammar import LONGEST, RECIPE
+from glassformer.naming.resolve import resolve
 from glassformer.runs.executor import Executor
 from glassformer.runs.power import MOST_SEEDS
 from glassformer.thresholds import WORTH_SAYING
@@ -20,6 +25,8 @@ from glassformer.training.recipe import BUDGETS
 from glassformer.training.request import fit, settings
 
 Match = Literal["tokens", "flops", "minutes"]
+MOST_ARMS = 1000
+"""Models of one comparison, at most."""
 UNFAIR = 0.2
 """Largest relative difference in parameters of the layers without `allow_unmatched`."""
 ALIKE = {
@@ -40,41 +47,120 @@ def check_seeds(seeds: object) -> int:
     return number
 
 
+def check_planned(looks: Sequence[int]) -> None:
+    """Raises RequestError unless the looks are numbers of seeds from 2 to MOST_SEEDS."""
+    for look in looks:
+        check_whole("looks", look, least=2)
+        if look > MOST_SEEDS:
+            message = f"looks={look} is more than the {MOST_SEEDS:,} seeds that one comparison takes"
+            raise RequestError(message, code="range", field="looks", value=look, expected=f"at most {MOST_SEEDS:,}")
+
+
+def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises
+    RequestError."""
+    if isinstance(recipe, Recipe):
+        given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
+    elif recipe is None or isinstance(recipe, Mapping):
+        given = dict(recipe or {})
+    else:
+        raise RequestError(code="type", field="recipe", value=recipe, expected="a Recipe, or a mapping of its fields")
+    return {**given, **fields}
+
+
 def recipe_defaults() -> dict[str, Any]:
     """The recipe without its budget, at its defaults."""
     names = set(Recipe.model_fields) - set(BUDGETS)
     return {name: Recipe.model_fields[name].get_default() for name in names}
 
 
-def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
-    """Expression -> config, without changes of the recipe. Raises RequestError for an empty list, a repeated
-    expression, one that names no model, and a change of a field in ALIKE."""
-    if not expressions:
+@dataclass(frozen=True)
+class DesignArm:
+    """A model of an experiment, with its changes of the recipe."""
+
+    name: str
+    model: str | ModelConfig
+    """An expression without changes of the recipe, or a config."""
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    """Changes of the recipe for this arm: field -> value as text."""
+
+    @classmethod
+    def of(cls, name: str | None, model: Any, number: int) -> DesignArm:
+        """An arm of what a caller or a file gives for a model; without a name, the expression is the name. Raises
+        RequestError."""
+        changes: dict[str, str] = {}
+        if isinstance(model, Mapping):
+            tree = dict(model)
+            if tree.keys() <= {"model", "recipe"} and isinstance(tree.get("recipe", {}), Mapping):
+                changes = {str(key): str(value) for key, value in tree.get("recipe", {}).items()}
+                model = tree.get("model")
+            if isinstance(model, Mapping):
+                model = ModelConfig.from_dict(model, f"models.{name or number}")
+        if not isinstance(model, str | Path):
+            return cls(name or f"model {number}", resolve(model), changes)
+        expression, own = split_recipe(str(model))
+        return cls(name or str(model), expression, {**own, **changes})
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The model before it has a vocabulary. Raises RequestError."""
+        return self.model if isinstance(self.model, ModelConfig) else preset(self.model)
+
+    def own(self, name: str) -> Any:
+        """The value of a field of the config, if a change of the expression sets it; else None."""
+        return own_value(self.model, self.config, name) if isinstance(self.model, str) else None
+
+    def at(self, name: str, value: str) -> DesignArm:
+        """The arm with one field of its recipe set, which its name shows."""
+        return DesignArm(f"{self.name}+{RECIPE}.{name}={value}", self.model, {**self.recipe, name: value})
+
+    @property
+    def told(self) -> Any:
+        """The model as a file has it: an expression, or a tree."""
+        if isinstance(self.model, str):
+            return "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
+        tree = self.model.to_dict()
+        return {"model": tree, "recipe": dict(self.recipe)} if self.recipe else tree
+
+
+def arms(models: Any) -> dict[str, DesignArm]:
+    """Name -> arm, of a sequence of models or a mapping from names to them. Raises RequestError for an empty list, if
+    two have one name, for what names no model, and for a change of a field in ALIKE."""
+    if not isinstance(models, Mapping | Sequence) or isinstance(models, str):
+        message = f"models is a {type(models).__name__}; give a list of models, or a mapping from names to models"
+        raise RequestError(message, code="type", field="models", value=type(models).__name__, expected="a list")
+    if not models:
         raise RequestError(
             "compare needs at least one model, such as gpt2@10m llama@10m", code="missing", field="models"
         )
-    found: dict[str, ModelConfig] = {}
-    for expression in expressions:
-        if expression in found:
+    if len(models) > MOST_ARMS:
+        raise RequestError(code="range", field="models", value=len(models), expected=f"at most {MOST_ARMS} models")
+    named = models.items() if isinstance(models, Mapping) else ((None, model) for model in models)
+    found: dict[str, DesignArm] = {}
+    for number, (name, model) in enumerate(named, 1):
+        if name is not None and (not isinstance(name, str) or not name or len(name) > LONGEST):
+            raise RequestError(code="type", field="models", value=name, expected=f"names of 1 to {LONGEST} characters")
+        arm = DesignArm.of(name, model, number)
+        if arm.name in found:
             raise RequestError(
-                f"{expression} is named twice; for several runs of one model use --seeds",
-                code="conflict", field="models", value=expression,
+                f"{arm.name} is named twice; for several runs of one model use --seeds",
+                code="conflict", field="models", value=arm.name,
             )  # fmt: skip
-        model, wishes = split_recipe(expression)
-        if shared := [field for field in wishes if field in ALIKE]:
-            field = shared[0]
+        if shared := [name for name in arm.recipe if name in ALIKE]:
+            name = shared[0]
             raise RequestError(
-                f"+recipe.{field}={wishes[field]}: one arm cannot have {field} for itself; give {ALIKE[field]} to all",
-                code="conflict", field=f"recipe.{field}", value=wishes[field],
+                f"+recipe.{name}={arm.recipe[name]}: one arm cannot have {name} for itself; give {ALIKE[name]} to all",
+                code="conflict", field=f"recipe.{name}", value=arm.recipe[name],
             )  # fmt: skip
-        found[expression] = preset(model)
+        assert arm.config is not None  # a name that names no model is refused here
+        found[arm.name] = arm
     return found
 
 
-def common_context(configs: dict[str, ModelConfig], given: int | None) -> int:
+def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
     """The context of all arms: as given, else as every expression sets it, else the recipe's default. Raises
     RequestError for an expression that sets another."""
-    own = {name: own_value(name, config, "context") for name, config in configs.items()}
+    own = {name: arm.own("context") for name, arm in arms.items()}
     default = next(iter(own.values())) if len(set(own.values())) == 1 else None
     context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
     for name, its in own.items():
@@ -100,32 +186,32 @@ def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | Non
     return steps * (batch_size or Recipe.model_fields["batch_size"].default) * context
 
 
-def given_budget(amounts: dict[str, Any]) -> Match:
+def given_budget(amounts: Mapping[str, Any]) -> Match:
     """The name of the one that is given."""
     names: tuple[Match, ...] = ("tokens", "flops", "minutes")
     return next(name for name in names if amounts[name] is not None)
 
 
-def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool, match: Match | None = None) -> list[str]:
+def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match | None = None) -> list[str]:
     """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart, unless what
     is equal is time: a larger model then pays for its size with the steps that it does not take.
 
     Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
     experts those count that a token meets, which are what it costs; what the others hold is said."""
-    sizes = {name: config.active_params(embeddings=False) for name, config in configs.items()}
+    sizes = {name: arm.config.active_params(embeddings=False) for name, arm in arms.items()}
     small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     apart = sizes[large] / sizes[small] - 1
     if apart > UNFAIR and not allow_unmatched and match != "minutes":
         raise RequestError(
             f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
-            f"difference in loss would be a difference in size; {_equal(large, sizes[small])}; or give a budget "
+            f"difference in loss would be a difference in size; {_equal(arms[large], sizes[small])}; or give a budget "
             "in --minutes, in which size costs steps, or --allow-unmatched",
             code="conflict", field="allow_unmatched",
         )  # fmt: skip
     notes = [
         f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
-        for name, config in configs.items()
-        if (held := config.num_params(embeddings=False)) > sizes[name]
+        for name, arm in arms.items()
+        if (held := arm.config.num_params(embeddings=False)) > sizes[name]
     ]
     if apart > WORTH_SAYING:
         notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
@@ -138,25 +224,29 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool, match: Matc
     return notes
 
 
-def _equal(name: str, wanted: int) -> str:
+def _equal(arm: DesignArm, wanted: int) -> str:
     """What makes a model, too large, about as large as `wanted`, in words: narrower networks, where that does."""
-    model, _ = split_recipe(name)
+    model = arm.model
+    if not isinstance(model, str):
+        return "give both the same size"
     try:
         near, far = (preset(f"{model}+hidden={width}").active_params(embeddings=False) for width in (64, 128))
         width = 64 + round((wanted - near) * 64 / (far - near) / 8) * 8
         if abs(preset(f"{model}+hidden={width}").active_params(embeddings=False) / wanted - 1) <= WORTH_SAYING:
-            return f"{name}+hidden={width} has as many"
+            return f"{arm.name}+hidden={width} has as many"
     except (RequestError, ZeroDivisionError):
         pass
     return "give both the same @SIZE"
 
 
-def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[str]:
+def likeness(
+    arms: Mapping[str, DesignArm], configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe]
+) -> list[str]:
     """Notes on arms with a recipe of their own, and on arms that are the same model with the same recipe."""
     notes = []
     own: dict[str, list[str]] = {}  # arms by what their recipes change
     for name, config in configs.items():
-        if wishes := split_recipe(name)[1]:
+        if wishes := arms[name].recipe:
             told = "(" + ", ".join(f"{field}={value}" for field, value in wishes.items()) + ")"
             twins = [other for other, its in configs.items() if its == config and plans[other] != plans[name]]
             if twins:
@@ -176,7 +266,7 @@ def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[
     return notes
 
 
-def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: str) -> dict[str, float]:
+def spending(configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], match: str) -> dict[str, float]:
     """Amount of the matched quantity that each arm will spend, in whole steps; empty for a budget in minutes."""
     spent = {}
     for name, config in configs.items():
@@ -211,8 +301,9 @@ def unequal(spent: dict[str, float], match: str) -> list[str]:
 
 
 def recipes(
-    configs: dict[str, ModelConfig],
-    recipe: dict[str, Any],
+    arms: Mapping[str, DesignArm],
+    configs: Mapping[str, ModelConfig],
+    recipe: Mapping[str, Any],
     match: Match | None,
     vocab_size: int,
 ) -> dict[str, Recipe]:
@@ -232,7 +323,7 @@ def recipes(
     if match == "flops" and given == ["tokens"]:
         Recipe.of(tokens=recipe["tokens"])  # named as it was given, should it be wrong
         name, config = next(iter(configs.items()))
-        first = fit(config, vocab_size, recipe["context"], own_value(name, config, "vocab_size"))
+        first = fit(config, vocab_size, recipe["context"], arms[name].own("vocab_size"))
         budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
     elif match != given[0]:
         raise RequestError(
@@ -243,7 +334,7 @@ def recipes(
     for name, config in configs.items():
         common = Recipe.of(**{**rest, **budget})
         try:
-            plan = with_recipe(common, split_recipe(name)[1])
+            plan = with_recipe(common, arms[name].recipe)
             refuse_clipping(config, plan.qk_clip)
             plan.optimizer.check(config)
         except RequestError as error:
@@ -253,7 +344,7 @@ def recipes(
 
 
 def compiled_alike(
-    configs: dict[str, ModelConfig], plans: dict[str, Recipe], before: bool | None
+    configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], before: bool | None
 ) -> tuple[dict[str, Recipe], machine.Settings]:
     """The recipes with `compile` decided, and the settings to report. All arms compile or none does: as the runs
     `before` did, else if it pays for at least one arm. An arm whose expression sets `compile` keeps its value."""

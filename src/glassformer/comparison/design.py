@@ -1,0 +1,378 @@
+"""A `Design`: an experiment as a value, and as a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from glassformer.comparison.arms import (
+    DesignArm,
+    Match,
+    arms,
+    check_planned,
+    check_seeds,
+    common_context,
+    fairness,
+    given_budget,
+    recipe_defaults,
+    recipe_fields,
+    recipes,
+    tokens_of_steps,
+)
+from glassformer.comparison.pretrained import check_begun
+from glassformer.config import ModelConfig, read_tree
+from glassformer.errors import RequestError, shown
+from glassformer.files import SCHEMAS, check_schema, replace_text
+from glassformer.naming.resolve import ModelLike
+from glassformer.parts.core.base import to_plain
+from glassformer.runs.power import check_effect
+from glassformer.runs.results import Budget
+from glassformer.training import Recipe
+from glassformer.training.sinks import check_sinks
+from glassformer.units import count, quantity
+
+FILE = "design.yaml"
+"""The design of an experiment, in the folder that it leaves."""
+VERB = "compare"
+TUNED_SEEDS = 3
+"""Seeds of a tuned comparison, by default."""
+LEAST_SEEDS = 2
+"""Seeds of a verdict: one has no interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """An experiment: which models are trained, on what, with which budget, and how they are judged.
+
+    A design is checked when it is made: everything that can be refused without reading the text, and that does not
+    depend on the machine, is refused then. `Design.of` makes one from models and options; it may be kept in a file.
+
+    Parameters
+    ----------
+    arms
+        The models with their names and their changes of the recipe.
+    data
+        Name of the text, as `gf.train` takes it. None if the text is in memory; it is then given to `gf.compare`.
+    tokens, minutes, flops, steps
+        Budget of each run, one of them. `steps` count as the tokens of n steps of the common batch size and context.
+    match
+        Quantity that is equal between arms; by default that of the budget. "flops" with a budget in tokens gives every
+        arm the FLOPs of the first.
+    seeds
+        Runs of each model.
+    looks
+        Numbers of seeds at which verdicts will be seen: all together are wrong 5 % of the time.
+    power
+        A difference as a share of the first arm's loss: a pilot says how many seeds and hours it takes to show it.
+        None for a verdict.
+    tune
+        Choose a learning rate for each arm first, on seeds that its verdict does not use.
+    within
+        Minutes that a tuned comparison may take; None for any number.
+    tokenizer
+        "auto", "byte", "char", "bpe:SIZE", or a tokenizer.json.
+    allow_unmatched
+        Compare models of different size.
+    pretrained
+        Start every arm from the weights of the checkpoint that its expression names, changed as it says.
+    loss_alone
+        Measure only the loss of the trained models, as trials of learning rates and scaling laws need.
+    log_to
+        Services that receive the numbers of each step too.
+    recipe
+        Fields of the recipe of all arms, without the budget.
+
+    Raises
+    ------
+    RequestError
+        If the experiment is wrong or unfair.
+
+    Examples
+    --------
+    >>> design = gf.Design.of(["gpt2@1m", "llama@1m"], "python-docs", tokens="200k", seeds=3)
+    >>> design.vary(seeds=5).seeds
+    5
+    """
+
+    arms: tuple[DesignArm, ...]
+    data: str | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    flops: float | None = None
+    steps: int | None = None
+    match: Match | None = None
+    seeds: int = 1
+    looks: tuple[int, ...] = ()
+    power: float | None = None
+    tune: bool = False
+    within: float | None = None
+    tokenizer: str = "auto"
+    allow_unmatched: bool = False
+    pretrained: bool = False
+    loss_alone: bool = False
+    log_to: tuple[str, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[ModelLike] | Mapping[str, ModelLike],
+        data: str | Path | None = None,
+        *,
+        recipe: Recipe | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Makes a design from models, and from the fields of `Design` and of `Recipe` by name.
+
+        Parameters
+        ----------
+        models
+            Expressions, paths, configs or models; or a mapping from names to them. An expression may change the recipe
+            of its arm: "gpt2@1m+recipe.warmup=0.1".
+        data
+            Name of the text.
+        recipe
+            Fields of the recipe of all arms, as a `Recipe` or a mapping.
+        **options
+            Fields of the design and of the recipe. Counts may be text, as in `tokens="200k"`; `seeds` is 1 by default,
+            and 3 with `tune`.
+
+        Returns
+        -------
+        Design
+
+        Raises
+        ------
+        RequestError
+            If the experiment is wrong or unfair.
+
+        Examples
+        --------
+        >>> gf.Design.of({"mine": gf.preset("gpt2@1m"), "base": "llama@1m"}, "python-docs", tokens=200_000).seeds
+        1
+        """
+        given = recipe_fields(recipe, options)
+        own = _as_fields({name: given.pop(name) for name in list(given) if name in OWN})
+        if own.get("seeds") is None:
+            own["seeds"] = TUNED_SEEDS if own.get("tune") else 1
+        data = str(data) if isinstance(data, Path) else data
+        return cls(arms=tuple(arms(models).values()), data=data, recipe=_changed(given), **own)
+
+    def __post_init__(self) -> None:
+        """Refuses what is wrong with the experiment."""
+        for name, kinds in TYPES.items():
+            if not isinstance(value := getattr(self, name), kinds) or (isinstance(value, bool) and bool not in kinds):
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                raise RequestError(code="type", field=name, value=value, expected=expected)
+        check_sinks(self.log_to)
+        check_seeds(self.seeds)
+        check_planned(self.looks)
+        if self.match not in (None, "tokens", "flops", "minutes"):
+            raise RequestError(code="unknown", field="match", value=self.match, expected="tokens, flops or minutes")
+        if self.power is not None:
+            check_effect(self.power, len(self.arms))
+        self._check_tuning()
+        if self.pretrained:
+            check_begun([arm.model for arm in self.arms], self.tokenizer)
+        self.plans(self.configs, vocab_size=1)
+        assert self.notes is not None  # sizes that are too far apart are refused here
+        objective = self.common.objective
+        counted = self.steps is not None or "flops" in (self.match, given_budget(self.amounts))
+        if counted and not objective.continues:
+            raise RequestError(
+                f"objective={objective.kind} gives a model pairs or rows, whose tokens and FLOPs are not those of "
+                "contexts; give the budget of a comparison in --tokens or --minutes",
+                code="conflict", field="objective", value=objective.kind, expected="--tokens",
+            )  # fmt: skip
+
+    def _check_tuning(self) -> None:
+        if not self.tune:
+            if self.within is not None:
+                message = "--within is for --tune, which is not given"
+                raise RequestError(message, code="conflict", field="within", value=self.within, expected="--tune too")
+            return
+        if self.power is not None:
+            message = "--power is for a comparison without --tune; tune first, then compare at the chosen rates"
+            raise RequestError(message, code="conflict", field="power", value=self.power, expected="no --tune")
+        if self.pretrained:
+            message = "--pretrained is for a comparison without --tune; give the rate in --lr"
+            raise RequestError(message, code="conflict", field="pretrained", value=True, expected="no --tune")
+        if (given := self.recipe.get("learning_rate")) is not None:
+            message = f"--lr {given} fixes the learning rate that --tune looks for; give one of them"
+            raise RequestError(message, code="conflict", field="learning_rate", value=given, expected="left out")
+        for arm in self.arms:
+            if (own := arm.recipe.get("learning_rate")) is not None:
+                raise RequestError(
+                    f"{arm.name} sets its own learning rate, which --tune would choose: leave +recipe.learning_rate "
+                    "out",
+                    code="conflict", field="recipe.learning_rate", value=own, expected="left out",
+                )  # fmt: skip
+        if self.seeds < LEAST_SEEDS:
+            message = f"seeds={self.seeds} gives no verdict; --tune needs --seeds {LEAST_SEEDS} or more, by default 3"
+            raise RequestError(
+                message, code="range", field="seeds", value=self.seeds, expected=f"at least {LEAST_SEEDS}"
+            )
+        if self.within is not None and not 0 < self.within < math.inf:
+            raise RequestError(code="range", field="within", value=self.within, expected="a number of minutes above 0")
+
+    def vary(self, **changes: Any) -> Self:
+        """Returns the design with some fields changed, of the recipe too. Raises RequestError."""
+        own = {name: changes.pop(name) for name in list(changes) if name in OWN or name in ("arms", "data")}
+        own = _as_fields(own)
+        return replace(self, **own, recipe=_changed({**self.recipe, **changes}))
+
+    # What follows from the fields
+
+    @cached_property
+    def named(self) -> dict[str, DesignArm]:
+        """The arms by name."""
+        return {arm.name: arm for arm in self.arms}
+
+    @cached_property
+    def configs(self) -> dict[str, ModelConfig]:
+        """The models by name, before they have a vocabulary."""
+        return {arm.name: arm.config for arm in self.arms}
+
+    @cached_property
+    def context(self) -> int:
+        """Tokens of a sequence, of all arms."""
+        return common_context(self.named, self.recipe.get("context"))
+
+    @property
+    def first_seed(self) -> int:
+        return self.recipe.get("seed", 0)
+
+    @cached_property
+    def amounts(self) -> dict[str, Any]:
+        """The budget in tokens, minutes or FLOPs, with None for the others."""
+        tokens = tokens_of_steps(self.steps, self.tokens, self.recipe.get("batch_size"), self.context)
+        return {"tokens": tokens, "minutes": self.minutes, "flops": self.flops}
+
+    @property
+    def equal(self) -> Match | None:
+        """The quantity that is equal between arms, if the design says one."""
+        return self.match or ("minutes" if self.minutes is not None else None)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """How far the arms are from equal in size, a sentence each. Raises RequestError if they are too far apart."""
+        return fairness(self.named, self.allow_unmatched, self.equal)
+
+    @cached_property
+    def all_fields(self) -> dict[str, Any]:
+        """Every field of the recipe of all arms, with the budget."""
+        return {**recipe_defaults(), **self.recipe, **self.amounts, "context": self.context}
+
+    @cached_property
+    def common(self) -> Recipe:
+        """The recipe of all arms, before anything is matched between them."""
+        return Recipe.of(**self.all_fields)
+
+    @property
+    def budget(self) -> Budget:
+        """The budget as results.json has it."""
+        common = self.common
+        return Budget(
+            match=self.match or given_budget(self.amounts),
+            tokens=common.tokens, minutes=common.minutes, flops=common.flops, seeds=self.seeds,
+            batch_size=common.batch_size, context=common.context,
+        )  # fmt: skip
+
+    def plans(self, configs: Mapping[str, ModelConfig], vocab_size: int, **changes: Any) -> dict[str, Recipe]:
+        """The recipe of each arm. `configs` are the models, `vocab_size` that of the text; `changes` are of the
+        recipe. Raises RequestError."""
+        return recipes(self.named, configs, {**self.all_fields, **changes}, self.match, vocab_size)
+
+    # Files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the design as plain values, without what has its default: the content of its file."""
+        listed = [arm.told for arm in self.arms]
+        names = [arm.name for arm in self.arms]
+        tree: dict[str, Any] = {
+            "schema": SCHEMAS["design"],
+            "verb": VERB,
+            "models": listed if listed == names else dict(zip(names, listed, strict=True)),
+            "data": self.data,
+        }
+        for one in fields(self):
+            if one.name in OWN and (value := getattr(self, one.name)) != one.default:
+                tree[one.name] = list(value) if isinstance(value, tuple) else value
+        return tree | {name: to_plain(value) for name, value in self.recipe.items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes design.yaml into the folder."""
+        replace_text(folder / FILE, to_yaml(self.to_dict()))
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
+        """Makes a design from plain values. Complaints name `where`. Raises RequestError."""
+        return from_tree(tree, VERB, where, cls.of)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Reads a design.yaml. Raises RequestError."""
+        return cls.from_dict(read_tree(path), str(path))
+
+
+def _as_fields(own: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a design as it keeps them: counts as numbers, lists as tuples. Raises RequestError."""
+    for name in ("tokens", "steps", "flops"):
+        if isinstance(own.get(name), str):
+            own[name] = quantity(own[name], field=name) if name == "flops" else count(own[name], name)
+    for name in {"looks", "log_to"} & own.keys():
+        if own[name] is not None and not isinstance(own[name], list | tuple):
+            raise RequestError(code="type", field=name, value=own[name], expected="a list")
+        own[name] = tuple(own[name] or ())
+    return own
+
+
+def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that are not as usual, and the context if it is given. Raises RequestError."""
+    given = {name: value for name, value in given.items() if value is not None or name != "context"}
+    made, usual = Recipe.of(**{**given, "steps": 1}), recipe_defaults()
+    return {name: value for name in given if (value := getattr(made, name)) != usual[name] or name == "context"}
+
+
+def from_tree(tree: object, verb: str, where: str, make: Callable[..., Any]) -> Any:
+    """Makes a value of the content of a design.yaml. `make` takes the fields by name. Raises RequestError, which
+    names `where`."""
+    file = f"{where}: " if where else ""
+    if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
+        raise RequestError(
+            f"{file}a design is a mapping of fields, and this is {type(tree).__name__}",
+            code="type", field="design", value=type(tree).__name__,
+        )  # fmt: skip
+    rest = dict(tree)
+    check_schema("design", rest.pop("schema", SCHEMAS["design"]), where or FILE)
+    if (found := rest.pop("verb", VERB)) != verb:
+        message = f"{file}verb={shown(found)}: a design of {verb} is needed"
+        raise RequestError(message, code="unknown", field="verb", value=found, expected=verb)
+    try:
+        return make(**rest)
+    except RequestError as error:
+        raise error.of(where) if where else error from None
+    except TypeError as error:
+        raise RequestError(f"{file}{error}", code="missing", field="design") from None
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
+
+
+OWN = frozenset(one.name for one in fields(Design)) - {"arms", "data", "recipe"}
+"""Fields of a design but for models, data, and those of the recipe."""
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("tokens", "steps"), (int, type(None))),
+    **dict.fromkeys(("minutes", "flops", "within"), (int, float, type(None))),
+    **dict.fromkeys(("tune", "allow_unmatched", "pretrained", "loss_alone"), (bool,)),
+    "tokenizer": (str,),
+    "data": (str, type(None)),
+}
+"""Types of fields that nothing else checks."""

@@ -1,0 +1,133 @@
+"""Results of a comparison, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.comparison.design import Design
+from glassformer.figures import tag
+from glassformer.report import write_report
+from glassformer.runs.results import Power, Results, RunResult, Tuning, Verdict
+from glassformer.runs.wording import verdict_sentence
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison.
+
+    Attributes
+    ----------
+    results : Results
+        Everything that results.json holds.
+    design : Design
+        The experiment that it is of.
+    folder : Path or None
+        Folder of results.json, report.html and design.yaml; None if nothing was written.
+    """
+
+    results: Results
+    design: Design
+    folder: Path | None = None
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Verdicts on pairs of arms, with intervals that hold together."""
+        return self.results.verdicts
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """The runs, seed by seed in the order of the arms."""
+        return self.results.runs
+
+    @property
+    def best(self) -> str | None:
+        """Name of the model with a verdict of better against every other; None if no model has that."""
+        return self.results.best
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """How the learning rates were chosen; None if they were not."""
+        return self.results.tuning
+
+    @property
+    def power(self) -> Power | None:
+        """The seeds and hours that showing a difference takes; None if that was not asked."""
+        return self.results.power
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page of the comparison, one file that opens offline.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Examples
+        --------
+        >>> found.report("report.html")
+        """
+        write_report(self.results, Path(path))
+        return Path(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content of results.json."""
+        return self.results.to_dict()
+
+    def to_pandas(self) -> Any:
+        """Returns a DataFrame with a row for each run: name, seed, sizes, what was measured. Needs pandas."""
+        import pandas
+
+        return pandas.DataFrame([row_of(run) for run in self.runs])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a row for each run, and the verdicts in words."""
+        rows = [row_of(run) for run in self.runs]
+        heads = ["name", "seed", "status", "loss", "parameters", "tokens_per_second"]
+        return tag(
+            "div",
+            tag(
+                "table",
+                tag("tr", *(tag("th", head) for head in heads)),
+                *(tag("tr", *(tag("td", _short(row[head])) for head in heads)) for row in rows),
+            ),
+            *(tag("p", verdict_sentence(verdict)) for verdict in self.verdicts),
+        )
+
+
+def row_of(run: RunResult) -> dict[str, Any]:
+    """A run as one row: what was asked, and what was measured of it; None for what was not."""
+    train, validation, generation = run.train, run.validation, run.generation
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "status": run.status,
+        "parameters": run.parameters,
+        "parameters_without_embeddings": run.parameters_without_embeddings,
+        "flops_per_token": run.flops_per_token,
+        "loss": None if validation is None else validation.loss,
+        "perplexity": None if validation is None else validation.perplexity,
+        "bits_per_byte": None if validation is None else validation.bits_per_byte,
+        "learning_rate": None if train is None else train.learning_rate,
+        "steps": None if train is None else train.steps,
+        "tokens": None if train is None else train.tokens,
+        "seconds": None if train is None else train.seconds,
+        "tokens_per_second": None if train is None else train.tokens_per_second,
+        "peak_memory_bytes": None if train is None else train.peak_memory_bytes,
+        "seconds_per_generated_token": None if generation is None else generation.seconds_per_token,
+        "state_bytes_per_token": None if generation is None else generation.state_bytes_per_token,
+        "error": run.error,
+    }
+
+
+def _short(value: Any) -> str:
+    """A number of a cell as people read it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,.4f}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"

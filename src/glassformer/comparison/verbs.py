@@ -1,0 +1,176 @@
+"""`gf.compare` and `gf.tune`: from models or a design to a `Comparison`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glassformer.comparison.arms import Match, recipe_fields
+from glassformer.comparison.design import Design
+from glassformer.comparison.experiment import carry_out
+from glassformer.comparison.result import Comparison
+from glassformer.comparison.tuning import tuned
+from glassformer.naming.resolve import ModelLike
+from glassformer.runs.events import Notify
+from glassformer.runs.executor import Executor
+from glassformer.runs.live import shown
+from glassformer.text import Tokens
+from glassformer.training import Recipe
+
+
+def compare(
+    models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
+    data: str | Path | Tokens | None = None,
+    *,
+    tokens: int | str | None = None,
+    minutes: float | None = None,
+    flops: float | str | None = None,
+    steps: int | str | None = None,
+    match: Match | None = None,
+    seeds: int | None = None,
+    looks: Sequence[int] | None = None,
+    power: float | None = None,
+    tune: bool | None = None,
+    within: float | None = None,
+    recipe: Recipe | Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    executor: Executor | None = None,
+    progress: bool | Notify = True,
+    command: str | None = None,
+    **options: Any,
+) -> Comparison:
+    """Trains several models on one text under one budget, and judges their held-out losses.
+
+    All models of a seed read the same text in the same order. If `out` holds an earlier comparison of the same kind,
+    its finished runs are kept and the others are trained, failed ones included; models and seeds may be added.
+
+    Parameters
+    ----------
+    models
+        Expressions, paths, configs or models; a mapping from names to them; or a whole `Design`, whose fields the
+        others then change. An expression may change the recipe of its arm: "gpt2@1m+recipe.warmup=0.1".
+    data
+        A text file, a folder, "hf:owner/name", "python-docs", "python-source", or tokens that are prepared.
+    tokens, minutes, flops, steps
+        Budget of each run, one of them; counts may be text such as "200k". `steps` count as the tokens of n steps of
+        the common batch size and context.
+    match
+        Quantity that is equal between arms; "flops" with a budget in tokens gives every arm the FLOPs of the first.
+    seeds
+        Runs of each model, by default 1, with `tune` 3.
+    looks
+        Numbers of seeds at which verdicts will be seen: all together are wrong 5 % of the time.
+    power
+        A difference as a share of the first arm's loss. A pilot of at least three seeds in `out`/pilot then says how
+        many seeds and hours it takes to show it, and gives no verdict.
+    tune
+        Choose a learning rate for each arm first, on seeds that its verdict does not use.
+    within
+        Minutes that a tuned comparison may take. A longer one is refused after a few timed steps.
+    recipe
+        Fields of the recipe of all arms.
+    out
+        Folder of results.json, report.html and design.yaml. If None, nothing is kept.
+    executor
+        Trains the runs; by default `runs.executor.Local`, one after the other.
+    progress
+        True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
+        receives the events of `glassformer.runs.events`.
+    command
+        What the report names as the command that repeats it; by default one that reads design.yaml.
+    **options
+        Other fields of `Design` (tokenizer, allow_unmatched, pretrained, loss_alone, log_to) and of the recipe.
+
+    Returns
+    -------
+    Comparison
+        The verdicts and the runs. A run has status "ok", "diverged" or "failed"; a failed run does not raise, unless
+        rates are tuned.
+
+    Raises
+    ------
+    RequestError
+        Before anything is trained, if the request is wrong, the comparison is unfair, or `out` holds something else.
+    WorkError
+        With `tune`, if a run failed, or an arm does best at the edge of the widest grid of rates.
+    Interrupted
+        On Ctrl-C; the same call continues.
+
+    Examples
+    --------
+    >>> found = gf.compare(["gpt2@0.3m", "llama@0.3m"], "python-docs", tokens="50k", seeds=3)
+    >>> found.verdicts[0].verdict
+    """
+    fields = {
+        "tokens": tokens, "minutes": minutes, "flops": flops, "steps": steps, "match": match, "seeds": seeds,
+        "looks": looks, "power": power, "tune": tune, "within": within,
+    }  # fmt: skip
+    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    given |= recipe_fields(recipe, options)
+    text = data if isinstance(data, Tokens) else None
+    if isinstance(models, Design):
+        design = models.vary(**given) if given else models
+        design = design if data is None else replace(design, data=None if text is not None else str(data))
+    else:
+        design = Design.of(models, None if isinstance(data, Tokens) else data, **given)
+    return begun(design, text, out, executor=executor, progress=progress, command=command)
+
+
+def tune(
+    models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
+    data: str | Path | Tokens | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compares models, each at its own learning rate: `compare(models, data, tune=True, **options)`.
+
+    Parameters
+    ----------
+    models, data, **options
+        As in `compare`.
+
+    Returns
+    -------
+    Comparison
+        Its `tuning` holds trials, rates, cost, and the verdicts at the chosen and at the usual rates.
+
+    Raises
+    ------
+    RequestError, WorkError, Interrupted
+        As in `compare`.
+
+    Examples
+    --------
+    >>> gf.tune(["gpt2@0.3m", "llama@0.3m"], "python-docs", tokens="50k").tuning.arms[0].chosen
+    """
+    return compare(models, data, tune=True, **options)
+
+
+def begun(
+    design: Design,
+    text: Tokens | None,
+    out: str | Path | None,
+    *,
+    executor: Executor | None = None,
+    progress: bool | Notify = True,
+    command: str | None = None,
+    origin: Any = None,
+) -> Comparison:
+    """Carries out a design, tuned or not, in the folder `out`, or without one in a temporary folder."""
+    work: Callable[..., Comparison] = tuned if design.tune else carry_out
+    with shown(progress) as notify, place_of_work(out) as place:
+        found = work(design, text, place, notify=notify, executor=executor, command=command, origin=origin)
+    return found if out is not None else replace(found, folder=None)
+
+
+@contextmanager
+def place_of_work(out: str | Path | None) -> Iterator[str | Path]:
+    """Gives the folder `out`, or without one a temporary folder."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="glassformer-") as folder:
+        yield Path(folder) / "comparison"

@@ -1,0 +1,282 @@
+"""A design is a value and a file; what is wrong with it is refused when it is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import glassformer as gf
+from glassformer.cli import main, show
+from glassformer.cli.verbs import training as verbs
+from glassformer.comparison.design import FILE, to_yaml
+from glassformer.config import MAX_FILE_BYTES, read_tree
+from glassformer.errors import Code, RequestError
+from glassformer.laboratory.ladder import LadderDesign
+from glassformer.laboratory.scaling import ScalingDesign
+from glassformer.naming import preset
+from glassformer.runs.events import Kept
+from glassformer.text import Tokens, prepare
+from glassformer.training.objectives import MaskedConfig
+from glassformer.training.optimizers import MuonConfig
+from glassformer.training.schedule import CosineConfig
+from tests.refused import refused
+from tests.runs.stand_in import AT_ONCE
+
+TINY = "+layers=1+d_model=32+heads=2"
+A, B = f"gpt2@1m{TINY}", f"llama@1m{TINY}"
+PLAN: dict[str, Any] = {"tokens": 768, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+DESIGNS: dict[str, Callable[[], gf.Design]] = {
+    "plain": lambda: gf.Design.of([A, B], "text.txt", **PLAN),
+    "named": lambda: gf.Design.of({"mine": preset(A), "base": f"{B}+recipe.warmup=0.1"}, "text.txt", **PLAN),
+    "unnamed configs": lambda: gf.Design.of([preset(A), B], None, **PLAN),
+    "of parts": lambda: gf.Design.of(
+        [A], "x", objective=MaskedConfig(mask=0.9), optimizer=MuonConfig(momentum=0.9),
+        schedule=CosineConfig(warmup=0.5), weight_decay=0.3, seed=7, minutes=1.5,
+    ),
+    "tuned": lambda: gf.Design.of([A, B], "x", tune=True, within=30, looks=[3, 5], **PLAN),
+    "a pilot": lambda: gf.Design.of([A, B], "x", power=0.01, tokenizer="bpe:300", **PLAN),
+    "steps": lambda: gf.Design.of([A], "x", steps="2k", match="tokens", log_to=[], loss_alone=True),
+    "by FLOPs": lambda: gf.Design.of(["gpt2@1m", "llama@1m"], "x", flops="1e12", allow_unmatched=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_file_is_read_as_the_design_that_was_written(name: str, tmp_path: Path) -> None:
+    design = DESIGNS[name]()
+    design.save(tmp_path)
+    assert gf.Design.from_file(tmp_path / FILE) == design
+    assert gf.Design.from_dict(yaml.safe_load(to_yaml(design.to_dict()))) == design
+
+
+def test_an_arm_at_a_changed_rate_is_read_as_it_was_written() -> None:
+    design = DESIGNS["named"]()
+    tried = design.vary(arms=tuple(arm.at("learning_rate", "0.003") for arm in design.arms))
+    assert gf.Design.from_dict(tried.to_dict()) == tried
+    rates = [plan.learning_rate for plan in tried.plans(tried.configs, 1).values()]
+    assert rates == [0.003, 0.003]
+
+
+def test_ladders_and_scaling_laws_are_files(tmp_path: Path) -> None:
+    ladder = LadderDesign.of("gpt2@1m", "x", changes="rope,rmsnorm", tokens="1M", tune=True)
+    assert LadderDesign.from_dict(yaml.safe_load(to_yaml(ladder.to_dict()))) == ladder
+    laws = ScalingDesign.of(["gpt2", "llama"], "x", sizes="0.1m..1.6m", budgets="250k..4M", seeds=3, flops=[1e15])
+    assert ScalingDesign.from_dict(yaml.safe_load(to_yaml(laws.to_dict()))) == laws
+
+
+def test_counts_and_usual_values_make_the_same_design() -> None:
+    plain = gf.Design.of([A], "x", tokens=200_000)
+    assert plain == gf.Design.of([A], "x", tokens="200k", batch_size=16, seed=0, learning_rate=None, context=None)
+    assert plain == gf.Design.of([A], Path("x"), recipe={"tokens": 200_000})
+    assert plain == gf.Design.of([A], "x", recipe=gf.Recipe.of(tokens=200_000))
+    assert gf.Design.of([A], "x", tune=True, tokens=1).seeds == 3 and plain.seeds == 1
+
+
+def test_a_tuned_design_is_the_plain_one_that_tunes() -> None:
+    plain = gf.Design.of([A, B], "x", seeds=3, **PLAN)
+    tuned = gf.Design.of([A, B], "x", tune=True, **PLAN)
+    assert tuned.vary(tune=False) == plain and plain.vary(tune=True) == tuned
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "code", "field"),
+    [
+        ([], {}, "missing", "models"),
+        ("gpt2@1m", {}, "type", "models"),
+        ([A, A], {}, "conflict", "models"),
+        ({"a": A, 3: B}, {}, "type", "models"),
+        ({"": A}, {}, "type", "models"),
+        ([A] * 1001, {}, "range", "models"),
+        ([7], {}, "type", "model"),
+        (["lama@1m"], {}, "unknown", "name"),
+        (["gpt2@1m", "gpt2@3m"], {}, "conflict", "allow_unmatched"),
+        ([A, f"{B}+recipe.seed=1"], {}, "conflict", "recipe.seed"),
+        ([f"{A}+context=64", B], {}, "conflict", "context"),
+        ([A], {"minutes": 1.0}, "conflict", "budget"),
+        ([A], {"tokens": None}, "conflict", "budget"),
+        ([A], {"tokens": 1.5}, "type", "tokens"),
+        ([A], {"tokens": "many"}, "type", "tokens"),
+        ([A], {"tokens": True}, "type", "tokens"),
+        ([A], {"steps": 3}, "conflict", "steps"),
+        ([A], {"match": "minutes"}, "conflict", "match"),
+        ([A], {"match": "size"}, "unknown", "match"),
+        ([A], {"seeds": 0}, "range", "seeds"),
+        ([A], {"seeds": "3"}, "type", "seeds"),
+        ([A], {"seeds": 10**6}, "range", "seeds"),
+        ([A], {"looks": 3}, "type", "looks"),
+        ([A], {"looks": [1]}, "range", "looks"),
+        ([A], {"power": 0.01}, "missing", "power"),
+        ([A, B], {"power": 0.0}, "range", "power"),
+        ([A], {"within": 3}, "conflict", "within"),
+        ([A], {"tune": True, "seeds": 1}, "range", "seeds"),
+        ([A], {"tune": True, "within": 0}, "range", "within"),
+        ([A], {"tune": True, "learning_rate": 1e-3}, "conflict", "learning_rate"),
+        ([f"{A}+recipe.learning_rate=1e-3"], {"tune": True}, "conflict", "recipe.learning_rate"),
+        ([A, B], {"tune": True, "power": 0.1}, "conflict", "power"),
+        ([A], {"tune": True, "pretrained": True}, "conflict", "pretrained"),
+        ([A], {"tune": "yes"}, "type", "tune"),
+        ([preset(A)], {"pretrained": True}, "type", "pretrained"),
+        ([A], {"pretrained": True, "tokenizer": "byte"}, "conflict", "tokenizer"),
+        ([A], {"log_to": ["nowhere"]}, "unknown", "log_to"),
+        ([A], {"tokenizer": 3}, "type", "tokenizer"),
+        ([A], {"batch_size": 0}, "range", "batch_size"),
+        ([A], {"bach_size": 4}, "unknown", "bach_size"),
+        ([A], {"objective": "seq2seq", "flops": 1e9, "tokens": None}, "conflict", "objective"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_when_it_is_made(models: Any, options: dict[str, Any], code: Code, field: str) -> None:
+    fields = {name: value for name, value in {**PLAN, **options}.items() if value is not None}
+    if "context" in str(models):
+        del fields["context"]
+    with refused(code=code, field=field):
+        gf.Design.of(models, "x", **fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[1, 2]", "type"),
+        ("models: [gpt2@1m]\ndata: x\ntokens: 1\nschema: 99", "schema"),
+        ("models: [gpt2@1m]\ndata: x\ntokens: 1\nverb: steal", "unknown"),
+        ("data: x\ntokens: 1", "missing"),
+        ("1: 2", "type"),
+        ("models: [gpt2@1m]\ndata: [x]\ntokens: 1", "type"),
+        ("models: {a: {stack: 7}}\ndata: x\ntokens: 1", "missing"),
+        ("models: !!python/object/apply:os.system ['true']\ndata: x", "syntax"),
+        ("a: &a [1]\nmodels: *a", "syntax"),
+        ("models: [" + "[" * 5000, "syntax"),
+        ("x: " + "a" * MAX_FILE_BYTES, "range"),
+    ],
+    ids=range(11),
+)
+def test_a_hostile_file_is_refused_in_a_sentence(text: str, code: Code, tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    path.write_text(text)
+    with pytest.raises(RequestError) as caught:
+        gf.Design.from_file(path)
+    assert caught.value.code == code and "\n" not in str(caught.value)
+    assert main(["run", str(path)]) == 2
+
+
+# Carried out
+
+
+def test_named_arms_and_configs_are_compared(source: Path, tmp_path: Path) -> None:
+    found = gf.compare({"mine": preset(A), "base": B}, source, out=tmp_path / "out", executor=AT_ONCE, seeds=2, **PLAN)
+    assert [run.key for run in found.runs] == [("mine", 0), ("base", 0), ("mine", 1), ("base", 1)]
+    by_name = gf.compare([A, B], source, out=tmp_path / "other", executor=AT_ONCE, **PLAN)
+    assert [run.config for run in found.runs[:2]] == [run.config for run in by_name.runs]
+    assert [run.recipe for run in found.runs[:2]] == [run.recipe for run in by_name.runs]
+    assert {verdict.a for verdict in found.verdicts} <= {"mine"} and found.folder == tmp_path / "out"
+
+
+def test_the_folder_continues_from_its_design(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python and on the command line; more seeds are added, finished runs are kept."""
+    out = tmp_path / "out"
+    first = gf.compare({"mine": preset(A), "base": B}, source, out=out, executor=AT_ONCE, **PLAN)
+    heard: list[Any] = []
+    again = gf.compare(gf.Design.from_file(out / FILE), out=out, executor=AT_ONCE, progress=heard.append)
+    assert again.results.runs == first.results.runs and sum(isinstance(one, Kept) for one in heard) == 2
+    assert again.results.command == f"glassformer run {out / FILE}"
+    monkeypatch.setattr("glassformer.runs.slurm.executor_of", lambda *asked: AT_ONCE)
+    assert main(["run", str(out / FILE), "--seeds", "2"]) == 0
+    assert f"report: {out / 'report.html'}" in capsys.readouterr().out
+    held = gf.Design.from_file(out / FILE)
+    assert held.seeds == 2 and held.vary(seeds=1) == first.design
+    assert main(["run", str(out / FILE), "--out", str(tmp_path / "copy")]) == 0
+    assert gf.Design.from_file(tmp_path / "copy" / FILE) == held
+
+
+def test_a_text_in_memory_is_given_beside_the_design(source: Path, tmp_path: Path) -> None:
+    """Tokens without a corpus can be trained on, and so compared on."""
+    text = prepare(source, "char")
+    bare = Tokens(text.tokenizer, text.train, text.validation, text.token_bytes)
+    for data in (text, bare):
+        out = tmp_path / type(data).__name__
+        found = gf.compare([A], data, out=out, executor=AT_ONCE, **PLAN)
+        held = gf.Design.from_file(out / FILE)
+        assert held.data is None and "gf.compare(gf.Design.from_file(" in found.results.command
+        with refused(code="missing", field="data"):
+            gf.compare(held, out=tmp_path / "none", executor=AT_ONCE)
+        assert gf.compare(held, data, out=out, executor=AT_ONCE).runs == found.runs
+
+
+def test_nothing_is_kept_without_a_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = gf.compare([A], source, executor=AT_ONCE, **PLAN)
+    assert found.folder is None and found.runs[0].status == "ok" and list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_is_a_value(source: Path, tmp_path: Path) -> None:
+    found = gf.compare([A, B], source, out=tmp_path / "out", executor=AT_ONCE, seeds=2, **PLAN)
+    frame = found.to_pandas()
+    assert list(frame["loss"]) == [run.validation.loss for run in found.runs if run.validation]
+    assert list(frame["name"]) == [A, B, A, B] and found.best is found.results.best
+    page = found._repr_html_()
+    assert A in page and len(found.verdicts) == 1 and "seeds" in page
+    assert found.report(tmp_path / "page.html").read_text() == (tmp_path / "out" / "report.html").read_text()
+    assert found.to_dict() == read_tree(tmp_path / "out" / "results.json")
+
+
+# The command line
+
+OPTIONS: dict[str, list[str]] = {
+    "tokens": ["--tokens", "1768"], "minutes": ["--minutes", "1.5"], "flops": ["--flops", "1e9"],
+    "steps": ["--steps", "9"],
+    "match": ["--match", "flops"], "seeds": ["--seeds", "2"],
+    "tokenizer": ["--tokenizer", "bpe:300"], "batch_size": ["--batch-size", "4"], "context": ["--context", "32"],
+    "lr": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "prefix"],
+    "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
+    "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
+    "watch": ["--watch"],
+    "on_spike": ["--on-spike", "skip"], "power": ["--power", "1%"], "looks": ["--looks", "3,5"],
+    "pretrained": ["--pretrained"], "tune": ["--tune", "--seeds", "2"], "within": ["--tune", "--within", "3"],
+}  # fmt: skip
+"""Options of `compare` that change the design, each with another value than its default."""
+OTHER = {"models", "data", "json", "log_to", "workers", "slots", "executor", "out"}
+
+
+@pytest.fixture
+def designed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], gf.Design]:
+    """The design that a command makes."""
+
+    def of(words: list[str]) -> gf.Design:
+        made: list[gf.Design] = []
+        monkeypatch.setattr(show, "compare_and_show", lambda design, *rest: made.append(design))
+        assert main(["compare", "gpt2@1m", "llama@1m", "--data", "text.txt", *words]) == 0
+        return made[0]
+
+    return of
+
+
+def test_every_option_of_compare_is_known_here() -> None:
+    assert OPTIONS.keys() | OTHER == inspect.signature(verbs.compare).parameters.keys()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_is_in_the_design_and_its_file(option: str, designed: Callable[[list[str]], gf.Design]) -> None:
+    budget = [] if option in ("minutes", "flops", "steps") else ["--tokens", "768"]
+    given = OPTIONS[option] if option == "tokens" else [*budget, *OPTIONS[option]]
+    design, plain = designed(given), designed(["--tokens", "768"])
+    assert design != plain
+    assert gf.Design.from_dict(yaml.safe_load(to_yaml(design.to_dict()))) == design
