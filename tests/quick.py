@@ -60,7 +60,6 @@ SAMPLED = {
     "tests/convert/test_gguf_layouts.py": 4,
     "tests/convert/test_leaving.py": 4,
     "tests/convert/test_llama_cpp.py": 4,
-    "tests/convert/test_parity.py": 2,
     "tests/convert/test_quantize.py": 4,
     "tests/convert/test_untrusted.py": 4,
     "tests/convert/test_words.py": 4,
