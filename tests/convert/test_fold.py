@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import glassformer as gf
-from glassformer.convert.doors import family_of
+from glassformer.convert.exports import family_of
 from glassformer.convert.gguf import llama_cpp
 from glassformer.convert.weights import fold
 from glassformer.laboratory.check import check
@@ -66,13 +66,13 @@ def test_a_plain_model_is_itself():
     assert fold(model) is model
 
 
-def test_doors_are_those_of_the_folded_model():
+def test_exports_are_those_of_the_folded_model():
     for name in ("llama", "gpt2"):
         plain, held = (preset(f"{name}@1m+{TINY}{more}") for more in ("", "+sigmareparam"))
         for config in (plain, held):
-            door = family_of(config)
-            assert door is not None and door.family.model_type == name
-        assert llama_cpp(held).open == llama_cpp(plain).open
+            target = family_of(config)
+            assert target is not None and target.family.model_type == name
+        assert llama_cpp(held).supported == llama_cpp(plain).supported
 
 
 def test_a_proof_holds_for_it():

@@ -168,9 +168,9 @@ def test_check_is_as_wide_as_its_output(capsys: pytest.CaptureFixture[str], monk
 
 
 @pytest.mark.slow
-def test_doors_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "llama@1m+alibi", "--doors"]) == 0
+def test_exports_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "llama@1m+alibi", "--exports"]) == 0
     said = capsys.readouterr().out
-    assert "LlamaForCausalLM is closed by mixer.position=alibi (rotary would open it)" in said
-    assert main(["inspect", "llama-3-8b", "--doors"]) == 0
+    assert "LlamaForCausalLM is blocked by mixer.position=alibi (rotary would be supported)" in said
+    assert main(["inspect", "llama-3-8b", "--exports"]) == 0
     assert "exports as LlamaForCausalLM; runs in transformers, vLLM, llama.cpp: yes" in capsys.readouterr().out

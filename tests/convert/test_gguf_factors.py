@@ -179,7 +179,7 @@ def test_where_they_are_not_declared_the_door_is_closed(family: str) -> None:
     assert table is not None and not table.factors
     sizes = {name: value for name, value in SIZES.items() if family != "gpt_neox" or name != "num_key_value_heads"}
     config = FAMILIES[family].config(Fields({**sizes, "rope_scaling": LLAMA3}))
-    assert not llama_cpp(config).open
+    assert not llama_cpp(config).supported
 
 
 @pytest.mark.parametrize("family", taking_llama3())

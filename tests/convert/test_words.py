@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 
 import glassformer as gf
-from glassformer.convert.doors import door
+from glassformer.convert.exports import export_target
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
 from glassformer.errors import Code, RequestError
@@ -145,7 +145,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": SHORT[:4], "long_factor": L
     ],
 )
 def test_a_width_that_heads_do_not_divide(family: str, said: dict[str, Any]) -> None:
-    """The door is open where their class takes such a model, and closed where it refuses."""
+    """The export is supported if their class takes such a model, and blocked if it refuses."""
     fields = {**UNEVEN, **said}
     try:
         CASES[family].model(json.loads(json.dumps(fields)), 0)(torch.zeros(1, 3, dtype=torch.long))
@@ -154,7 +154,7 @@ def test_a_width_that_heads_do_not_divide(family: str, said: dict[str, Any]) -> 
         assert re.search(UNFIT, str(refusal)), refusal
         takes = False
     try:
-        mine = door(FAMILIES[family].config(Fields(fields)), FAMILIES[family]).open
+        mine = export_target(FAMILIES[family].config(Fields(fields)), FAMILIES[family]).supported
     except RequestError:
         mine = False
     assert mine == takes

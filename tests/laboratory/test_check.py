@@ -382,7 +382,7 @@ def skipped(report: CheckReport) -> dict[str, str]:
 def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = loud("gpt2@1m+alibi+rmsnorm")
     note = skipped(check(own))["reference"]
-    assert note.startswith("no published class holds this model") and "closed by" in note
+    assert note.startswith("no published class holds this model") and "blocked by" in note
     assert "bidirectional" in skipped(check(loud("gpt2@1m+bidirectional")))["decoding"]
     stretched = rebuilt(loud("llama@1m"), (0, 1, 2), mixer__position__scaling={"kind": "dynamic_ntk", "factor": 2.0})
     assert "dynamic_ntk" in skipped(check(stretched))["decoding"]

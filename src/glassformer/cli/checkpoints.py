@@ -15,7 +15,7 @@ from glassformer.cli.show import output, ruled, size
 from glassformer.config import ModelConfig
 from glassformer.convert import is_checkpoint, save
 from glassformer.convert.checkpoints import Format, runs_in
-from glassformer.convert.doors import doors
+from glassformer.convert.exports import export_targets
 from glassformer.convert.folder import auto_class
 from glassformer.convert.gguf import write as write_gguf
 from glassformer.convert.storage import writable
@@ -29,33 +29,34 @@ from glassformer.runs.live import View, decimals
 from glassformer.training import training_of
 
 
-def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:
-    """Open doors first, then the nearest closed ones with the parts that close them."""
-    seen = doors(config)
+def show_exports(name: str, config: ModelConfig, as_json: bool) -> None:
+    """Prints the supported export targets, or the nearest others with their blockers."""
+    seen = export_targets(config)
     if as_json:
         found = [
-            {"model_type": d.family.model_type, "class": d.family.architecture, "open": d.open,
-             "runs_in": runs_in(config, d.family) if d.open else [],
-             "closed_by": {path: list(both) for path, both in d.closers.items()}}
+            {"model_type": d.family.model_type, "class": d.family.architecture, "supported": d.supported,
+             "runs_in": runs_in(config, d.family) if d.supported else [],
+             "blocked_by": {path: list(both) for path, both in d.blockers.items()}}
             for d in seen
         ]  # fmt: skip
-        print(json.dumps({"name": name, "doors": found}))
+        print(json.dumps({"name": name, "exports": found}))
         return
-    first = [door for door in seen if door.open]
+    first = [target for target in seen if target.supported]
     if not first:
         print(f"no Hugging Face class holds {name}; it loads through the glassformer package:")
         print(f"gf.save writes a folder that {auto_class(config)[0]}.from_pretrained loads after `import glassformer`")
-    for door in first:
-        print(
-            f"exports as {door.family.architecture_of(config)}; runs in {', '.join(runs_in(config, door.family))}: yes"
-        )
-    for door in [door for door in seen if not door.open][: 0 if first else 5]:
+    for target in first:
+        tools = ", ".join(runs_in(config, target.family))
+        print(f"exports as {target.family.architecture_of(config)}; runs in {tools}: yes")
+    for target in [target for target in seen if not target.supported][: 0 if first else 5]:
         parts = [
-            f"{path}={mine}" + ("" if theirs is None else f" ({theirs} would open it)")
-            for path, (mine, theirs) in list(door.closers.items())[:4]
+            f"{path}={mine}" + ("" if theirs is None else f" ({theirs} would be supported)")
+            for path, (mine, theirs) in list(target.blockers.items())[:4]
         ]
-        more = len(door.closers) - len(parts)
-        print(f"  {door.family.architecture} is closed by {'; '.join(parts)}{f'; and {more} more' if more > 0 else ''}")
+        more = len(target.blockers) - len(parts)
+        print(
+            f"  {target.family.architecture} is blocked by {'; '.join(parts)}{f'; and {more} more' if more > 0 else ''}"
+        )
 
 
 def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | None, as_json: bool) -> None:

@@ -217,7 +217,7 @@ def runs_in(config: ModelConfig, family: Family, written: Format | None = None) 
     the same config."""
     from glassformer.convert.gguf import llama_cpp
 
-    file = ["llama.cpp"] if written != "hf" and llama_cpp(config).open else []
+    file = ["llama.cpp"] if written != "hf" and llama_cpp(config).supported else []
     if written == "gguf":
         return file
     if family is OWN:

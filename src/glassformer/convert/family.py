@@ -45,7 +45,7 @@ class Gguf:
     flags: Mapping[str, str] = field(default_factory=dict)
     """Flag of config.json -> the tensor whose presence says that it is set; `!name`: whose absence."""
     unheeded: frozenset[str] = frozenset()
-    """Keys of the metadata that llama.cpp reads past: what they say closes its door."""
+    """Keys of the metadata that llama.cpp ignores, so that their values block an export to it."""
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda said: {}
     """Fields of config.json that llama.cpp decides itself, from the metadata (without the architecture's name)."""
     factors: bool = False
@@ -57,7 +57,7 @@ class Gguf:
 @dataclass(frozen=True)
 class Family:
     """`read` is exact: it makes the model that the fields describe or refuses. `write` states the fields that come
-    nearest to a config; the family can hold the config where reading them gives it back (doors.py)."""
+    nearest to a config; the family can hold the config where reading them gives it back (exports.py)."""
 
     model_type: str
     """Of config.json."""
@@ -80,12 +80,12 @@ class Family:
     """A name in the file -> what the class calls it, where `transformers` renames between them."""
 
     def architecture_of(self, config: ModelConfig) -> str:
-        """The class that `transformers` builds for this config. Raises Closed where there is none for its head."""
+        """The class that `transformers` builds for this config. Raises Blocked where there is none for its head."""
         if config.head.predicts_tokens:
             return self.architecture
         kind = "vector" if config.head.vector else "classes"
         if kind not in self.others:
-            raise Closed({"head.classes" if config.head.classes else "head.vector": config.head.classes or True})
+            raise Blocked({"head.classes" if config.head.classes else "head.vector": config.head.classes or True})
         return self.others[kind]
 
     def config(self, fields: Fields) -> ModelConfig:
@@ -98,8 +98,8 @@ class Family:
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
-class Closed(RequestError):
-    """A config that a family cannot hold; `parts` are the paths that close it, with their values."""
+class Blocked(RequestError):
+    """A config that a family cannot hold; `parts` are the paths that block it, with their values."""
 
     def __init__(self, parts: Mapping[str, Any]):
         self.parts = dict(parts)
@@ -108,21 +108,21 @@ class Closed(RequestError):
 
 
 def attention(block: BlockConfig) -> AttentionConfig:
-    """The block's mixer, where it is attention. Raises Closed."""
+    """The block's mixer, where it is attention. Raises Blocked."""
     if not isinstance(block.mixer, AttentionConfig):
-        raise Closed({"mixer.kind": block.mixer.kind})
+        raise Blocked({"mixer.kind": block.mixer.kind})
     return block.mixer
 
 
 def ffn(block: BlockConfig) -> FFNConfig:
-    """The block's feed-forward network. Raises Closed where there is none."""
+    """The block's feed-forward network. Raises Blocked where there is none."""
     if block.ffn is None:
-        raise Closed({"ffn": None})
+        raise Blocked({"ffn": None})
     return block.ffn
 
 
 def experts(block: BlockConfig) -> ExpertsConfig:
-    """The block's feed-forward network, where it is a mixture of experts. Raises Closed."""
+    """The block's feed-forward network, where it is a mixture of experts. Raises Blocked."""
     if not isinstance(block.ffn, ExpertsConfig):
-        raise Closed({"ffn.kind": block.ffn.kind if block.ffn else None})
+        raise Blocked({"ffn.kind": block.ffn.kind if block.ffn else None})
     return block.ffn

@@ -13,7 +13,7 @@ import yaml
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.convert import answers, sentences
-from glassformer.convert.doors import door, family_of
+from glassformer.convert.exports import export_target, family_of
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.families.own import OWN
 from glassformer.convert.family import Family
@@ -150,12 +150,12 @@ def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, An
             f"{kind!r} is no family known here{did_you_mean(str(kind), FAMILIES)}",
             code="unknown", field="kind", value=kind,
         )  # fmt: skip
-    chosen = door(config, FAMILIES[kind])
-    if not chosen.open:
-        closed = ", ".join(f"{path}={mine}" for path, (mine, _) in chosen.closers.items())
+    chosen = export_target(config, FAMILIES[kind])
+    if not chosen.supported:
+        blockers = ", ".join(f"{path}={mine}" for path, (mine, _) in chosen.blockers.items())
         raise RequestError(
-            f"{chosen.family.architecture} cannot hold this model: {closed}",
-            code="unsupported", field=next(iter(chosen.closers)), value=kind,
+            f"{chosen.family.architecture} cannot hold this model: {blockers}",
+            code="unsupported", field=next(iter(chosen.blockers)), value=kind,
         )  # fmt: skip
     return chosen.family, chosen.fields
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import MAX_LAYERS, ModelConfig, flatten
-from glassformer.convert.doors import Door, doors
+from glassformer.convert.exports import ExportTarget, export_targets
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.family import Family, Gguf, complaints
 from glassformer.convert.fields import Fields
@@ -237,58 +237,60 @@ def write(
             code="conflict", field="encoder", expected="a decoder",
         )  # fmt: skip
     model = fold(model)
-    door = llama_cpp(model.config)
-    if not door.open or door.family.gguf is None:
-        closed = ", ".join(f"{path}={mine}" for path, (mine, _) in list(door.closers.items())[:3])
+    target = llama_cpp(model.config)
+    if not target.supported or target.family.gguf is None:
+        blockers = ", ".join(f"{path}={mine}" for path, (mine, _) in list(target.blockers.items())[:3])
         raise RequestError(
-            f"llama.cpp cannot hold this model; {door.family.model_type} is nearest, closed by {closed}",
-            code="unsupported", field=next(iter(door.closers), "model"),
+            f"llama.cpp cannot hold this model; {target.family.model_type} is nearest, blocked by {blockers}",
+            code="unsupported", field=next(iter(target.blockers), "model"),
         )  # fmt: skip
-    gguf, others = door.family.gguf, (one for one in ends if tokenizer.eos_id != one < model.config.vocab_size)
+    gguf, others = target.family.gguf, (one for one in ends if tokenizer.eos_id != one < model.config.vocab_size)
     metadata: dict[str, Any] = {
         "general.architecture": gguf.architecture,
         "general.name": name or path.stem,
         "general.file_type": FILE_TYPES[kind],
         "general.quantization_version": 2,
-        **_metadata(model.config, door.fields, gguf),
+        **_metadata(model.config, target.fields, gguf),
         **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
         **dict(zip(ENDS, others, strict=False)),
     }
     written: dict[str, TensorSource | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
     write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
-    return door.family
+    return target.family
 
 
-def llama_cpp(config: ModelConfig) -> Door:
-    """The nearest of llama.cpp's families; open where a file of it, read back, gives the same config."""
+def llama_cpp(config: ModelConfig) -> ExportTarget:
+    """Returns the nearest of llama.cpp's families; supported if its file, read back, gives the same config."""
     config = config.vary(reparam=None)
-    seen = [door for door in doors(config) if door.family.gguf]
-    through = [_through(config, door) for door in seen if door.open]
-    return min(through or seen, key=lambda door: len(door.closers))
+    seen = [target for target in export_targets(config) if target.family.gguf]
+    through = [_through(config, target) for target in seen if target.supported]
+    return min(through or seen, key=lambda target: len(target.blockers))
 
 
-def _through(config: ModelConfig, door: Door) -> Door:
-    gguf = door.family.gguf
+def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
+    gguf = target.family.gguf
     assert gguf is not None
     model = config.outline()
     factors = _factors(config)
     try:
         made: dict[str, TensorSource | Tensor] = {**tensors(model, gguf.names), **factors}
     except KeyError as lacking:  # a module that llama.cpp has no tensor for
-        return Door(door.family, {str(lacking.args[0]).lstrip("."): (True, None)})
+        return ExportTarget(target.family, {str(lacking.args[0]).lstrip("."): (True, None)})
     shapes = {name: tuple(source.shape) for name, source in made.items()}
     if factors and not gguf.factors:
-        return Door(door.family, {"mixer.position.scaling.kind": (getattr(_scaling(config), "kind", None), None)})
+        kind = getattr(_scaling(config), "kind", None)
+        return ExportTarget(target.family, {"mixer.position.scaling.kind": (kind, None)})
     try:
-        said = _metadata(config, door.fields, gguf)
+        said = _metadata(config, target.fields, gguf)
         read = {key.partition(".")[2]: _shortest(value) for key, value in said.items()}
         heeded = {key: value for key, value in read.items() if key not in gguf.unheeded}
         fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
-        theirs = door.family.config(Fields(fields)).explicit()
+        theirs = target.family.config(Fields(fields)).explicit()
     except RequestError as reason:
-        return Door(door.family, {"config": (str(reason).splitlines()[0], None)})
-    closers = config.explicit().diff(theirs)
-    return Door(door.family, {path: pair for path, pair in closers.items() if not _near(*pair)}, door.fields)
+        return ExportTarget(target.family, {"config": (str(reason).splitlines()[0], None)})
+    differing = config.explicit().diff(theirs)
+    blocked_by = {path: pair for path, pair in differing.items() if not _near(*pair)}
+    return ExportTarget(target.family, blocked_by, target.fields)
 
 
 def _near(mine: Any, theirs: Any) -> bool:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.convert import is_checkpoint, locate, save
-from glassformer.convert.doors import doors
+from glassformer.convert.exports import export_targets
 from glassformer.convert.families import FAMILIES, own
 from glassformer.convert.family import Family
 from glassformer.convert.folder import is_folder, read_config
@@ -305,9 +305,11 @@ def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> 
     if find_spec("transformers") is None:
         return "the reference is transformers: pip install 'glassformer[hf]'"
     if not named and _is_ours(source):
-        nearest = doors(model.config)[0]
-        closed = ", ".join(nearest.closed_by)
-        return f"no published class holds this model; {nearest.family.architecture} comes nearest, closed by {closed}"
+        nearest = export_targets(model.config)[0]
+        blockers = ", ".join(nearest.blocked_by)
+        return (
+            f"no published class holds this model; {nearest.family.architecture} comes nearest, blocked by {blockers}"
+        )
     return ""
 
 

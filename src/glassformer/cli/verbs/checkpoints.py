@@ -94,7 +94,7 @@ def inspect(
     ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: str | None = None,
     diff: str | None = None,
-    doors: Flag = False,
+    exports: Flag = False,
     quality: Flag = False,
     coord_check: Flag = False,
     data: Data | None = None,
@@ -125,8 +125,8 @@ def inspect(
         Folder of the page (inspect.html) and the figures; by default `inspection`.
     diff
         Another expression: show where it differs.
-    doors
-        Which tools can load the model, and which part closes the others.
+    exports
+        Show which tools can load the model, and which parts block the others.
     quality
         What fewer bits cost a checkpoint: its perplexity on held-out text as it is, in bf16, 8 and 4 bits.
     coord_check
@@ -136,7 +136,7 @@ def inspect(
     tokens
         Tokens of it to measure on; by default 20k.
     """
-    asked = {"--text": text is not None, "--quality": quality, "--doors": doors, "--coord-check": coord_check,
+    asked = {"--text": text is not None, "--quality": quality, "--exports": exports, "--coord-check": coord_check,
              "--diff": diff is not None}  # fmt: skip
     if sum(asked.values()) > 1:
         raise RequestError(
@@ -178,10 +178,10 @@ def inspect(
 
         show_quality(model, data, whole(tokens, "tokens"), json)
         return
-    if doors:
-        from glassformer.cli.checkpoints import show_doors
+    if exports:
+        from glassformer.cli.checkpoints import show_exports
 
-        show_doors(model, preset(model), json)
+        show_exports(model, preset(model), json)
         return
     from glassformer.cli.show import show_config
 

@@ -7,7 +7,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families.common import heads, read_model, sizes
 from glassformer.convert.families.mamba2 import read_limits, write_limits
-from glassformer.convert.family import Closed, Family, ffn
+from glassformer.convert.family import Blocked, Family, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Flat, Names
 from glassformer.convert.rope import read_rotary, write_rotary
@@ -82,7 +82,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     mamba = next((b.mixer for b in blocks if isinstance(b.mixer, Mamba2Config)), None)
     network = ffn(blocks[0])
     if mamba is None or not isinstance(network, GluConfig):
-        raise Closed({"mixer.kind": blocks[0].mixer.kind, "ffn.kind": network.kind})
+        raise Blocked({"mixer.kind": blocks[0].mixer.kind, "ffn.kind": network.kind})
     said = {"num_attention_heads": 1, "num_key_value_heads": 1}
     if attention is not None:
         said = {name: value for name, value in heads(attention).items() if name != "head_dim"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, TowerConfig, stack_of
-from glassformer.convert.family import Closed, attention, ffn
+from glassformer.convert.family import Blocked, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names, TensorLayout
 from glassformer.convert.rope import read_rotary, write_rotary
@@ -108,17 +108,17 @@ def read_model(
 
 
 def encoder_of(config: ModelConfig) -> TowerConfig:
-    """Raises Closed where there is none."""
+    """Raises Blocked where there is none."""
     if config.encoder is None:
-        raise Closed({"encoder": None})
+        raise Blocked({"encoder": None})
     return config.encoder
 
 
 def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
-    """The two blocks of a published decoder's layer. Raises Closed where the first two are no such pair."""
+    """The two blocks of a published decoder's layer. Raises Blocked where the first two are no such pair."""
     own, cross, *_ = [*config.layers(), None, None]
     if own is None or cross is None or not isinstance(cross.mixer, CrossAttentionConfig):
-        raise Closed({"stack": "blocks of another kind"})
+        raise Blocked({"stack": "blocks of another kind"})
     return own, cross
 
 
@@ -155,10 +155,10 @@ def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, An
 
 
 def divided(config: ModelConfig) -> ModelConfig:
-    """The config, for classes that refuse a width their heads do not divide, whatever head_dim says. Raises Closed."""
+    """The config, for classes that refuse a width their heads do not divide, whatever head_dim says. Raises Blocked."""
     n_heads = attention(next(config.layers())).n_heads
     if config.d_model % n_heads:
-        raise Closed({"mixer.n_heads": n_heads})
+        raise Blocked({"mixer.n_heads": n_heads})
     return config
 
 

@@ -17,7 +17,7 @@ from glassformer.convert.families.common import (
     with_experts,
 )
 from glassformer.convert.families.llama import NAMES as LLAMA
-from glassformer.convert.family import Closed, Family, ffn
+from glassformer.convert.family import Blocked, Family, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import EachExpert, HeadByHead, Names, TensorLayout
 from glassformer.convert.rope import rope_fields, write_rotary
@@ -50,9 +50,9 @@ def names(config: ModelConfig) -> Names:
 
 
 def latent(block: BlockConfig) -> LatentAttentionConfig:
-    """The block's mixer. Raises Closed."""
+    """The block's mixer. Raises Blocked."""
     if not isinstance(block.mixer, LatentAttentionConfig):
-        raise Closed({"mixer.kind": block.mixer.kind})
+        raise Blocked({"mixer.kind": block.mixer.kind})
     return block.mixer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families.common import ACTIVATIONS, name_of, read_ffn
-from glassformer.convert.family import Closed, attention, ffn
+from glassformer.convert.family import Blocked, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.parts.ffn import MlpConfig
@@ -103,10 +103,10 @@ def first_position(fields: Fields) -> int:
 
 
 def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Sizes, activation, norm and classes. Raises Closed."""
+    """Sizes, activation, norm and classes. Raises Blocked."""
     block = next(config.layers())
     if not isinstance(block.norm, LayerNormConfig):
-        raise Closed({"norm.kind": block.norm.kind})
+        raise Blocked({"norm.kind": block.norm.kind})
     return {
         "architectures": [architecture],
         "vocab_size": config.vocab_size,
@@ -124,10 +124,10 @@ def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def written_behind_padding(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """The same, of positions that begin behind the row of the padding. Raises Closed."""
+    """The same, of positions that begin behind the row of the padding. Raises Blocked."""
     position = config.embedding.position
     if not isinstance(position, LearnedConfig) or not position.offset:
-        raise Closed({"embedding.position": getattr(position, "offset", None)})
+        raise Blocked({"embedding.position": getattr(position, "offset", None)})
     return {
         **written(config, architecture),
         "max_position_embeddings": config.context + position.offset,

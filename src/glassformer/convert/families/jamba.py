@@ -7,7 +7,7 @@ from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families.common import heads, read_model
-from glassformer.convert.family import Closed, Family, ffn
+from glassformer.convert.family import Blocked, Family, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import EachExpert, Names
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig
@@ -101,7 +101,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     attention = next((b.mixer for b in blocks if isinstance(b.mixer, AttentionConfig)), None)
     mamba = next((b.mixer for b in blocks if isinstance(b.mixer, MambaConfig)), None)
     if mamba is None:
-        raise Closed({"mixer.kind": blocks[0].mixer.kind})
+        raise Blocked({"mixer.kind": blocks[0].mixer.kind})
     experts = next((b.ffn for b in blocks if isinstance(b.ffn, ExpertsConfig)), None)
     attends = [isinstance(b.mixer, AttentionConfig) for b in blocks]
     routed = [isinstance(b.ffn, ExpertsConfig) for b in blocks]

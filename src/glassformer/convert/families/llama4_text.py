@@ -19,7 +19,7 @@ from glassformer.convert.families.common import (
     with_experts,
 )
 from glassformer.convert.families.llama import NAMES as LLAMA
-from glassformer.convert.family import Closed, Family, attention, ffn
+from glassformer.convert.family import Blocked, Family, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import OfExperts
 from glassformer.convert.rope import write_rotary
@@ -100,7 +100,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     experts = next((one for one in networks if isinstance(one, ExpertsConfig)), None)
     dense = next((one for one in networks if isinstance(one, GluConfig)), None)
     if not mixed:  # an empty list of such layers means the default there
-        raise Closed({"ffn.kind": ffn(blocks[0]).kind})
+        raise Blocked({"ffn.kind": ffn(blocks[0]).kind})
     chunks = [mixer.visibility.chunk for mixer in mixers if isinstance(mixer.visibility, ChunkedConfig)]
     late = [mixer.position for mixer in mixers if isinstance(mixer.position, TemperatureConfig)]
     rotary = next((mixer.position for mixer in mixers if isinstance(mixer.position, RotaryConfig)), None)

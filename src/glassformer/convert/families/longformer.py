@@ -21,7 +21,7 @@ from glassformer.convert.families.encoders import (
     written_behind_padding,
 )
 from glassformer.convert.families.roberta import HEAD, UNUSED
-from glassformer.convert.family import Closed, Family, attention
+from glassformer.convert.family import Blocked, Family, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.parts.embedding import EmbeddingConfig
@@ -86,7 +86,7 @@ def _windows(fields: Fields) -> list[int]:
 def write(config: ModelConfig) -> dict[str, Any]:
     windows = [getattr(attention(block).visibility, "window", None) for block in config.layers()]
     if None in windows:
-        raise Closed({"mixer.visibility": attention(next(config.layers())).visibility.kind})
+        raise Blocked({"mixer.visibility": attention(next(config.layers())).visibility.kind})
     return {**written_behind_padding(config, FAMILY.architecture_of(config)), "attention_window": windows}
 
 

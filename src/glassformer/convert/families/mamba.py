@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families.common import read_model, with_modules
-from glassformer.convert.family import Closed, Family
+from glassformer.convert.family import Blocked, Family
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.parts.head import HeadConfig
@@ -62,7 +62,7 @@ def recurrence(config: ModelConfig, kind: type[M]) -> tuple[M, dict[str, Any]]:
     block = next(config.layers())
     mixer = block.mixer
     if not isinstance(mixer, kind):
-        raise Closed({"mixer.kind": mixer.kind})
+        raise Blocked({"mixer.kind": mixer.kind})
     return mixer, {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

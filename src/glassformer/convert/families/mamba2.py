@@ -9,7 +9,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families.common import read_model, with_modules
 from glassformer.convert.families.mamba import BACKBONE, CONTEXT, recurrence
-from glassformer.convert.family import Closed, Family
+from glassformer.convert.family import Blocked, Family
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Flat
 from glassformer.parts.head import HeadConfig
@@ -35,7 +35,7 @@ def write_limits(mixer: Mamba2Config, name: str) -> dict[str, Any]:
     """Nothing where there are none; infinity is no number of JSON's."""
     if mixer.dt_most is None:
         if mixer.dt_least:
-            raise Closed({"mixer.dt_least": mixer.dt_least})
+            raise Blocked({"mixer.dt_least": mixer.dt_least})
         return {}
     return {name: [mixer.dt_least, mixer.dt_most]}
 

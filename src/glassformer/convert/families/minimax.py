@@ -21,7 +21,7 @@ from glassformer.convert.families.common import (
     within,
 )
 from glassformer.convert.families.mixtral import NAMES as MIXTRAL
-from glassformer.convert.family import Closed, Family, experts
+from glassformer.convert.family import Blocked, Family, experts
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import HeadByHead, OwnParameter, Stacked, TensorLayout, TensorPiece
 from glassformer.convert.rope import write_rotary
@@ -96,7 +96,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     blocks = list(config.layers())
     network, wiring = experts(blocks[0]), blocks[0].residual
     if not isinstance(wiring, NormedConfig):
-        raise Closed({"residual.kind": wiring.kind})
+        raise Blocked({"residual.kind": wiring.kind})
     attention = next((b.mixer for b in blocks if isinstance(b.mixer, AttentionConfig)), None)
     lightning = next((b.mixer for b in blocks if isinstance(b.mixer, RetentionConfig)), None)
     said: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families.common import ACTIVATIONS, FULL, SLIDING, layer_types, name_of, read_model
 from glassformer.convert.families.encoders import heads_of, labels, written_labels
-from glassformer.convert.family import Closed, Family, attention, ffn
+from glassformer.convert.family import Blocked, Family, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names, Part, TensorLayout
 from glassformer.convert.rope import rotary_by_kind, write_scaling
@@ -98,7 +98,7 @@ def _head(fields: Fields, norm: LayerNormConfig) -> HeadConfig:
 def write(config: ModelConfig) -> dict[str, Any]:
     block, head = next(config.layers()), config.head
     if not isinstance(block.norm, LayerNormConfig):
-        raise Closed({"norm.kind": block.norm.kind})
+        raise Blocked({"norm.kind": block.norm.kind})
     kinds = layer_types(config)
     of = dict(zip(kinds, map(attention, config.layers()), strict=True))
     said = {

@@ -17,7 +17,7 @@ from glassformer.convert.families.common import (
     with_experts,
 )
 from glassformer.convert.families.llama import NAMES as LLAMA
-from glassformer.convert.family import Closed, Family, attention, experts
+from glassformer.convert.family import Blocked, Family, attention, experts
 from glassformer.convert.fields import Fields
 from glassformer.parts.ffn import ExpertsConfig
 from glassformer.parts.head import HeadConfig
@@ -51,7 +51,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     block = next(divided(config).layers())
     mixer, network = attention(block), experts(block)
     if mixer.n_heads * (mixer.head_dim or 0) != config.d_model:  # its norms are as wide as the model
-        raise Closed({"mixer.head_dim": mixer.head_dim})
+        raise Blocked({"mixer.head_dim": mixer.head_dim})
     return {
         **usual(config),
         "rms_norm_eps": block.norm.eps,

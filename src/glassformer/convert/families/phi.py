@@ -8,7 +8,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
 from glassformer.convert.families.common import read_ffn, read_heads, read_model, usual
-from glassformer.convert.family import Closed, Family, Gguf, attention
+from glassformer.convert.family import Blocked, Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.rope import read_rotary
 from glassformer.parts.ffn import MlpConfig
@@ -68,7 +68,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
     mixer = attention(block)
     if mixer.qk_norm and mixer.head_dim != config.d_model // mixer.n_heads:  # the width that their norm has
-        raise Closed({"mixer.head_dim": mixer.head_dim})
+        raise Blocked({"mixer.head_dim": mixer.head_dim})
     return {
         **usual(config, "partial_rotary_factor"),
         "layer_norm_eps": block.norm.eps,

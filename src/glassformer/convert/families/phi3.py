@@ -7,7 +7,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
 from glassformer.convert.families.common import read_ffn, read_heads, read_model, usual, window, with_modules, within
-from glassformer.convert.family import Closed, Family, Gguf, attention
+from glassformer.convert.family import Blocked, Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Part
 from glassformer.convert.rope import rope_fields, rotary
@@ -75,7 +75,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     mixer = attention(block)
     scaling = getattr(mixer.position, "scaling", None)
     if scaling and mixer.head_dim != config.d_model // mixer.n_heads:  # their check of the factors' number
-        raise Closed({"mixer.head_dim": mixer.head_dim})
+        raise Blocked({"mixer.head_dim": mixer.head_dim})
     return {
         **usual(config, "partial_rotary_factor"),
         **(_shortly(scaling, config.ctx) if isinstance(scaling, LongRopeScalingConfig) else {}),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families.common import FULL, QK_NORM, heads, read_model, read_routing, sizes
-from glassformer.convert.family import Closed, Family
+from glassformer.convert.family import Blocked, Family
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import EachExpert, Names, OwnParameter, TensorLayout, TensorPiece
 from glassformer.convert.rope import read_rotary, write_rotary
@@ -144,7 +144,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     experts = next((b.ffn for b in blocks if isinstance(b.ffn, ExpertsConfig)), None)
     dense = next((b.ffn for b in blocks if isinstance(b.ffn, GluConfig)), None)
     if delta is None and (attention is None or experts is None):
-        raise Closed({"mixer.kind": blocks[0].mixer.kind})
+        raise Blocked({"mixer.kind": blocks[0].mixer.kind})
     said: dict[str, Any] = {**sizes(config), "intermediate_size": 1 if dense is None else dense.hidden}
     if attention is not None:
         said |= {**heads(attention), **write_rotary(attention.position, "partial_rotary_factor")}

@@ -7,7 +7,7 @@ from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
 from glassformer.convert.families.common import ACTIVATIONS, encoder_of, halves
-from glassformer.convert.family import Closed, Family, attention, ffn
+from glassformer.convert.family import Blocked, Family, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.parts.embedding import EmbeddingConfig
@@ -116,7 +116,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     encoder, (own, cross) = encoder_of(config), halves(config)
     mixer, network = attention(own), ffn(cross)
     if not isinstance(mixer.position, RelativeBiasConfig):
-        raise Closed({"mixer.position.kind": mixer.position and mixer.position.kind})
+        raise Blocked({"mixer.position.kind": mixer.position and mixer.position.kind})
     gated, phi = isinstance(network, GluConfig), getattr(network, "activation", network.kind)
     word = {"gelu_tanh": "gelu" if gated else "gelu_new"}.get(phi, phi)
     return {

@@ -7,7 +7,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families.common import ACTIVATIONS, name_of, read_ffn, read_model
 from glassformer.convert.families.encoders import heads_of, labels, written_labels
-from glassformer.convert.family import Closed, Family, attention, ffn
+from glassformer.convert.family import Blocked, Family, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Bare, Names, OwnParameter, Stacked, TensorLayout, TensorPiece
 from glassformer.parts.embedding import EmbeddingConfig
@@ -124,7 +124,7 @@ def _side(fields: Fields, name: str, default: int) -> int:
 def write(config: ModelConfig) -> dict[str, Any]:
     block, patches = next(config.layers()), config.embedding.patches
     if patches is None or not isinstance(block.norm, LayerNormConfig):
-        raise Closed({"embedding.patches": patches, "norm.kind": block.norm.kind})
+        raise Blocked({"embedding.patches": patches, "norm.kind": block.norm.kind})
     return {
         "architectures": [FAMILY.architecture_of(config)],
         "hidden_size": config.d_model,

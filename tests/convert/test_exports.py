@@ -1,4 +1,4 @@
-"""A door that is called open is open: `transformers` loads what goes through it and computes the same."""
+"""Export targets: `transformers` loads every model that a family is reported to support, and computes the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 import glassformer as gf
 from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig
-from glassformer.convert.doors import Door, door, doors, family_of
+from glassformer.convert.exports import ExportTarget, export_target, export_targets, family_of
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
 from glassformer.errors import RequestError
@@ -47,8 +47,8 @@ def config_of(expression: str) -> ModelConfig | None:
         return None
 
 
-def open_doors(config: ModelConfig) -> list[Door]:
-    return [one for one in doors(config) if one.open]
+def supporting(config: ModelConfig) -> list[ExportTarget]:
+    return [one for one in export_targets(config) if one.supported]
 
 
 def loud(config: ModelConfig) -> Model:
@@ -62,7 +62,7 @@ def loud(config: ModelConfig) -> Model:
 
 
 QUICK = 1
-"""Families whose doors are gone through in every run of the tests."""
+"""Number of base models that the default run of the tests exports."""
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ QUICK = 1
     [*BASES[:QUICK], *(pytest.param(base, marks=pytest.mark.slow) for base in BASES[QUICK:])],
     ids=lambda name: name.split("@")[0],
 )
-def test_open_doors_are_open(base: str, tmp_path: Path) -> None:
+def test_supported_families_load_and_compute_the_same(base: str, tmp_path: Path) -> None:
     """One change at a time to each published wiring, and every family that then claims to hold it."""
     tokens = torch.randint(61, (2, 23), generator=torch.Generator().manual_seed(0))
     found = 0
     for change in CHANGES:
         config = config_of(f"{base}+{change}" if change else base)
-        for one in open_doors(config) if config is not None else []:
+        for one in supporting(config) if config is not None else []:
             model, place = loud(config), tmp_path / f"{found}"
             gf.save(model, None, place, family=one.family.model_type)
             other = transformers.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").eval()
@@ -111,7 +111,7 @@ def test_a_preset_is_what_its_family_reads(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "family", "closers"),
+    ("expression", "family", "blockers"),
     [
         ("llama@1m+alibi", "llama", {"mixer.position": ("alibi", "rotary")}),
         ("gpt2@1m+rmsnorm", "gpt2", {"norm": ("rmsnorm", "layernorm"), "final_norm": ("rmsnorm", "layernorm")}),
@@ -121,29 +121,31 @@ def test_a_preset_is_what_its_family_reads(name: str) -> None:
         ("bloom@1m+ffn.hidden=344", "bloom", {"ffn.hidden": (344, 512)}),
     ],
 )
-def test_what_closes_a_door_is_named(expression: str, family: str, closers: dict[str, tuple[object, object]]) -> None:
-    assert door(gf.preset(expression), FAMILIES[family]).closers == closers
+def test_blockers_name_the_changed_part(
+    expression: str, family: str, blockers: dict[str, tuple[object, object]]
+) -> None:
+    assert export_target(gf.preset(expression), FAMILIES[family]).blockers == blockers
 
 
 @pytest.mark.slow
 def test_no_family_refuses_its_own_words() -> None:
-    """What a family cannot say it leaves out, so that the part that closes its door has a name."""
+    """A family leaves out fields that it cannot express, so that the blocking part has a name."""
     found = 0
     for base in BASES[1::4]:
         for change in (*CHANGES, "softcap:5+rmsnorm", "gqa:2+parallel", "head_dim=12+qknorm", "swiglu+mqa", "moe:4:2"):
             if (config := config_of(f"{base}+{change}" if change else base)) is None:
                 continue
             found += 1
-            caught = [one.closed_by for one in doors(config) if "config" in one.closed_by]
+            caught = [one.blocked_by for one in export_targets(config) if "config" in one.blocked_by]
             assert not caught, f"{base}+{change}"
     assert found > 90
 
 
-def test_the_doors_of_a_llama_with_alibi() -> None:
-    seen = doors(gf.preset("llama@1m+alibi"))
-    closers = {one.family.model_type: one.closers for one in seen}
-    assert closers["bloom"].keys() > {"norm", "ffn", "embedding.norm"}
-    assert list(closers).index("bloom") > 10
+def test_exports_of_llama_with_alibi_are_ordered_by_blockers() -> None:
+    seen = export_targets(gf.preset("llama@1m+alibi"))
+    blockers = {one.family.model_type: one.blockers for one in seen}
+    assert blockers["bloom"].keys() > {"norm", "ffn", "embedding.norm"}
+    assert list(blockers).index("bloom") > 10
     assert [one.whole for one in seen] == sorted((one.whole for one in seen), reverse=True)
 
 
@@ -156,7 +158,7 @@ def test_the_doors_of_a_llama_with_alibi() -> None:
     ],
 )
 def test_a_part_among_many_is_named(change: str, family: str, path: str, both: tuple[object, object]) -> None:
-    assert door(gf.preset(f"gpt2@1m+{TINY}+{change}"), FAMILIES[family]).closers[path] == both
+    assert export_target(gf.preset(f"gpt2@1m+{TINY}+{change}"), FAMILIES[family]).blockers[path] == both
 
 
 def test_a_refusal_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +166,13 @@ def test_a_refusal_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
         raise fields.refuse("n", 3, "2 is right")
 
     monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], read=read))
-    seen = doors(gf.preset("llama@1m+alibi"))
+    seen = export_targets(gf.preset("llama@1m+alibi"))
     index = next(i for i, one in enumerate(seen) if one.family.model_type == "llama")
-    assert seen[index].closers == {"config": ("config.json: n='3': 2 is right", None)}
+    assert seen[index].blockers == {"config": ("config.json: n='3': 2 is right", None)}
     assert index > max(i for i, one in enumerate(seen) if one.whole)
 
 
-def test_a_closed_door_refuses(tmp_path: Path) -> None:
+def test_saving_to_a_blocked_family_is_refused(tmp_path: Path) -> None:
     model = gf.preset("llama@1m+alibi+vocab_size=64").build()
     with refused(code="unsupported", field="mixer.position"):
         gf.save(model, None, tmp_path, family="llama")

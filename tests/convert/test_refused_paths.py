@@ -1,5 +1,5 @@
-"""What stands at the door: names of files that are no models, and places where none can be written; each one sentence,
-exit 2, nothing read and nothing changed."""
+"""Paths that are refused: files without a model, and places that cannot be written. One sentence, exit 2, nothing read
+or changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from glassformer.text import ByteTokenizer
 VERBS = {
     "convert": lambda name: ["convert", name, "out"],
     "check": lambda name: ["check", name],
-    "doors": lambda name: ["inspect", name, "--doors"],
+    "exports": lambda name: ["inspect", name, "--exports"],
     "expression": lambda name: ["inspect", f"{name}+rope"],
 }
 
