@@ -46,7 +46,7 @@ VERBS = {
     "why": ("training", "Say what a run died of: what moved first, which known failure that is, and what to try."),
     "plan": (
         "planning",
-        "What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.",
+        "Count weights, decode state and FLOPs of models, exactly, without building them.",
     ),
     "ablate": (
         "laboratory",

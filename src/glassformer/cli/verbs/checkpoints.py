@@ -37,11 +37,11 @@ def convert(
     source
         A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow.
     out
-        The folder, or the .gguf file.
+        Folder or .gguf file to write.
     to
-        hf or gguf; by default gguf where OUT ends in .gguf.
+        Output format; by default gguf if OUT ends in .gguf, else hf.
     dtype
-        Of the matrices; by default as they are (gguf: float16). q8_0 is for gguf.
+        dtype of weight matrices; by default unchanged (gguf: float16). q8_0 is for gguf only.
     """
     from glassformer.cli.checkpoints import convert_checkpoint
 
@@ -61,7 +61,7 @@ def check(
 ) -> None:
     """Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.
 
-    Where it does not, every layer and site that differs by its own doing is named. Exit status 1 if something is wrong.
+    On failure, every layer and site that differs although its input does not is named. Exit status 1 if a check fails.
 
     Parameters
     ----------
@@ -70,11 +70,12 @@ def check(
     reference
         Another folder, run or .gguf file to compare with; by default the checkpoint itself, read by transformers.
     text
-        What to read; by default random tokens of the seed.
+        Text to run the model on; by default random tokens from --seed.
     tolerance
-        Largest difference, relative to the largest value; by default what arithmetic in fp32 leaves.
+        Largest allowed difference, relative to the largest value; by default the rounding error of fp32.
     largest
-        Bytes of weights (500M, 10G) above which nothing is written to disk; by default a few gigabytes.
+        Size of weights (500M, 10G) above which checks that write the model to disk are skipped; by default a few
+        gigabytes.
     """
     from glassformer.cli.checkpoints import show_check
 
@@ -109,32 +110,31 @@ def inspect(
         Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
         and on a page that opens offline.
     source
-        With --text, what the encoder of a model of two towers reads (@FILE or - as well), and what the text takes from
-        it.
+        With --text and an encoder-decoder, the source text for the encoder (@FILE or - too); adds cross-attention.
     reading
-        With --text, one reading more, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
+        With --text, an analysis to run, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
         logit_attribution, head_ablation (of the last 256 tokens), activation_patching, head_scores, attention_sinks,
-        massive_activations, token_similarity, position_picture, embedding_neighbours, expert_routing, or all. Give it
-        several times.
+        massive_activations, token_similarity, position_picture, embedding_neighbours, expert_routing, or all.
+        Repeatable.
     against
-        For activation_patching: a text of as many tokens that ends otherwise, instead of its own task.
+        For activation_patching: a text of the same number of tokens with another answer, instead of the built-in task.
     ablate
-        With --text, what is taken away from the model meanwhile: layers.2, layers.2.mixer, layers.2.ffn,
-        layers.2.heads.1,3, neurons or experts alike. Give it several times.
+        With --text, a component to remove: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3; neurons and
+        experts like heads. Repeatable.
     out
         Folder of the page (inspect.html) and the figures; by default `inspection`.
     diff
-        Another expression: show where it differs.
+        Another expression: show the fields that differ.
     exports
         Show which tools can load the model, and which parts block the others.
     quality
-        What fewer bits cost a checkpoint: its perplexity on held-out text as it is, in bf16, 8 and 4 bits.
+        Perplexity of a checkpoint on held-out text: unchanged, and in bf16, 8 and 4 bits.
     coord_check
-        Whether activations move as far in a wide model as in a narrow one, so that the learning rate holds (see +mup).
+        Train the model at several widths for a few steps and compare how far activations move (see +mup).
     data
         Text for --quality; by default python-docs.
     tokens
-        Tokens of it to measure on; by default 20k.
+        With --quality, number of tokens to measure on; by default 20k.
     """
     asked = {"--text": text is not None, "--quality": quality, "--exports": exports, "--coord-check": coord_check,
              "--diff": diff is not None}  # fmt: skip

@@ -47,58 +47,58 @@ def plan(
     out: str | None = None,
     json: Json = False,
 ) -> None:
-    """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
+    """Count weights, decode state and FLOPs of models, exactly, without building them.
 
     Parameters
     ----------
     models
         Expressions: NAME[@SIZE][+CHANGE...].
     context
-        Tokens of a sequence; by default all that the model is trained to read.
+        Tokens of a sequence; by default the context that the model is trained for.
     batch
-        Sequences at once.
+        Sequences in one batch.
     dtype
-        Of products, and in generation of the weights.
+        Compute dtype; when generating, also the dtype of the weights.
     state_dtype
-        What the state is kept in; by default as the weights.
+        dtype of the decode state; by default that of the weights.
     machine
-        Accelerators, h100 or h100:8: how many sequences, and how long a context, fit; the time of a token, or with
-        --train of a step, as an interval; and what it costs.
+        Accelerators, h100 or h100:8. Adds the largest batch and context that fit, the time of a token (with --train: of
+        a step) as an interval, and its price.
     nodes
-        Of as many accelerators each as --machine says.
+        Number of nodes, each with the accelerators of --machine.
     machines
-        A file of machines of your own, beside ours (planning/machines.yaml shows the fields).
+        File with more machines, in the format of planning/machines.yaml.
     price
-        Of an hour of one accelerator, 2.5USD; by default those of the machine's file.
+        Price of one accelerator-hour, 2.5USD; by default that of the machine's file.
     explain
-        Show every figure with its formula: parameters by component, and what the FLOPs of training are spent on.
+        Show every figure with its formula: parameters by component, training FLOPs by operation.
     generate
-        Generation, as without --train.
+        Plan generation (the default).
     train
-        A training step instead, of --batch sequences over all ranks: memory of one rank, and on a --machine its time.
+        Plan a training step of --batch sequences over all ranks: memory of one rank and, with --machine, the time.
     tokens
-        With --train or --find on a --machine, those to train on, 15T: days, energy, and cost.
+        Training tokens, 15T. With --machine and --train or --find, adds days, energy and cost.
     recompute
-        With --train, what the backward pass computes again.
+        With --train, activations that the backward pass recomputes.
     layout
-        With --train, how ranks share the work: dp=8,tp=2,zero=3,micro=1,recompute=full.
+        With --train, the parallel layout: dp=8,tp=2,zero=3,micro=1,recompute=full.
     weights
-        What weights are kept in, by default as --dtype says: packed in int8 or int4, products in --dtype. With --train
-        float32, or bfloat16 with masters in float32 beside them.
+        dtype of stored weights; by default --dtype. int8 and int4 compute in --dtype. With --train: float32, or
+        bfloat16 with float32 master weights.
     loss
-        With --train, what the loss holds of logits: ours a chunk; in_place and fused those of all tokens once and
-        twice in --dtype; whole as eager torch does, three times in float32 besides.
+        With --train, how logits are materialised: chunked; in_place (once, in --dtype); fused (twice); whole (eager
+        torch: also three fp32 copies).
     find
-        Search the layouts of a --machine, h100:8, that a training step fits, the fastest first; --tokens, --explain
-        and --out are of the fastest.
+        Search the layouts whose training step fits --machine, fastest first; --tokens, --explain and --out describe the
+        fastest.
     finetune
-        A training step of adapters on every linear map, lora:16, all else frozen.
+        Plan a training step of adapters on every linear layer, lora:16, with all other weights frozen.
     here
-        Measure this processor once, and plan a training step and a token of decoding on it.
+        Measure this processor once and predict the times of a training step and a decoded token on it.
     again
-        With --here, measure anew.
+        With --here, measure again.
     out
-        A page to write: where parameters, memory and time go, every figure with its formula.
+        HTML page to write: parameters, memory and time by component, every figure with its formula.
     """
     from glassformer.cli.costs import show_plan
 

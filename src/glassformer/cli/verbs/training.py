@@ -181,41 +181,41 @@ def train(
     tokens
         Length of the run in tokens (200k, 5M); or give --minutes, --flops or --steps.
     resume
-        Go on from the latest checkpoint in --out; begin where there is none yet.
+        Continue from the latest checkpoint in --out; without a checkpoint, start from scratch.
     pretrained
-        Begin with the weights of the run or checkpoint that the expression names, changed as it says: RUN+gqa:1.
+        Start from the weights of the run or checkpoint in the expression, after its changes: RUN+gqa:1.
     seed
-        Of the first weights and of the order of the text.
+        Seed for weight initialisation and data order.
     lr
         Peak learning rate; by default a rule by size and optimizer.
     schedule
         cosine, wsd, noam or constant, after a warm-up.
     warmup
-        Steps if 1 or more, else a share of the run.
+        Warm-up steps if 1 or more, else a share of the run.
     weight_decay
-        AdamW's, on weights of matrices; other optimizers scale it with their learning rate.
+        Weight decay of AdamW, on matrices only; other optimizers scale it with their learning rate.
     clip
         Largest gradient norm.
     betas
         Decay rates of the optimizer's moving averages; by default 0.9 0.95 for adamw.
     adam_eps
-        Of AdamW's denominator; by default 1e-8.
+        Epsilon of AdamW; by default 1e-8.
     qk_clip
-        Largest attention logit: W_q and W_k of heads that passed it shrink after the step (100, say).
+        Largest attention logit, such as 100: W_q and W_k of heads that exceed it are scaled down after the step.
     micro_batch
-        Sequences at once; gradients accumulate to --batch-size.
+        Sequences per forward pass; gradients accumulate up to --batch-size.
     evaluate_every
         Steps between evaluations on held-out text.
     checkpoint_seconds
-        Time between checkpoints.
+        Seconds between checkpoints.
     async_save
-        Write checkpoints in the background, from a copy in memory, while training goes on.
+        Write checkpoints in the background, from a copy in memory.
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     layout
         How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
     processes
-        So many on this machine, or auto; torchrun and srun start their own.
+        Processes to start on this machine, or auto; leave it out under torchrun and srun.
     """
     from glassformer.cli.ranks import begin_processes
     from glassformer.cli.show import train_and_show

@@ -79,9 +79,9 @@ def embed(
     text
         Texts, each an option: --text "..." --text "...".
     file
-        A text in each line, or in the field `text` of each line of a .jsonl file.
+        File with one text per line, or a .jsonl file with a field `text`.
     out
-        Where the vectors go: a .npy file (n, d) in fp32, or .jsonl lines; by default they are printed as lines.
+        File for the vectors: .npy (n, d) in fp32, or .jsonl; by default they are printed as JSON lines.
     """
     from glassformer.cli.vectors import embed_texts
 
@@ -106,7 +106,7 @@ def index(
     encoder
         An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name.
     passage_tokens
-        Tokens of a passage, at most; by default as many as the encoder reads.
+        Largest number of tokens in a passage; by default the encoder's context.
     """
     from glassformer.cli.retrieval import index_data
 
@@ -131,11 +131,11 @@ def ask(
     index
         A folder that `glassformer index` made.
     model
-        What answers: a Hugging Face folder, a run, a .gguf file, hf:owner/name, or smollm2.
+        Model that answers: a Hugging Face folder, a run, a .gguf file, hf:owner/name, or smollm2.
     k
         Passages to retrieve.
     encoder
-        Where the encoder of the index is now; by default what `glassformer index` was given.
+        Path of the index's encoder, if it has moved; by default the one given to `glassformer index`.
     """
     from glassformer.cli.retrieval import answer
 
