@@ -25,6 +25,8 @@ SMALL = (
     (r"@\d+m", "@0.3m"),
     (r"--minutes \d+|--steps \d+|--tokens \w+", "--steps 3"),
     (r"^(generate|chat) (.*)", r"\1 \2 --max-new-tokens 3"),
+    (r"--seeds \d+", "--seeds 2"),
+    (r"--data python-docs", "--data my_text.txt"),
     (r"\bRUN\b", "run"),
 )
 """Replacements that shorten a command's work."""
