@@ -15,12 +15,13 @@ import torch.nn.functional as F
 
 import glassformer as gf
 from glassformer import lens
-from glassformer.cli import app, look, main, show
+from glassformer.cli import app, look, main
 from glassformer.cli.look import HEADED, show_inspection
 from glassformer.errors import RequestError
 from glassformer.lens.asking import READINGS
 from glassformer.lens.inspection import inspect
 from glassformer.naming.loading import load
+from glassformer.runs import live
 from tests.cli.conftest import saved
 from tests.refused import failed, refused
 
@@ -126,7 +127,7 @@ def test_progress_where_there_is_no_terminal(
     """Three depths and the end; the clock begins with the first."""
     show_inspection(model, TEXT, threads=1)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(show, "PATIENCE", 0.0)
+    monkeypatch.setattr(live, "PATIENCE", 0.0)
     show_inspection(model, TEXT, threads=1)
     assert capsys.readouterr().err.splitlines() == ["reading: 33%", "reading: 67%", "reading: 100%"]
     assert read(capsys, model, TEXT)["tokens"] == len(TEXT)

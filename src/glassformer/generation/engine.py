@@ -383,6 +383,7 @@ class Engine:
                 self._record(guest, found, 0)
             self._tell(guest, int(found.tokens if isinstance(found, Sampled) else found))
 
+    @torch.inference_mode()
     def _start_again(self) -> None:
         """Makes the running requests wait again, before the others: what their rows have read is unknown."""
         self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
