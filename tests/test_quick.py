@@ -86,7 +86,7 @@ def test_each_commit_moves_the_phase_on_by_one(commits: Any):
     for _ in range(5):
         commits()
         found.append(quick.phase.__wrapped__())
-    assert found == [1, 2, 3, 4, 5]
+    assert found == [n % PHASES for n in (1, 2, 3, 4, 5)]
 
 
 def test_without_a_history_there_is_a_phase_too(commits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -95,7 +95,7 @@ def test_without_a_history_there_is_a_phase_too(commits: Any, tmp_path: Path, mo
     (tmp_path / ".git" / "shallow").write_text(quick._git("rev-parse", "HEAD") + "\n")
     assert quick.phase.__wrapped__() == int(quick._git("rev-parse", "HEAD")[:8], 16) % PHASES
     monkeypatch.setenv(quick.PHASE, "7")
-    assert quick.phase.__wrapped__() == 7
+    assert quick.phase.__wrapped__() == 7 % PHASES
 
 
 @pytest.mark.slow
