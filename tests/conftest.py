@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import astuple
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from glassformer.model import Inputs, Model
 from glassformer.parts.core.running import NOTHING, thread
 from tests.quick import EXAMPLES, PHASE, PHASES, left_out, phase
 
@@ -82,3 +84,17 @@ def _seeded() -> Iterator[None]:
     yield
     left, thread.now = thread.now, NOTHING
     assert left is NOTHING or astuple(left) == astuple(NOTHING), f"the test has left {left} for those after it"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of tokens of each pass of a model."""
+    lengths: list[int] = []
+    whole = Model.states_of
+
+    def noted(self: Model, given: Inputs, *rest: Any) -> torch.Tensor:
+        lengths.append(given.tokens.shape[1])
+        return whole(self, given, *rest)
+
+    monkeypatch.setattr(Model, "states_of", noted)
+    return lengths

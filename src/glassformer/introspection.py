@@ -274,6 +274,19 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode, so that it drops nothing out. Leaving puts the parts that were in
+    training mode back into it."""
+    training = [part for part in eager(model).modules() if part.training]
+    eager(model).eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def _give_way(parts: Iterable[Any]) -> bool:
     """Makes compiled modules give way in threads that look or edit, for good. Returns True if there are any."""
     found = False

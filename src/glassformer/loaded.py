@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,6 +18,9 @@ from glassformer.model import Model
 from glassformer.text import OnProgress, Tokenizer
 from glassformer.text.chat import Message
 from glassformer.text.storage import silent
+
+_MAKING = threading.Lock()
+"""Held while the session of a loaded model is made: threads that ask at once get the same."""
 
 
 @dataclass
@@ -69,10 +73,11 @@ class Loaded:
     def session(self) -> Session:
         """Session behind `generate`, `stream` and `chat`, so that calls from several threads share a batch. It keeps no
         states of prompts, since weights may change between calls; `gf.Session(loaded)` does."""
-        found = cast("Session | None", vars(self).get("_session"))
-        if found is None or found.model is not self.model:
-            found = vars(self)["_session"] = Session(self, kept=0)
-        return found
+        with _MAKING:
+            found = cast("Session | None", vars(self).get("_session"))
+            if found is None or found.model is not self.model:
+                found = vars(self)["_session"] = Session(self, kept=0)
+            return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_session"}

@@ -21,7 +21,7 @@ import glassformer as gf
 from glassformer import machine
 from glassformer.cli import app, main
 from glassformer.generation.beams import beams
-from glassformer.model import Inputs, Model
+from glassformer.model import Model
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.text import ByteTokenizer, CharTokenizer
 from tests import elsewhere
@@ -103,20 +103,6 @@ def test_it_ends_before_a_stop_string_and_at_the_end_of_text(model: str, capsys:
         assert found["finish"] == "stop" and found["text"] == BYTES.decode(greedy(model, PROMPT, found["tokens"]))
         assert found["tokens"] < 5
         assert made(capsys, model, *options, "--ignore-eos")["tokens"] == 30
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each pass of a model has read."""
-    lengths: list[int] = []
-    whole = Model.states_of
-
-    def noted(self: Model, given: Inputs, *rest: Any) -> torch.Tensor:
-        lengths.append(given.tokens.shape[1])
-        return whole(self, given, *rest)
-
-    monkeypatch.setattr(Model, "states_of", noted)
-    return lengths
 
 
 @pytest.mark.parametrize("more", [[], ["--repetition-penalty", "1.5"], ["--n", "2"]], ids=str)

@@ -32,18 +32,6 @@ A, B = f"gpt2@1m{TINY}", f"llama@1m{TINY}"
 PLAN: dict[str, Any] = {"tokens": 768, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 DESIGNS: dict[str, Callable[[], gf.Design]] = {
     "plain": lambda: gf.Design.of([A, B], "text.txt", **PLAN),
     "named": lambda: gf.Design.of({"mine": preset(A), "base": f"{B}+recipe.warmup=0.1"}, "text.txt", **PLAN),

@@ -102,18 +102,6 @@ DECEPTIVE = {A: Basin(3.0, noise=0.004), B: Basin(2.95, best=2.1, noise=0.004)}
 """B is better by 0.05 at its own best rate, and worse by 0.038 at the usual one."""
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(autouse=True)
 def _without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page for each of some thirty runs takes longer than all the rest; `deceived` writes its own."""

@@ -7,6 +7,7 @@ import doctest
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from glassformer.generation.session import GenerationOptions, Reply
 from glassformer.generation.speculate import Draft, PromptLookup
 from glassformer.introspection import edit, sites
 from glassformer.loaded import Loaded
-from glassformer.model import Inputs, Model
 from glassformer.naming import preset
 from glassformer.parts.core.site import look_at
 from glassformer.text import ByteTokenizer
@@ -318,20 +318,6 @@ def test_states_grow_with_the_prompt():
         assert short.result() == after.result() and short.result().tokens == ids_of(loaded, "Once", 20)
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of tokens of each pass of a model."""
-    lengths: list[int] = []
-    whole = Model.states_of
-
-    def noted(self: Model, given: Inputs, *rest: Any) -> torch.Tensor:
-        lengths.append(given.tokens.shape[1])
-        return whole(self, given, *rest)
-
-    monkeypatch.setattr(Model, "states_of", noted)
-    return lengths
-
-
 def test_a_session_keeps_prompts_and_a_loaded_model_does_not(read: list[int]):
     loaded = llm()
     with gf.Session(loaded) as session:
@@ -548,3 +534,42 @@ def test_a_loaded_model_is_copied_without_its_session():
 def test_the_examples_run(name: str):
     results = doctest.testmod(import_module(f"glassformer.{name}"))
     assert results.attempted > 4 and results.failed == 0
+
+
+def test_a_model_in_training_mode_drops_nothing_out_and_stays_in_it():
+    """As for gf.generate: of the whole model, whatever the session has seen it in before."""
+    loaded = llm("gpt2+dropout:0.5")
+    expected = loaded.generate("Once", max_new_tokens=8).tokens
+    assert expected == ids_of(loaded, "Once", 8)
+    vectors = loaded.embed(["Once"])
+    loaded.model.train()
+    loaded.model.layers[0].eval()
+    modes = [part.training for part in loaded.model.modules()]
+    assert loaded.generate("Once", max_new_tokens=8).tokens == expected
+    assert loaded.generate(["Once", "Once"], max_new_tokens=8)[1].tokens == expected
+    assert torch.equal(loaded.embed(["Once"]), vectors)
+    assert [part.training for part in loaded.model.modules()] == modes
+
+
+def test_threads_that_ask_at_once_share_a_session():
+    loaded, meet = llm("llama"), threading.Barrier(4)
+
+    def asked(_: int) -> gf.Session:
+        meet.wait(60)
+        return loaded.session
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(one) for one in pool.map(asked, range(4))}) == 1
+
+
+@pytest.mark.parametrize("prompt", [3, ["Once", 3], {"role": "user", "content": "Once"}])
+def test_a_prompt_of_no_known_kind_is_refused(prompt: Any):
+    with refused(code="type", field="prompt"):
+        llm("llama").generate(prompt)
+
+
+def test_ids_may_be_what_a_tokenizer_gives():
+    loaded = llm("llama")
+    ids = BYTES.encode("Once")
+    found = [loaded.generate(one, max_new_tokens=6).tokens for one in (ids, ids.tolist(), torch.from_numpy(ids))]
+    assert found == [ids_of(loaded, "Once", 6)] * 3

@@ -14,6 +14,7 @@ from torch import Tensor
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.rules import Rules
 from glassformer.generation.steps import check_source, check_tokens, decode, encoded, new_state, prefill
+from glassformer.introspection import at_rest
 from glassformer.model import Model
 from glassformer.parts.forward_pass import Memory
 
@@ -77,15 +78,10 @@ def beams(
         )  # fmt: skip
     rules = rules or Rules()
     rules.check(model.vocab_size)
-    was_training = model.training
-    model.eval()
-    try:
+    with at_rest(model):
         memory = None if source is None else encoded(model, source)
         how = set(model.ends if ends is None else ends), length_penalty, early_stopping, dtype, memory, rules
-        found = _search(model, tokens, width, max_new_tokens, *how)
-        return found[:n]
-    finally:
-        model.train(was_training)
+        return _search(model, tokens, width, max_new_tokens, *how)[:n]
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -20,9 +21,11 @@ from glassformer.generation.sampling import Sampled, Sampling, choose, row_gener
 from glassformer.generation.speculate import Speculation, agreeing
 from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
 from glassformer.generation.text import GrowingText
-from glassformer.introspection import rows_of, sites
+from glassformer.introspection import at_rest, rows_of, sites
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
+from glassformer.text import Tokenizer
+from glassformer.text.documents import utf8
 
 LONGEST_PROMPT = 10_000_000
 """Characters: a text that no model here reads is refused before it is tokenised."""
@@ -35,6 +38,22 @@ MOST_READ_BYTES = 1 << 30
 STEP, REST = 128, 32
 """In 16 bits a prompt goes on from so many tokens of another, or from twice, three times as many, and at least `REST`
 are read: kernels tile from there on as they would from the beginning, and every bit is as if all had been read."""
+
+
+def check_text(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer:
+    """Returns the tokenizer that reads a prompt. Raises RequestError if there is none, or for a text that is too long
+    or no UTF-8."""
+    if tokenizer is None:
+        raise RequestError(
+            "this model has no tokenizer; give the prompt as token ids", code="missing", field="tokenizer"
+        )
+    if len(prompt) > LONGEST_PROMPT:
+        raise RequestError(
+            f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read",
+            code="range", field="prompt", value=len(prompt),
+        )  # fmt: skip
+    utf8(prompt, "the prompt")
+    return tokenizer
 
 
 class Read(NamedTuple):
@@ -190,7 +209,7 @@ class Engine:
         bounds = (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1), ("kept", kept, 0))
         for name, value, least in bounds:
             check_whole(name, value, least)
-        self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(model.ends if ends is None else ends)
+        self.model, self.tokenizer, self.ends = model, tokenizer, frozenset(model.ends if ends is None else ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
         self.kept, self.answers = kept, answers
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
@@ -248,16 +267,7 @@ class Engine:
 
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    "this model has no tokenizer; give the prompt as token ids", code="missing", field="tokenizer"
-                )
-            if len(prompt) > LONGEST_PROMPT:
-                raise RequestError(
-                    f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read",
-                    code="range", field="prompt", value=len(prompt),
-                )  # fmt: skip
-            prompt = self.tokenizer.encode(prompt).tolist()
+            prompt = check_text(self.tokenizer, prompt).encode(prompt).tolist()
             if not prompt:
                 raise RequestError(
                     "the prompt is empty; give at least one token", code="range", field="prompt", value=0
@@ -333,7 +343,8 @@ class Engine:
 
         An exception, such as an interrupt, loses nobody: the next step reads again what is running, and goes on."""
         try:
-            self._step()
+            with at_rest(self.model) if self.model.training else nullcontext():  # asked before each token
+                self._step()
         except BaseException:
             self._start_again()
             raise

@@ -26,6 +26,7 @@ from glassformer.generation.steps import (
     prefill,
     prefill_rows,
 )
+from glassformer.introspection import at_rest
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
 
@@ -117,9 +118,7 @@ def stream(
     given = [len(row) for row in past]
     token, ended = rows[0].new_empty(0), rows[0].new_zeros(b, dtype=torch.bool)
     ends = ends_of(model, stop_at_eos, eos_id)
-    was_training = model.training
-    model.eval()
-    try:
+    with at_rest(model):
         memory = None if source is None else encoded(model, source, source_documents)
         room = 0 if memory is None else memory.x.shape[1]
         if state is None:
@@ -147,8 +146,6 @@ def stream(
             yield token if logprobs is None else chosen
             if ends and bool(ended.all()):
                 return
-    finally:
-        model.train(was_training)
 
 
 def _rounds_to_16_bits(model: Model) -> bool:

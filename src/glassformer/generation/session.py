@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.figures import Markup, tag
 from glassformer.generation.beams import beams
 from glassformer.generation.compiled import CompiledStep
-from glassformer.generation.engine import LONGEST_PROMPT, MOST_READ, Engine, GenerationRequest, TextPiece
+from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text
 from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.rows import stream
 from glassformer.generation.rules import Rules
@@ -34,11 +35,10 @@ from glassformer.generation.sampling import Sampling
 from glassformer.generation.speculate import AHEAD, Proposer, Speculation, speculate
 from glassformer.generation.steps import check_source, check_tokens, new_state, prefill
 from glassformer.generation.text import GrowingText, check_stops
-from glassformer.introspection import rows_of
+from glassformer.introspection import at_rest, rows_of
 from glassformer.model import Model
 from glassformer.text import Tokenizer
 from glassformer.text.chat import ChatTemplate, Message
-from glassformer.text.documents import utf8
 from glassformer.text.pairs import START, source_ids
 
 __all__ = ["Completion", "GenerationOptions", "TextPiece", "Prompt", "Reply", "Session"]
@@ -52,7 +52,7 @@ CHARACTERS = 64
 SMALLEST = 512
 """Tokens that the first state has room for, doubled until a request fits: few steps are compiled."""
 
-Prompt = str | Sequence[int] | Tensor | Sequence[Message]
+Prompt = str | Sequence[int] | np.ndarray | Tensor | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
 
 
@@ -474,7 +474,7 @@ class Session:
                 return not kept
             else:
                 state = new_state(self.model, 1, self._engine.context, self.dtype)
-                with torch.inference_mode():
+                with torch.inference_mode(), at_rest(self.model):
                     prefill(self.model, rows_of(self.model, ids[:-1]), state)
                 save_state(path, state, ids[:-1], self.model)
             self._engine.remember(ids[: state.length], state)
@@ -515,6 +515,8 @@ class Session:
         elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             text = self.template.render(list(prompt))  # type: ignore[arg-type]
             ids = self.tokenizer.encode(text, parse_specials=True).tolist()  # type: ignore[union-attr, call-arg]
+        elif not isinstance(prompt, Sequence | Tensor | np.ndarray):
+            raise RequestError(code="type", field="prompt", value=prompt, expected="a text, token ids or messages")
         else:
             rows = rows_of(self.model, prompt)
             if len(rows) != 1:
@@ -551,21 +553,12 @@ class Session:
         return int(start)
 
     def _tokens(self, prompt: str) -> list[int]:
-        if self.tokenizer is None:
-            raise RequestError(
-                "this model has no tokenizer; give the prompt as token ids", code="missing", field="tokenizer"
-            )
-        if len(prompt) > LONGEST_PROMPT:
-            raise RequestError(
-                f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read",
-                code="range", field="prompt", value=len(prompt),
-            )  # fmt: skip
-        utf8(prompt, "the prompt")
+        tokenizer = check_text(self.tokenizer, prompt)
         if len(prompt) > CHARACTERS * self.longest:
-            read = len(self.tokenizer.encode(prompt[: CHARACTERS * self.longest]))
+            read = len(tokenizer.encode(prompt[: CHARACTERS * self.longest]))
             if read > 2 * self.longest:  # the cut may have parted a few
                 self._refuse(f"over {read // 2:,}")
-        return self.tokenizer.encode(prompt).tolist()
+        return tokenizer.encode(prompt).tolist()
 
     def new_tokens(self, prompt: int, most: int | None) -> int:
         """Returns the largest number of new tokens after `prompt` ones: `most`, or the default. Raises RequestError for

@@ -14,6 +14,7 @@ from torch import Tensor
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
 from glassformer.generation.steps import check_state, check_tokens, new_state, prefill, same_bits
+from glassformer.introspection import at_rest
 from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
@@ -197,9 +198,7 @@ class Speculation:
         proposer.begin(self)
 
     def __iter__(self) -> Iterator[int]:
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with at_rest(self.model):
             while len(self.text) < self.max_len:
                 new = self._pass()
                 try:
@@ -208,8 +207,6 @@ class Speculation:
                         yield token
                 finally:
                     self.state.truncate(self._start + len(self.text) - 1)
-        finally:
-            self.model.train(was_training)
 
     @torch.inference_mode()
     def _pass(self) -> list[int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.introspection import at_rest
 from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.head import Pool, pool
@@ -64,7 +65,7 @@ class Embedder:
                 "this model has an encoder and a decoder, and a vector is of one text; give an encoder alone",
                 code="conflict", field="model", expected="an encoder",
             )  # fmt: skip
-        self.model, self.tokenizer = loaded.model.eval(), loaded.tokenizer
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.pooling = loaded.pooling or MEAN
         self.own = loaded.pooling is None and loaded.config.head.vector and loaded.config.head.pool is not None
         """Whether the model's own head makes the vectors."""
@@ -100,7 +101,7 @@ class Embedder:
             real[i, : len(row)] = 1
         device = self.model.device
         documents = None if bool(real.all()) else real.to(device)
-        with paced(self.model, "embedding", tokens.numel(), free=False):
+        with at_rest(self.model), paced(self.model, "embedding", tokens.numel(), free=False):
             if self.own:
                 return self.model(tokens.to(device), documents=documents)
             x = pool(self.model.hidden_states(tokens.to(device), documents=documents), self.pooling.how, documents)

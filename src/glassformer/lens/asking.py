@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.introspection import eager
+from glassformer.introspection import at_rest, eager
 from glassformer.lens.ablation import head_ablation
 from glassformer.lens.attribution import logit_attribution
 from glassformer.lens.edits import (
@@ -25,7 +25,7 @@ from glassformer.lens.edits import (
 )
 from glassformer.lens.heads import head_scores
 from glassformer.lens.inspection import FINE, Inspection
-from glassformer.lens.maps import at_rest, side_by_side, spell
+from glassformer.lens.maps import side_by_side, spell
 from glassformer.lens.neighbours import embedding_neighbours
 from glassformer.lens.passes import OnPass
 from glassformer.lens.patching import activation_patching, indirect_object

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from glassformer.errors import RequestError
-from glassformer.introspection import capture, eager, in_vocabulary, sites, within
+from glassformer.introspection import at_rest, capture, eager, in_vocabulary, sites, within
 from glassformer.lens import style
 from glassformer.lens.logit_lens import unembed
-from glassformer.lens.maps import at_rest, one_row, spell, spelled
+from glassformer.lens.maps import one_row, spell, spelled
 from glassformer.lens.reading import Reading
 from glassformer.model import Block, Model
 from glassformer.parts.precision import exact

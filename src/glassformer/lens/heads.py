@@ -18,9 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.introspection import eager, looking, rows_of
+from glassformer.introspection import at_rest, eager, looking, rows_of
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, shared_bar, strongest
 from glassformer.model import Model

@@ -15,9 +15,9 @@ from torch import Tensor
 from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError
 from glassformer.figures import write_document
-from glassformer.introspection import OfHeads, Tiles, eager, looking, sites
+from glassformer.introspection import OfHeads, Tiles, at_rest, eager, looking, sites
 from glassformer.lens.inspected import Crossing, Effective, HeadMap, Inspected, LayerMaps
-from glassformer.lens.maps import at_rest, one_row
+from glassformer.lens.maps import one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
 from glassformer.parts.precision import wide

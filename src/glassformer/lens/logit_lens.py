@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.introspection import capture, eager, within
+from glassformer.introspection import at_rest, capture, eager, within
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest, one_row, spell, spelled
+from glassformer.lens.maps import one_row, spell, spelled
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.parts.precision import wide

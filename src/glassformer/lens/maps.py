@@ -11,8 +11,7 @@ largest weight of its tile, since a mean would wash out the single key that a he
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from glassformer.config import BlockConfig
 from glassformer.errors import RequestError
-from glassformer.introspection import OfHeads, Tiles, capture, eager, looking, rows_of, sites, within
+from glassformer.introspection import OfHeads, Tiles, at_rest, capture, eager, looking, rows_of, sites, within
 from glassformer.lens import style
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
@@ -62,18 +61,6 @@ def spell(token: int, tokenizer: Any = None) -> str:
         return str(token)
     # A model may have more rows than its tokenizer has tokens.
     return (tokenizer.decode([token]) if token < getattr(tokenizer, "vocab_size", token + 1) else "") or f"<{token}>"
-
-
-@contextmanager
-def at_rest(model: Model) -> Iterator[None]:
-    """Inside, the model drops nothing out: a reading is of the model as it is evaluated."""
-    training = [part for part in eager(model).modules() if part.training]
-    eager(model).eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 # Maps

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.introspection import eager, edit
-from glassformer.lens.maps import at_rest
+from glassformer.introspection import at_rest, eager, edit
 from glassformer.model import Model
 from glassformer.parts.core.running import Edit
 

@@ -20,10 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.errors import RequestError, check_whole
-from glassformer.introspection import capture, choose, eager, head_axis, rows_of, within
+from glassformer.introspection import at_rest, capture, choose, eager, head_axis, rows_of, within
 from glassformer.lens import style
 from glassformer.lens.edits import patch
-from glassformer.lens.maps import at_rest
 from glassformer.lens.passes import SAME, Metric, OnPass, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, shared_bar, strongest, table_of

@@ -17,20 +17,9 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import check_whole
-from glassformer.introspection import Tiles, eager, looking
+from glassformer.introspection import Tiles, at_rest, eager, looking
 from glassformer.lens import style
-from glassformer.lens.maps import (
-    at_rest,
-    heaviest,
-    label,
-    one_row,
-    pattern_of,
-    pooled,
-    shade,
-    span,
-    spelled,
-    weight_bar,
-)
+from glassformer.lens.maps import heaviest, label, one_row, pattern_of, pooled, shade, span, spelled, weight_bar
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 

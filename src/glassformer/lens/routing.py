@@ -13,9 +13,9 @@ from torch import Tensor
 
 from glassformer.dynamics import max_violation, router_entropy, router_load
 from glassformer.errors import RequestError
-from glassformer.introspection import capture, eager, rows_of, sites, within
+from glassformer.introspection import at_rest, capture, eager, rows_of, sites, within
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest, spelled
+from glassformer.lens.maps import spelled
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, table_of
 from glassformer.model import Model

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from glassformer.dynamics import relative_residual, token_cosine
 from glassformer.errors import check_whole
-from glassformer.introspection import capture, eager, rows_of, within
+from glassformer.introspection import at_rest, capture, eager, rows_of, within
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.parts.precision import exact

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from glassformer.dynamics import massive
 from glassformer.errors import WorkError
-from glassformer.introspection import capture, eager, looking, rows_of
+from glassformer.introspection import at_rest, capture, eager, looking, rows_of
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, strongest
 from glassformer.model import Model
