@@ -537,7 +537,7 @@ def test_the_examples_run(name: str):
 
 
 def test_a_model_in_training_mode_drops_nothing_out_and_stays_in_it():
-    """As for gf.generate: of the whole model, whatever the session has seen it in before."""
+    """The mode is read at each request, from the whole model, like in gf.generate."""
     loaded = llm("gpt2+dropout:0.5")
     expected = loaded.generate("Once", max_new_tokens=8).tokens
     assert expected == ids_of(loaded, "Once", 8)
