@@ -41,8 +41,9 @@ are read: kernels tile from there on as they would from the beginning, and every
 
 
 def check_text(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer:
-    """Returns the tokenizer that reads a prompt. Raises RequestError for a tokenizer that is missing, and for a text that
-    is too long or not UTF-8."""
+    """Returns the tokenizer that reads a prompt.
+
+    Raises RequestError for a missing tokenizer, and for a text that is too long or not UTF-8."""
     if tokenizer is None:
         raise RequestError(
             "this model has no tokenizer; give the prompt as token ids", code="missing", field="tokenizer"
