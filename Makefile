@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What depends on the processor, and the processors that a stronger one can play (of x86; elsewhere these say nothing).
 NUMERICAL := tests/parts tests/generation tests/test_generate.py tests/test_generic.py tests/cli/test_generate.py
 # Where the tests of `make quick` are; tests/conftest.py marks them.
-QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_generic.py tests/convert/test_parity.py \
+QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_generic.py tests/conversion/test_parity.py \
 	tests/comparison
 # Every shape that a function of the parts and the model declares is checked at each call: two thirds of a test's time.
 SHAPES := --jaxtyping-packages=glassformer.parts,glassformer.model,beartype.beartype
@@ -39,7 +39,7 @@ changed: $(DEV)
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(SHAPES) tests/test_generic.py tests/convert/test_parity.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(SHAPES) tests/test_generic.py tests/conversion/test_parity.py
 
 test-all: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow" $(SHAPES) $(WHOLE)
@@ -68,7 +68,7 @@ experiments: $(DEV)
 	$(BIN)/python -m experiments.dynamics all
 
 fuzz: $(DEV)
-	$(BIN)/python -m tests.convert.storage.fuzz --seconds 300
+	$(BIN)/python -m tests.conversion.storage.fuzz --seconds 300
 	$(BIN)/python -m tests.text.fuzz_chat --seconds 300
 	$(BIN)/python -m tests.text.fuzz_tokenizer --seconds 300
 

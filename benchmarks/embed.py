@@ -22,7 +22,7 @@ import torch
 
 import glassformer as gf
 from glassformer import machine
-from glassformer.convert import locate
+from glassformer.conversion import locate
 from glassformer.generation.vectors import Embedder
 from glassformer.text.corpora import open_corpus
 

@@ -34,7 +34,7 @@ import torch
 
 import glassformer as gf
 from glassformer import machine
-from glassformer.convert import locate
+from glassformer.conversion import locate
 from glassformer.errors import WorkError
 from glassformer.generation import CompiledStep, prefill, stream
 from glassformer.generation.engine import Engine

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 import glassformer as gf
 from glassformer import machine
-from glassformer.convert import locate
+from glassformer.conversion import locate
 from glassformer.errors import WorkError
 
 LARGE = ("llama@1.5b", "llama@3b")
@@ -46,7 +46,7 @@ elif what == "safetensors":
     from safetensors.torch import load_file
 else:
     import glassformer as gf
-    import glassformer.convert.gguf, tokenizers
+    import glassformer.conversion.gguf, tokenizers
     gf.load
 def memory(field):
     with open("/proc/self/status") as lines:

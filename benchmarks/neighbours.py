@@ -37,7 +37,7 @@ import glassformer as gf
 from benchmarks import among, generate, measured_before
 from benchmarks import train as training
 from glassformer import machine
-from glassformer.convert import locate
+from glassformer.conversion import locate
 from glassformer.figures import Markup, tag
 from glassformer.machine.threads import paced
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from glassformer import machine
-from glassformer.convert.families import FAMILIES
+from glassformer.conversion.families import FAMILIES
 
 
 def few(count: int) -> settings:
@@ -27,8 +27,8 @@ def few(count: int) -> settings:
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:
     """`rounds` models of each family."""
-    from tests.convert.cases import CASES
-    from tests.convert.test_parity import prove
+    from tests.conversion.cases import CASES
+    from tests.conversion.test_parity import prove
 
     torch.set_num_threads(threads or 1)
     rows = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glassformer.cli.show import size
+from glassformer.figures.terminal import size
 from glassformer.laboratory.advice import MODEL, advise
 
 PAGE = Path(__file__).parents[1] / "docs" / "advice.md"

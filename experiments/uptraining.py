@@ -49,7 +49,7 @@ $ glassformer compare RUN RUN+gqa:2 RUN+mqa --pretrained --allow-unmatched --dat
 A model with as many heads of keys and values as of queries becomes one with fewer by taking the **mean** of each
 group's heads, and a little training repairs what that costs (Ainslie et al. 2023,
 [2305.13245](https://arxiv.org/abs/2305.13245)). More heads than there were are repeated, which changes nothing that the
-model computes. Other ways, from `glassformer.convert.heads`: the **first** head of each group, or **new** ones.
+model computes. Other ways, from `glassformer.conversion.heads`: the **first** head of each group, or **new** ones.
 """
 
 

@@ -28,7 +28,10 @@ QUICK = (
     "tests/test_house.py",
     "tests/test_known_once.py",
     "tests/parts/",
-    *(f"tests/convert/test_parity.py::test_in_and_out[{family}-2]" for family in ("bloom", "gpt2", "llama", "qwen3")),
+    *(
+        f"tests/conversion/test_parity.py::test_in_and_out[{family}-2]"
+        for family in ("bloom", "gpt2", "llama", "qwen3")
+    ),
     "tests/comparison/test_compare.py::test_a_padded_vocabulary_is_trained_and_written_with",
 )
 """Files and tests of `make quick`."""

@@ -42,7 +42,7 @@ LEVELS: list[set[str]] = [
     {"config", "introspection"},
     {"architectures", "dynamics", "generation", "parallel", "register"},
     {"loaded"},
-    {"convert", "lens", "training"},
+    {"conversion", "lens", "training"},
     {"naming"},
     {"planning", "runs"},
     {"report"},
@@ -550,13 +550,13 @@ ASKED_FREELY = {
     ("parts/building.py", "getattr"): "init_weights and reset_parameters are optional methods of any module",
     ("config.py", "getattr"): "shows every field of a part's config",
     ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
-    ("convert/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
-    ("convert/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
-    ("convert/gguf.py", "AttentionConfig"): "llama.cpp's fields are those of attention",
-    ("convert/gguf.py", "RotaryConfig"): "llama.cpp's fields are those of rotary positions",
-    ("convert/gguf.py", "Llama3ScalingConfig"): "llama.cpp has a table of its own for this scaling",
-    ("convert/gguf.py", "LongRopeScalingConfig"): "llama.cpp has a table of its own for this scaling",
-    ("convert/rope.py", "RotaryConfig"): "transformers' fields are those of rotary positions",
+    ("conversion/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
+    ("conversion/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
+    ("conversion/gguf.py", "AttentionConfig"): "llama.cpp's fields are those of attention",
+    ("conversion/gguf.py", "RotaryConfig"): "llama.cpp's fields are those of rotary positions",
+    ("conversion/gguf.py", "Llama3ScalingConfig"): "llama.cpp has a table of its own for this scaling",
+    ("conversion/gguf.py", "LongRopeScalingConfig"): "llama.cpp has a table of its own for this scaling",
+    ("conversion/rope.py", "RotaryConfig"): "transformers' fields are those of rotary positions",
 }
 """(file, what it asks) -> why it may."""
 
@@ -660,7 +660,7 @@ def test_every_kernel_is_a_choice():
 
 STATE_FIELDS = {"length", "rows", "seen", "read", "documents", "positions"}
 OTHER_FIELDS = {
-    ("convert/fields.py", "seen"): "fields of a file that a family has read",
+    ("conversion/fields.py", "seen"): "fields of a file that a family has read",
     ("parts/mixer/chunked.py", "length"): "the context of an autograd function",
     ("parts/mixer/cross_attention.py", "documents"): "the state of a memory, made by its own `over`",
     ("parts/mixer/delta.py", "length"): "the context of an autograd function",

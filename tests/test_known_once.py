@@ -68,7 +68,7 @@ def test_a_model_is_told_its_ends_in_one_place():
             for to in node.targets
         )
     }
-    assert places == {"loaded.py", "training/run.py", "convert/weights.py"}
+    assert places == {"loaded.py", "training/run.py", "conversion/weights.py"}
 
 
 def moves_files(node: ast.AST) -> bool:

@@ -31,7 +31,7 @@ def test_functions_are_not_hidden_by_the_folders_they_live_in(first: str) -> Non
 
 
 def test_save_has_the_signature_of_what_it_calls() -> None:
-    from glassformer.convert import save
+    from glassformer.conversion import save
 
     ours, theirs = (inspect.signature(function).parameters.values() for function in (gf.save, save))
     assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]

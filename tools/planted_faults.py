@@ -70,14 +70,14 @@ FAULTS = (
     Fault(
         "converter",
         "Phi-3's gate and up projection are taken for one another",
-        "src/glassformer/convert/families/phi3.py",
+        "src/glassformer/conversion/families/phi3.py",
         """        ".ffn.gate_proj": Part("mlp.gate_up_proj", 0, 2),
         ".ffn.up_proj": Part("mlp.gate_up_proj", 1, 2),
 """,
         """        ".ffn.gate_proj": Part("mlp.gate_up_proj", 1, 2),
         ".ffn.up_proj": Part("mlp.gate_up_proj", 0, 2),
 """,
-        "tests/convert/test_parity.py",
+        "tests/conversion/test_parity.py",
     ),
     Fault(
         "sampler",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from glassformer.comparison import train as train
     from glassformer.comparison import tune as tune
     from glassformer.config import ModelConfig as ModelConfig
-    from glassformer.convert import save as save
+    from glassformer.conversion import save as save
     from glassformer.generation import Sampling as Sampling
     from glassformer.generation import generate as generate
     from glassformer.generation import stream as stream
@@ -132,7 +132,7 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         are the ids at which an answer ends; if None, those of the model, or the tokenizer's own. `generation` is how
         it is drawn, as `load` gives it, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of
         sentence-transformers too. Raises RequestError."""
-        save = import_module("glassformer.convert").save
+        save = import_module("glassformer.conversion").save
         return save(
             model,
             tokenizer,
@@ -156,4 +156,4 @@ def __getattr__(name: str) -> Any:
 
 
 # `transformers` then loads models of our own family.
-import_module("glassformer.register").hook(lambda: import_module("glassformer.convert.transformers"))
+import_module("glassformer.register").hook(lambda: import_module("glassformer.conversion.transformers"))

@@ -20,7 +20,7 @@ from glassformer.model import Model
 from glassformer.text import ByteTokenizer, CharTokenizer, load_tokenizer, prepare, with_special_token
 from glassformer.text.pairs import source_ids
 from glassformer.training.objectives.seq2seq import Seq2seqConfig
-from tests.convert.cases import CASES
+from tests.conversion.cases import CASES
 from tests.refused import refused
 
 SIZES: dict[str, dict[str, Any]] = {

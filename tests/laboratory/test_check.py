@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import glassformer as gf
 from glassformer.config import ModelConfig
-from glassformer.convert import gguf
+from glassformer.conversion import gguf
 from glassformer.laboratory import check as proof
 from glassformer.laboratory.check import TOLERANCE, CheckReport, Row, check, checks
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.ffn import Experts
 from glassformer.text import BPETokenizer, ByteTokenizer
-from tests.convert.cases import CASES, TWO_TOWERS
+from tests.conversion.cases import CASES, TWO_TOWERS
 from tests.refused import refused
 
 torch.set_num_threads(1)

@@ -59,7 +59,7 @@ def ours(path: Path, **options: Any) -> Any:
 def theirs(path: Path, **options: Any) -> Any:
     from lm_eval.models.huggingface import HFLM
 
-    import glassformer.convert.transformers  # noqa: F401
+    import glassformer.conversion.transformers  # noqa: F401
 
     return HFLM(str(path), device="cpu", **options)
 

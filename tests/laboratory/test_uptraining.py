@@ -9,8 +9,8 @@ import pytest
 
 import glassformer as gf
 from experiments.uptraining import page
-from glassformer.convert import adapt
-from glassformer.convert.heads import first
+from glassformer.conversion import adapt
+from glassformer.conversion.heads import first
 from glassformer.laboratory.uptraining import KEPT, Curve, UptrainingPlan, base, closed, gaps, tiny, uptrained
 from glassformer.loaded import Loaded
 from glassformer.text import Tokens, prepare

@@ -1,5 +1,6 @@
 """What the config.json of published models says. A preset is right where it is what its family reads of this
-(tests/convert/test_old_configs.py); the family is proven against the published class (tests/convert/test_parity.py)."""
+(tests/conversion/test_old_configs.py); the family is
+proven against the published class (tests/conversion/test_parity.py)."""
 
 from __future__ import annotations
 

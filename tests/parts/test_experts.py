@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.convert.weights import fold
+from glassformer.conversion.weights import fold
 from glassformer.dynamics.probe import probe
 from glassformer.model import Model
 from glassformer.naming import preset
@@ -296,7 +296,7 @@ def test_losses_of_each_token_carry_it_too() -> None:
 @pytest.mark.parametrize("pieces", [None, 3])
 def test_in_a_model_of_transformers_they_join_too(pieces: int | None) -> None:
     """A piece of a batch, told how many targets all pieces have, has its share of them."""
-    from glassformer.convert.transformers import GlassformerForCausalLM
+    from glassformer.conversion.transformers import GlassformerForCausalLM
 
     model = preset(f"llama@1m+{TINY}+moe:4:2+ffn.balance_loss=0.5").build(seed=0)
     wrapped, counted = GlassformerForCausalLM.of(model), TOKENS[:, 1:].numel()

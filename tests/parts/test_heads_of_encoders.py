@@ -8,11 +8,11 @@ import torch.nn.functional as F
 import transformers
 
 import glassformer as gf
-from glassformer.convert.transformers import GlassformerModel
+from glassformer.conversion.transformers import GlassformerModel
 from glassformer.lens.inspection import inspect
 from glassformer.parts.head import pool
 from glassformer.training.objectives import MaskedConfig
-from tests.convert.test_parity import close
+from tests.conversion.test_parity import close
 from tests.refused import refused
 
 TINY = "bert@1m+layers=2+d_model=24+heads=3+vocab_size=61+context=32"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer.architectures import FAMILIES
-from glassformer.convert.weights import fold
+from glassformer.conversion.weights import fold
 from glassformer.generation.kept import fingerprint
 from glassformer.model import Model
 from glassformer.parts import quantized

@@ -53,7 +53,7 @@ def test_the_published_cosines():
 @pytest.mark.slow
 def test_vectors_are_those_of_transformers(tmp_path: Path):
     """Its tokenizer and BertModel, mean over the mask, texts longer than 256 tokens among them; after saving too."""
-    from glassformer.convert import locate
+    from glassformer.conversion import locate
 
     folder = locate("minilm")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -11,15 +11,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.show import output, ruled, size
 from glassformer.config import ModelConfig
-from glassformer.convert import is_checkpoint, save
-from glassformer.convert.checkpoints import Format, runs_in
-from glassformer.convert.exports import export_targets
-from glassformer.convert.folder import auto_class
-from glassformer.convert.gguf import write as write_gguf
-from glassformer.convert.storage import writable
+from glassformer.conversion import is_checkpoint, save
+from glassformer.conversion.checkpoints import Format, runs_in
+from glassformer.conversion.exports import export_targets
+from glassformer.conversion.folder import auto_class
+from glassformer.conversion.gguf import write as write_gguf
+from glassformer.conversion.storage import writable
 from glassformer.errors import RequestError, WorkError
+from glassformer.figures.terminal import output, ruled, size
 from glassformer.laboratory.check import CheckReport, Row, checks
 from glassformer.laboratory.quality import TOKENS, Quality, qualities
 from glassformer.machine import dtype_of

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from glassformer.cli.show import component_table, output, size
+from glassformer.cli.show import component_table
 from glassformer.errors import RequestError
 from glassformer.figures import days
+from glassformer.figures.terminal import output, size
 from glassformer.naming import preset
 from glassformer.planning import Plan, plan, search
 from glassformer.planning.advice import advice

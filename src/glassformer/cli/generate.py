@@ -12,8 +12,8 @@ from typing import Any
 
 from glassformer.cli.options import Writing
 from glassformer.cli.running import INTERRUPTED, TOP_K, building, check_memory, fetch, ready, say, show, state_dtype
-from glassformer.cli.show import size
 from glassformer.errors import RequestError, WorkError
+from glassformer.figures.terminal import size
 from glassformer.generation import Sampling
 from glassformer.generation.engine import LONGEST_PROMPT, MOST_READ
 from glassformer.generation.rules import Rules, not_applied

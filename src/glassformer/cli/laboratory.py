@@ -11,11 +11,12 @@ from rich.table import Table
 
 from glassformer import machine
 from glassformer.cli.recipes import Asked, ExperimentStep
-from glassformer.cli.show import compare_and_show, output, ruled, short, size, train_and_show
+from glassformer.cli.show import compare_and_show, train_and_show
 from glassformer.comparison import Design
 from glassformer.comparison.single import SingleRun
 from glassformer.dynamics.coord_check import LEVEL, coordinate_check
 from glassformer.errors import RequestError
+from glassformer.figures.terminal import output, ruled, short, size
 from glassformer.files import disk_errors
 from glassformer.laboratory.advice import Goal, advise
 from glassformer.laboratory.claims import claims, overview

@@ -10,9 +10,9 @@ import torch
 
 from glassformer import machine
 from glassformer.cli.options import Drawing
-from glassformer.cli.show import size
-from glassformer.convert.weights import fold
+from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError, WorkError, no_memory
+from glassformer.figures.terminal import size
 from glassformer.generation import Sampling
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load

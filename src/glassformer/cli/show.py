@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +15,7 @@ from glassformer.comparison import Design, compare
 from glassformer.comparison.single import SingleRun
 from glassformer.config import ModelConfig
 from glassformer.errors import WorkError
+from glassformer.figures.terminal import output, ruled, short, size
 from glassformer.naming import SIZES, changes, words
 from glassformer.parallel.launch import one_voice
 from glassformer.planning.counts import Component, Counts
@@ -26,24 +25,6 @@ from glassformer.runs.live import ComparisonView, clock, decimals
 from glassformer.runs.results import Answers, Power, Results, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
 from glassformer.training import Run
-
-BYTES = ("B", "kB", "MB", "GB", "TB")
-
-
-def size(value: float | None) -> str:
-    """Bytes with a unit."""
-    if value is None:
-        return "–"
-    for unit in BYTES:
-        if abs(value) < 1000 or unit == BYTES[-1]:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return ""
-
-
-def output() -> Console:
-    """Standard output: as wide as its terminal, or 120 where it goes elsewhere."""
-    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def compare_and_show(
@@ -104,11 +85,6 @@ def power_lines(power: Power) -> list[str]:
     return [*lines, f"--seeds {power.seeds} shows {size}: {power.hours:.3g} hours of training for all arms"]
 
 
-def ruled(title: str | None = None) -> Table:
-    """An empty table with a line below its headings and none between its columns."""
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-
-
 def comparison_tables(results: Results) -> list[Table]:
     """Summary and extrapolation, best loss first; two, so that each fits a narrow terminal."""
     several = (results.budget.seeds or 1) > 1
@@ -150,14 +126,6 @@ def rates_table(tuning: Tuning) -> Table:
             decimals(arm.loss_usual), decimals(arm.loss_chosen), decimals(arm.sensitivity),
         )  # fmt: skip
     return table
-
-
-def short(count: int) -> str:
-    """840704 -> 841k."""
-    for unit, power in (("B", 9), ("M", 6), ("k", 3)):
-        if count >= 10**power:
-            return f"{count / 10**power:.3g}{unit}"
-    return str(count)
 
 
 def train_and_show(asked: SingleRun, as_json: bool = False) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from glassformer.cli.show import output, ruled
 from glassformer.config import ModelConfig
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.why import Cause, diagnose
 from glassformer.errors import RequestError
+from glassformer.figures.terminal import output, ruled
 from glassformer.parts.core.base import to_plain
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import Recipe

@@ -26,13 +26,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from glassformer.convert import is_checkpoint, locate, save
-from glassformer.convert.exports import export_targets
-from glassformer.convert.families import FAMILIES, own
-from glassformer.convert.family import Family
-from glassformer.convert.folder import is_folder, read_config
-from glassformer.convert.names import Names, OwnParameter
-from glassformer.convert.weights import fold
+from glassformer.conversion import is_checkpoint, locate, save
+from glassformer.conversion.exports import export_targets
+from glassformer.conversion.families import FAMILIES, own
+from glassformer.conversion.family import Family
+from glassformer.conversion.folder import is_folder, read_config
+from glassformer.conversion.names import Names, OwnParameter
+from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
@@ -319,7 +319,7 @@ def _is_ours(source: Path) -> bool:
 
 
 def _computed_by_us(source: Path) -> Any:
-    from glassformer.convert import transformers as ours
+    from glassformer.conversion import transformers as ours
 
     model = fold(load(source, dtype=torch.float32).model)
     return getattr(ours, own.OWN.architecture_of(model.config)).of(model)

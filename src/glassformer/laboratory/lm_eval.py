@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.convert.folder import DTYPES
+from glassformer.conversion.folder import DTYPES
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation import Sampling
 from glassformer.generation.session import GenerationOptions, Reply, Session
@@ -195,7 +195,7 @@ if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
 
     with suppress(ImportError):
-        import glassformer.convert.transformers  # noqa: F401  (for --model hf)
+        import glassformer.conversion.transformers  # noqa: F401  (for --model hf)
     try:
         cli_evaluate()
     except RequestError as wrong:

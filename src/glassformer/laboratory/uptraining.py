@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from glassformer.convert import adapt
-from glassformer.convert.heads import OfHeads, first, mean, new
+from glassformer.conversion import adapt
+from glassformer.conversion.heads import OfHeads, first, mean, new
 from glassformer.loaded import Loaded
 from glassformer.naming import preset
 from glassformer.naming.changes import change_of

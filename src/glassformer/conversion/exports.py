@@ -1,0 +1,71 @@
+"""Export targets of a model: the families that can hold it, and for every other the parts that block it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.config import ModelConfig
+from glassformer.conversion.families import FAMILIES
+from glassformer.conversion.family import Blocked, Family
+from glassformer.conversion.fields import Fields
+from glassformer.errors import RequestError
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """One family, and how far it can hold one config."""
+
+    family: Family
+    blocked_by: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Path in the config -> (its value, the value that the family would have)."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of its config.json; empty if blocked."""
+    whole: bool = True
+    """False if `blocked_by` may be incomplete: a part that the family has no field for ends the search."""
+
+    @property
+    def supported(self) -> bool:
+        return not self.blocked_by
+
+    @property
+    def blockers(self) -> dict[str, tuple[Any, Any]]:
+        """`blocked_by` in short: a part of another kind stands for its fields, a block for those like it."""
+        kinds = {path.removesuffix(".kind") for path in self.blocked_by if path.endswith(".kind")}
+        short: dict[str, tuple[Any, Any]] = {}
+        for path, both in self.blocked_by.items():
+            parts = path.removesuffix(".kind")
+            if parts in kinds and not path.endswith(".kind"):
+                continue  # absent on one side: the kind says it
+            if not path.endswith(".kind") and any(path.startswith(f"{kind}.") for kind in kinds):
+                continue
+            short.setdefault(re.sub(r"^stack\.\d+\.blocks\.\d+\.", "", parts), both)
+        return short
+
+
+def export_target(config: ModelConfig, family: Family) -> ExportTarget:
+    """Writes the config as the family's config.json and reads it back: fields that do not return are the blockers.
+    Reparametrised matrices block no family, as they are folded before they are written."""
+    mine = config.vary(reparam=None).explicit()
+    try:
+        fields = family.write(mine)
+        theirs = family.config(Fields(fields)).explicit()
+    except Blocked as reason:
+        return ExportTarget(family, {path: (value, None) for path, value in reason.parts.items()}, whole=False)
+    except RequestError as reason:
+        return ExportTarget(family, {"config": (str(reason).splitlines()[0], None)}, whole=False)
+    blocked_by = mine.diff(theirs)
+    return ExportTarget(family, blocked_by, {} if blocked_by else fields)
+
+
+def export_targets(config: ModelConfig) -> list[ExportTarget]:
+    """Returns all families: supported ones first, then by number of blockers; last those with `whole` False."""
+    seen = (export_target(config, family) for family in FAMILIES.values())
+    return sorted(seen, key=lambda one: (not one.whole, len(one.blockers)))
+
+
+def family_of(config: ModelConfig) -> ExportTarget | None:
+    """Returns the first family that can hold the config."""
+    targets = (export_target(config, family) for family in FAMILIES.values())
+    return next((target for target in targets if target.supported), None)

@@ -1,0 +1,196 @@
+"""What most families say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig, TowerConfig, stack_of
+from glassformer.conversion.family import Blocked, attention, ffn
+from glassformer.conversion.fields import Fields
+from glassformer.conversion.names import Names, TensorLayout
+from glassformer.conversion.rope import read_rotary, write_rotary
+from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.head import HeadConfig, TransformConfig
+from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig, VisibilityConfig
+
+# Their names of our activations. The first of ours is the one written.
+ACTIVATIONS: dict[str, Any] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "sigmoid": "sigmoid",
+}
+_THEIRS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2"}
+
+
+QK_NORM = {".mixer.qk_norm.q_norm": "self_attn.q_norm", ".mixer.qk_norm.k_norm": "self_attn.k_norm"}
+QK_NORM_GGUF = {".mixer.qk_norm.q_norm": "attn_q_norm", ".mixer.qk_norm.k_norm": "attn_k_norm"}
+
+
+def with_modules(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
+    """The same names but for these modules."""
+    return replace(names, modules={**names.modules, **modules})
+
+
+def with_experts(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
+    """`with_modules`, of a class that holds all its experts in two parameters of one module, `mlp`."""
+    return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
+
+
+def name_of(network: FFNConfig | TransformConfig) -> str:
+    """The published name of a network's activation."""
+    ours = str(getattr(network, "activation", None) or getattr(network, "kind", ""))
+    return _THEIRS.get(ours, ours)
+
+
+def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
+    """n_heads, n_kv_heads and head_dim of an attention; the family's own where the fields say nothing."""
+    return {
+        "n_heads": fields.whole("num_attention_heads"),
+        "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads),
+        "head_dim": fields.whole("head_dim", head_dim),
+    }
+
+
+def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
+    """hidden and activation of a network; the family's own activation, in their word, where the fields say nothing."""
+    return {
+        "hidden": fields.whole("intermediate_size"),
+        "activation": fields.one_of("hidden_act", ACTIVATIONS, activation),
+    }
+
+
+def read_routing(
+    fields: Fields,
+    hidden: str,
+    n_experts: int,
+    top_k: int,
+    also: str = "num_local_experts",
+    width: tuple[int, ...] = (),
+) -> dict[str, Any]:
+    """Sizes and activation of experts, the family's own where the fields say nothing. `hidden` is their word for the
+    width of one, `also` an older one for their number; without a `width` of the family's own it has to be said."""
+    fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # of training alone
+    older = fields.whole(also, n_experts)
+    return {
+        "hidden": fields.whole(hidden, *width),
+        "activation": fields.one_of("hidden_act", ACTIVATIONS, "silu"),
+        "n_experts": fields.whole("num_local_experts", older),
+        "top_k": fields.whole("num_experts_per_tok", top_k),
+    }
+
+
+def read_model(
+    fields: Fields, context: int, block: BlockConfig, tokens: HeadConfig | None = None, **own: Any
+) -> ModelConfig:
+    """Layers of one block, whose norm is the last one too; a head of `tokens`, tied as it is where the fields say
+    nothing; `own` is what the family has instead."""
+    head = tokens or HeadConfig()
+    said: dict[str, Any] = {
+        "vocab_size": fields.whole("vocab_size"),
+        "d_model": fields.whole("hidden_size"),
+        "context": context,
+        "stack": stack_of([block] * fields.layers("num_hidden_layers")),
+        "final_norm": block.norm,
+        "head": head.vary(tied=fields.flag("tie_word_embeddings", head.tied)),
+    }
+    return ModelConfig(**said | own)
+
+
+def encoder_of(config: ModelConfig) -> TowerConfig:
+    """Raises Blocked where there is none."""
+    if config.encoder is None:
+        raise Blocked({"encoder": None})
+    return config.encoder
+
+
+def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
+    """The two blocks of a published decoder's layer. Raises Blocked where the first two are no such pair."""
+    own, cross, *_ = [*config.layers(), None, None]
+    if own is None or cross is None or not isinstance(cross.mixer, CrossAttentionConfig):
+        raise Blocked({"stack": "blocks of another kind"})
+    return own, cross
+
+
+def heads(mixer: AttentionConfig) -> dict[str, Any]:
+    """Of an attention whose defaults are written out."""
+    return {
+        "num_attention_heads": mixer.n_heads,
+        "num_key_value_heads": mixer.n_kv_heads,
+        "head_dim": mixer.head_dim,
+    }
+
+
+def sizes(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": ffn(next(config.layers())).hidden,
+        "num_hidden_layers": config.n_layers,
+        "max_position_embeddings": config.context,
+        "tie_word_embeddings": config.head.tied,
+    }
+
+
+def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, Any]:
+    """Sizes, heads, rotary positions and activation; all but the norms' eps and what the family alone has."""
+    block = next(config.layers())
+    mixer = attention(block)
+    return {
+        **sizes(config),
+        **heads(mixer),
+        **write_rotary(mixer.position, fraction_name),
+        "hidden_act": name_of(ffn(block)),
+    }
+
+
+def divided(config: ModelConfig) -> ModelConfig:
+    """The config, for classes that refuse a width their heads do not divide, whatever head_dim says. Raises Blocked."""
+    n_heads = attention(next(config.layers())).n_heads
+    if config.d_model % n_heads:
+        raise Blocked({"mixer.n_heads": n_heads})
+    return config
+
+
+def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig:
+    """For classes that turn the whole head: `transformers` heeds a partial_rotary_factor there in some scalings and
+    not in others."""
+    position = read_rotary(fields, context, **more)
+    if position.fraction != 1.0:
+        raise fields.refuse("partial_rotary_factor", position.fraction, "this family turns the whole head")
+    return position
+
+
+def number_or_none(fields: Fields, name: str, default: float | None) -> float | None:
+    """Where null says that there is none, and absence the default."""
+    return fields.number(name, None) if name in fields.values else default
+
+
+def whole_or_none(fields: Fields, name: str, default: int) -> int | None:
+    """As `number_or_none`, for whole numbers."""
+    return fields.whole(name, None if name in fields.values else default)
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def window(mixer: AttentionConfig) -> int | None:
+    return getattr(mixer.visibility, "window", None)
+
+
+def within(window: int | None) -> VisibilityConfig:
+    return CausalConfig() if window is None else SlidingWindowConfig(window=window)
+
+
+def layer_types(config: ModelConfig) -> list[str]:
+    return [FULL if window(attention(block)) is None else SLIDING for block in config.layers()]

@@ -1,0 +1,352 @@
+"""GGUF, llama.cpp's file: config, tokenizer, chat template and weights in one, in and out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glassformer.config import MAX_LAYERS, ModelConfig, flatten
+from glassformer.conversion.exports import ExportTarget, export_targets
+from glassformer.conversion.families import FAMILIES
+from glassformer.conversion.family import Family, Gguf, complaints
+from glassformer.conversion.fields import Fields
+from glassformer.conversion.rope import write_scaling
+from glassformer.conversion.storage import TensorFile, TensorSource, open_tensors, writable, write_gguf
+from glassformer.conversion.weights import fill, fold, tensors
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.loaded import Loaded
+from glassformer.model import Model
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.position.scaling import (
+    MAX_FACTOR,
+    Llama3,
+    Llama3ScalingConfig,
+    LongRopeScalingConfig,
+    RotaryScalingConfig,
+)
+from glassformer.text import Tokenizer
+from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
+
+# Key of config.json -> key of the metadata, after the architecture's name.
+USUAL = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "vocab_size": "vocab_size",
+}
+SCALING = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.attn_factor": "attention_factor",
+}
+FRACTIONS = frozenset({
+    "attention.max_alibi_bias", "attention.clamp_kqv", "attention.scale", "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale",
+    "residual_scale", "embedding_scale", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+})  # fmt: skip
+"""Keys that llama.cpp reads as 32-bit fractions, whatever config.json makes of them."""
+FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
+ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+"""Ids at which an answer ends, besides that which ends a text."""
+FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
+"""general.file_type, by the type of the matrices."""
+
+
+# Reading
+
+
+def read_config(path: Path) -> ModelConfig:
+    with open_tensors(path) as file:
+        return _config(file)[1]
+
+
+def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, keep: bool = False) -> Loaded:
+    """The model, ready to run, its tokenizer and its chat template. Quantised weights become `dtype` or fp32, or with
+    `keep` stay packed."""
+    with open_tensors(path) as file:
+        family, config = _config(file)
+        assert family.gguf is not None
+        # The tokenizer first: what building it takes for a moment is then free for the weights.
+        tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+        said = [file.metadata.get(key) for key in ENDS]
+        file.metadata.clear()  # strings by the vocabulary: a hundredth of a small model
+        model = fill(config, family.gguf.names, file, dtype, device, keep)
+    ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
+    ends = (one for one in ids if isinstance(one, int) and 0 <= one < model.config.vocab_size)
+    return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)))
+
+
+def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
+    name = file.metadata.get("general.architecture")
+    family = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if family is None or family.gguf is None:
+        shown = name[:80] if isinstance(name, str) else type(name).__name__
+        near = did_you_mean(shown, ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
+        raise RequestError(
+            f"{file.path}: general.architecture={shown!r} is no family known here{near}",
+            code="unknown", field="general.architecture", value=name,
+        )  # fmt: skip
+    shapes = {name: entry.shape for name, entry in file.entries.items()}
+    prefix = f"{name}."
+    with complaints(str(file.path)):
+        said = {
+            key.removeprefix(prefix): _scalar(f"{file.path}: {key}", value)
+            for key, value in file.metadata.items()
+            if key.startswith(prefix)
+        }
+        fields = _fields(family.gguf, said, shapes, file.tensor)
+    return family, family.config(Fields(fields, str(file.path)))
+
+
+def _scalar(where: str, value: Any) -> Any:
+    """What is given for each layer where all are equal. Raises RequestError where they are not."""
+    if isinstance(value, (list, np.ndarray)):
+        each = [*value[: MAX_LAYERS + 1]]
+        if not 0 < len(each) <= MAX_LAYERS or not all(np.isscalar(one) and one == each[0] for one in each):
+            shown = f"{', '.join(str(one)[:20] for one in each[:4])}{', ...' if len(value) > 4 else ''}"
+            raise RequestError(
+                f"{where}={f'[{shown}]'!r}: only one value for all layers can be computed",
+                code="unsupported", field=where.rpartition(": ")[2],
+            )  # fmt: skip
+        value = each[0].item() if isinstance(each[0], np.generic) else each[0]
+    return _shortest(value)
+
+
+def _fields(
+    gguf: Gguf, said: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
+) -> dict[str, Any]:
+    """The metadata, and what the tensors' presence says, in the words of config.json."""
+    fields: dict[str, Any] = {}
+    for theirs, key in {**USUAL, **gguf.fields}.items():
+        if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 is llama.cpp's word for none
+            *outer, last = theirs.split(".")
+            place = fields
+            for step in outer:
+                place = place.setdefault(step, {})
+            place[last] = said[key]
+    if "token_embd.weight" in shapes:
+        fields["vocab_size"] = shapes["token_embd.weight"][0]
+    fields["tie_word_embeddings"] = "output.weight" not in shapes
+    for flag, name in gguf.flags.items():
+        fields[flag] = (name.removeprefix("!") in shapes) != name.startswith("!")
+    fields |= gguf.implied(said)
+    turned, heads, width = map(said.get, ("rope.dimension_count", "attention.head_count", "embedding_length"))
+    head_dim = said.get("attention.key_length")
+    if head_dim is None and _is_positive_int(heads) and _is_positive_int(width):
+        head_dim = width // heads
+    if _is_positive_int(turned) and _is_positive_int(head_dim):
+        fields[gguf.fraction] = turned / head_dim
+    scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
+    kind = said.get("rope.scaling.type", "none")
+    if FREQS in shapes and _is_positive_int(turned):
+        if [2 * n for n in shapes[FREQS]] != [turned]:
+            raise RequestError(
+                f"{FREQS} has shape {shapes[FREQS]}, and rope.dimension_count={turned} asks for half of it",
+                code="conflict", field=FREQS, value=shapes[FREQS],
+            )  # fmt: skip
+        fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
+    elif SHORT in shapes and LONG in shapes:
+        both = {
+            key: [_shortest(factor) for factor in tensor(name).tolist()]
+            for key, name in (("short_factor", SHORT), ("long_factor", LONG))
+        }
+        fields["rope_scaling"] = {**scaling, **both, "rope_type": "longrope"}
+    elif kind != "none":
+        fields["rope_scaling"] = {**scaling, "rope_type": kind}
+    return fields
+
+
+def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
+    """The scaling of Llama 3 that divides the frequencies by these numbers; another one is given pair by pair.
+
+    Between 1 and 4 turns within the original context, 1/divisor runs straight from 1/factor to 1: any pair there
+    tells the context."""
+    factor = float(divisors.max())
+    plain = float(base) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    ramp = (1 / divisors.double() - 1 / factor) / (1 - 1 / factor) if factor > 1 else divisors.double()
+    between = (ramp > 0.01) & (ramp < 0.99) & (factor <= MAX_FACTOR)
+    for i in torch.nonzero(between).flatten().tolist():
+        context = round(float((1 + 3 * ramp[i]) * 2 * math.pi / plain[i]))
+        guess = Llama3ScalingConfig(factor=factor, original_context=context)
+        if torch.allclose(_divisors(guess, base, dim), divisors.float(), rtol=1e-4):
+            return write_scaling(guess)
+    each = divisors.tolist()
+    return {"rope_type": "longrope", "factor": 1.0, "short_factor": each, "long_factor": each}
+
+
+def _divisors(scaling: Llama3ScalingConfig, base: float, dim: int) -> Tensor:
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    return base**-exponent / Llama3(scaling, 1).frequencies(exponent, base, dim, 0)
+
+
+def _shortest(value: Any) -> Any:
+    """1e-05 for 9.999999747378752e-06, where a fraction went through 32 bits."""
+    return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 1e30 else value
+
+
+def _is_positive_int(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
+
+
+# Writing
+
+
+def write(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    path: Path,
+    kind: str = "F16",
+    name: str | None = None,
+    ends: Sequence[int] = (),
+) -> Family:
+    """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
+    Reparametrised matrices are written as they are applied. An answer ends where the tokenizer says that a text does,
+    and at the first two others of `ends`: a GGUF has room for these.
+
+    Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
+    if kind not in FILE_TYPES:
+        raise RequestError(
+            f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}", code="unknown", field="dtype", value=kind
+        )
+    if tokenizer is None:
+        raise RequestError("a GGUF holds its tokenizer, and this model has none", code="missing", field="tokenizer")
+    writable(path, file=True)
+    if model.config.encoder is not None:
+        raise RequestError(
+            "a GGUF holds one tower here, and this model has an encoder too; give a folder",
+            code="conflict", field="encoder", expected="a decoder",
+        )  # fmt: skip
+    model = fold(model)
+    target = llama_cpp(model.config)
+    if not target.supported or target.family.gguf is None:
+        blockers = ", ".join(f"{path}={mine}" for path, (mine, _) in list(target.blockers.items())[:3])
+        raise RequestError(
+            f"llama.cpp cannot hold this model; {target.family.model_type} is nearest, blocked by {blockers}",
+            code="unsupported", field=next(iter(target.blockers), "model"),
+        )  # fmt: skip
+    gguf, others = target.family.gguf, (one for one in ends if tokenizer.eos_id != one < model.config.vocab_size)
+    metadata: dict[str, Any] = {
+        "general.architecture": gguf.architecture,
+        "general.name": name or path.stem,
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": 2,
+        **_metadata(model.config, target.fields, gguf),
+        **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
+        **dict(zip(ENDS, others, strict=False)),
+    }
+    written: dict[str, TensorSource | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
+    write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
+    return target.family
+
+
+def llama_cpp(config: ModelConfig) -> ExportTarget:
+    """Returns the nearest of llama.cpp's families; supported if its file, read back, gives the same config."""
+    config = config.vary(reparam=None)
+    seen = [target for target in export_targets(config) if target.family.gguf]
+    through = [_through(config, target) for target in seen if target.supported]
+    return min(through or seen, key=lambda target: len(target.blockers))
+
+
+def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
+    gguf = target.family.gguf
+    assert gguf is not None
+    model = config.outline()
+    factors = _factors(config)
+    try:
+        made: dict[str, TensorSource | Tensor] = {**tensors(model, gguf.names), **factors}
+    except KeyError as lacking:  # a module that llama.cpp has no tensor for
+        return ExportTarget(target.family, {str(lacking.args[0]).lstrip("."): (True, None)})
+    shapes = {name: tuple(source.shape) for name, source in made.items()}
+    if factors and not gguf.factors:
+        kind = getattr(_scaling(config), "kind", None)
+        return ExportTarget(target.family, {"mixer.position.scaling.kind": (kind, None)})
+    try:
+        said = _metadata(config, target.fields, gguf)
+        read = {key.partition(".")[2]: _shortest(value) for key, value in said.items()}
+        heeded = {key: value for key, value in read.items() if key not in gguf.unheeded}
+        fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
+        theirs = target.family.config(Fields(fields)).explicit()
+    except RequestError as reason:
+        return ExportTarget(target.family, {"config": (str(reason).splitlines()[0], None)})
+    differing = config.explicit().diff(theirs)
+    blocked_by = {path: pair for path, pair in differing.items() if not _near(*pair)}
+    return ExportTarget(target.family, blocked_by, target.fields)
+
+
+def _near(mine: Any, theirs: Any) -> bool:
+    """Fractions that 32 bits, all that a GGUF has for them, do not tell apart."""
+    return isinstance(mine, float) and isinstance(theirs, float) and np.float32(mine) == np.float32(theirs)
+
+
+def _type(kind: str, shape: tuple[int, ...]) -> str:
+    """Vectors stay exact; blocks of 32 must fit the rows."""
+    if len(shape) == 1:
+        return "F32"
+    return "F16" if kind == "Q8_0" and shape[-1] % 32 else kind
+
+
+def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[str, Any]:
+    flat = flatten(fields)
+    said = {key: flat[theirs] for theirs, key in {**USUAL, **gguf.fields}.items() if flat.get(theirs) is not None}
+    block = next(config.explicit().layers())
+    mixer = block.mixer
+    if block.ffn is not None:
+        said["feed_forward_length"] = block.ffn.hidden
+    if isinstance(mixer, AttentionConfig):
+        said["attention.value_length"] = said["attention.key_length"] = mixer.head_dim
+        if isinstance(mixer.position, RotaryConfig):
+            said["rope.dimension_count"] = int((mixer.head_dim or 0) * mixer.position.fraction)
+    scaling, given = fields.get("rope_scaling") or {}, _scaling(config)
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if isinstance(given, LongRopeScalingConfig):  # a factor would slow every pair once more
+        said["rope.scaling.type"] = kind
+        said["rope.scaling.original_context_length"] = given.original_context
+        said["rope.scaling.attn_factor"] = given.build(config.ctx).magnitude
+    elif kind in ("linear", "yarn"):
+        said["rope.scaling.type"] = kind
+        said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}
+    elif kind is not None and kind != "llama3":
+        raise RequestError(
+            f"GGUF has no {kind} scaling of rotary positions",
+            code="unsupported", field="rope_scaling.rope_type", value=kind,
+        )  # fmt: skip
+    return {f"{gguf.architecture}.{key}": float(value) if key in FRACTIONS else value for key, value in said.items()}
+
+
+def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
+    mixer = next(config.explicit().layers()).mixer
+    position = mixer.position if isinstance(mixer, AttentionConfig) else None
+    return position.scaling if isinstance(position, RotaryConfig) else None
+
+
+def _factors(config: ModelConfig) -> dict[str, Tensor]:
+    """Divisors of the frequencies, for scalings that llama.cpp wants pair by pair."""
+    mixer = next(config.explicit().layers()).mixer
+    position = mixer.position if isinstance(mixer, AttentionConfig) else None
+    if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):
+        return {}
+    if isinstance(position.scaling, LongRopeScalingConfig):
+        return {SHORT: torch.tensor(position.scaling.short), LONG: torch.tensor(position.scaling.long)}
+    if isinstance(position.scaling, Llama3ScalingConfig):
+        return {FREQS: _divisors(position.scaling, position.base, int((mixer.head_dim or 0) * position.fraction))}
+    return {}

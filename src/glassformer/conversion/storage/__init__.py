@@ -1,0 +1,30 @@
+"""Tensor containers: safetensors and GGUF, read with suspicion and written whole or not at all.
+
+    with open_tensors(path) as file:            # a file of either kind (by its content), or a Hugging Face folder
+        file.metadata, file.entries["wte"]      # what it says, and dtype, shape, place of each tensor
+        file.tensor("wte")                      # a view of the file, or fp32 unpacked from a quantised tensor
+        file.read_into("wte", parameter.data)   # straight into its place, in any dtype
+    write_safetensors(folder, tensors); write_gguf(path, metadata, tensors)
+
+A header is checked whole before any tensor is handed out: whatever contradicts itself or the size of the file is a
+RequestError. Pickles are never opened.
+"""
+
+from glassformer.conversion.storage.base import (
+    Packed,
+    TensorEntry,
+    TensorFile,
+    TensorSource,
+    nothing_collected,
+    writable,
+)
+from glassformer.conversion.storage.containers import is_gguf, means_weights, open_tensors
+from glassformer.conversion.storage.gguf import GGUFFile, write_gguf
+from glassformer.conversion.storage.quants import DTYPES
+from glassformer.conversion.storage.safetensors import SafetensorsFile, open_folder, write_safetensors
+
+__all__ = [
+    "DTYPES", "TensorEntry", "GGUFFile", "Packed", "SafetensorsFile", "TensorSource", "TensorFile",
+    "nothing_collected", "is_gguf", "means_weights", "open_folder", "open_tensors", "writable", "write_gguf",
+    "write_safetensors",
+]  # fmt: skip

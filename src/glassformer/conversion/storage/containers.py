@@ -1,0 +1,62 @@
+"""Recognition of a container by its content."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from glassformer.conversion.storage.base import TensorFile, opened
+from glassformer.conversion.storage.gguf import open_gguf
+from glassformer.conversion.storage.safetensors import WEIGHTS, SafetensorsFile, open_folder, pickled
+from glassformer.errors import RequestError
+
+FOREIGN = {
+    b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
+    b"lmgg": "is in GGML, a format before GGUF; convert the model again with a newer llama.cpp",
+    b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
+    b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
+}
+PICKLE = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def _start(path: Path) -> bytes:
+    with opened(path) as file:
+        return file.read(32)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it is a file that begins as one. Nothing else is opened."""
+    return path.is_file() and _start(path).startswith(b"GGUF")
+
+
+def means_weights(path: Path) -> bool:
+    """Whether a file or folder is meant to hold weights, by its first bytes or its name (of a folder, those of its
+    files), readable here or not: no text begins so."""
+    if path.is_dir():
+        return any(file.suffix in WEIGHTS for file in path.iterdir())
+    start = _start(path)
+    safetensors = start[7:9] == b"\0{"
+    return path.suffix in WEIGHTS or safetensors or start.startswith((b"GGUF", *PICKLE, *FOREIGN))
+
+
+def open_tensors(path: str | Path) -> TensorFile:
+    """Opens what `path` is by its content: safetensors, GGUF (all parts of a split one), or a folder of Hugging Face.
+
+    Raises RequestError for everything else; a pickle gets a sentence that says how to convert it."""
+    path = Path(path)
+    if os.path.isdir(path):
+        return open_folder(path)
+    start = _start(path)
+    if start.startswith(b"GGUF"):
+        return open_gguf(path)
+    if start.startswith(PICKLE) and start[8:9] != b"{":
+        raise RequestError(pickled(path), code="unsupported", field=path.name)
+    for magic, sentence in FOREIGN.items():
+        if start.startswith(magic):
+            raise RequestError(f"{path} {sentence}", code="unsupported", field=path.name)
+    if start[8:9] != b"{":
+        raise RequestError(
+            f"{path} is neither a safetensors nor a GGUF file: it begins with {start[:8]!r}",
+            code="damaged", field=path.name,
+        )  # fmt: skip
+    return SafetensorsFile(path)

@@ -1,0 +1,311 @@
+"""Safetensors: a header in JSON, then the tensors without gaps.
+
+    8 bytes   length of the header, little-endian
+    header    {"__metadata__": {str: str}, NAME: {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ...}
+    data      offsets count from here; together the tensors cover it exactly
+
+The rules are those of the reference implementation (safetensors, `Metadata::validate` in tensor.rs), and files written
+here are those that it writes, byte for byte: tensors by falling alignment of their dtype, then by name.
+A large model is a folder of such files with model.safetensors.index.json, which says where each tensor is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from glassformer.conversion.storage.base import (
+    ManyFiles,
+    SingleFile,
+    TensorEntry,
+    TensorFile,
+    TensorSource,
+    made,
+    opened,
+    quoted,
+    write_plain,
+)
+from glassformer.conversion.storage.jsons import BadJSON, members, small, string
+from glassformer.conversion.storage.quants import DTYPES, NAMES
+from glassformer.errors import RequestError
+from glassformer.files import disk_errors, staged
+
+HEADER_BYTES = 32 << 20  # the reference allows 100 MB; 100,000 tensors take some 12
+METADATA_BYTES = 8 << 20  # text may need four times its size in memory
+MAX_TENSORS = 1 << 17  # of one file
+MAX_KEYS = 4096
+MAX_INDEXED = 1 << 18  # of one folder
+MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 1 << 60  # bounds strides where a dimension is 0
+LARGEST_DESCRIPTION = 4096  # bytes of one tensor's part of the header
+LARGEST_EXTRA = 1 << 16  # bytes of what an index says besides its weight_map
+
+SINGLE = "model.safetensors"
+INDEX = f"{SINGLE}.index.json"
+READ = (".safetensors", ".gguf")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = frozenset((*READ, *PICKLED))
+"""How the names of files of weights end."""
+
+_COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
+PLAIN = re.compile(
+    rb'\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%b(?:,%b){0,7}+)?)\],"data_offsets":\[(%b),(%b)\]\}' % ((_COUNT,) * 4)
+)
+"""A tensor's part of the header, as the reference writes it."""
+
+ORDER = [
+    *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+    *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+]
+"""The reference's dtypes by rising alignment (`enum Dtype`); it writes the last ones first."""
+
+
+class SafetensorsFile(SingleFile):
+    """One .safetensors file; `metadata` is its `__metadata__`."""
+
+    def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
+        length = int.from_bytes(data[:8], "little")
+        if length > min(HEADER_BYTES, len(data) - 8):
+            limit = "more than the file holds" if length > len(data) - 8 else f"more than the {HEADER_BYTES} allowed"
+            raise RequestError(
+                f"{self.path}: the header's length is given as {length} bytes, {limit}",
+                code="range", field=f"{self.path.name}:header", value=length,
+            )  # fmt: skip
+        metadata: dict[str, str] = {}
+        entries: dict[str, TensorEntry] = {}
+        try:
+            for name, value in members(data[8 : 8 + length], MAX_TENSORS + 1):
+                if name != "__metadata__":
+                    entries[name] = _entry(name, value, 8 + length)
+                elif len(value) <= METADATA_BYTES:
+                    metadata = {key: string(text) for key, text in members(value, MAX_KEYS)}
+                else:
+                    raise BadJSON(f"its __metadata__ take {len(value)} bytes, more than the {METADATA_BYTES} allowed")
+            _check_cover(list(entries.values()), 8 + length, len(data))
+        except BadJSON as problem:
+            raise RequestError(
+                f"{self.path} is not a whole safetensors file: {problem}",
+                code="damaged",
+                field=f"{self.path.name}:header",
+            ) from None
+        return entries, metadata
+
+
+def _entry(name: str, text: bytes, start: int) -> TensorEntry:
+    """One tensor of the header; `start` is where the data begin."""
+    if (plain := PLAIN.fullmatch(text)) is not None:
+        dtype, begin, end = plain[1].decode(), int(plain[3]), int(plain[4])
+        shape = tuple(map(int, plain[2].split(b","))) if plain[2] else ()
+    else:
+        dtype, shape, begin, end = _described(name, text)
+    if dtype not in DTYPES:
+        known = ", ".join(DTYPES)
+        raise BadJSON(f"tensor {quoted(name)} has dtype {quoted(dtype)}; known are {known}")
+    if len(shape) > MAX_DIMENSIONS or math.prod(filter(None, shape)) > MAX_ELEMENTS:
+        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str([*shape]))}, which is no shape of a tensor")
+    if begin > end:
+        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str([begin, end]))}; they must be [begin, end]")
+    if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].itemsize):
+        raise BadJSON(f"tensor {quoted(name)} has {end - begin} bytes, and {dtype} {shape} needs {nbytes}")
+    return TensorEntry(name, dtype, shape, start + begin, nbytes)
+
+
+def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
+    """(dtype, shape, begin, end) from any JSON."""
+    if len(text) > LARGEST_DESCRIPTION or not text.startswith(b"{"):
+        raise BadJSON(f"tensor {quoted(name)} is not described by a small object")
+    said = small(text)
+    if said.keys() != {"dtype", "shape", "data_offsets"}:
+        raise BadJSON(f"tensor {quoted(name)} must have dtype, shape and data_offsets and nothing else")
+    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    if not _counts(shape):
+        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str(shape))}, which is no shape of a tensor")
+    if not _counts(offsets) or len(offsets) != 2:
+        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str(offsets))}; they must be [begin, end]")
+    return dtype if isinstance(dtype, str) else str(dtype), tuple(shape), *offsets
+
+
+def _counts(values: object) -> bool:
+    """Whether these are whole numbers of at most 63 bits; JSON's true and 1.0 are none."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
+def _check_cover(entries: list[TensorEntry], start: int, size: int) -> None:
+    """The tensors lie one after the other and fill the file: nothing overlaps, nothing hides between them."""
+    at = start
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+        if entry.offset != at:
+            what = "overlaps the tensor before it" if entry.offset < at else "leaves a gap before it"
+            raise BadJSON(f"tensor {quoted(entry.name)} {what} (offset {entry.offset - start}, not {at - start})")
+        at += entry.nbytes
+    if at != size:
+        why = "; it is damaged, or was not fetched whole" if at > size else ""
+        raise BadJSON(f"its tensors take {at - start} bytes, and the file has {size - start} after the header{why}")
+
+
+def open_folder(folder: str | Path) -> TensorFile:
+    """The weights of a Hugging Face folder: model.safetensors, or the shards that model.safetensors.index.json names.
+
+    Raises RequestError, also where the folder holds other weights only."""
+    folder = Path(folder)
+    if os.path.isfile(folder / SINGLE):
+        return SafetensorsFile(folder / SINGLE)
+    if not os.path.isfile(folder / INDEX):
+        raise RequestError(_nothing_in(folder), code="missing", field=SINGLE)
+    homes = _index(folder / INDEX)
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context(SafetensorsFile(folder / name)) for name in sorted(set(homes.values()))}
+        for name, home in homes.items():
+            if name not in files[home].entries:
+                raise RequestError(
+                    f"{folder / INDEX} places {quoted(name)} in {home}, which has no such tensor",
+                    code="missing", field=f"tensor {quoted(name)}",
+                )  # fmt: skip
+        metadata = {key: value for file in files.values() for key, value in file.metadata.items()}
+        stack.pop_all()
+    return ManyFiles(folder, list(files.values()), {name: files[home] for name, home in homes.items()}, metadata)
+
+
+def _index(path: Path) -> dict[str, str]:
+    """Tensor -> the name of its shard, a file beside the index."""
+    with opened(path) as file:
+        text = file.read(HEADER_BYTES + 1)
+    homes: dict[str, str] = {}
+    shards: dict[str, str] = {}  # one string for each shard, not for each tensor
+    try:
+        if len(text) > HEADER_BYTES:
+            raise BadJSON(f"it is longer than {HEADER_BYTES} bytes")
+        parts = dict(members(text, MAX_KEYS))
+        if "weight_map" not in parts:
+            raise BadJSON("it has no weight_map")
+        for name, value in members(parts.pop("weight_map"), MAX_INDEXED):
+            shard = string(value)
+            if Path(shard).name != shard or shard in ("", "..") or not {"\\", "\0"}.isdisjoint(shard):
+                raise BadJSON(f"weight_map places {quoted(name)} in {quoted(shard)}, which is no file of this folder")
+            homes[name] = shards.setdefault(shard, shard)
+        for name, value in parts.items():
+            if len(value) > LARGEST_EXTRA:
+                raise BadJSON(f"{quoted(name)} in it takes {len(value)} bytes")
+            small(value)
+    except BadJSON as problem:
+        raise RequestError(
+            f"{path} is no index of safetensors shards: {problem}", code="damaged", field=path.name
+        ) from None
+    if missing := sorted(shard for shard in shards if not os.path.isfile(path.parent / shard)):
+        raise RequestError(
+            f"{path.parent} lacks {quoted(missing[0])}, a shard that {path.name} names; fetch it again",
+            code="missing", field=missing[0],
+        )  # fmt: skip
+    return homes
+
+
+def _nothing_in(folder: Path) -> str:
+    try:
+        names = sorted(file.name for file in folder.iterdir())
+    except OSError as problem:
+        return f"{folder} cannot be read as a folder ({problem.strerror})"
+    if files := [name for name in names if name.endswith(READ)]:
+        return f"{folder} holds no {SINGLE}; give {quoted(files[0])}, which lies in it, by its own name"
+    if pickles := [name for name in names if name.endswith(PICKLED)]:
+        return pickled(folder / pickles[0])
+    return f"{folder} holds no {SINGLE}"
+
+
+def pickled(path: Path) -> str:
+    """The sentence about a file that is not opened."""
+    return (
+        f"{path} is a pickle, which can run code when it is opened, so it never is; where you trust it, convert it: "
+        f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {SINGLE!r})"
+    )
+
+
+def write_safetensors(
+    folder: str | Path,
+    tensors: Mapping[str, Tensor | TensorSource],
+    max_shard_bytes: float = 5e9,
+    metadata: Mapping[str, str] | None = None,
+    by_name: bool = True,
+) -> None:
+    """Writes model.safetensors into `folder`, or shards of at most `max_shard_bytes` (or one tensor) and their index,
+    cut as Hugging Face cuts them.
+
+    Only one tensor is held at a time where sources are given. What the folder held before is replaced at the end, when
+    all is written; other weights in Hugging Face's names, which a reader would take for these, are removed.
+    Within a file tensors lie by dtype, then `by_name` as Hugging Face has them, or as they are given: what a reader
+    stacks into one matrix is mapped as one where it lies together. `metadata` defaults to {"format": "pt"}. Raises
+    WorkError where the disk refuses, RequestError for a dtype that the format does not have.
+    """
+    folder = Path(folder)
+    metadata = dict(metadata or {"format": "pt"})
+    for name, source in tensors.items():
+        if NAMES.get(source.dtype) not in ORDER:
+            raise RequestError(
+                f"tensor {quoted(name)} has dtype {source.dtype}, which safetensors files do not have",
+                code="unsupported", field=f"tensor {quoted(name)}.dtype", value=source.dtype,
+            )  # fmt: skip
+    shards = _shards(tensors, max_shard_bytes)
+    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    names = names if len(shards) > 1 else [SINGLE]
+    with staged(folder) as temporary:
+        for file, shard in zip(names, shards, strict=True):
+            _write_file(temporary / file, {name: tensors[name] for name in shard}, metadata, by_name)
+        if len(shards) > 1:
+            homes = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+            index = {"metadata": {"total_size": sum(_nbytes(source) for source in tensors.values())}}
+            text = json.dumps({**index, "weight_map": homes}, indent=2, sort_keys=True) + "\n"
+            (temporary / INDEX).write_text(text, encoding="utf-8")
+    old = {SINGLE, INDEX, *(path.name for path in folder.glob("model-?????-of-?????.safetensors"))}
+    with disk_errors(folder):
+        for name in old - {*names, *([INDEX] if len(shards) > 1 else [])}:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _nbytes(source: Tensor | TensorSource) -> int:
+    return math.prod(source.shape) * source.dtype.itemsize
+
+
+def _shards(tensors: Mapping[str, Tensor | TensorSource], limit: float) -> list[list[str]]:
+    """The names in order, cut wherever the next tensor would exceed `limit`; one that does so alone gets its own."""
+    shards: list[list[str]] = []
+    current: list[str] = []
+    size = 0
+    for name, source in tensors.items():
+        nbytes = _nbytes(source)
+        if nbytes > limit:
+            shards.append([name])
+            continue
+        if size + nbytes > limit:
+            shards.append(current)
+            current, size = [], 0
+        current.append(name)
+        size += nbytes
+    return [*shards, current] if current or not shards else shards
+
+
+def _write_file(
+    path: Path, tensors: Mapping[str, Tensor | TensorSource], metadata: dict[str, str], by_name: bool
+) -> None:
+    order = sorted(tensors) if by_name else list(tensors)
+    order.sort(key=lambda name: -ORDER.index(NAMES[tensors[name].dtype]))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name in order:
+        source = tensors[name]
+        end = at + _nbytes(source)
+        header[name] = {"dtype": NAMES[source.dtype], "shape": list(source.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            write_plain(file, made(tensors[name]), tensors[name].dtype)

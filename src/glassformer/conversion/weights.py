@@ -1,0 +1,280 @@
+"""From a checkpoint's tensors to a model's parameters, and back."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.config import ModelConfig
+from glassformer.conversion.family import complaints
+from glassformer.conversion.names import Names, TensorPiece, modules_of
+from glassformer.conversion.storage import DTYPES, Packed, TensorEntry, TensorFile, TensorSource, nothing_collected
+from glassformer.conversion.storage.base import pieces as by_rows
+from glassformer.errors import RequestError
+from glassformer.machine.threads import LOADING, paced
+from glassformer.model import Model
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear
+from glassformer.parts.quantized import UNTRAINED
+
+LARGE = 1 << 18
+"""Values of a tensor from which on the threads that unpack it are chosen."""
+NEIGHBOURS = 1 << 20
+"""A file is mapped by some 64 kB at once: a small tensor among others that are not used where they lie would bring them
+into memory for nothing, and is copied."""
+
+
+@nothing_collected()
+def fill(
+    config: ModelConfig,
+    names: Names,
+    file: TensorFile,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    keep: bool = False,
+    where: str | None = None,
+) -> Model:
+    """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
+
+    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
+    used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
+    at every use. The model's own config is another one than `config` where that ties a head which the file has twice
+    and differently. `where` names the file of the config, if it is another one. Raises RequestError that names the
+    first tensor that is missing, superfluous, or of another shape."""
+    if config.n_layers > len(file.entries):
+        raise RequestError(
+            f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers",
+            code="conflict", field="n_layers", value=config.n_layers,
+        )  # fmt: skip
+    theirs = _Theirs(file, names, dtype or common_dtype(file), torch.device(device or "cpu"))
+    config = theirs.with_its_head(config)
+    with complaints(where or str(file.path)):
+        model = config.outline()
+    modules = modules_of(model)
+    for module in modules.values():
+        vars(module)["training"] = False  # what `eval` does, in a tenth of the time
+    packed: dict[str, list[tuple[TensorPiece, Packed]]] = {}
+    for path, parameter, pieces in list(names.pieces(modules)):
+        owner, _, leaf = path.rpartition(".")
+        module = modules[owner]
+        if theirs.lacks(pieces):
+            module._buffers[leaf] = torch.zeros(parameter.shape, dtype=theirs.dtype, device=theirs.device)
+            continue
+        entries = theirs.entries(path, pieces)
+        quantised = keep and all(entry.dtype not in DTYPES for entry in entries)
+        if quantised and isinstance(module, Linear) and module.packable and leaf == "weight":
+            packed[owner] = [(piece, file.packed(entry.name)) for piece, entry in zip(pieces, entries, strict=True)]
+        else:
+            value = theirs.read(pieces, entries, tuple(parameter.shape))
+            if leaf in module._parameters:  # `setattr` of a module takes longer than all that is above
+                module._parameters[leaf] = nn.Parameter(value)
+            else:
+                module._buffers[leaf] = value
+    theirs.check_all_used()
+    for path, parts in packed.items():
+        linear = model.get_submodule(path)
+        assert isinstance(linear, Linear)
+        model.set_submodule(path, PackedLinear(linear, parts, theirs.dtype).eval())
+    return model
+
+
+def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
+    """Whether our tensor is theirs, whole and unchanged, one below the other."""
+    if len(pieces) == 1 and pieces[0].whole:
+        return True
+    at = 0
+    for piece in pieces:
+        if piece.row != at or piece.ours or piece.theirs or piece.shift:
+            return False
+        at += piece.shape[0]
+    return at == shape[0]
+
+
+def common_dtype(file: TensorFile) -> torch.dtype:
+    """The floating dtype that most of the file's values have; quantised ones count as fp32."""
+    sizes: dict[torch.dtype, int] = {}
+    for entry in file.entries.values():
+        dtype = DTYPES.get(entry.dtype, torch.float32)
+        if dtype.is_floating_point:
+            sizes[dtype] = sizes.get(dtype, 0) + entry.nbytes
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+class _Theirs:
+    """The tensors of a file under the names that its family uses, and which of them were used."""
+
+    def __init__(self, file: TensorFile, names: Names, dtype: torch.dtype, device: torch.device):
+        self.file, self.names, self.dtype, self.device = file, names, dtype, device
+        self.used: set[str] = set()
+        alone = any(DTYPES.get(entry.dtype) != dtype for entry in file.entries.values())
+        self.least = NEIGHBOURS if alone else 0
+        """Bytes from which on a tensor is mapped."""
+        bare = names.prefix and not any(name.startswith(names.prefix) for name in file.entries)
+        self.cut = names.prefix if bare else ""
+
+    def lacks(self, pieces: list[TensorPiece]) -> bool:
+        """Whether the file has none of the pieces, and need not."""
+        return all(
+            piece.name in self.names.absent and piece.name.removeprefix(self.cut) not in self.file.entries
+            for piece in pieces
+        )
+
+    def entries(self, path: str, pieces: list[TensorPiece]) -> list[TensorEntry]:
+        """Where the pieces of one of our parameters lie, which are then used."""
+        found = []
+        for piece in pieces:
+            name = piece.name.removeprefix(self.cut)
+            entry = self.file.entries.get(name)
+            if entry is None:
+                raise RequestError(
+                    f"{self.file.path} has no tensor {name}, which is to become {path}",
+                    code="missing", field=f"tensor {name}",
+                )  # fmt: skip
+            if entry.shape != piece.shape:
+                raise RequestError(
+                    f"{self.file.path}: {name} has shape {entry.shape}, and the config asks for {piece.shape} ({path})",
+                    code="conflict", field=f"tensor {name}", value=entry.shape,
+                )  # fmt: skip
+            self.used.add(name)
+            found.append(entry)
+        return found
+
+    def read(self, pieces: list[TensorPiece], entries: list[TensorEntry], shape: tuple[int, ...]) -> Tensor:
+        first = entries[0]
+        if DTYPES.get(first.dtype) == self.dtype and first.nbytes >= self.least and as_it_lies(pieces, shape):
+            there = self.file.stacked(entries, shape)
+            if there is not None:
+                return there if there.device == self.device else there.to(self.device)
+        made = torch.empty(shape, dtype=self.dtype)
+        with paced(LOADING, "unpacking", made.numel()) if made.numel() >= LARGE else nullcontext():
+            for piece, entry in zip(pieces, entries, strict=True):
+                mine = piece.mine(made)
+                if piece.theirs is None:
+                    self.file.read_into(entry.name, mine)
+                else:
+                    mine.copy_(piece.theirs(self.file.tensor(entry.name)))
+                if piece.shift:
+                    mine -= piece.shift
+        return made.to(self.device)
+
+    def with_its_head(self, config: ModelConfig) -> ModelConfig:
+        """`config`, untied where the file has a head besides the embedding that differs from it, as `transformers`
+        decides it; one that is equal counts as used."""
+        if not config.head.tied or "head" not in self.names.modules:
+            return config
+        head, embedding = (f"{self.names.modules[module]}.weight" for module in ("head", "embedding"))
+        if head not in self.file.entries:
+            return config
+        if self._equal(head, embedding.removeprefix(self.cut)):
+            self.used.add(head)
+            return config
+        warnings.warn(
+            f"{self.file.path} has a {head} that differs from {embedding}, and the config ties them: they are loaded "
+            "untied; set tie_word_embeddings to false there"
+        )
+        return config.vary(head=config.head.vary(tied=False))
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values, as they are loaded; looked at piece by piece, where they lie."""
+        dtype = self.dtype
+        pairs = zip(*(by_rows(self.file.tensor(name)) for name in (one, other)), strict=True)
+        same = self.file.entry(one).shape == self.file.entry(other).shape
+        return same and all(torch.equal(mine.to(dtype), theirs.to(dtype)) for mine, theirs in pairs)
+
+    def check_all_used(self) -> None:
+        for name in self.file.entries.keys() - self.used:
+            if not re.fullmatch(self.names.ignored, self.cut + name):
+                raise RequestError(
+                    f"{self.file.path} has a tensor {name} that the config's model does not have",
+                    code="unknown", field=f"tensor {name}",
+                )  # fmt: skip
+
+
+class _Gathered:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
+        self.shape, self.dtype = shape, dtype
+        self.parts: list[tuple[TensorPiece, Tensor]] = []
+
+    def __call__(self) -> Tensor:
+        piece, parameter = self.parts[0]
+        if piece.whole and len(self.parts) == 1:
+            return parameter.detach().to("cpu", self.dtype).contiguous()
+        made = torch.empty(self.shape, dtype=self.dtype)
+        for piece, parameter in self.parts:
+            value = parameter.detach()
+            theirs = piece.their(made)
+            theirs.copy_(piece.mine(value))
+            if piece.shift:
+                theirs += piece.shift
+        return made
+
+
+def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, TensorSource]:
+    """Their name -> a source of their tensor, for every weight of the model; a tied head is written once, as the
+    embedding. Raises RequestError for packed weights."""
+    if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):
+        raise RequestError(
+            "packed weights are not written; load the model without quantize and save that",
+            code="unsupported", field="quantize",
+        )  # fmt: skip
+    found: dict[str, _Gathered] = {}
+    for _, parameter, pieces in names.pieces(modules_of(model)):
+        for piece in pieces:
+            source = found.setdefault(piece.name, _Gathered(piece.shape, dtype or parameter.dtype))
+            source.parts.append((piece, parameter))
+    return found
+
+
+@torch.no_grad()
+def fold(model: Model) -> Model:
+    """The same function with plain linear maps: W_hat takes the place of W and of what makes W_hat from it.
+
+    A model that holds its matrices as they are is returned itself; otherwise a new one, which shares all other weights.
+    """
+    if model.config.reparam is None:
+        return model
+    weights = model.state_dict()
+    for path, module in model.named_modules():
+        if isinstance(module, (Linear, Head)) and module.reparam is not None:
+            weights[f"{path}.weight"] = module.applied()
+            for name in module.reparam.state_dict():
+                del weights[f"{path}.reparam.{name}"]
+    plain = model.config.vary(reparam=None).outline()
+    plain.load_state_dict(weights, assign=True)
+    plain.ends = model.ends
+    return plain.train(model.training)
+
+
+class PackedLinear(Linear):
+    """A `Linear` whose weight is unpacked at every call: the memory of the file, and one weight at a time in full.
+
+    Equals the `Linear` with the unpacked weight; nothing trains it."""
+
+    def __init__(self, like: Linear, packed: Sequence[tuple[TensorPiece, Packed]], dtype: torch.dtype):
+        nn.Module.__init__(self)
+        self.in_features, self.outs, self.roles, self.bias = like.in_features, like.outs, like.roles, like.bias
+        self.reparam = None
+        self.packed, self.dtype = list(packed), dtype
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        made = torch.empty(sum(self.outs), self.in_features, dtype=self.dtype)
+        for piece, packed in self.packed:
+            value = packed.dequantize(self.dtype)
+            piece.mine(made).copy_(piece.their(value))
+        return made
+
+    def train(self, mode: bool = True) -> PackedLinear:
+        if mode:
+            raise RequestError(UNTRAINED, code="unsupported", field="quantize")
+        return super().train(mode)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(packed.bytes.nbytes for _, packed in self.packed)

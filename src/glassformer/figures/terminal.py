@@ -1,0 +1,89 @@
+"""Results as text: tables for a terminal, and a base for values that print as the command line shows them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 120
+"""Columns of text that is not written to a terminal."""
+_BYTES = ("B", "kB", "MB", "GB", "TB")
+
+
+class TextTable(Table):
+    """A table whose cells are taken literally: brackets in a name are never read as rich's markup."""
+
+    def add_row(self, *cells: RenderableType | None, style: str | None = None, end_section: bool = False) -> None:
+        """Adds a row; a cell with a style is a rich `Text`."""
+        literal = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        super().add_row(*literal, style=style, end_section=end_section)
+
+
+def ruled(title: str | None = None) -> TextTable:
+    """Returns an empty table with a line below its headings and none between its columns."""
+    return TextTable(title=_literal(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def unruled(title: str | None = None) -> TextTable:
+    """Returns an empty table without lines, its headings bold."""
+    return TextTable(
+        title=_literal(title), title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0)
+    )  # fmt: skip
+
+
+def _literal(text: str | None) -> Text | None:
+    return Text(text, style="bold") if text else None
+
+
+def size(value: float | None) -> str:
+    """Returns a number of bytes with its unit, in three figures; a dash for None."""
+    if value is None:
+        return "–"
+    for unit in _BYTES:
+        if abs(value) < 1000 or unit == _BYTES[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return ""
+
+
+def short(count: int) -> str:
+    """Returns a count in three figures with k, M or B: 840704 is 841k."""
+    for unit, power in (("B", 9), ("M", 6), ("k", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g}{unit}"
+    return str(count)
+
+
+def output() -> Console:
+    """Returns standard output, as wide as its terminal; `WIDTH` columns where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+
+
+def dim(text: str) -> Text:
+    """Returns a line that explains the ones before it."""
+    return Text(text, style="dim")
+
+
+class Printed:
+    """Base of results that are read in a terminal: `print(result)` is the text that the command line shows.
+
+    A subclass says what to print with `lines`; `__rich__` gives it to rich's consoles, with colours, at their width."""
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields the text from top to bottom: literal strings, tables, rich's `Text` where a line has a style."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Group:
+        return Group(*(Text(one) if isinstance(one, str) else one for one in self.lines()))
+
+    def __str__(self) -> str:
+        """Returns the same text without colours, `WIDTH` columns wide."""
+        target = io.StringIO()
+        Console(file=target, width=WIDTH, color_system=None, highlight=False).print(self)
+        return "\n".join(line.rstrip() for line in target.getvalue().splitlines())

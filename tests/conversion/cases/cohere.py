@@ -1,0 +1,17 @@
+from hypothesis import strategies as st
+
+from tests.conversion.cases.base import Case, llama_like
+
+CASE = Case(
+    "CohereForCausalLM",
+    llama_like(
+        hidden_size=st.sampled_from([22, 35, 48]),
+        max_position_embeddings=st.sampled_from([20, 48]),
+        layer_norm_eps=st.sampled_from([1e-5, 1e-2]),
+        hidden_act=st.sampled_from(["silu", "gelu"]),
+        attention_bias=st.booleans(),
+        use_qk_norm=st.booleans(),
+        logit_scale=st.sampled_from([0.0625, 0.83, 1.0]),
+    ),
+    quiet=("q_proj", "k_proj"),
+)
