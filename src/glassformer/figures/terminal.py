@@ -61,7 +61,7 @@ def short(count: int) -> str:
 
 
 def output() -> Console:
-    """Returns standard output, as wide as its terminal; `WIDTH` columns where it is no terminal."""
+    """Returns standard output, as wide as its terminal, or `WIDTH` columns when redirected to a file or pipe."""
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
