@@ -339,7 +339,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         figures.add_column(heading, justify="left" if heading == "figure" else "right")
     for one in found["figures"]:
         figures.add_row(one["name"], f"{one['value']:.6g}", interval_words(one))
-    made = [figures]
+    made: list[Table] = [figures]
     if found["predicted"] or found["optimal"]:
         predicted = ruled()
         for heading in ("parameters", "tokens", "a parameter", "FLOPs", "loss", "interval"):

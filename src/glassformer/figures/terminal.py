@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ _BYTES = ("B", "kB", "MB", "GB", "TB")
 class TextTable(Table):
     """A table whose cells are taken literally: brackets in a name are never read as rich's markup."""
 
-    def add_row(self, *cells: RenderableType | None, style: str | None = None, end_section: bool = False) -> None:
+    def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
         """Adds a row; a cell with a style is a rich `Text`."""
         literal = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
         super().add_row(*literal, style=style, end_section=end_section)
