@@ -93,9 +93,9 @@ class Loaded:
             Text that the encoder of an encoder-decoder reads; a list for a list of prompts, or without prompts.
         **options
             max_new_tokens, stop, stop_at_eos, seed, n, logprobs (`GenerationOptions`); temperature, top_k, top_p,
-            min_p, typical_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias (`Sampling`). By
-            default the model's folder decides: its generation_config.json, and greedy decoding if that does not say
-            do_sample.
+            min_p, typical_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, logits_processor
+            (`Sampling`). By default the model's folder decides: its generation_config.json, and greedy decoding if
+            that does not say do_sample.
 
         Returns
         -------

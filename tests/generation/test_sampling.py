@@ -408,3 +408,30 @@ def test_a_sampling_is_a_value() -> None:
     assert Request(sampling={"top_k": 3}).sampling.top_k == 3  # type: ignore[arg-type]
     with refused(code="range", field="sampling.temperature"):
         Request(sampling={"temperature": -1})  # type: ignore[arg-type]
+
+
+def test_a_processor_changes_the_logits_of_its_row_by_the_tokens_so_far() -> None:
+    def never_again(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        logits[tokens] = -math.inf
+        return logits
+
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
+    before, rule = logits.clone(), Sampling(logits_processor=never_again)
+    chosen = choose(logits, [rule, rule], [torch.tensor([1]), torch.tensor([0])], [1, 1], logprobs=True)
+    assert chosen.tokens.tolist() == [2, 1] and torch.equal(logits, before)
+    torch.testing.assert_close(chosen.logprobs, logits.log_softmax(-1)[[0, 1], [2, 1]])  # of the model's distribution
+    assert rule.key != Sampling().key != Sampling(top_k=3).key
+
+
+@pytest.mark.parametrize(
+    ("processor", "code"),
+    [
+        (lambda logits, tokens: None, "type"),
+        (lambda logits, tokens: logits[:2], "type"),
+        (lambda logits, tokens: logits - math.inf, "range"),
+        (lambda logits, tokens: logits * math.nan, "range"),
+    ],
+)
+def test_a_processor_that_leaves_nothing_to_draw_from_is_refused(processor: Any, code: Any) -> None:
+    with refused(code=code, field="logits_processor"):
+        choose(torch.zeros(1, 3), [Sampling(logits_processor=processor)], [torch.tensor([1])], [1])

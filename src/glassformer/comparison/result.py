@@ -86,6 +86,10 @@ class Comparison:
 
         return pandas.DataFrame([row_of(run) for run in self.runs])
 
+    def __str__(self) -> str:
+        """Returns the verdicts in words, a line each."""
+        return "\n".join(map(verdict_sentence, self.verdicts))
+
     def _repr_html_(self) -> str:
         """In a notebook: a row for each run, and the verdicts in words."""
         rows = [row_of(run) for run in self.runs]

@@ -26,7 +26,7 @@ from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.live import shown
 from glassformer.runs.measure import describe
 from glassformer.runs.results import Answers
-from glassformer.text import Tokenizer, Tokens
+from glassformer.text import DataLike, Tokenizer
 from glassformer.training import Callback, Pretrained, Recipe, Report, Reporter, Request, Run, prepare_run, run_request
 from glassformer.training.overrides import with_recipe
 from glassformer.training.sinks import check_sinks, open_sinks
@@ -41,7 +41,7 @@ class SingleRun:
 
     name: str
     config: ModelConfig
-    data: str | Path | Tokens
+    data: DataLike
     recipe: Recipe
     out: str | Path | None = None
     resume: bool = False
@@ -57,7 +57,7 @@ class SingleRun:
     def of(
         cls,
         model: ModelLike,
-        data: str | Path | Tokens,
+        data: DataLike,
         recipe: Recipe | Mapping[str, Any] | None = None,
         *,
         pretrained: bool | Pretrained = False,
@@ -175,7 +175,7 @@ def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:
 
 def train(
     model: ModelLike,
-    data: str | Path | Tokens,
+    data: DataLike,
     recipe: Recipe | Mapping[str, Any] | None = None,
     *,
     out: str | Path | None = None,
@@ -197,7 +197,8 @@ def train(
         An expression, a path, a `ModelConfig`, a `Model`, or a `Loaded`. An expression may change the recipe:
         "llama@1m+recipe.warmup=0.1".
     data
-        A text file, a folder, "hf:owner/name", "python-docs", "python-source", or tokens from `glassformer.text`.
+        A text file, a folder, "FILE.jsonl,column=FIELD", "hf:owner/name", "python-docs", "python-source"; token ids in
+        an array, a tensor, a list or an iterator, which `tokenizer` has made; or tokens from `glassformer.text`.
     recipe
         A `Recipe`, or a mapping of its fields. Fields may also be given by name, as in `tokens="200k", seed=1`.
     out

@@ -18,13 +18,13 @@ from glassformer.naming.resolve import ModelLike
 from glassformer.runs.events import Notify
 from glassformer.runs.executor import Executor
 from glassformer.runs.live import shown
-from glassformer.text import Tokens
+from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.training import Recipe
 
 
 def compare(
     models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
-    data: str | Path | Tokens | None = None,
+    data: DataLike | None = None,
     *,
     tokens: int | str | None = None,
     minutes: float | None = None,
@@ -54,7 +54,7 @@ def compare(
         Expressions, paths, configs or models; a mapping from names to them; or a whole `Design`, whose fields the
         others then change. An expression may change the recipe of its arm: "gpt2@1m+recipe.warmup=0.1".
     data
-        A text file, a folder, "hf:owner/name", "python-docs", "python-source", or tokens that are prepared.
+        What `train` takes: a file, a folder, the name of a corpus, token ids, or tokens that are prepared.
     tokens, minutes, flops, steps
         Budget of each run, one of them; counts may be text such as "200k". `steps` count as the tokens of n steps of
         the common batch size and context.
@@ -111,18 +111,18 @@ def compare(
     }  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     given |= recipe_fields(recipe, options)
-    text = data if isinstance(data, Tokens) else None
+    name, text = named_or_read(data, given.get("tokenizer"))
     if isinstance(models, Design):
         design = models.vary(**given) if given else models
-        design = design if data is None else replace(design, data=None if text is not None else str(data))
+        design = design if data is None else replace(design, data=name)
     else:
-        design = Design.of(models, None if isinstance(data, Tokens) else data, **given)
+        design = Design.of(models, name, **given)
     return begun(design, text, out, executor=executor, progress=progress, command=command)
 
 
 def tune(
     models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
-    data: str | Path | Tokens | None = None,
+    data: DataLike | None = None,
     **options: Any,
 ) -> Comparison:
     """Compares models, each at its own learning rate: `compare(models, data, tune=True, **options)`.

@@ -304,7 +304,7 @@ class Engine:
         most, ends = min(max_new_tokens, context - len(ids)), self.ends if stop_at_eos else frozenset[int]()
         request = GenerationRequest(
             ids,
-            self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together
+            self._samplings.setdefault(rule.key, rule),  # equal ones warp together
             most,
             ends,
             row_generator(seed, n, self.model.device),

@@ -69,9 +69,10 @@ def stream(
     0 where they are padding, or a list for each row. `tokens` begin with the one that its texts begin with.
     `rules`: tokens that the model's folder forces or bans (`Rules.of(loaded.generation)`).
 
-    `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
-    and its text does not depend on its neighbours (docs/decisions.md says where it does). Raises RequestError for what
-    cannot be generated, before anything is computed, and WorkError where the model's logits are not numbers."""
+    `sampling`: top_p, min_p, typical_p, penalties, logit_bias, logits_processor (`Sampling`). Row i draws from a
+    generator of (seed, i), and its text does not depend on its neighbours (docs/decisions.md says where it does).
+    Raises RequestError for what cannot be generated, before anything is computed, and WorkError where the model's
+    logits are not numbers."""
     if isinstance(tokens, Tensor):
         tokens = check_tokens(model, tokens)
         rows = list(tokens)

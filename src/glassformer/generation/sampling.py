@@ -1,14 +1,14 @@
 """From logits to the next token: what a row asks for, the warpers that serve it, and the draw.
 
 The order is that in which `transformers` composes its processors in `generate()`: logit bias, penalties, temperature,
-top-k, top-p, min-p, typical.
+top-k, top-p, min-p, typical. A function of the caller follows the penalties.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
@@ -32,6 +32,8 @@ FIRST_LOOK = 256  # tokens sorted at first: the likely ones are few, and sorting
 
 Added = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0)]
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+"""A function (logits (v,) fp32, tokens (n,)) -> logits (v,), where tokens are the prompt and the answer so far."""
 
 
 class Sampling(Value):
@@ -50,6 +52,9 @@ class Sampling(Value):
     presence_penalty: Added = 0.0
     """On the tokens of the answer, once."""
     logit_bias: dict[TokenId, Added] = Field({}, max_length=LARGEST_BIAS)
+    logits_processor: LogitsProcessor | None = Field(None, repr=False)
+    """Function (logits (v,), tokens so far (n,)) -> logits (v,) of one row, applied before the temperature. The logits
+    may be changed in place; at least one must stay finite."""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -65,9 +70,16 @@ class Sampling(Value):
                 code="range", field="logit_bias", value=last,
             )  # fmt: skip
 
+    @property
+    def key(self) -> str:
+        """Text that is equal for rules that choose alike."""
+        return f"{self.model_dump_json(exclude={'logits_processor'})} {id(self.logits_processor)}"
+
     @cached_property
     def penalizes(self) -> bool:
         """Whether the tokens so far matter."""
+        if self.logits_processor is not None:
+            return True
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @cached_property
@@ -107,6 +119,30 @@ def penalize_frequency(
         counts = torch.zeros_like(row).index_add_(0, tokens, row.new_ones(len(tokens)))
         row -= frequency * counts + presence * (counts > 0)
     return logits
+
+
+def process(
+    logits: Float[Tensor, "b v"], processor: LogitsProcessor, history: Sequence[Int[Tensor, "_"]]
+) -> Float[Tensor, "b v"]:
+    """Returns the processor's logits for each row; a row whose logits are not numbers stays as it is.
+
+    Raises RequestError for a result of another shape, or one that leaves no token possible."""
+    rows = []
+    for row, tokens in zip(logits, history, strict=True):
+        found = processor(row.clone(), tokens) if row.max().isfinite() else row
+        if not isinstance(found, Tensor) or found.shape != row.shape:
+            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise RequestError(
+                f"logits_processor must return logits of shape {list(row.shape)}, got {shape}",
+                code="type", field="logits_processor", value=shape, expected=f"a tensor of shape {list(row.shape)}",
+            )  # fmt: skip
+        if found is not row and not found.max().isfinite():
+            raise RequestError(
+                "logits_processor must leave at least one finite logit and none that is NaN or +inf",
+                code="range", field="logits_processor", expected="a finite largest logit",
+            )  # fmt: skip
+        rows.append(found.float())
+    return torch.stack(rows)
 
 
 def scale(logits: Float[Tensor, "b v"], temperature: float) -> Float[Tensor, "b v"]:
@@ -174,6 +210,8 @@ def warp(
     if sampling.frequency_penalty or sampling.presence_penalty:
         generated = [tokens[start:] for tokens, start in zip(history, generated_from, strict=True)]
         logits = penalize_frequency(logits, sampling.frequency_penalty, sampling.presence_penalty, generated)
+    if sampling.logits_processor is not None:
+        logits = process(logits, sampling.logits_processor, history)
     if sampling.temperature == 0:
         return logits
     if sampling.temperature != 1:

@@ -36,7 +36,7 @@ from glassformer.runs.files import read_results
 from glassformer.runs.live import shown
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.verdicts import Table, verdicts
-from glassformer.text import Tokens
+from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.thresholds import CONFIDENCE
 from glassformer.training import Interrupted
 
@@ -134,7 +134,7 @@ class LadderDesign:
 
 def ablate(
     base: str | Path | LadderDesign,
-    data: str | Path | Tokens | None = None,
+    data: DataLike | None = None,
     *,
     to: str | Path | None = None,
     changes: str | Sequence[str] | None = None,
@@ -161,11 +161,10 @@ def ablate(
     ends that are the same model, a change that does nothing at its place, models that no known change leads between,
     and a budget of fewer than LEAST_STEPS steps; WorkError where a run failed, after the page is written.
     """
-    text = data if isinstance(data, Tokens) else None
+    name, text = named_or_read(data, options.get("tokenizer"))
     if isinstance(base, LadderDesign):
         ladder = base.vary(**options) if options else base
     else:
-        name = None if isinstance(data, Tokens) else data
         ladder = LadderDesign.of(base, name, to=to, changes=changes, design=design, seeds=seeds, **options)
     with shown(progress) as notify, place_of_work(out) as place:
         return _trained(ladder, text, Path(place), notify, executor, command)

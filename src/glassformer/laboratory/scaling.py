@@ -28,7 +28,7 @@ from glassformer.report.scaling import write_several
 from glassformer.runs.events import Notify, PlanEvent
 from glassformer.runs.executor import Executor, interruptible
 from glassformer.runs.live import shown as showing
-from glassformer.text import Tokens
+from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.training import Interrupted, Recipe
 from glassformer.training.request import fit
 
@@ -163,7 +163,7 @@ class ScalingDesign:
 
 def scale(
     models: Sequence[str] | ScalingDesign,
-    data: str | Path | Tokens | None = None,
+    data: DataLike | None = None,
     *,
     sizes: str | Sequence[str] = (),
     out: str | Path | None = None,
@@ -195,11 +195,11 @@ def scale(
     Runs that diverge are shown and left out. Raises RequestError before anything is trained: for sizes and budgets that
     are too few for the form, an expression with a size of its own, a prediction out of reach, too little time.
     """
-    text = data if isinstance(data, Tokens) else None
+    name, text = named_or_read(data, options.get("tokenizer"))
     if isinstance(models, ScalingDesign):
         asked = models.vary(**options) if options else models
     else:
-        asked = ScalingDesign.of(models, None if isinstance(data, Tokens) else data, sizes=sizes, **options)
+        asked = ScalingDesign.of(models, name, sizes=sizes, **options)
     with showing(progress) as notify, place_of_work(out) as place:
         return _trained(asked, text, Path(place), notify, executor, command)
 

@@ -3,6 +3,7 @@
 documents, files, embedded, languages, catalogues, tasks, hub, corpora
                                              DATA -> Corpus: documents, streamed
 data                                         all of it: Corpus -> tokens of both sides
+ids                                          token ids -> tokens of both sides
 held_out                                     Corpus -> what is trained on, what is held out
 vocabulary, subword, tokenizers, gguf        text <-> ids
 chat                                         messages -> text, by the template of a checkpoint
@@ -25,6 +26,7 @@ from glassformer.text.batches import (
 from glassformer.text.corpora import EMBEDDED, Corpus, Document, open_corpus
 from glassformer.text.data import TextData, Tokens, choose_tokenizer, prepare
 from glassformer.text.held_out import Split, split
+from glassformer.text.ids import DataLike, named_or_read, prepare_ids, read_data
 from glassformer.text.shards import TokenShards, token_shards
 from glassformer.text.storage import OnProgress
 from glassformer.text.tokenizers import (
@@ -32,6 +34,7 @@ from glassformer.text.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
     FileTokenizer,
+    IdTokenizer,
     Tokenizer,
     as_file,
     load_tokenizer,
@@ -41,9 +44,10 @@ from glassformer.text.tokenizers import (
 )
 
 __all__ = [
-    "BPETokenizer", "Batch", "Batches", "ByteTokenizer", "CharTokenizer", "Corpus", "Document", "EMBEDDED",
-    "EvaluationBatch", "EvaluationWindows", "FedBatch", "FileTokenizer", "OnProgress", "Split", "TextData",
-    "TokenShards", "Tokenizer", "Tokens", "as_file", "bits_per_byte", "cache_folder", "choose_tokenizer",
-    "evaluation_windows", "load_tokenizer", "make_tokenizer", "open_corpus", "prepare", "refuse_long",
-    "replace_tokenizer", "split", "token_shards", "with_special_token",
+    "BPETokenizer", "Batch", "Batches", "ByteTokenizer", "CharTokenizer", "Corpus", "DataLike", "Document",
+    "EMBEDDED", "EvaluationBatch", "EvaluationWindows", "FedBatch", "FileTokenizer", "IdTokenizer", "OnProgress",
+    "Split", "TextData", "TokenShards", "Tokenizer", "Tokens", "as_file", "bits_per_byte", "cache_folder",
+    "choose_tokenizer", "evaluation_windows", "load_tokenizer", "make_tokenizer", "named_or_read", "open_corpus",
+    "prepare", "prepare_ids", "read_data", "refuse_long", "replace_tokenizer", "split", "token_shards",
+    "with_special_token",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from glassformer.files import cache_folder
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
-from glassformer.text.files import open_file, open_folder, spool
+from glassformer.text.files import COLUMN, open_file, open_folder, spool
 from glassformer.text.languages import PREFIX, open_pairs
 from glassformer.text.storage import OnProgress, silent
 from glassformer.text.tasks import TASKS, is_task, open_task
@@ -25,7 +25,8 @@ ALIASES = {"number-words": f"{PREFIX}numbers"}
 def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: OnProgress | None = None) -> Corpus:
     """Opens `data`, and reads it once to know its fingerprint.
 
-    A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one
+    A file: JSON lines (`.jsonl`, field `text`, or that of `FILE,column=FIELD`), else text, cut at `<|endoftext|>`
+    where it has that, else one
     document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
     the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`: `text/catalogues.py`; `induction`
     and other tasks: `text/tasks.py`.
@@ -55,7 +56,9 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         from glassformer.text.hub import open_hub
 
         return open_hub(data, cache, progress)
-    path = Path(data).expanduser()
+    path, column = Path(data).expanduser(), COLUMN
+    if not path.exists() and (parts := data.rpartition(",column="))[0] and parts[2]:
+        path, column = Path(parts[0]).expanduser(), parts[2]
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL byte in the name
@@ -65,9 +68,9 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
             f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
         ) from problem
     if stat.S_ISDIR(mode):
-        return open_folder(path)
+        return open_folder(path, column)
     if stat.S_ISREG(mode):
-        return open_file(path)
+        return open_file(path, data=data, column=column)
     try:
         stream = open(path, "rb")  # noqa: SIM115 - a pipe, as in <(zcat text.gz)
     except OSError as problem:

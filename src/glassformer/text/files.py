@@ -25,6 +25,8 @@ LONGEST_LINE = 256 * 1024 * 1024  # of a JSONL file
 STRAY_BYTES = 16  # and WRONG_SHARE of a file may be no UTF-8: one with more is in another encoding, or no text
 WRONG_SHARE = 0.01
 SEPARATOR = b"<|endoftext|>"
+COLUMN = "text"
+"""Field of JSON lines that is read unless another is named."""
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _SUFFIXES = """
 txt text md markdown rst adoc org tex bib html htm xml json csv tsv yaml yml toml ini cfg conf log srt
@@ -128,8 +130,8 @@ def _span(path: Path, begin: int, end: int, name: str) -> Document:
     return Document(name, lambda: read_span(path, begin, end))
 
 
-def _json_lines(path: Path, name: str) -> Iterator[Document]:
-    """Each line of a JSONL file is a document: its field `text`."""
+def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
+    """Yields a document for each line of a JSONL file: its field `column`."""
     with _opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
@@ -147,35 +149,45 @@ def _json_lines(path: Path, name: str) -> Iterator[Document]:
                 record = json.loads(line)
             except (ValueError, RecursionError) as problem:
                 raise RequestError(
-                    f"{where} is not JSON ({problem}); each line must be an object with a 'text'",
+                    f"{where} is not JSON ({problem}); each line must be an object with a {column!r}",
                     code="syntax", field=f"{path.name}:{number}",
                 ) from None  # fmt: skip
-            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            if not isinstance(record, dict) or not isinstance(record.get(column), str):
                 fields = ", ".join(map(repr, list(record)[:8])) if isinstance(record, dict) else type(record).__name__
                 raise RequestError(
-                    f"{where} has no string field 'text' (it has: {fields or 'nothing'})",
-                    code="missing", field=f"{path.name}:{number}.text",
+                    f"{where} has no string field {column!r} (it has: {fields or 'nothing'}); name the field that is "
+                    f"the text: {path},column=NAME",
+                    code="missing", field=f"{path.name}:{number}.{column}",
                 )  # fmt: skip
-            if text := mended(record["text"]):
+            if text := mended(record[column]):
                 yield Document(f"{name}#{number}", text)
 
 
-def read_file(path: Path, scan: Scan, name: str) -> Iterator[Document]:
+def read_file(path: Path, scan: Scan, name: str, column: str = COLUMN) -> Iterator[Document]:
     """The documents of one file, by its suffix."""
     if path.suffix.lower() in JSONL_SUFFIXES:
-        yield from _json_lines(path, name)
+        yield from _json_lines(path, name, column)
     else:
         yield from _spans(path, scan, name)
 
 
-def _format(path: Path) -> str:
+def _format(path: Path, column: str) -> str:
     """Part of a fingerprint: the same bytes are other documents when they are read as JSON lines."""
-    return "jsonl" if path.suffix.lower() in JSONL_SUFFIXES else "text"
+    if path.suffix.lower() not in JSONL_SUFFIXES:
+        return "text"
+    return "jsonl" if column == COLUMN else f"jsonl {column}"
 
 
-def open_file(path: Path, name: str | None = None, data: str | None = None) -> Corpus:
-    """One file: JSON lines by suffix, else text, cut at `<|endoftext|>` where it has that."""
+def open_file(path: Path, name: str | None = None, data: str | None = None, column: str = COLUMN) -> Corpus:
+    """One file: JSON lines by suffix, else text, cut at `<|endoftext|>` where it has that.
+
+    `column` is the field of JSON lines that is read; other files are refused if it is not the default."""
     name, data = name or path.name, data or str(path)
+    if column != COLUMN and path.suffix.lower() not in JSONL_SUFFIXES:
+        raise RequestError(
+            f"data={data!r}: column={column} is a field of JSON lines, and {path.name} is not a .jsonl file",
+            code="conflict", field="data.column", value=column, expected="a .jsonl file",
+        )  # fmt: skip
     try:
         scan = scan_file(path)
     except OSError as problem:
@@ -195,15 +207,15 @@ def open_file(path: Path, name: str | None = None, data: str | None = None) -> C
             "give UTF-8 text, which `iconv -f CP1252 -t UTF-8` makes of a file in the encoding CP1252",
             code="damaged", field="data", value=scan.wrong,
         )  # fmt: skip
-    fingerprint = hashlib.sha256(f"{_format(path)}:{scan.sha256}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{_format(path, column)}:{scan.sha256}".encode()).hexdigest()
     notes = {"replaced_bytes": scan.wrong} if scan.wrong else {}
-    corpus = Corpus(name, fingerprint, lambda: read_file(path, scan, name), scan.size, notes)
+    corpus = Corpus(name, fingerprint, lambda: read_file(path, scan, name, column), scan.size, notes)
     return refuse_empty(corpus, f"data={data!r}")
 
 
-def open_folder(folder: Path) -> Corpus:
-    """Every text file below `folder`, in sorted order, each a document; what is skipped is counted in
-    `notes`.
+def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
+    """Every text file below `folder`, in sorted order, each a document, and of JSON lines each line's field `column`;
+    what is skipped is counted in `notes`.
     """
     skipped: Counter[str] = Counter()
     files: list[tuple[Path, Scan, str]] = []
@@ -237,11 +249,11 @@ def open_folder(folder: Path) -> Corpus:
             skipped["not UTF-8"] += 1
         else:
             files.append((path, scan, path.relative_to(folder).as_posix()))
-            sha.update(f"{_format(path)}:{scan.sha256}".encode())
+            sha.update(f"{_format(path, column)}:{scan.sha256}".encode())
 
     def documents() -> Iterator[Document]:
         for path, scan, name in files:
-            yield from read_file(path, scan, name)
+            yield from read_file(path, scan, name, column)
 
     notes: dict[str, object] = {"files": len(files), "skipped": dict(sorted(skipped.items()))}
     if wrong := sum(scan.wrong for _, scan, _ in files):

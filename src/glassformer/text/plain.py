@@ -1,4 +1,4 @@
-"""The two tokenizers that need no training library: bytes and characters."""
+"""The tokenizers that need no training library: bytes, characters, and ids without a text."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from glassformer.files import SCHEMAS, atomic_file
 from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer, byte_alphabet, settings_of
 from glassformer.text.vocabulary import END_OF_TEXT, OWN_FILE, UNKNOWN, Ids, Tokenizer
+
+LARGEST_VOCABULARY = 1 << 24
+"""Largest vocabulary of ids without a text."""
 
 
 class _Own(Tokenizer):
@@ -124,6 +127,34 @@ class CharTokenizer(_Own):
         }
 
 
+class IdTokenizer(_Own):
+    """Tokenizer for ids that have no text: id 7 is written as "7", and ids are separated by spaces."""
+
+    kind = "ids"
+    eos_id: int | None = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> Ids:
+        words = text.split()
+        if wrong := next((word for word in words if not (word.isascii() and word.isdecimal())), None):
+            raise RequestError(
+                f"{wrong!r} is not a token id; give ids separated by spaces, such as '7 12'",
+                code="syntax", field="tokens", value=wrong,
+            )  # fmt: skip
+        return self._checked([int(word) for word in words]).astype(np.int32)
+
+    def decode(self, ids: Any) -> str:
+        return " ".join(map(str, self._checked(ids).tolist()))
+
+    def token_bytes(self) -> np.ndarray:
+        return np.zeros(self.vocab_size, np.int64)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"kind": self.kind, "vocab_size": self.vocab_size}
+
+
 def _codes(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), "<u4")
 
@@ -133,6 +164,9 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
     if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == SCHEMAS["tokenizer"]:
         if fields.get("kind") == "byte":
             return ByteTokenizer()
+        size = fields.get("vocab_size")
+        if fields.get("kind") == "ids" and type(size) is int and 0 < size <= LARGEST_VOCABULARY:
+            return IdTokenizer(size)
         alphabet, flags = fields.get("alphabet"), (fields.get("unknown"), fields.get("separator"))
         if fields.get("kind") == "char" and isinstance(alphabet, str) and all(isinstance(flag, bool) for flag in flags):
             try:
@@ -146,7 +180,7 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
 
 
 def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
-    """The FileTokenizer that encodes as a byte or char tokenizer does."""
+    """The FileTokenizer that encodes as a byte, char or id tokenizer does."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 
@@ -157,6 +191,9 @@ def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
         library = Library(models.WordLevel(vocabulary, unk_token=UNKNOWN))
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         library.decoder = decoders.Fuse()
+    elif isinstance(tokenizer, IdTokenizer):
+        library = Library(models.WordLevel({str(index): index for index in range(tokenizer.vocab_size)}))
+        library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:  # byte-level BPE without merges is bytes
         library = Library(models.BPE({character: byte for byte, character in enumerate(byte_alphabet())}, []))
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -171,16 +171,52 @@ def token_shards(
     not grow with the text. A damaged folder of the cache is written again, with a warning. RequestError if
     the documents hold no token.
     """
-    folder = cache_folder(cache_dir) / "shards" / digest(VERSION, fingerprint, tokenizer.fingerprint())
+
+    def write(folder: Path) -> None:
+        info = {"corpus": fingerprint, "tokenizer": tokenizer.fingerprint(), "notes": notes()}
+        _write(folder, documents(), tokenizer, info, total_bytes(), stage, progress or silent)
+
+    return _kept(cache_folder(cache_dir) / "shards" / digest(VERSION, fingerprint, tokenizer.fingerprint()), write)
+
+
+def id_shards(ids: np.ndarray, tokenizer: Tokenizer, cache_dir: str | Path | None = None) -> TokenShards:
+    """Returns the shards of one document of ids (n,) that `tokenizer` has made: mapped from the cache, or written there
+    first. Raises RequestError for an id outside the vocabulary."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+        wrong = int(ids.min() if ids.min() < 0 else ids.max())
+        raise RequestError(
+            f"data holds the token id {wrong}, outside the vocabulary of {tokenizer.vocab_size}",
+            code="range", field="data", value=wrong, expected=f"0 to {tokenizer.vocab_size - 1}",
+        )  # fmt: skip
+    name = _dtype(tokenizer)
+    files = {"tokens.bin": ids.astype(DTYPES[name]).tobytes(), "documents.bin": np.zeros(1, "<u8").tobytes()}
+    hashes = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+    size = int(tokenizer.token_bytes()[ids].sum())
+
+    def write(folder: Path) -> None:
+        for file, data in files.items():
+            with open(folder / file, "wb") as opened:
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+        lost = None if size else "ids without a text"
+        info = {"corpus": hashes["tokens.bin"], "tokenizer": tokenizer.fingerprint(), "notes": {}}
+        _describe(folder, name, (len(ids), 1, size), tokenizer, lost, hashes, info)
+
+    folder = digest(VERSION, "ids", hashes["tokens.bin"], tokenizer.fingerprint())
+    return _kept(cache_folder(cache_dir) / "shards" / folder, write)
+
+
+def _kept(folder: Path, write: Callable[[Path], None]) -> TokenShards:
+    """Returns the shards of a folder of the cache, which is written if it does not exist or is damaged."""
     if folder.exists():
         try:
             return TokenShards.open(folder)
         except RequestError as problem:
             warnings.warn(f"the cached tokens are damaged, or of an earlier version, and are written again ({problem})")
             shutil.rmtree(folder, ignore_errors=True)
-    info = {"corpus": fingerprint, "tokenizer": tokenizer.fingerprint(), "notes": notes()}
     with atomic_folder(folder) as temporary:
-        _write(temporary, documents(), tokenizer, info, total_bytes(), stage, progress or silent)
+        write(temporary)
     try:
         return TokenShards.open(folder)
     except RequestError as problem:
@@ -199,11 +235,11 @@ def _write(
     stage: str,
     progress: OnProgress,
 ) -> None:
-    name = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    name = _dtype(tokenizer)
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     tokens = count = size = 0
     ids_hash, starts_hash = hashlib.sha256(), hashlib.sha256()
-    token_bytes, kept = tokenizer.token_bytes(), _Kept()
+    token_bytes, kept = tokenizer.token_bytes(), _Coverage()
     begins = True
     with open(folder / "tokens.bin", "wb") as ids_file, open(folder / "documents.bin", "wb") as starts_file:
         for batch in _batched(documents):
@@ -234,20 +270,34 @@ def _write(
             os.fsync(file.fileno())
     if not tokens:
         raise RequestError("there is no text to tokenize", code="missing", field="data")
+    hashes = {"tokens.bin": ids_hash.hexdigest(), "documents.bin": starts_hash.hexdigest()}
+    _describe(folder, name, (tokens, count, size), tokenizer, kept.loss(size), hashes, info)
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+
+
+def _describe(
+    folder: Path,
+    dtype: str,
+    counts: tuple[int, int, int],
+    tokenizer: Tokenizer,
+    lost: str | None,
+    hashes: dict[str, str],
+    info: dict[str, Any],
+) -> None:
+    """Writes shards.json; `counts` are tokens, documents and bytes."""
+    tokens, documents, size = counts
     described = {
-        "dtype": name,
-        "tokens": tokens,
-        "documents": count,
-        "bytes": size,
-        "vocab_size": tokenizer.vocab_size,
-        "lost": kept.loss(size),
-        "sha256": {"tokens.bin": ids_hash.hexdigest(), "documents.bin": starts_hash.hexdigest()},
-    }
+        "dtype": dtype, "tokens": tokens, "documents": documents, "bytes": size, "vocab_size": tokenizer.vocab_size,
+        "lost": lost, "sha256": hashes,
+    }  # fmt: skip
     (folder / "shards.json").write_text(json.dumps({"glassformer_shards": FORMAT, **described, **info}))
 
 
 @dataclass
-class _Kept:
+class _Coverage:
     """How much of a text its tokens hold. Where they do not hold it all, bits per byte mean nothing."""
 
     read: int = 0  # characters that were decoded again, spaces left out: they are counted by `bytes`

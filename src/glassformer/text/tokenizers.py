@@ -11,7 +11,7 @@ from pathlib import Path
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.files import atomic_folder, cache_folder
 from glassformer.text.documents import Document
-from glassformer.text.plain import ByteTokenizer, CharTokenizer, equivalent, from_fields
+from glassformer.text.plain import ByteTokenizer, CharTokenizer, IdTokenizer, equivalent, from_fields
 from glassformer.text.storage import OnProgress, digest, silent
 from glassformer.text.subword import (
     LARGEST_SETTINGS,
@@ -29,6 +29,7 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "FileTokenizer",
+    "IdTokenizer",
     "Tokenizer",
     "as_file",
     "load_tokenizer",

@@ -19,7 +19,7 @@ from glassformer.machine.threads import paced
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.watchdog import watched
 from glassformer.parts.core.base import after_step
-from glassformer.text import Batch, Tokenizer, Tokens
+from glassformer.text import Batch, DataLike, Tokenizer
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
 from glassformer.training.folder import deferred_interrupt, open_folder
@@ -35,7 +35,7 @@ EVALUATIONS = 8  # in a run, where the recipe names no interval
 
 def train(
     config: ModelConfig,
-    data: str | Path | Tokens,
+    data: DataLike,
     recipe: Recipe | dict[str, Any],
     out: str | Path | None = None,
     resume: bool = False,

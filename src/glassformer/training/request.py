@@ -20,7 +20,7 @@ from glassformer.parallel.crew import ALONE, Crew
 from glassformer.parallel.launch import enlist, joined, leader_first
 from glassformer.parallel.layout import Layout
 from glassformer.parts.core.base import to_plain
-from glassformer.text import OnProgress, Tokenizer, Tokens, prepare
+from glassformer.text import DataLike, OnProgress, Tokenizer, Tokens, read_data
 from glassformer.training import checkpoint
 from glassformer.training.folder import as_it_began, check_folder, check_same_run
 from glassformer.training.pretrained import Pretrained
@@ -59,7 +59,7 @@ class Request:
 
 def prepare_run(
     config: ModelConfig,
-    data: str | Path | Tokens,
+    data: DataLike,
     recipe: Recipe | dict[str, Any],
     out: str | Path | None = None,
     resume: bool = False,
@@ -84,7 +84,7 @@ def prepare_run(
 
 
 def check_run(
-    config: ModelConfig, data: str | Path | Tokens, recipe: Recipe, out: str | Path | None, resume: bool,
+    config: ModelConfig, data: DataLike, recipe: Recipe, out: str | Path | None, resume: bool,
     tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
     layout: Layout,
 ) -> None:  # fmt: skip
@@ -94,7 +94,7 @@ def check_run(
 
 
 def _prepare(
-    config: ModelConfig, data: str | Path | Tokens, recipe: Recipe, out: str | Path | None, resume: bool,
+    config: ModelConfig, data: DataLike, recipe: Recipe, out: str | Path | None, resume: bool,
     tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
     layout: Layout, leads: bool = True,
 ) -> Request:  # fmt: skip
@@ -111,7 +111,7 @@ def _prepare(
             "on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)",
             code="missing", field="out", expected="a run folder",
         )  # fmt: skip
-    text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context, progress=progress)
+    text = read_data(data, tokenizer, recipe.context, progress)
     text = recipe.objective.with_tokens(text)
     recipe.objective.check_length(text, recipe.context, config)
     recipe.objective.check_batch(text, recipe.batch_size)

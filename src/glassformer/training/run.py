@@ -56,6 +56,12 @@ class Run:
         return written_from(self.config, self.tokenizer)
 
     @property
+    def loaded(self) -> Loaded:
+        """The trained model ready to generate, as `gf.load` reads it from the run's folder."""
+        tokenizer = reading(self.config, self.tokenizer)
+        return Loaded(self.model.eval(), self.config, tokenizer, generation=self.generation)
+
+    @property
     def tokens_per_second(self) -> float:
         """Median over the steps, so that a pause of the machine does not count."""
         rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)

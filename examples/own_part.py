@@ -1,0 +1,12 @@
+"""A part of your own (my_parts.py) against a baseline, on three seeds."""
+
+import argparse
+
+import my_parts  # noqa: F401  # makes `sine` known
+
+import glassformer as gf
+
+if __name__ == "__main__":
+    found = gf.compare(["llama@0.3m", "llama@0.3m+sine"], argparse.__file__, steps=4, batch_size=2, context=32, seeds=3)
+    print(found.to_pandas()[["name", "seed", "loss"]])
+    print(found)
