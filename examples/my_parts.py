@@ -2,7 +2,7 @@
 
 import torch
 
-from glassformer.parts import FFN, FFNConfig, Linear, linear_cost
+from glassformer.parts.own import FFN, FFNConfig, Linear, linear_cost
 
 
 class Sine(FFN):

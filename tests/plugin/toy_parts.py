@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.parts import (
+from glassformer.parts.own import (
     FFN,
     BuildContext,
     Cost,

@@ -3,6 +3,7 @@ task or of an embedded corpus."""
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -57,8 +58,9 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
 
         return open_hub(data, cache, progress)
     path, column = Path(data).expanduser(), COLUMN
-    if not path.exists() and (parts := data.rpartition(",column="))[0] and parts[2]:
-        path, column = Path(parts[0]).expanduser(), parts[2]
+    place, _, field = data.rpartition(",column=")
+    if place and field and not os.path.exists(path):
+        path, column = Path(place).expanduser(), field
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL byte in the name
