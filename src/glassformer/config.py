@@ -186,10 +186,29 @@ class TowerConfig(Value):
 
 
 class ModelConfig(TowerConfig):
-    """A whole model.
+    """Model as a value: a frozen tree of the configs of its parts.
 
-    >>> config = ModelConfig.from_file("model.yaml")
-    >>> model = config.build(seed=0)
+    The class of a config is the choice of a part. `gf.preset` makes one from an expression; a file holds one as YAML or
+    JSON.
+
+    Attributes
+    ----------
+    vocab_size : int
+        Tokens of the vocabulary.
+    d_model : int
+        Width of the residual stream.
+    embedding : EmbeddingConfig
+        Tokens to vectors, and absolute positions.
+    stack : tuple of Stage
+        Layers: blocks in order, repeated.
+    final_norm : NormConfig or None
+        Norm before the head.
+
+    Examples
+    --------
+    >>> config = gf.preset("llama@0.3m+vocab_size=100")
+    >>> config.n_layers, config.d_model, config.stack[0].blocks[0].mixer.kind
+    (3, 88, 'attention')
     """
 
     vocab_size: int = Field(gt=0, le=1 << 28)
@@ -197,13 +216,15 @@ class ModelConfig(TowerConfig):
     context: int = Field(gt=0, le=MAX_CONTEXT)
     """Tokens the model is trained to read at once."""
     head: HeadConfig = HeadConfig()
+    """Vectors to logits."""
     init: InitConfig = Gpt2InitConfig()
+    """Distribution of the initial weights."""
     reparam: ReparamConfig | None = None
-    """How linear maps hold their matrices; None: as they are."""
+    """Reparametrisation of the matrices of linear layers; None for plain matrices."""
     mup: Mup | None = None
-    """What begins and learns with the width; None: the standard parametrisation."""
+    """Initial scales and learning rates by width; None for the standard parametrisation."""
     encoder: TowerConfig | None = None
-    """A tower that reads a source, whose output layers with cross-attention read; None: there is none."""
+    """Encoder of a source, which layers with cross-attention attend to; None for a model without encoder."""
 
     @model_validator(mode="after")
     def _joined(self) -> ModelConfig:
@@ -247,6 +268,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def ctx(self) -> BuildContext:
+        """Context in which the parts of the model are built and counted."""
         return BuildContext(
             self.d_model, self.vocab_size, self.context, self.n_layers,
             reparam=self.reparam, mup=self.mup, branches=self.n_branches,
@@ -255,7 +277,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def encoder_ctx(self) -> BuildContext:
-        """The context of the encoder's parts."""
+        """Context in which the parts of the encoder are built and counted."""
         assert self.encoder is not None
         it = self.encoder
         return BuildContext(
@@ -271,7 +293,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether the caller may name a prefix whose tokens see each other, and all else is causal."""
+        """True if the tokens of a prefix may attend to each other, and everything else is causal."""
         blocks = [block for _, block in self._kinds()]
         found = [(block.mixer.causal(self.ctx), block.mixer.takes_prefix(self.ctx)) for block in blocks]
         reads_on = all(causal or takes for causal, takes in found)
@@ -279,18 +301,29 @@ class ModelConfig(TowerConfig):
 
     @property
     def writes(self) -> bool:
-        """Whether it can write a text on: no token depends on later ones, but for those of a prompt that is read at
-        once."""
+        """True if the model can generate text: no token outside the prompt depends on later ones."""
         return self.causal or self.takes_prefix
 
     @property
     def rates(self) -> dict[Role, float]:
-        """Learning rates of weights by their role, over the recipe's; 1 where it is not named."""
+        """Factors of the recipe's learning rate by role of a weight; 1 for roles that are absent."""
         return self.mup.rates(self.d_model) if self.mup else {}
 
     def explicit(self) -> ModelConfig:
-        """The same model with nothing left to defaults and nothing that only training knows: two configs are the same
-        function of the same weights where these are equal."""
+        """Returns the same model with every default written out, and without what only training uses.
+
+        Two configs whose explicit forms are equal are the same function of the same weights.
+
+        Returns
+        -------
+        ModelConfig
+            The config without defaults.
+
+        Examples
+        --------
+        >>> config.explicit().stack[0].blocks[0].mixer.head_dim
+        44
+        """
         return self.vary(
             **self.parts_within(self.ctx),
             head=self.head.explicit(self.ctx),
@@ -309,11 +342,24 @@ class ModelConfig(TowerConfig):
     # What it costs
 
     def costs(self, shape: Shape) -> Cost:
-        """What the model costs for this shape, as a tree by site name; allocates nothing. A source counts as as long as
-        the text, and as read where the text begins.
+        """Returns the costs of the model for a shape, as a tree by site name; allocates nothing.
 
-        >>> print(config.costs(Shape.training(8, 1024)))
-        >>> config.costs(Shape(s=1, t=1024, phase="decode"))["layers.3.mixer"].state_bytes
+        Parameters
+        ----------
+        shape
+            Batch, lengths, phase and dtypes. The source of an encoder-decoder counts as long as the text, and is read
+            at its start.
+
+        Returns
+        -------
+        Cost
+            Parameters, FLOPs, state bytes, kept bytes; `cost["layers.3.mixer"]` is the cost of one part.
+
+        Examples
+        --------
+        >>> from glassformer.parts.core.cost import Shape
+        >>> config.costs(Shape(s=1, t=1024, phase="decode"))["layers.2.mixer"].state_bytes
+        720896
         """
         own = self.costs_within(self.ctx, shape)
         own["head"] = self.head.costs(self.ctx, shape).outside_blocks()
@@ -326,14 +372,45 @@ class ModelConfig(TowerConfig):
         return Cost.of(parts)
 
     def num_params(self, embeddings: bool = True) -> int:
-        """Exact number of parameters, tied ones once; allocates nothing.
+        """Returns the exact number of parameters, tied ones once; allocates nothing.
 
-        Without `embeddings`: the layers and the final norm alone, the N of scaling laws."""
+        Parameters
+        ----------
+        embeddings
+            If False, only layers and final norm count: the N of scaling laws.
+
+        Returns
+        -------
+        int
+            Number of parameters.
+
+        Examples
+        --------
+        >>> config.num_params() == sum(p.numel() for p in config.build().parameters())
+        True
+        """
         cost = self.costs(Shape())
         return cost.parameters - (0 if embeddings else sum(end.parameters for end in self._ends(cost)))
 
     def active_params(self, embeddings: bool = True) -> int:
-        """Those of `num_params` that one token meets: of experts, the chosen ones alone."""
+        """Returns the number of parameters that one token uses: of experts, only the chosen ones.
+
+        Parameters
+        ----------
+        embeddings
+            If False, only layers and final norm count.
+
+        Returns
+        -------
+        int
+            Number of parameters.
+
+        Examples
+        --------
+        >>> moe = gf.preset("llama@0.3m+moe:8:2")
+        >>> moe.active_params() < moe.num_params()
+        True
+        """
         cost = self.costs(Shape())
         return cost.active_parameters - (0 if embeddings else sum(end.active_parameters for end in self._ends(cost)))
 
@@ -342,14 +419,48 @@ class ModelConfig(TowerConfig):
         return [cost["embedding"], cost["head"], *([cost["encoder.embedding"]] if self.encoder else [])]
 
     def flops(self, t: int, full: bool = True) -> float:
-        """Forward FLOPs of matrix products per token of a t-token sequence (training takes three times as many).
+        """Returns the forward FLOPs of matmuls per token; training takes three times as many.
 
-        `full` counts every query against all t keys, as the literature's 6 N + 12 L d t does and as FLOP counters
-        measure; otherwise only the keys it sees, about half under a causal mask."""
+        Parameters
+        ----------
+        t
+            Tokens of a sequence.
+        full
+            If True, every query counts against all t keys, as in 6 N + 12 l d t and in FLOP counters; if False,
+            against the keys that it attends to, about half of them under a causal mask.
+
+        Returns
+        -------
+        float
+            FLOPs per token.
+
+        Examples
+        --------
+        >>> config.flops(256, full=False) < config.flops(256)
+        True
+        """
         return self.costs(Shape(s=t, t=t, phase="prefill", every_key=full)).flops / t
 
     def state_bytes(self, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of decode state in `dtype` that one sequence of t tokens needs: those that `init_state` allocates."""
+        """Returns the bytes of decode state of one sequence, those that `model.init_state` allocates.
+
+        Parameters
+        ----------
+        t
+            Tokens of the sequence.
+        dtype
+            Of the state.
+
+        Returns
+        -------
+        int
+            Bytes.
+
+        Examples
+        --------
+        >>> config.state_bytes(1024)
+        1081344
+        """
         return self.costs(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
 
     def _repr_html_(self) -> str:
@@ -375,11 +486,32 @@ class ModelConfig(TowerConfig):
     # The module
 
     def check(self) -> None:
-        """Builds the modules without allocating anything: raises RequestError where parts do not fit together."""
+        """Builds the modules on the meta device, which allocates nothing.
+
+        Raises
+        ------
+        RequestError
+            For parts that do not fit together.
+
+        Examples
+        --------
+        >>> config.check()
+        """
         self.outline()
 
     def outline(self) -> Model:
-        """The model on the meta device: its modules and shapes, and nothing allocated."""
+        """Returns the model on the meta device: its modules and shapes, with nothing allocated.
+
+        Returns
+        -------
+        Model
+            The model, without weights.
+
+        Examples
+        --------
+        >>> config.outline().embedding.weight.device
+        device(type='meta')
+        """
         if (params := self.num_params()) > MAX_PARAMETERS:
             raise RequestError(
                 f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed",
@@ -392,10 +524,29 @@ class ModelConfig(TowerConfig):
         return Model(embedding, layers, final_norm, head, config=self, encoder=encoder)
 
     def build(self, seed: int | None = 0) -> Model:
-        """The model, on torch's current device, in torch's current dtype.
+        """Returns the model as a module, on torch's current device and in its current dtype.
 
-        Each weight depends on `seed` and its parameter's name alone, on any machine the same; `seed=None` leaves them
-        unfilled (to be loaded).
+        Parameters
+        ----------
+        seed
+            Seed of the initial weights. Each weight depends only on the seed and its parameter's name, and is the same
+            on every machine. If None, weights are left unfilled, to be loaded.
+
+        Returns
+        -------
+        Model
+            The module.
+
+        Raises
+        ------
+        RequestError
+            For parts that do not fit together, and too many parameters.
+
+        Examples
+        --------
+        >>> model = config.build(seed=0)
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 100])
         """
         device, model = torch.get_default_device(), self.outline()
         if device.type == "meta":
@@ -407,7 +558,23 @@ class ModelConfig(TowerConfig):
         return model
 
     def begin(self, seed: int) -> Init:
-        """How the weights of this model begin from a seed."""
+        """Returns the rule that draws the initial weights from a seed.
+
+        Parameters
+        ----------
+        seed
+            Seed of the initial weights.
+
+        Returns
+        -------
+        Init
+            The rule.
+
+        Examples
+        --------
+        >>> config.begin(0).seed
+        0
+        """
         of_towers = {"encoder.": self._rule(self.encoder_ctx).std} if self.encoder else {}
         return replace(self._rule(self.ctx), seed=check_seed(seed), of_towers=of_towers)
 
@@ -415,35 +582,143 @@ class ModelConfig(TowerConfig):
         return self.mup.rule(self.init, ctx) if self.mup else self.init.build(ctx)
 
     def initial_weights(self, seed: int = 0) -> InitialWeights:
-        """The weights of `build(seed)`, any slice of any tensor alone."""
+        """Returns the weights of `build(seed)` as a mapping that draws any slice of any tensor by itself.
+
+        Parameters
+        ----------
+        seed
+            Seed of the initial weights.
+
+        Returns
+        -------
+        InitialWeights
+            The weights, drawn when they are asked for.
+
+        Examples
+        --------
+        >>> weights = config.initial_weights(seed=0)
+        """
         return InitialWeights(self.outline(), self.begin(seed))
 
     # Files
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the config as plain data, the content of its file.
+
+        Returns
+        -------
+        dict
+            Mappings, lists, strings and numbers.
+
+        Examples
+        --------
+        >>> config.to_dict()["d_model"]
+        88
+        """
         return to_plain(self)
 
     def to_yaml(self) -> str:
+        """Returns the text of the config's .yaml file.
+
+        Returns
+        -------
+        str
+            YAML.
+
+        Examples
+        --------
+        >>> print(config.to_yaml()[:15])
+        vocab_size: 100
+        """
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
     def save(self, path: str | Path) -> None:
-        """Writes .json or .yaml, by the name."""
+        """Writes the config into a file.
+
+        Parameters
+        ----------
+        path
+            The file, JSON if its name ends in .json, else YAML.
+
+        Examples
+        --------
+        >>> config.save("model.yaml")
+        >>> gf.ModelConfig.from_file("model.yaml") == config
+        True
+        """
         path = Path(path)
         text = json.dumps(self.to_dict(), indent=2) if path.suffix == ".json" else self.to_yaml()
         path.write_text(text, encoding="utf-8")
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "") -> ModelConfig:
-        """Raises RequestError that names the field, the value, and what would be right, and the file if it is said."""
+        """Returns the config of plain data.
+
+        Parameters
+        ----------
+        value
+            Mappings, lists, strings and numbers, as `to_dict` gives them.
+        where
+            Name of the file, for messages.
+
+        Returns
+        -------
+        ModelConfig
+            The config.
+
+        Raises
+        ------
+        RequestError
+            With the field, the value, and what is expected.
+
+        Examples
+        --------
+        >>> gf.ModelConfig.from_dict(config.to_dict()) == config
+        True
+        """
         return validated(cls, value, "config", where)
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
+        """Reads the config of a .yaml or .json file.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        ModelConfig
+            The config.
+
+        Raises
+        ------
+        RequestError
+            For a file that is missing or damaged, and for fields that are wrong.
+
+        Examples
+        --------
+        >>> config.save("model.json")
+        >>> gf.ModelConfig.from_file("model.json").vocab_size
+        100
+        """
         return cls.from_dict(read_tree(path), str(path))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """JSON Schema of the file format, with every choice of part known now: for editors and forms."""
+        """Returns the JSON Schema of config files, with every part that is known, for editors and forms.
+
+        Returns
+        -------
+        dict
+            The schema.
+
+        Examples
+        --------
+        >>> "d_model" in gf.ModelConfig.json_schema()["properties"]
+        True
+        """
         definitions: dict[str, Any] = {}
 
         def inline(schema: Any) -> Any:
@@ -474,10 +749,22 @@ class ModelConfig(TowerConfig):
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
 
     def diff(self, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
-        """path -> (mine, theirs) for every value that differs; a missing one is None.
+        """Returns the fields in which two configs differ.
 
-        >>> gf.preset("gpt2").diff(gf.preset("gpt2+rmsnorm"))
-        {'stack.0.blocks.0.norm.kind': ('layernorm', 'rmsnorm'), ...}
+        Parameters
+        ----------
+        other
+            The config to compare with.
+
+        Returns
+        -------
+        dict of str to tuple
+            Path of the field -> (value here, value in `other`); None for a missing field.
+
+        Examples
+        --------
+        >>> gf.preset("gpt2").diff(gf.preset("gpt2+rmsnorm"))["stack.0.blocks.0.norm.kind"]
+        ('layernorm', 'rmsnorm')
         """
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         paths = [*mine, *(path for path in theirs if path not in mine)]

@@ -152,23 +152,51 @@ def capture(
     memory: int = MEMORY,
     **kwargs: object,
 ) -> dict[str, Tensor]:
-    """{site: value} at every site that one of the shell-style patterns names, of model(tokens, **kwargs). `tokens`:
-    (b, s), or (s,) for one text.
+    """Runs a model and returns the values at named sites inside it.
 
-    `layers`, `heads`, `positions` keep those alone, in the order given; negative ones count from the end. Heads count
-    along a site's own axis of heads, and a site without one is kept whole. Positions are those of queries among
-    `tokens`, whatever a decode state has read before.
+    The fast kernel still computes the output of attention: logits with and without capture are identical. Compiled
+    parts of the model run eagerly during the call, with a warning. Values are detached, and include the edits of a
+    surrounding `gf.edit`; sites that hold the same value may share one tensor.
 
-    `reduce` is applied at the site and its result kept: a function of the value, called for a map of queries against
-    keys with blocks of queries, which must stay the axis they are; the results are joined along it. `pool` brings such
-    maps down to at most pool x pool, keeping the largest value of every tile; maps of more than `memory` bytes in all
-    are pooled unasked, with a warning. The fast kernel computes z all the same: logits with and without capture are
-    identical.
+    Parameters
+    ----------
+    model
+        The model.
+    tokens
+        Ids (b, s), or (s,) for one text.
+    sites
+        Shell-style patterns of site names, such as "layers.*.mixer.pattern".
+    layers, heads, positions
+        Indices to keep, in the order given; negative ones count from the end. Heads count along the site's axis of
+        heads, and a site without that axis is kept whole. Positions are those of queries in `tokens`, not counting
+        the tokens of a decode state.
+    reduce
+        Function of the value, applied at the site; its result is kept. Maps of queries against keys arrive in blocks
+        of queries: `reduce` must keep that axis, and the results are joined along it.
+    pool
+        Largest side of a map of queries against keys: each tile keeps its largest value.
+    memory
+        Bytes of all maps together, beyond which they are pooled with a warning.
+    **kwargs
+        Further arguments of the model's call: state, positions, documents, source.
 
-    What is compiled of the model runs eagerly meanwhile, and a warning says so: all of it (`torch.compile`), or its
-    elementwise regions. Values are detached, and are those after the edits of a `with gf.edit(...)` around this call;
-    sites that hold the same value may share one tensor. Raises RequestError for a pattern that names no site, an index
-    out of range, and tokens that are no text of the model."""
+    Returns
+    -------
+    dict of str to Tensor
+        Site name -> value.
+
+    Raises
+    ------
+    RequestError
+        For a pattern without a site, an index out of range, and ids outside the vocabulary.
+
+    Examples
+    --------
+    >>> model = gf.preset("llama@0.3m+vocab_size=100").build(seed=0)
+    >>> seen = gf.capture(model, [[1, 2, 3]], ["layers.*.mixer.pattern", "layers.0.ffn.out"], heads=0)
+    >>> seen["layers.1.mixer.pattern"].shape, seen["layers.0.ffn.out"].shape
+    (torch.Size([1, 1, 3, 3]), torch.Size([1, 3, 88]))
+    """
     chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:
@@ -205,15 +233,39 @@ def looking(model: nn.Module, looks: Mapping[str, Look]) -> Iterator[None]:
 
 @contextmanager
 def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
-    """Inside, in this thread, f(value) stands for the value at the sites that each shell-style pattern names:
-    {"layers.2.mixer.z": f}.
+    """Replaces the values at named sites by functions of them, inside a `with` block and in the current thread.
 
-    f may write into the value it is given. Edits of one site are applied in the order given, after those of a `with`
-    around this one; leaving undoes them. They hold for every pass, decoding with a state included: f then sees the
-    tokens of that pass alone. Scores and pattern can be edited too; the definition computes that attention then.
+    Edits of one site are applied in the order given, after those of a surrounding `with`; leaving the block undoes
+    them. They apply to every pass, including decoding with a state, in which a function gets only the tokens of that
+    pass. Attention whose scores or pattern are edited is computed by the naive kernel.
 
-    Raises RequestError for a pattern that names no site, and, when the model runs, for an edit that returns another
-    shape."""
+    Parameters
+    ----------
+    model
+        The model.
+    *edits
+        Mappings of a shell-style pattern of site names to a function of the value. The function may write into its
+        argument, and returns a tensor of the same shape.
+
+    Yields
+    ------
+    None
+        Nothing; the model is called inside the block.
+
+    Raises
+    ------
+    RequestError
+        For a pattern without a site, and, when the model runs, for a function that returns another shape.
+
+    Examples
+    --------
+    >>> model = gf.preset("llama@0.3m+vocab_size=100").build(seed=0)
+    >>> tokens = torch.tensor([[1, 2, 3]])
+    >>> with gf.edit(model, {"layers.2.mixer.z": lambda z: z * 0}):
+    ...     ablated = model(tokens)
+    >>> torch.equal(ablated, model(tokens))
+    False
+    """
     chosen: list[tuple[Site, Edit]] = []
     for pattern, function in (pair for given in edits for pair in given.items()):
         for name, site in choose(model, pattern).items():

@@ -134,5 +134,16 @@ FAMILIES: dict[str, str] = {
 
 
 def presets() -> list[str]:
-    """Names of the published models."""
+    """Returns the names of the published models, those that an expression may start with.
+
+    Returns
+    -------
+    list of str
+        Names for `gf.preset`.
+
+    Examples
+    --------
+    >>> "qwen3-8b" in gf.presets()
+    True
+    """
     return list(PRESETS)

@@ -53,26 +53,66 @@ def stream(
     eos_id: int | Collection[int] | None = None,
     **sampling: Any,
 ) -> Iterator[Any]:
-    """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
+    """Yields the next token of every row, one step at a time.
 
-    After the step at which the last row reached an end, nothing follows; rows that reached theirs before it continue
-    until then. The ends are those of the model (`Model.ends`, which loading sets), or `eos_id`, an id or several; with
-    `stop_at_eos=False` no token ends a text.
+    Row i draws from a generator of (seed, i), and its text does not depend on the other rows (docs/decisions.md has
+    the exceptions).
 
-    With `logprobs`, each step is a `Sampled` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
-    k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
+    Parameters
+    ----------
+    model
+        A model that attends only to earlier tokens, or an encoder-decoder.
+    tokens
+        Prompts: ids (b, s), or a list of ids for each row, of any lengths. An encoder-decoder gets the start token of
+        its texts.
+    max_new_tokens
+        Largest number of steps.
+    temperature
+        Divisor of the logits; 0 takes the most likely token.
+    top_k
+        Number of most likely tokens to draw from.
+    seed
+        Seed of the draws. If None, draws differ from call to call.
+    state
+        Decode state that holds what precedes `tokens`. If None, a new one.
+    compiled
+        A compiled decoding step of this model.
+    chunk
+        Tokens of the prompt that are prefilled at once.
+    logprobs
+        If a number k, each step is a `Sampled`: `tokens` (b,), `logprobs` (b,) in nats of the model's own distribution,
+        and for k > 0 `top_ids`, `top_logprobs` (b, k) of the most likely tokens.
+    documents
+        Document numbers (b, s) of a tensor padded on the left, 0 for padding; each row continues its last document.
+    source, source_documents
+        Ids (b, t) for the encoder, and 0 where they are padding; or a list of ids for each row.
+    rules
+        Tokens that the model's folder forces or bans, `Rules.of(loaded.generation)`.
+    stop_at_eos
+        If False, no token ends a text.
+    eos_id
+        Id or ids at which a text ends. If None, those of the model (`Model.ends`, set by `gf.load`).
+    **sampling
+        Fields of `gf.Sampling`: top_p, min_p, typical_p, penalties, logit_bias, logits_processor.
 
-    Rows given as lists may differ in length, and each is read alone. Who pads a tensor on the left says so in
-    `documents`, as for the model: each row goes on with the document it ends in.
+    Yields
+    ------
+    Tensor or Sampled
+        Tokens (b,). The last step is the one at which the last row ends; rows that ended before continue until then.
 
-    `source` is what the encoder of a model that has one reads for each row: ids (b, t), of which `source_documents` are
-    0 where they are padding, or a list for each row. `tokens` begin with the one that its texts begin with.
-    `rules`: tokens that the model's folder forces or bans (`Rules.of(loaded.generation)`).
+    Raises
+    ------
+    RequestError
+        For a request that cannot be generated, before anything is computed.
+    WorkError
+        For logits that are not numbers.
 
-    `sampling`: top_p, min_p, typical_p, penalties, logit_bias, logits_processor (`Sampling`). Row i draws from a
-    generator of (seed, i), and its text does not depend on its neighbours (docs/decisions.md says where it does).
-    Raises RequestError for what cannot be generated, before anything is computed, and WorkError where the model's
-    logits are not numbers."""
+    Examples
+    --------
+    >>> model = gf.preset("llama@0.3m+vocab_size=100").build(seed=0)
+    >>> [token.shape for token in gf.stream(model, [[1, 2, 3], [4]], max_new_tokens=2)]
+    [torch.Size([2]), torch.Size([2])]
+    """
     if isinstance(tokens, Tensor):
         tokens = check_tokens(model, tokens)
         rows = list(tokens)
@@ -177,14 +217,50 @@ def generate(
     eos_id: int | Collection[int] | None = None,
     **more: Any,
 ) -> Rows:
-    """tokens (b, s) followed by the new ones (b, s + t). A row that has reached an end repeats it; when all rows have,
-    it stops. Lists of ids, of any lengths, give lists: each row followed by its own new tokens, up to its end.
+    """Returns the tokens of each row followed by the generated ones.
 
-    >>> gf.generate(gf.load("smollm2").model, [[1, 2, 3], [4]], max_new_tokens=5)
-    >>> gf.generate(translator, [[0]], source=[[8, 5, 1]], eos_id=1)
+    Parameters
+    ----------
+    model
+        A model that attends only to earlier tokens, or an encoder-decoder.
+    tokens
+        Prompts: ids (b, s), or a list of ids for each row, of any lengths.
+    max_new_tokens
+        Largest number of generated tokens.
+    temperature
+        Divisor of the logits; 0 takes the most likely token.
+    top_k
+        Number of most likely tokens to draw from.
+    seed
+        Seed of the draws. If None, draws differ from call to call.
+    stop_at_eos
+        If False, no token ends a text.
+    eos_id
+        Id or ids at which a text ends. If None, those of the model (`Model.ends`, set by `gf.load`).
+    **more
+        Further parameters of `gf.stream` (source, state, top_p, ...), except logprobs.
 
-    The ends are those of the model, as for `stream`, which takes `more` too, but for `logprobs`: what is returned are
-    tokens."""
+    Returns
+    -------
+    Tensor or list of list of int
+        (b, s + t) for a tensor, in which a row repeats its end until all rows have ended; for lists, each row up to its
+        end.
+
+    Raises
+    ------
+    RequestError
+        For a request that cannot be generated, before anything is computed.
+    WorkError
+        For logits that are not numbers.
+
+    Examples
+    --------
+    >>> model = gf.preset("llama@0.3m+vocab_size=100").build(seed=0)
+    >>> gf.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
+    torch.Size([1, 8])
+    >>> [len(row) for row in gf.generate(model, [[1, 2, 3], [4]], max_new_tokens=5)]
+    [8, 6]
+    """
     if more.get("logprobs") is not None:
         raise RequestError(
             "generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities",

@@ -201,18 +201,47 @@ def fit_scaling_law(
     columns: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Law:
-    """Fits a scaling law to runs: rows of parameters N, tokens D and loss (see `points` for tables and files).
+    """Fits a scaling law to runs.
 
     The sum over points of Huber(log L - log fitted) is minimised by L-BFGS from the `STARTS` best of a grid of
     exponents, to which the amplitudes are solved by non-negative least squares. The objective is divided by its own
     scale: with the tolerances that optimisers have by default, and errors of a thousandth, they stop after a few
     steps, at estimates that depend on the start (Besiroglu et al. 2024, 2404.10102).
 
-    form    one of FORMS
-    delta   where Huber's loss turns from squares to absolute values; 0 < delta, and towards 0 least absolute values.
-            None: squares of the loss itself, in nats, which is what some published laws were fitted by
+    Parameters
+    ----------
+    source
+        Rows with the columns N (parameters), D (tokens) and loss: mappings, a table, or the path of a .csv file.
+    form
+        Form of the law: "chinchilla" is loss = E + A / N^alpha + B / D^beta; an unknown name lists the others.
+    delta
+        Error at which Huber's loss turns from squares to absolute values. If None, the law minimises squares of the
+        loss itself, in nats, as some published laws do.
+    columns
+        Other names of the columns: {"N": "parameters"}.
+    where
+        Rows to keep: {"model": "llama"}.
 
-    RequestError: fewer points than the form has figures and one more, or nothing varies that it reads."""
+    Returns
+    -------
+    Law
+        `.E`, `.A`, `.B`, `.alpha`, `.beta`, `.predict(N, D)`, `.interval("alpha", 0.95)`.
+
+    Raises
+    ------
+    RequestError
+        For too few points, and for points that do not vary in what the form reads.
+
+    Examples
+    --------
+    >>> rows = [
+    ...     {"N": n, "D": d, "loss": 1.7 + 400 / n**0.34 + 410 / d**0.28}
+    ...     for n in (1e6, 4e6, 2e7, 1e8) for d in (1e8, 1e9, 1e10)
+    ... ]
+    >>> law = gf.fit_scaling_law(rows)
+    >>> round(law.E, 2), round(law.alpha, 2)
+    (1.7, 0.34)
+    """
     if form not in FORMS:
         raise RequestError(code="unknown", field="form", value=form, expected=f"one of {', '.join(FORMS)}")
     if delta is not None and not 0 < delta < float("inf"):

@@ -26,15 +26,39 @@ def load(
     device: Any = None,
     quantize: str | None = None,
 ) -> Loaded:
-    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
-    or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
-    (`.fresh` names those). With fewer heads of keys and values (`smollm2+gqa:1`) each is the mean of those whose
-    queries it now serves (Ainslie et al. 2023, 2305.13245); with more, heads are repeated (`.regrouped`).
+    """Loads a model with its weights, config and tokenizer.
 
-    `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
-    `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
-    .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
-    RequestError."""
+    Parameters
+    ----------
+    expression
+        A run folder, a Hugging Face folder, a .gguf file, hf:owner/name, or an installed model ("smollm2", "minilm");
+        with changes ("smollm2+window:256") the weights that still fit, and newly initialised ones elsewhere (`.fresh`
+        names them). With fewer KV heads ("smollm2+gqa:1") each is the mean of those whose queries it now serves
+        (Ainslie et al. 2023, 2305.13245); with more, heads are repeated (`.regrouped`).
+    dtype
+        Of the weights, torch.bfloat16 or "bfloat16". If None, that of the file, and float32 for quantised weights.
+    device
+        Where the weights go, as torch names it.
+    quantize
+        "int8" or "int4" pack the matrices, "bf16" prepacks them for the CPU's bf16 matmuls, "keep" leaves those of a
+        .gguf file packed; `dtype` is then that of everything else. A model of packed weights can be neither trained nor
+        saved.
+
+    Returns
+    -------
+    Loaded
+        `.model`, `.config`, `.tokenizer`; `.generate`, `.stream`, `.chat`, `.embed`.
+
+    Raises
+    ------
+    RequestError
+        For a name without weights, changes that do not fit, and files that are damaged or of an unknown kind.
+
+    Examples
+    --------
+    >>> llm = gf.load("smollm2", quantize="int4")  # doctest: +SKIP
+    >>> print(llm.generate("Once upon a time", max_new_tokens=20))  # doctest: +SKIP
+    """
     dtype = None if dtype is None else dtype_of(dtype)
     name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:

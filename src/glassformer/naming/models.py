@@ -18,9 +18,31 @@ from glassformer.naming.sizes import is_size, resize
 
 
 def preset(expression: str | Path) -> ModelConfig:
-    """The model that an EXPR, or the path of a config, names.
+    """Returns the config that an expression names, without weights.
 
-    Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
+    Parameters
+    ----------
+    expression
+        NAME[@SIZE][+CHANGE...]: a published model, optionally at another size and with changed parts; or the path of a
+        .yaml or .json config, a run folder, a checkpoint folder, a .gguf file.
+
+    Returns
+    -------
+    ModelConfig
+        The model as a value.
+
+    Raises
+    ------
+    RequestError
+        With the nearest names, the field, or the reason why two parts do not fit together.
+
+    Examples
+    --------
+    >>> gf.preset("gpt2").num_params()
+    124439808
+    >>> gf.preset("llama@10m+gqa:2+window:128").n_layers
+    6
+    """
     name, size, changes = parse(expression)
     config = _named(name)
     return changed(resize(config, size) if size else config, changes)

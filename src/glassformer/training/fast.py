@@ -17,25 +17,42 @@ from glassformer.parts.region import compiled_regions
 def fast_training(
     device: str = "auto", dtype: str = "auto", threads: int | None = None, compile: bool | None = None
 ) -> Iterator[machine.Settings]:
-    """Inside, a loop over `model.loss` runs as fast as `train`: torch uses all cores, the process keeps the memory that
-    a step frees, and the elementwise regions of models are compiled, where there is a compiler, for the shapes they
-    meet first. Yields the settings: `how.device`, and `how.autocast()` for the dtype.
+    """Makes your training loop over `model.loss` as fast as `gf.train`, inside a `with` block.
 
-    >>> with gf.fast_training() as how:
-    ...     model = config.build(seed=0).to(how.device)
-    ...     for inputs, targets in batches:
-    ...         with how.autocast():
-    ...             loss = model.loss(inputs, targets)
-    ...         loss.backward()
+    torch uses all cores, the process keeps the memory that a step frees, and the elementwise regions of models are
+    compiled for the shapes of the first steps. Shapes that change from step to step compile again, a few times, and
+    then run eagerly: evaluate and generate outside the block.
 
-    device, dtype   auto, or as in a recipe; bfloat16 where its products are faster than float32's here
-    threads         of the CPU; None: all cores. On leaving torch has as many as before. How they wait for each other is
-                    chosen by how long steps take, from one call of the optimizer to the next (`machine.threads`)
-    compile         None: where it can be done. It takes some tens of seconds in the first step
+    Parameters
+    ----------
+    device
+        "auto", "cpu", "cuda", "mps".
+    dtype
+        "float32", "bfloat16", or "auto": bfloat16 where its matmuls are faster than those in float32.
+    threads
+        Threads of the CPU. If None, one for each core. The number of before is restored on leaving.
+    compile
+        False runs the elementwise regions eagerly. If None, they are compiled where a compiler is installed, which
+        takes some tens of seconds in the first step.
 
-    Shapes that change from step to step compile again, a few times, and then run eagerly: evaluate and generate
-    outside.
-    Raises RequestError for settings that this machine does not have.
+    Yields
+    ------
+    Settings
+        `.device`, and `.autocast()`, the context of a forward pass in the dtype.
+
+    Raises
+    ------
+    RequestError
+        For settings that this machine does not have.
+
+    Examples
+    --------
+    >>> with gf.fast_training(compile=False) as how:
+    ...     model = gf.preset("llama@0.3m+vocab_size=100").build(seed=0).to(how.device)
+    ...     tokens = torch.randint(100, (2, 9), device=how.device)
+    ...     with how.autocast():
+    ...         loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+    ...     loss.backward()
     """
     how = machine.settings(device, dtype, threads, compile)
     before, fixed = torch.get_num_threads(), pacing.fixed()

@@ -25,55 +25,72 @@ BUDGETS = ("tokens", "flops", "minutes", "steps")
 
 
 class Recipe(Value):
-    """Everything that decides a run besides the model and the text.
+    """Training of a model as a value: everything that decides a run besides the model and the data.
 
-    Exactly one of `tokens`, `flops`, `minutes`, `steps` bounds it. A run bounded by minutes follows the clock, so it is
-    not the same twice; the others are a pure function of model, text, recipe and machine.
+    Exactly one of `tokens`, `flops`, `minutes`, `steps` is the budget. A run with a budget of minutes depends on the
+    clock and differs from run to run; the others are a function of model, data, recipe and machine.
+
+    Examples
+    --------
+    >>> recipe = gf.Recipe(tokens="200k", batch_size=8, context=128, optimizer={"kind": "muon"})
+    >>> recipe.tokens_per_step, recipe.optimizer.kind
+    (1024, 'muon')
     """
 
     tokens: int | None = Field(None, gt=0, lt=1 << 63)
+    """Budget in tokens; "200k" is read as 200,000."""
     flops: float | None = Field(None, gt=0)
-    """Training FLOPs: three times the forward products, causal attention counted in full."""
+    """Budget in training FLOPs: three times those of the forward matmuls, with every pair of causal attention."""
     minutes: float | None = Field(None, gt=0)
+    """Budget in minutes of training."""
     steps: int | None = Field(None, gt=0, lt=1 << 53)
-    """Optimizer steps."""
+    """Budget in optimizer steps."""
     batch_size: int = Field(16, gt=0, le=1 << 20)
-    """Sequences per optimizer step."""
+    """Sequences of an optimizer step."""
     micro_batch: int | None = Field(None, gt=0)
-    """Sequences at once, an atom of the step; their gradients are added up as a tree (`parallel/sums.py`), so that the
-    processes that share them do not show in the result. None: all."""
+    """Sequences of a microbatch; gradients of microbatches are added as a tree (`parallel/sums.py`), so that the result
+    does not depend on the number of processes. None for the whole batch."""
     context: int = Field(256, gt=0, le=1 << 28)
+    """Tokens of a sequence."""
     seed: int = Field(0, ge=0, lt=1 << 63)
+    """Seed of the initial weights and of the order of the data."""
     learning_rate: float | None = Field(None, gt=0)
-    """The peak. None takes a rule by the model's size and the optimizer (`peak_learning_rate`)."""
+    """Peak learning rate; None for the rule by model size and optimizer (`peak_learning_rate`)."""
     objective: ObjectiveConfig = NextTokenConfig()
-    """What the model is trained for and scored on: next_token, masked:P, seq2seq, ... (`training/objectives`)."""
+    """Loss that is minimised and evaluated: next_token, masked:P, seq2seq, ... (`training/objectives`)."""
     optimizer: OptimizerConfig = AdamWConfig()
+    """adamw, muon, lion, adafactor, sgd (`training/optimizers`)."""
     schedule: ScheduleConfig = CosineConfig()
+    """Learning rate over the run: cosine, linear, constant, wsd (`training/schedule.py`)."""
     weight_decay: float = Field(0.1, ge=0)
-    """AdamW's, on weights of matrices; never on norms, biases or embeddings. Other optimizers scale it as they do the
-    learning rate, so that a step takes the same share of a weight."""
+    """Weight decay of AdamW, applied to matrices, not to norms, biases or embeddings. Other optimizers scale it like
+    the learning rate, so that a step removes the same share of a weight."""
     clip: float | None = Field(1.0, gt=0)
-    """Largest gradient norm."""
+    """Largest gradient norm; None for no clipping."""
     qk_clip: float | None = Field(None, gt=0)
-    """Largest attention logit: heads that passed it have W_q and W_k shrunk after the step (`dynamics/qk_clip.py`; 100
-    in Kimi K2)."""
+    """Largest attention logit: W_q and W_k of heads that exceed it are scaled down after the step
+    (`dynamics/qk_clip.py`; 100 in Kimi K2). None for no clipping."""
     evaluate_every: int | None = Field(None, gt=0)
-    """Steps between evaluations; None: about eight in a run."""
+    """Steps between evaluations; None for about eight in a run."""
     evaluation_tokens: int = Field(16384, gt=0)
+    """Tokens of held-out text of an evaluation."""
     checkpoint_seconds: float = Field(60.0, gt=0)
-    """Time between checkpoints; the last step is always saved."""
+    """Seconds between checkpoints; the last step is always saved."""
     async_save: bool = False
-    """Whether a thread writes checkpoints while training goes on, which waits for a copy in memory alone."""
+    """True if a thread writes checkpoints: training waits only for a copy in memory."""
     watch: int | None = Field(None, gt=0)
-    """Steps between looks inside, written to dynamics.jsonl; None: none but for spikes."""
+    """Steps between statistics by layer and head, written to dynamics.jsonl; None for none, except at spikes."""
     on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
-    """What to do about a step whose loss or gradient norm is a spike: take it, leave it out, or return to the latest
-    checkpoint and leave out the batches since."""
+    """Answer to a spike of loss or gradient norm: take the step, skip it, or return to the latest checkpoint and skip
+    the batches since."""
     device: str = "auto"
+    """auto, cpu, cuda, mps."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of autocast; auto for bfloat16 where its matmuls are faster."""
     threads: int | None = Field(None, gt=0)
+    """Threads of the CPU; None for one for each core."""
     compile: bool | None = None
+    """Compile the elementwise regions; None for yes where a compiler is installed and the run is long enough."""
 
     @field_validator("tokens", "steps", "flops", mode="before")
     @classmethod
@@ -103,20 +120,54 @@ class Recipe(Value):
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens of an optimizer step."""
         return self.batch_size * self.context
 
     @property
     def atoms(self) -> int:
-        """Pieces of a step's batch."""
+        """Microbatches of an optimizer step."""
         return self.batch_size // (self.micro_batch or self.batch_size)
 
     def peak_learning_rate(self, config: ModelConfig) -> float:
-        """`learning_rate`, or AdamW's default for a model of this size times the optimizer's `rate`."""
+        """Returns the peak learning rate.
+
+        Parameters
+        ----------
+        config
+            The model.
+
+        Returns
+        -------
+        float
+            `learning_rate`; if None, AdamW's default for a model of this size times the optimizer's `rate`.
+
+        Examples
+        --------
+        >>> f"{recipe.peak_learning_rate(gf.preset('llama@0.3m')):.2g}"
+        '0.0015'
+        """
         return self.learning_rate or default_learning_rate(config) * self.optimizer.rate
 
     def num_steps(self, config: ModelConfig, tokens_per_step: float | None = None) -> int | None:
-        """Optimizer steps of the run, or None where the clock decides. `tokens_per_step`: what a step reads in the
-        mean, where that depends on the text."""
+        """Returns the number of optimizer steps of the run.
+
+        Parameters
+        ----------
+        config
+            The model.
+        tokens_per_step
+            Mean number of tokens that a step reads, for data on which that depends. If None, `tokens_per_step`.
+
+        Returns
+        -------
+        int or None
+            Steps; None for a budget of minutes.
+
+        Examples
+        --------
+        >>> recipe.num_steps(gf.preset("llama@0.3m"))
+        196
+        """
         if self.steps is not None:
             return self.steps
         tokens = self.tokens
@@ -125,13 +176,67 @@ class Recipe(Value):
         return None if tokens is None else max(1, math.ceil(tokens / (tokens_per_step or self.tokens_per_step)))
 
     def save(self, path: Path) -> None:
+        """Writes the recipe into a YAML file.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Examples
+        --------
+        >>> recipe.save(Path("recipe.yaml"))
+        """
         path.write_text(yaml.safe_dump(to_plain(self), sort_keys=False), encoding="utf-8")
 
     @classmethod
     def from_file(cls, path: Path) -> Recipe:
+        """Reads a recipe from a YAML or JSON file.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        Recipe
+            The recipe.
+
+        Raises
+        ------
+        RequestError
+            For a file that is missing or damaged, and for fields that are wrong.
+
+        Examples
+        --------
+        >>> gf.Recipe.from_file(Path("recipe.yaml")) == recipe
+        True
+        """
         return validated(cls, read_tree(path), "recipe", str(path))
 
     @classmethod
     def of(cls, **fields: object) -> Recipe:
-        """Raises RequestError in one sentence."""
+        """Returns a recipe of fields that a user has given.
+
+        Parameters
+        ----------
+        **fields
+            Fields of `Recipe`.
+
+        Returns
+        -------
+        Recipe
+            The recipe.
+
+        Raises
+        ------
+        RequestError
+            For a wrong field, in one sentence; `Recipe(...)` raises pydantic's ValidationError.
+
+        Examples
+        --------
+        >>> gf.Recipe.of(steps=10).batch_size
+        16
+        """
         return validated(cls, fields, "recipe")

@@ -13,58 +13,163 @@ from glassformer.training.state import Training
 
 
 class Callback:
-    """Hooks of a training run; a subclass overrides those it needs. `gf.train(..., callbacks=[...])` calls them in the
-    order of the list.
+    """Hooks of a training run; a subclass overrides some of them, and `gf.train(..., callbacks=[...])` calls them.
 
-    A hook may look at the run and the moment (step, loss, gradient norm, batch, model, optimizer), change the model in
-    place, or act on the run: `run.stop(reason)` ends it as diverged, `run.skip()` in `before_update` leaves the step
-    out. Whatever the next step depends on belongs into `state`, so that a resumed run goes on bit for bit.
+    A hook may read the run and the moment (step, loss, gradient norm, batch, model, optimizer), change the model in
+    place, or act on the run: `run.stop(reason)` ends it as diverged, `run.skip()` in `before_update` omits the step.
+    A value that the next step depends on belongs into `state`, so that a resumed run is equal bit for bit.
 
-    >>> class Freeze(Callback):
-    ...     def before_update(self, run, moment):
-    ...         run.model.embedding.weight.grad = None
+    Examples
+    --------
+    >>> class Curve(gf.Callback):
+    ...     def __init__(self):
+    ...         self.losses = []
+    ...
+    ...     def after_update(self, run, moment):
+    ...         self.losses.append(moment.loss)
+    >>> curve = Curve()
+    >>> run = gf.train("llama@0.3m", "tiny.txt", steps=3, batch_size=2, context=16, callbacks=[curve], progress=False)
+    >>> len(curve.losses)
+    3
     """
 
     def started(self, run: Training) -> None:
-        """The model is built or restored; no step has been taken since."""
+        """Runs before the first step, with the model built or restored.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        """
 
     def around_backward(self, run: Training) -> AbstractContextManager[Any]:
-        """A context that is entered while the loss of a step and its gradients are computed."""
+        """Returns a context that is entered while the loss of a step and its gradients are computed.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+
+        Returns
+        -------
+        context manager
+            The context.
+        """
         return nullcontext()
 
     def before_update(self, run: Training, moment: Moment) -> None:
-        """Gradients are as the loss left them; the weights have not moved."""
+        """Runs before the optimizer moves the weights, with the gradients of the loss.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        moment
+            Step, loss, gradient norm and batch of the step.
+        """
 
     def after_update(self, run: Training, moment: Moment) -> None:
-        """The weights have moved."""
+        """Runs after the optimizer has moved the weights.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        moment
+            Step, loss, gradient norm and batch of the step.
+        """
 
     def skipped(self, run: Training, moment: Moment) -> None:
-        """The step was left out: the weights have not moved, and will not."""
+        """Runs for a step that was omitted: the weights do not move.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        moment
+            Step, loss, gradient norm and batch of the step.
+        """
 
     def noticed(self, run: Training, events: Sequence[dict[str, Any]]) -> None:
-        """The watch has found spikes, or the run was rolled back."""
+        """Runs when the watch has found spikes, and when the run was rolled back.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        events
+            Spikes and roll-backs, as rows of events.
+        """
 
     def recorded(self, run: Training, row: dict[str, Any]) -> None:
-        """A row of metrics.jsonl was added to `run.rows`: of a step or of an evaluation."""
+        """Runs after a row of metrics.jsonl, of a step or an evaluation, was added to `run.rows`.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        row
+            The row.
+        """
 
     def evaluated(self, run: Training) -> None:
-        """The model was evaluated on held-out text; the measures are in `run.validation`."""
+        """Runs after an evaluation on held-out text, with its measures in `run.validation`.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        """
 
     def saved(self, run: Training, folder: Path) -> None:
-        """A checkpoint was written to `folder`; with `async_save` this is called before the next one, or at the end."""
+        """Runs after a checkpoint was written; with `async_save`, before the next one or at the end.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        folder
+            Folder of the checkpoint.
+        """
 
     def rolled_back(self, run: Training, step: int) -> None:
-        """The run has gone back from `step` to its latest checkpoint, that of `run.step`."""
+        """Runs after the run has returned from a step to its latest checkpoint, that of `run.step`.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        step
+            Step before the return.
+        """
 
     def ended(self, run: Training) -> None:
-        """No step follows: the run is finished, has diverged (`run.error`), or an exception passes."""
+        """Runs after the last step: the run is finished, has diverged (`run.error`), or an exception was raised.
+
+        Parameters
+        ----------
+        run
+            The run: model, optimizer, step, rows, folder.
+        """
 
     def state(self) -> dict[str, Any]:
-        """What the next step depends on, as JSON can hold it."""
+        """Returns the values that the next step depends on, as JSON can hold them.
+
+        Returns
+        -------
+        dict
+            The values; the same type is given to `restore`.
+        """
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where `state()` was taken."""
+        """Sets the values that `state` returned when the checkpoint was written.
+
+        Parameters
+        ----------
+        state
+            The values, as JSON holds them.
+        """
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
