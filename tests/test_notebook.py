@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.dynamics.why import Cause, Diagnosis
+from glassformer.dynamics import Cause, Diagnosis
 from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from glassformer.training import Recipe as Recipe
     from glassformer.training import Run as Run
     from glassformer.training import fast_training as fast_training
+    from glassformer.training.post_mortem import why as why
     from glassformer.version import __version__ as __version__
 
 _HOMES = {
@@ -79,6 +80,7 @@ _HOMES = {
     "stream": "generation",
     "train": "comparison",
     "tune": "comparison",
+    "why": "training.post_mortem",
 }
 """Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
 
@@ -116,6 +118,7 @@ __all__ = [
     "stream",
     "train",
     "tune",
+    "why",
 ]
 
 

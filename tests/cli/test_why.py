@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.cli.why import BARS, one_line, show_why, sparkline
+import glassformer as gf
+from glassformer.cli.show import show
+from glassformer.dynamics.diagnosis import BARS, sparkline
 from glassformer.dynamics.records import NAME
+from glassformer.figures.terminal import one_line
 from glassformer.naming import preset
 from glassformer.training import Recipe
 from tests.refused import refused
 
 STEPS = 200
+
+
+def show_why(run: str, as_json: bool) -> None:
+    show(gf.why(run), as_json)
 
 
 @pytest.fixture
@@ -111,7 +118,7 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(run: Path, capsys: pytest.Ca
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert found["causes"]
-    assert "1 lines of" in said.err
+    assert said.err == ""
     assert any("1 lines of" in note for note in found["notes"])
     assert any("Without statistics" in note for note in found["notes"])
 

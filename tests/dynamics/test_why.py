@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from glassformer.dynamics import Diagnosis, diagnose
 from glassformer.dynamics.records import LAST_STEP, read_records
 from glassformer.dynamics.watch import Moment
 from glassformer.dynamics.weights import named_matrices
-from glassformer.dynamics.why import Diagnosis, diagnose
 from glassformer.errors import RequestError
 from glassformer.introspection import sites
 from glassformer.model import Model

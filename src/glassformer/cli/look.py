@@ -22,10 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer import machine
-from glassformer.cli.why import one_line
 from glassformer.conversion import is_checkpoint
 from glassformer.errors import RequestError, WorkError, did_you_mean
-from glassformer.figures.terminal import output, ruled, short, size
+from glassformer.figures.terminal import one_line, output, ruled, short, size
 from glassformer.files import disk_errors
 from glassformer.generation.session import source_of
 from glassformer.introspection import edit, rows_of

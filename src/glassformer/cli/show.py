@@ -15,7 +15,7 @@ from glassformer.comparison import Design, compare
 from glassformer.comparison.single import SingleRun
 from glassformer.config import ModelConfig
 from glassformer.errors import WorkError
-from glassformer.figures.terminal import output, ruled, short, size
+from glassformer.figures.terminal import Printed, output, ruled, short, size
 from glassformer.naming import SIZES, changes, words
 from glassformer.parallel.launch import one_voice
 from glassformer.planning.counts import Component, Counts
@@ -25,6 +25,14 @@ from glassformer.runs.live import ComparisonView, clock, decimals
 from glassformer.runs.results import Answers, Power, Results, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
 from glassformer.training import Run
+
+
+def show(value: Printed, as_json: bool) -> None:
+    """Prints a value of the library on standard output: as its text, or as JSON."""
+    if as_json:
+        print(json.dumps(value.to_dict()))
+    else:
+        output().print(value)
 
 
 def compare_and_show(

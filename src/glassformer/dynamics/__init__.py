@@ -9,9 +9,11 @@ from glassformer.dynamics.attention import (
     sink_mass,
     sink_rate,
 )
+from glassformer.dynamics.diagnosis import Cause, Diagnosis
 from glassformer.dynamics.gradients import gradient_norm, gradient_rms, update_ratio
 from glassformer.dynamics.outputs import dead_units, log_z, max_violation, router_entropy, router_load
 from glassformer.dynamics.records import Records, read_records
+from glassformer.dynamics.rules import diagnose
 from glassformer.dynamics.spectra import (
     CosineMap,
     cosine_map,
@@ -37,7 +39,6 @@ from glassformer.dynamics.tokens import (
     token_cosine,
 )
 from glassformer.dynamics.watch import Moment, Watch
-from glassformer.dynamics.why import Cause, Diagnosis, diagnose
 
 __all__ = [
     "Cause", "CosineMap", "Diagnosis", "Massive", "Moment", "Records", "Spikes", "Watch", "attention_entropy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -66,6 +67,16 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
+def one_line(text: str) -> str:
+    """Returns the text with a mark for each character that a terminal would obey: line ends, escapes, directions."""
+    return "".join(letter if letter.isprintable() else "⏎" if letter == "\n" else "·" for letter in text)
+
+
+def unbroken(text: str) -> Text:
+    """Returns a text whose lines are never wrapped, to be copied: a path, a config."""
+    return Text(text, no_wrap=True, overflow="ignore")
+
+
 def dim(text: str) -> Text:
     """Returns a line that explains the ones before it."""
     return Text(text, style="dim")
@@ -75,6 +86,10 @@ class Printed:
     """Base of results that are read in a terminal: `print(result)` is the text that the command line shows.
 
     A subclass says what to print with `lines`; `__rich__` gives it to rich's consoles, with colours, at their width."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the result as plain values, which the command line prints with --json."""
+        raise NotImplementedError
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields the text from top to bottom: literal strings, tables, rich's `Text` where a line has a style."""

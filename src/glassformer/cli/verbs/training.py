@@ -246,6 +246,7 @@ def why(run: str, /, *, json: Json = False) -> None:
     run
         The folder of a run (best of one trained with --watch), or of a comparison's arm.
     """
-    from glassformer.cli.why import show_why
+    from glassformer.cli.show import show
+    from glassformer.training.post_mortem import why
 
-    show_why(run, json)
+    show(why(run), json)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from glassformer.config import ModelConfig
+from glassformer.dynamics.diagnosis import Cause, Diagnosis
 from glassformer.dynamics.evidence import BACK, LOOKBACK, Evidence, Mover, Spike, Track, layer_of, median, share
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
-from glassformer.figures import plain_table, tag
 from glassformer.thresholds import ALIKE_COSINE, COLLAPSED_ENTROPY, COLLAPSED_LOGIT, DIVERGENCE_WINDOW
 
 HEALTHY = "nothing wrong"
@@ -40,45 +40,6 @@ LONGEST_QUOTE = 60
 
 
 @dataclass(frozen=True)
-class Cause:
-    """One known failure that the run matches."""
-
-    cause: str
-    confidence: float
-    why: str
-    """The evidence, in a sentence."""
-    tries: tuple[str, ...]
-    """Changes that the literature offers, as expressions and fields of the recipe."""
-    layer: int | None = None
-    site: str | None = None
-    statistic: str | None = None
-    head: int | None = None
-    step: int | None = None
-    sigmas: float | None = None
-    """How far the statistic moved, where enough was known before; else what moved first at its site or in its layer."""
-    batch: tuple[str, ...] = ()
-    """The text of the batch, where that is the cause."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Sigmas are null where they cannot be counted; a statistic of head 2 is `weight_norm[2]`."""
-        return {
-            "cause": self.cause,
-            "layer": self.layer,
-            "site": self.site,
-            "statistic": self.statistic if self.head is None else f"{self.statistic}[{self.head}]",
-            "step": self.step,
-            "sigmas": _counted(self.sigmas),
-            "confidence": round(float(self.confidence), 2),
-            "try": list(self.tries),
-        }
-
-    @property
-    def place(self) -> str:
-        """`layers.2.mixer.q, head 1`."""
-        return (self.site or "") + (f", head {self.head}" if self.head is not None else "")
-
-
-@dataclass(frozen=True)
 class Leap:
     """A norm that moved further than updates could have moved it."""
 
@@ -94,56 +55,6 @@ class Leap:
     @property
     def step(self) -> int:
         return int(self.track.steps[self.row])
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    verdict: str
-    """`nothing wrong`, or what happened and why, in a line."""
-    causes: tuple[Cause, ...]
-    """The likeliest first."""
-    story: tuple[str, ...]
-    """Sentences: what happened, what moved first, the likeliest cause, what to try, what else."""
-    losses: tuple[float, ...] = field(default=(), repr=False)
-    """Of every step known."""
-    moved: tuple[Mover, ...] = ()
-    """What moved before the failure showed, the first first."""
-    notes: tuple[str, ...] = ()
-    """The sentences of the story that hold whatever the verdict: spikes that passed, steps left out."""
-    batch: tuple[str, ...] = field(default=(), repr=False)
-    """Texts of the batch of the cause, or else of the largest spike."""
-
-    def to_dict(self) -> dict[str, Any]:
-        moved = [
-            {
-                "site": mover.track.where,
-                "layer": mover.track.layer,
-                "head": mover.named_head,
-                "statistic": mover.track.statistic,
-                "step": mover.step,
-                "sigmas": _counted(mover.sigmas),
-            }
-            for mover in self.moved
-        ]
-        causes = [cause.to_dict() for cause in self.causes]
-        return {"verdict": self.verdict, "causes": causes, "moved": moved, "notes": list(self.notes)}
-
-    def paragraph(self) -> str:
-        return " ".join(self.story)
-
-    def _repr_html_(self) -> str:
-        """In a notebook: the causes side by side, and the paragraph."""
-        rows = [
-            (one.cause, f"{one.confidence:.0%}", one.place, one.statistic or "", "" if one.step is None else one.step,
-             "" if one.sigmas is None else f"{one.sigmas:+.1f}", ", ".join(one.tries))
-            for one in self.causes
-        ]  # fmt: skip
-        headings = ("cause", "sure", "where", "moved", "step", "sigma", "try")
-        return tag("div", plain_table(self.verdict, headings, rows), tag("p", self.paragraph()))
-
-
-def _counted(sigmas: float | None) -> float | None:
-    return round(float(sigmas), 2) if sigmas is not None and math.isfinite(sigmas) else None
 
 
 def diagnose(

@@ -1,0 +1,161 @@
+"""Diagnosis of a run, as a value that prints itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from glassformer.dynamics.evidence import Mover
+from glassformer.figures import plain_table, tag
+from glassformer.figures.terminal import Printed, one_line, ruled
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARKS = 60
+"""Characters of a curve in a line of text."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One known failure that the run matches."""
+
+    cause: str
+    confidence: float
+    why: str
+    """The evidence, in a sentence."""
+    tries: tuple[str, ...]
+    """Changes that the literature offers, as expressions and fields of the recipe."""
+    layer: int | None = None
+    site: str | None = None
+    statistic: str | None = None
+    head: int | None = None
+    step: int | None = None
+    sigmas: float | None = None
+    """Change of the statistic in standard deviations; without enough earlier values, that of the first mover at its
+    site or in its layer."""
+    batch: tuple[str, ...] = ()
+    """The text of the batch, if that is the cause."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values: sigmas that cannot be counted are null, a statistic of head 2 is `weight_norm[2]`."""
+        return {
+            "cause": self.cause,
+            "layer": self.layer,
+            "site": self.site,
+            "statistic": self.statistic if self.head is None else f"{self.statistic}[{self.head}]",
+            "step": self.step,
+            "sigmas": _counted(self.sigmas),
+            "confidence": round(float(self.confidence), 2),
+            "try": list(self.tries),
+        }
+
+    @property
+    def place(self) -> str:
+        """`layers.2.mixer.q, head 1`."""
+        return (self.site or "") + (f", head {self.head}" if self.head is not None else "")
+
+    @property
+    def cells(self) -> list[str]:
+        """Cells of a row under `HEADINGS`."""
+        sigmas = "" if self.sigmas is None else f"{self.sigmas:+.1f}"
+        step = "" if self.step is None else f"{self.step:,}"
+        words = [one_line(text or "") for text in (self.cause, self.place, self.statistic)]
+        return [words[0], f"{self.confidence:.0%}", *words[1:], step, sigmas, ", ".join(self.tries)]
+
+
+HEADINGS = ("cause", "sure", "where", "moved", "step", "sigma", "try")
+
+
+@dataclass(frozen=True)
+class Diagnosis(Printed):
+    """Known failures that a run matches, the statistics that moved first, and changes to try."""
+
+    verdict: str
+    """`nothing wrong`, or the failure and its cause, in a line."""
+    causes: tuple[Cause, ...]
+    """The most likely first."""
+    story: tuple[str, ...]
+    """Sentences: the failure, the first mover, the most likely cause, changes to try, other causes, notes."""
+    losses: tuple[float, ...] = field(default=(), repr=False)
+    """Loss of every known step."""
+    moved: tuple[Mover, ...] = ()
+    """Statistics that moved before the failure showed, in order of time."""
+    notes: tuple[str, ...] = ()
+    """Sentences that hold for any verdict: spikes that passed, steps and lines left out."""
+    batch: tuple[str, ...] = field(default=(), repr=False)
+    """Texts of the batch of the cause, or else of the largest spike."""
+    name: str = ""
+    """Name of the run, usually its folder."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns verdict, causes, movers and notes as plain values."""
+        moved = [
+            {
+                "site": mover.track.where,
+                "layer": mover.track.layer,
+                "head": mover.named_head,
+                "statistic": mover.track.statistic,
+                "step": mover.step,
+                "sigmas": _counted(mover.sigmas),
+            }
+            for mover in self.moved
+        ]
+        causes = [cause.to_dict() for cause in self.causes]
+        return {"verdict": self.verdict, "causes": causes, "moved": moved, "notes": list(self.notes)}
+
+    def paragraph(self) -> str:
+        """Returns the story as one paragraph."""
+        return " ".join(self.story)
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields a paragraph, the loss as a curve, and tables of the causes, the movers and the batch."""
+        yield Text(f"{self.name}{': ' if self.name else ''}{one_line(self.verdict)}", style="bold")
+        if self.losses:
+            yield f"loss {sparkline(self.losses)} {self.losses[-1]:.3g}"
+        yield one_line(self.paragraph())
+        if self.causes:
+            table = ruled()
+            for heading in HEADINGS:
+                table.add_column(heading, overflow="fold")
+            for cause in self.causes:
+                table.add_row(*cause.cells)
+            yield table
+        if self.moved:
+            yield "what moved first:"
+            table = ruled()
+            for heading in ("step", "sigma", "statistic", "where"):
+                table.add_column(heading, overflow="fold")
+            for mover in self.moved:
+                head = "" if mover.named_head is None else f", head {mover.head}"
+                place, statistic = one_line(mover.track.where) + head, one_line(mover.track.statistic)
+                table.add_row(f"{mover.step:,}", f"{mover.sigmas:+.1f}", statistic, place)
+            yield table
+        if self.batch:
+            yield "the batch:"
+            yield from (Text(f"  {one_line(text)}", no_wrap=True, overflow="ellipsis") for text in self.batch)
+        yield from (f"note: {one_line(note)}" for note in self.notes if note not in self.story)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the causes as a table, and the paragraph."""
+        rows = [cause.cells for cause in self.causes]
+        return tag("div", plain_table(self.verdict, HEADINGS, rows), tag("p", self.paragraph()))
+
+
+def sparkline(values: Sequence[float], width: int = SPARKS) -> str:
+    """Returns one character for each of at most `width` equal intervals: their mean, on a scale from the smallest to
+    the largest."""
+    width = min(width, len(values))
+    edges = [len(values) * i // width for i in range(width + 1)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    means = [min(max(mean, -1e300), 1e300) / 4 for mean in means]  # so that no difference of two is infinite
+    low, high = min(means), max(means)
+    return "".join(BARS[min(7, int(8 * (mean - low) / ((high - low) or 1.0)))] for mean in means)
+
+
+def _counted(sigmas: float | None) -> float | None:
+    return round(float(sigmas), 2) if sigmas is not None and math.isfinite(sigmas) else None
