@@ -23,7 +23,7 @@ from glassformer.generation.beams import beams
 from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import Draft, PromptLookup, speculate
 from glassformer.introspection import capture, edit
-from glassformer.laboratory.check import check
+from glassformer.laboratory.proof import check
 from glassformer.lens.asking import READINGS, ReadingInputs
 from glassformer.model import Model
 from glassformer.naming import preset
@@ -296,7 +296,7 @@ def test_training_and_resuming(text: TextData, tmp_path: Path, name: str, more: 
 
 @pytest.mark.parametrize("name", ["mamba@1m", "llama@1m+gqa:2", "gpt2@1m+moe:4:2"])
 def test_check(name: str, device: str) -> None:
-    assert check(seen_model(name).to(device)).ok
+    assert check(seen_model(name).to(device)).passed
 
 
 def test_weights_are_drawn_where_they_are_asked_for(device: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 import glassformer
 import glassformer as gf
 from glassformer import thresholds
-from glassformer.dynamics import why
+from glassformer.dynamics import rules
 from glassformer.errors import CODES, Code, no_memory
 from glassformer.files import SCHEMAS, check_schema
 from glassformer.machine import Settings
@@ -166,9 +166,9 @@ def test_diagnosis_judges_a_rate_by_what_training_takes(name: str):
     usual = default_learning_rate(config)
     for recipe in ({}, {"optimizer": {"kind": "adamw"}}, {"optimizer": {"kind": "muon"}}):
         run = SimpleNamespace(config=config, recipe=recipe, rates=np.array([usual / 2, 3 * usual]))
-        assert why._above_usual(run) == pytest.approx(3)
+        assert rules._above_usual(run) == pytest.approx(3)
     other = SimpleNamespace(config=config, recipe={"optimizer": {"kind": "sgd"}}, rates=np.array([3 * usual]))
-    assert math.isnan(why._above_usual(other))
+    assert math.isnan(rules._above_usual(other))
 
 
 ROOM_OF_STATISTICS = {

@@ -174,9 +174,11 @@ def inspection() -> tuple[Figure, str]:
         f"{kind}: " + ", ".join(f"layer {head.layer} head {head.head}" for head in found)
         for kind, found in seen.notable(3).items()
     )
-    example = 'seen = gf.lens.inspect(loaded.model, tokens, loaded.tokenizer)\nprint(seen)\nseen.save("inspect.html")'
+    example = (
+        'seen = gf.lens.inspect(loaded.model, tokens, loaded.tokenizer)\nprint(repr(seen))\nseen.save("inspect.html")'
+    )
     shell = 'glassformer inspect smollm2 --text "..." --out DIR     # writes DIR/inspect.html'
-    return figure, f"```python\n{example}\n```\n\n```\n{shell}\n```\n\n```\n{seen}\n{heads}\n```"
+    return figure, f"```python\n{example}\n```\n\n```\n{shell}\n```\n\n```\n{seen!r}\n{heads}\n```"
 
 
 def routing() -> tuple[Figure, str]:

@@ -26,7 +26,7 @@ import glassformer as gf
 from experiments.docs import plainly
 from experiments.docs.common import PASSAGE, smollm2
 from glassformer import dynamics
-from glassformer.dynamics import why
+from glassformer.dynamics import rules
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.records import NAME, Records, read_records
 from glassformer.dynamics.watch import Moment, Watch
@@ -480,12 +480,12 @@ def diagnose() -> tuple[Figure, str]:
         ax.plot(at, [one.losses[step - 1] for step in at], "v", color=colour, markersize=6)
         told.append(f"{arm} run: {found.verdict}\n{found.paragraph()}")
     style.legend(ax)
-    rules = [f"- **{rule.__name__.replace('_', ' ')}**: {plainly(' '.join((rule.__doc__ or '').split()))}"
-             for rule in why.RULES]  # fmt: skip
+    named = [f"- **{rule.__name__.replace('_', ' ')}**: {plainly(' '.join((rule.__doc__ or '').split()))}"
+             for rule in rules.RULES]  # fmt: skip
     wrapped = "\n\n".join(fill(paragraph, 100) for text in told for paragraph in text.splitlines())
     return figure, (
         "```\nglassformer why RUN\n```\n\nA triangle marks the step at which a cause that was found began.\n\n"
-        f"```\n{wrapped}\n```\n\nThe failures it knows, each a combination:\n\n" + "\n".join(rules)
+        f"```\n{wrapped}\n```\n\nThe failures it knows, each a combination:\n\n" + "\n".join(named)
     )
 
 

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.advice import advise as advise
     from glassformer.laboratory.claims import claims as claims
+    from glassformer.laboratory.exporting import convert as convert
+    from glassformer.laboratory.inspection import inspect as inspect
     from glassformer.laboratory.ladder import ablate as ablate
+    from glassformer.laboratory.proof import check as check
     from glassformer.laboratory.scaling import scale as scale
     from glassformer.loaded import Loaded as Loaded
     from glassformer.naming import preset as preset
@@ -62,8 +65,10 @@ _HOMES = {
     "advise": "laboratory.advice",
     "ask": "retrieval",
     "capture": "introspection",
+    "check": "laboratory.proof",
     "claims": "laboratory.claims",
     "compare": "comparison",
+    "convert": "laboratory.exporting",
     "dynamics": "dynamics",
     "edit": "introspection",
     "embed": "retrieval",
@@ -71,6 +76,7 @@ _HOMES = {
     "fit_scaling_law": "laboratory",
     "generate": "generation",
     "index": "retrieval",
+    "inspect": "laboratory.inspection",
     "lens": "lens",
     "load": "naming.loading",
     "plan": "planning",
@@ -99,8 +105,10 @@ __all__ = [
     "advise",
     "ask",
     "capture",
+    "check",
     "claims",
     "compare",
+    "convert",
     "dynamics",
     "edit",
     "embed",
@@ -108,6 +116,7 @@ __all__ = [
     "fit_scaling_law",
     "generate",
     "index",
+    "inspect",
     "lens",
     "load",
     "plan",
@@ -127,26 +136,52 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
     def save(
         model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=None, generation=None, pooling=None
     ):
-        """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first
-        that can hold the model; returns which.
+        """Writes a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` loads.
 
-        A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
-        imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends`
-        are the ids at which an answer ends; if None, those of the model, or the tokenizer's own. `generation` is how
-        it is drawn, as `load` gives it, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of
-        sentence-transformers too. Raises RequestError."""
-        save = import_module("glassformer.conversion").save
-        return save(
-            model,
-            tokenizer,
-            folder,
-            dtype=dtype,
-            trained=trained,
-            family=family,
-            ends=ends,
-            generation=generation,
-            pooling=pooling,
-        )
+        A model that no published class can hold is written as our own class, which `transformers` loads once
+        `glassformer` is imported. Reparametrised matrices are written as they are applied.
+
+        Parameters
+        ----------
+        model
+            A built `Model`.
+        tokenizer
+            Its tokenizer, or None.
+        folder
+            The folder to write.
+        dtype
+            torch dtype of the weights; by default unchanged.
+        trained
+            Recipe and checkpoint of a run, for the model card.
+        family
+            model_type of the published class; by default the first one that can hold the model.
+        ends
+            Ids at which an answer ends; by default those of the model, or the tokenizer's.
+        generation
+            Decoding options for generation_config.json, as `load` and `Run` give them.
+        pooling
+            Pooling that makes it a folder of sentence-transformers too, as `load` gives it.
+
+        Returns
+        -------
+        Family
+            The published class that holds the model: `model_type`, `architecture`.
+
+        Raises
+        ------
+        RequestError
+            If the family cannot hold the model, or the folder cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import glassformer as gf
+        >>> model = gf.preset("llama@0.3m+vocab_size=65").build(seed=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     gf.save(model, None, folder).architecture
+        'LlamaForCausalLM'
+        """
+        return import_module("glassformer.conversion").save(**locals())
 
 
 def __getattr__(name: str) -> Any:
@@ -156,6 +191,10 @@ def __getattr__(name: str) -> Any:
     value = home if _HOMES[name] == name else getattr(home, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return [*(name for name in globals() if name.startswith("__")), *__all__]
 
 
 # `transformers` then loads models of our own family.

@@ -15,11 +15,14 @@ import torch.nn.functional as F
 
 import glassformer as gf
 from glassformer import lens
-from glassformer.cli import app, look, main
-from glassformer.cli.look import HEADED, show_inspection
+from glassformer.cli import app, main
+from glassformer.cli.options import text_of
+from glassformer.cli.show import call_and_show
 from glassformer.errors import RequestError
+from glassformer.laboratory import inspection
 from glassformer.lens.asking import READINGS
 from glassformer.lens.inspection import inspect
+from glassformer.lens.terminal import HEADED
 from glassformer.naming.loading import load
 from glassformer.runs import live
 from tests.cli.conftest import saved
@@ -33,17 +36,22 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def show_inspection(name: str, text: str, out: str | None = None, as_json: bool = False, **options: Any) -> None:
+    folder = out if out is not None or as_json else "inspection"
+    call_and_show(gf.inspect, name, text_of(text, "text"), out=folder, as_json=as_json, **options)
+
+
 def read(capsys: pytest.CaptureFixture[str], name: str, text: str, out: str | None = None) -> dict[str, Any]:
-    show_inspection(name, text, out, as_json=True, threads=1)
+    show_inspection(name, text, out, as_json=True)
     out, err = capsys.readouterr()
     assert err == ""
     return json.loads(out)
 
 
 def test_a_reading_and_its_page(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    show_inspection(model, TEXT, threads=1)
+    show_inspection(model, TEXT)
     out = capsys.readouterr().out
-    for words in ("38 tokens", "nats per token", "most surprising:", "heads that stand out", "looks at",
+    for words in ("38 tokens", "nats per token", "most surprising:", "notable heads", "attends to",
                   "what each depth would say after ‘n’", "embedding", "layer 1"):  # fmt: skip
         assert words in out
     assert TEXT in out.replace("\n", "")
@@ -53,14 +61,14 @@ def test_a_reading_and_its_page(model: str, capsys: pytest.CaptureFixture[str], 
 
 
 def test_the_folder_is_chosen(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    show_inspection(model, TEXT, out="a/b", threads=1)
+    show_inspection(model, TEXT, out="a/b")
     assert (tmp_path / "a/b/inspect.html").is_file() and not (tmp_path / "inspection").exists()
 
 
 @pytest.mark.parametrize("asked", [["--text", TEXT], ["--coord-check"]])
 def test_an_empty_folder_is_refused(model: str, asked: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", model, *asked, "--out", ""]) == 2
-    assert "--out is empty; give a folder" in capsys.readouterr().err
+    assert "out is empty; give a folder" in capsys.readouterr().err
 
 
 def test_json(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -68,7 +76,7 @@ def test_json(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     loaded = load(model)
     seen = inspect(loaded.model, loaded.tokenizer.encode(TEXT), loaded.tokenizer, name=model)  # type: ignore[union-attr,arg-type]
     expected = json.loads(json.dumps(seen.to_dict()))
-    assert found.pop("page") is None and list(tmp_path.iterdir()) == []
+    assert found["page"] is None and list(tmp_path.iterdir()) == []
     assert found["words"] == list(TEXT) and len(found["heads"]) == 8 and found["trained"] is True
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert found.keys() == expected.keys()
@@ -92,23 +100,23 @@ def test_where_the_text_comes_from(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "--text is empty"),
+        ("", "text is empty"),
         ("@missing.txt", "--text @missing.txt cannot be read"),
         ("@.", "cannot be read"),
         ("@a\x00b", "cannot be read"),
-        ("@latin.txt", "byte 0xe9; utf-8 text is right"),
+        ("@latin.txt", "must be utf-8 text, and holds the byte 0xe9"),
         ("a\ud800", "surrogate"),
     ],
 )
 def test_text_that_cannot_be_read(text: str, says: str, model: str, tmp_path: Path):
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(RequestError) as caught:
-        show_inspection(model, text, as_json=True, threads=1)
+        show_inspection(model, text, as_json=True)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_text_longer_than_the_context_is_cut(learned: str, capsys: pytest.CaptureFixture[str]):
-    show_inspection(learned, TEXT * 3, as_json=False, threads=1)
+    show_inspection(learned, TEXT * 3, as_json=False)
     out, err = capsys.readouterr()
     assert "40 tokens" in out
     assert "the first 40 of 114 tokens are read" in " ".join(err.split()) and "context of 40" in " ".join(err.split())
@@ -117,7 +125,7 @@ def test_a_text_longer_than_the_context_is_cut(learned: str, capsys: pytest.Capt
 def test_a_text_longer_than_the_page_is_cut(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(look, "LONGEST", 10)
+    monkeypatch.setattr(inspection, "LONGEST", 10)
     assert read(capsys, model, TEXT)["tokens"] == 10
 
 
@@ -125,23 +133,23 @@ def test_progress_where_there_is_no_terminal(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """Three depths and the end; the clock begins with the first."""
-    show_inspection(model, TEXT, threads=1)
+    show_inspection(model, TEXT)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(live, "PATIENCE", 0.0)
-    show_inspection(model, TEXT, threads=1)
+    show_inspection(model, TEXT)
     assert capsys.readouterr().err.splitlines() == ["reading: 33%", "reading: 67%", "reading: 100%"]
     assert read(capsys, model, TEXT)["tokens"] == len(TEXT)
 
 
 def test_an_expression_has_random_weights_and_reads_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     expression = "llama@1m+layers=2+d_model=32+heads=4+vocab_size=256"
-    show_inspection(expression, "é!", threads=1)
+    show_inspection(expression, "é!")
     out, err = capsys.readouterr()
     assert "random weights" in out and "3 tokens" in out and "its weights are random" in " ".join(err.split())
     assert "Not trained." in (tmp_path / "inspection/inspect.html").read_text(encoding="utf-8")
     assert read(capsys, expression, "ab")["trained"] is False
     with refused(code="range", field="vocab_size"):
-        show_inspection("llama@1m+vocab_size=65", "ab", threads=1)
+        show_inspection("llama@1m+vocab_size=65", "ab")
 
 
 def test_changes_to_a_checkpoint(model: str, capsys: pytest.CaptureFixture[str]):
@@ -152,14 +160,14 @@ def test_changes_to_a_checkpoint(model: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_tokens_do_not_speak_to_the_terminal(model: str, capsys: pytest.CaptureFixture[str]):
-    show_inspection(model, "a\x1b[31m\x07\u202eb [bold]c[/bold] [/] \n\t", threads=1)
+    show_inspection(model, "a\x1b[31m\x07\u202eb [bold]c[/bold] [/] \n\t")
     out = capsys.readouterr().out
     assert not set(out) & {"\x1b", "\x07", "\u202e", "\t"}
     assert "[bold]c[/bold]" in out and "⟨U+001B⟩" in out
 
 
 def test_one_token(model: str, capsys: pytest.CaptureFixture[str]):
-    show_inspection(model, "a", threads=1)
+    show_inspection(model, "a")
     assert "1 token\n" in capsys.readouterr().out
     assert read(capsys, model, "a")["loss"] is None
 
@@ -168,9 +176,9 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(look, "inspect", lambda *_, **__: pytest.fail("the text was read"))
+    monkeypatch.setattr(inspection, "lens_inspect", lambda *_, **__: pytest.fail("the text was read"))
     with failed(code="disk"):
-        show_inspection("llama@1m", "words", out=str(tmp_path / "file"), threads=1)
+        show_inspection("llama@1m", "words", out=str(tmp_path / "file"))
 
 
 # Ablation
@@ -219,7 +227,7 @@ def test_what_cannot_be_taken_away_is_refused(
     assert main(["inspect", model, "--text", TEXT, "--ablate", named]) == 2
     assert sentence in capsys.readouterr().err
     assert main(["inspect", model, "--ablate", named]) == 2
-    assert "--ablate is for --text" in capsys.readouterr().err
+    assert "ablate is for text" in capsys.readouterr().err
 
 
 # More readings
@@ -248,7 +256,7 @@ def test_every_reading_is_told_and_drawn(model: str, capsys: pytest.CaptureFixtu
 
 def test_readings_as_json_are_those_of_the_library(model: str, mixture: str, capsys: pytest.CaptureFixture[str]):
     def asked(name: str, *readings: str) -> dict[str, Any]:
-        show_inspection(name, TEXT, as_json=True, threads=1, readings=readings)
+        show_inspection(name, TEXT, as_json=True, reading=readings)
         return json.loads(capsys.readouterr().out)["readings"]
 
     loaded = load(model)
@@ -268,7 +276,7 @@ def test_readings_as_json_are_those_of_the_library(model: str, mixture: str, cap
 def test_patching_one_text_into_another(model: str, capsys: pytest.CaptureFixture[str]):
     """The metric is the lead of what follows the first text over what follows the second."""
     texts = ["abcdefgh", "abcdefgz"]
-    given = {"threads": 1, "readings": ["activation_patching"]}
+    given = {"reading": ["activation_patching"]}
     show_inspection(model, texts[0], as_json=True, against=texts[1], **given)
     found = json.loads(capsys.readouterr().out)["readings"]["activation_patching"]
     loaded = load(model)
@@ -291,12 +299,12 @@ def test_patching_one_text_into_another(model: str, capsys: pytest.CaptureFixtur
     [
         (["--text", TEXT, "--reading", "head_score"], "no reading is named 'head_score'; did you mean 'head_scores'"),
         (["--text", TEXT, "--reading", "?"], "there are attention_rollout,"),
-        (["--reading", "head_scores"], "--reading is for --text"),
-        (["--against", "a"], "--against is for --text"),
-        (["--text", TEXT, "--against", "a"], "--against is for --reading activation_patching"),
-        (["--text", TEXT, "--reading", "all", "--against", ""], "--against is empty"),
+        (["--reading", "head_scores"], "reading is for text"),
+        (["--against", "a"], "against is for text"),
+        (["--text", TEXT, "--against", "a"], "against is for reading activation_patching"),
+        (["--text", TEXT, "--reading", "all", "--against", ""], "against is empty"),
         (["--text", TEXT, "--reading", "all", "--against", "@none"], "--against @none cannot be read"),
-        (["--text", TEXT, "--reading", "expert_routing"], "--reading expert_routing: no layer of this model has exper"),
+        (["--text", TEXT, "--reading", "expert_routing"], "reading expert_routing: no layer of this model has exper"),
     ],
 )
 def test_a_reading_that_cannot_be(arguments: list[str], says: str, model: str, capsys: pytest.CaptureFixture[str]):
@@ -312,7 +320,7 @@ def test_the_names_are_in_the_help():
 
 
 def test_readings_of_a_model_without_attention(capsys: pytest.CaptureFixture[str]):
-    show_inspection("mamba@1m+layers=1+d_model=32+vocab_size=256", "ab cd", as_json=True, threads=1, readings=["all"])
+    show_inspection("mamba@1m+layers=1+d_model=32+vocab_size=256", "ab cd", as_json=True, reading=["all"])
     found = json.loads(capsys.readouterr().out)["readings"]
     given = {name for name, reading in found.items() if "error" not in reading}
     assert given == {"logit_attribution", "massive_activations", "token_similarity", "embedding_neighbours"}
@@ -322,8 +330,8 @@ def test_readings_of_a_model_without_attention(capsys: pytest.CaptureFixture[str
 def test_without_matplotlib_readings_are_told(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(look, "find_spec", lambda name: None)
-    show_inspection(model, TEXT, threads=1, readings=["head_scores"])
+    monkeypatch.setattr(inspection, "find_spec", lambda name: None)
+    show_inspection(model, TEXT, reading=["head_scores"])
     out, err = capsys.readouterr()
     assert "head_scores: mean attention" in out and "figure:" not in out and "install it: pip" in " ".join(err.split())
     assert not list(tmp_path.rglob("*.png"))

@@ -14,7 +14,7 @@ import glassformer as gf
 from glassformer.conversion.exports import family_of
 from glassformer.conversion.gguf import llama_cpp
 from glassformer.conversion.weights import fold
-from glassformer.laboratory.check import check
+from glassformer.laboratory.proof import check
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.text import prepare
@@ -77,7 +77,7 @@ def test_exports_are_those_of_the_folded_model():
 
 def test_a_proof_holds_for_it():
     report = check(trained("llama@1m+sigmareparam"))
-    assert report.ok and {row.verdict for row in report.rows} == {"ok"}
+    assert report.passed and {row.verdict for row in report.rows} == {"ok"}
 
 
 def logits(loaded: gf.convert.Loaded) -> Tensor:  # type: ignore[name-defined]

@@ -146,9 +146,7 @@ def test_names_without_weights(run: Path) -> None:
     with refused(code="unknown", field="quantize"):
         gf.load(run, quantize="int3")
     with refused(code="conflict", field="dtype"):
-        from glassformer.cli.checkpoints import convert_checkpoint
-
-        convert_checkpoint(str(run), "x", "hf", "q8_0", False)
+        gf.convert(run, "x", dtype="q8_0")
 
 
 def test_check_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 import glassformer as gf
-from glassformer.cli import checkpoints, main
+from glassformer.cli import main
 from glassformer.errors import RequestError
+from glassformer.laboratory import exporting
 from glassformer.text import ByteTokenizer
 
 VERBS = {
@@ -142,7 +143,7 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_weights_are_read
     gf.save(gf.preset("llama@1m+layers=1+vocab_size=257").build(), ByteTokenizer(), "source")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "load", lambda _: pytest.fail("the weights were read"))
+        patch.setattr(exporting, "resolve", lambda *_, **__: pytest.fail("the weights were read"))
         assert says in said(["convert", "source", out, *more], capsys)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     if not more and not out.endswith(".gguf"):

@@ -85,8 +85,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for wrong, sentence in (
         (["inspect", name, "--text", "ab"], "--source TEXT"),
         (["inspect", f"gpt2@1m+{TINY}", "--text", "ab", "--source", "x"], "leave --source out"),
-        (["inspect", name, "--source", "x"], "--source is for --text"),
-        (["inspect", name, "--text", "ab", "--source", ""], "--source is empty"),
+        (["inspect", name, "--source", "x"], "source is for text"),
+        (["inspect", name, "--text", "ab", "--source", ""], "source is empty"),
         (["inspect", name, "--text", "ab", "--source", "x" * 200], "reads 120"),
     ):
         assert main(wrong) == 2

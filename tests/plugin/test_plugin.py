@@ -16,7 +16,7 @@ import glassformer as gf
 from glassformer.comparison import compare
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.laboratory.check import check
+from glassformer.laboratory.proof import check
 from glassformer.lens import inspect
 from glassformer.naming import parse, resize, words
 from glassformer.parts.core.base import part_classes

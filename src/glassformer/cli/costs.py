@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from glassformer.cli.show import component_table
 from glassformer.errors import RequestError
 from glassformer.figures import days
 from glassformer.figures.terminal import output, size
 from glassformer.naming import preset
 from glassformer.planning import Plan, plan, search
 from glassformer.planning.advice import advice
-from glassformer.planning.counts import Counts
+from glassformer.planning.counts import Counts, component_table
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import TrainingMemory

@@ -9,15 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from glassformer import machine
 from glassformer.cli.recipes import Asked, ExperimentStep
 from glassformer.cli.show import compare_and_show, train_and_show
 from glassformer.comparison import Design
 from glassformer.comparison.single import SingleRun
-from glassformer.dynamics.coord_check import LEVEL, coordinate_check
 from glassformer.errors import RequestError
 from glassformer.figures.terminal import output, ruled, short, size
-from glassformer.files import disk_errors
 from glassformer.laboratory.advice import Goal, advise
 from glassformer.laboratory.claims import claims, overview
 from glassformer.laboratory.claims.stored import MEASURED
@@ -26,7 +23,6 @@ from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
 from glassformer.laboratory.scaling import REPORT, ScalingDesign, ScalingPlan, refuse_failed, scale
 from glassformer.laboratory.summary import summary
-from glassformer.naming import preset
 from glassformer.report.claims import asked_words, figure_words, verdict_of, write_claims
 from glassformer.report.claims import finding as claim_finding
 from glassformer.report.ladder import findings
@@ -354,38 +350,3 @@ def tables(found: dict[str, Any]) -> list[Table]:
             predicted.add_row(f"{n:.3g}", f"{d:.3g}", f"{ratio:.1f}", f"{flops:.3g}", f"{one['loss']:.4f}", told)
         made.append(predicted)
     return made
-
-
-COORDS_FOLDER, PICTURE = "inspection", "coord-check.png"
-
-
-def show_coord_check(name: str, out: str | None, as_json: bool) -> None:
-    """Prints the slope of every kind of site and writes OUT/coord-check.png; with `as_json` the figure is drawn where
-    `out` is given. Raises RequestError."""
-    machine.apply(machine.settings("cpu"))
-    check = coordinate_check(preset(name))
-    folder = out if out is not None or as_json else COORDS_FOLDER
-    picture = None if folder is None else Path(folder) / PICTURE
-    if picture is not None:
-        with disk_errors(picture):
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            check.save(picture)
-    if as_json:
-        print(json.dumps({**check.to_dict(), "figure": None if picture is None else str(picture)}))
-        return
-    console = output()
-    table = ruled()
-    table.add_column("site")
-    for heading in ("slope", *(f"width {width}" for width in check.widths)):
-        table.add_column(heading, justify="right")
-    for kind, slope in check.slopes.items():
-        mark = "[red]" if kind in check.growing else ""
-        table.add_row(kind, f"{mark}{slope:+.2f}", *(f"{value:.3g}" for value in check.changes[kind][-1]))
-    console.print(
-        f"mean |x - x0| after {check.steps} steps of Adam at {check.learning_rate:g}, by width", highlight=False
-    )
-    console.print(table)
-    verdict = f"{', '.join(check.growing)} grow with the width: the best learning rate will fall with it; try +mup"
-    console.print(verdict if check.growing else f"nothing grows with the width (every slope is at most {LEVEL:g})")
-    if picture is not None:
-        print(f"figure: {picture}")

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from glassformer.errors import RequestError
 from glassformer.units import quantity
+
+LONGEST_TEXT = 1_000_000
+"""Characters of a file or of standard input that are read."""
 
 Flag = Annotated[bool, Parameter(negative="")]
 Texts = Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)]
@@ -225,6 +229,29 @@ def standard_input() -> Iterator[None]:
         raise RequestError(
             f"standard input holds the byte {byte:#04x}; {problem.encoding} text is right",
             code="damaged", field="stdin",
+        ) from None  # fmt: skip
+
+
+def text_of(text: str, field: str) -> str:
+    """Returns the text that an option means: the option itself, the text of a file after an @, or standard input for
+    -."""
+    try:
+        if text == "-":
+            return sys.stdin.read(LONGEST_TEXT)
+        if not text.startswith("@"):
+            return text
+        with Path(text[1:]).expanduser().open(encoding="utf-8", newline="") as file:
+            return file.read(LONGEST_TEXT)
+    except UnicodeDecodeError as problem:
+        byte, source = problem.object[problem.start], "standard input" if text == "-" else text[1:]
+        raise RequestError(
+            f"{source} must be {problem.encoding} text, and holds the byte {byte:#04x}", code="damaged", field=field
+        ) from None
+    except (OSError, ValueError) as problem:  # ValueError: a name with a null byte
+        reason = getattr(problem, "strerror", None) or problem
+        raise RequestError(
+            f"--{field} {text} cannot be read ({reason}); a text that starts with @ comes through --{field} -",
+            code="missing", field=field,
         ) from None  # fmt: skip
 
 

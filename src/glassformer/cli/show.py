@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.comparison import Design, compare
 from glassformer.comparison.single import SingleRun
-from glassformer.config import ModelConfig
 from glassformer.errors import WorkError
 from glassformer.figures.terminal import Printed, output, ruled, short, size
-from glassformer.naming import SIZES, changes, words
 from glassformer.parallel.launch import one_voice
-from glassformer.planning.counts import Component, Counts
 from glassformer.report.tuning import finding
 from glassformer.runs.executor import Executor
 from glassformer.runs.live import ComparisonView, clock, decimals
@@ -28,11 +24,21 @@ from glassformer.training import Run
 
 
 def show(value: Printed, as_json: bool) -> None:
-    """Prints a value of the library on standard output: as its text, or as JSON."""
+    """Prints a value of the library on standard output: as its text, or as JSON. Raises WorkError if it failed."""
     if as_json:
         print(json.dumps(value.to_dict()))
     else:
-        output().print(value)
+        output().print(value, crop=False)
+    value.check()
+
+
+def call_and_show(verb: Callable[..., Printed], *inputs: Any, as_json: bool, **options: Any) -> None:
+    """Calls a verb of the library with its progress on standard error, and prints its value. Options
+    without a value keep the defaults of the verb. Raises WorkError if the work failed."""
+    given = {name: value for name, value in options.items() if value is not None}
+    with ComparisonView(quiet=as_json) as view:
+        value = verb(*inputs, progress=view.event, **given)
+    show(value, as_json)
 
 
 def compare_and_show(
@@ -178,75 +184,3 @@ def answers_in_words(found: Answers) -> str:
     if found.bleu is not None and found.chrf is not None:
         words.append(f"BLEU {found.bleu:.1f}, chrF {found.chrf:.1f}")
     return ", ".join(words)
-
-
-def met(config: ModelConfig) -> str:
-    """How many parameters of the layers a token meets, where that is not all of them."""
-    active = config.active_params(embeddings=False)
-    return "" if active == config.num_params(embeddings=False) else f" ({active:,} for each token)"
-
-
-def component_table(rows: Iterable[Component], title: str = "") -> Table:
-    """Parameters by component, with their formula in symbols and in numbers."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=title or None, title_justify="left")
-    for head in ("component", "parameters", "share", "formula"):
-        table.add_column(head, justify="right" if head in ("parameters", "share") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(row.name, f"{row.parameters:,}", f"{row.share:.1%}", f"{row.symbols}\n= {row.numbers}")
-    return table
-
-
-def show_config(
-    name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool
-) -> None:
-    rows = Counts(config).components
-    facts = {
-        "name": name,
-        "parameters": config.num_params(),
-        "parameters_without_embeddings": config.num_params(embeddings=False),
-        "active_parameters": config.active_params(),
-        "forward_flops_per_token": config.flops(config.context),
-        "state_bytes_per_token": config.state_bytes(config.context) / config.context,
-        "components": {row.name: row.parameters for row in rows},
-        "config": config.to_dict(),
-    }
-    difference = config.diff(other) if other is not None else None
-    if as_json:
-        print(
-            json.dumps(facts if difference is None else {**facts, "diff": {k: list(v) for k, v in difference.items()}})
-        )
-        return
-    if difference is not None:
-        table = Table("field", name, other_name or "")
-        for path, (mine, theirs) in difference.items():
-            table.add_row(path, str(mine), str(theirs))
-        Console().print(table if difference else f"{name} and {other_name} are equal")
-        return
-    inner = f"{facts['parameters_without_embeddings']:,} without embeddings{met(config)}"
-    print(f"{name}: {facts['parameters']:,} parameters, {inner}")
-    print(
-        f"{facts['forward_flops_per_token']:.4g} FLOPs per token forward at {config.context} tokens, all pairs counted"
-    )
-    print(f"{size(facts['state_bytes_per_token'])} of decode state per token in 16 bits\n")  # type: ignore[arg-type]
-    output().print(component_table(rows), highlight=False)
-    print()
-    print(config.to_yaml(), end="")
-
-
-def show_presets(as_json: bool) -> None:
-    counts = {name: make().num_params() for name, make in PRESETS.items()}
-    if as_json:
-        print(json.dumps({"presets": counts, "families": FAMILIES, "sizes": SIZES, "changes": changes()}))
-        return
-    table = Table("model", "parameters", "layers", "width", "family name")
-    of = {published: family for family, published in FAMILIES.items()}
-    for name, make in PRESETS.items():
-        config = make()
-        table.add_row(name, f"{counts[name]:,}", str(config.n_layers), str(config.d_model), of.get(name, ""))
-    console = Console()
-    console.print(table)
-    console.print("sizes: " + ", ".join(f"@{name}" for name in SIZES), highlight=False)
-    console.print("changes, by the part that declares them; a value stands for any of its kind:", highlight=False)
-    for axis, some in words().items():
-        console.print(f"  {axis}: " + " ".join(f"+{word}" for word in some), highlight=False, markup=False)
-    console.print("  any field: +path=value, such as +norm.eps=1e-6", highlight=False)

@@ -154,14 +154,7 @@ def save(
     generation: Mapping[str, Any] | None = None,
     pooling: Pooling | None = None,
 ) -> Family:
-    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
-    can hold the model; returns which.
-
-    A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
-    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
-    the ids at which an answer ends; if None, those of the model, or the tokenizer's own. `generation` is how it is
-    drawn, as `load` gives it, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of sentence-
-    transformers too."""
+    """Writes a Hugging Face folder and returns the family that holds the model; `gf.save` explains the parameters."""
     place = writable(folder, file=False)
     ends = model.ends if ends is None else ends
     return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import RenderableType
+from rich.text import Text
 from torch import Tensor
 
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.errors import RequestError, check_whole
+from glassformer.figures.terminal import Printed, ruled, unbroken
 from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.mup import parameter_groups
@@ -33,7 +36,7 @@ LEVEL = 0.1
 
 
 @dataclass(frozen=True)
-class CoordinateCheck:
+class CoordinateCheck(Printed):
     """mean |x| and mean |x_t - x_0| of every kind of site (`mixer.q`, `resid_post`, ...; layers, seeds and values
     averaged), by step 0 ... `steps`, by width. `sizes["mixer.q"][step][width]`."""
 
@@ -42,6 +45,8 @@ class CoordinateCheck:
     learning_rate: float
     sizes: dict[str, list[list[float]]]
     changes: dict[str, list[list[float]]]
+    picture: Path | None = None
+    """File of the figure; None if it was not drawn."""
 
     @property
     def slopes(self) -> dict[str, float]:
@@ -62,7 +67,36 @@ class CoordinateCheck:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "slopes": self.slopes, "growing": self.growing}
+        """Returns sizes, changes and slopes as plain values, and the file of the figure."""
+        numbers = asdict(replace(self, picture=None))
+        del numbers["picture"]
+        figure = None if self.picture is None else str(self.picture)
+        return {**numbers, "slopes": self.slopes, "growing": self.growing, "figure": figure}
+
+    def to_pandas(self) -> Any:
+        """Returns `rows` as a DataFrame. Needs pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields a table of slopes and changes by width, and the finding."""
+        yield f"mean |x - x0| after {self.steps} steps of Adam at {self.learning_rate:g}, by width"
+        table = ruled()
+        table.add_column("site")
+        for heading in ("slope", *(f"width {width}" for width in self.widths)):
+            table.add_column(heading, justify="right")
+        growing = self.growing
+        for kind, one in self.slopes.items():
+            mark = Text(f"{one:+.2f}", style="red" if kind in growing else "")
+            table.add_row(kind, mark, *(f"{value:.3g}" for value in self.changes[kind][-1]))
+        yield table
+        if growing:
+            yield f"{', '.join(growing)} grow with the width: the best learning rate will fall with it; try +mup"
+        else:
+            yield f"nothing grows with the width (every slope is at most {LEVEL:g})"
+        if self.picture is not None:
+            yield unbroken(f"figure: {self.picture}")
 
     def draw(self, figure: Any) -> None:
         """Fills a matplotlib figure: a panel per kind of site, a line per step, both axes in powers of two."""

@@ -91,6 +91,9 @@ class Printed:
         """Returns the result as plain values, which the command line prints with --json."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Raises WorkError if a part of the work failed, so that the command line ends with an error after the text."""
+
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields the text from top to bottom: literal strings, tables, rich's `Text` where a line has a style."""
         raise NotImplementedError
@@ -101,5 +104,5 @@ class Printed:
     def __str__(self) -> str:
         """Returns the same text without colours, `WIDTH` columns wide."""
         target = io.StringIO()
-        Console(file=target, width=WIDTH, color_system=None, highlight=False).print(self)
+        Console(file=target, width=WIDTH, color_system=None, highlight=False).print(self, crop=False)
         return "\n".join(line.rstrip() for line in target.getvalue().splitlines())

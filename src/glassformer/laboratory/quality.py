@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich.console import RenderableType
 
 from glassformer.errors import RequestError
+from glassformer.figures.terminal import Printed, ruled, size
 from glassformer.generation.steps import check_tokens
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
@@ -48,6 +50,51 @@ class Quality:
     perplexity: float
     bits_per_byte: float | None
     change: float
+
+
+@dataclass(frozen=True)
+class QualityTable(Printed):
+    """Perplexity of one checkpoint in several precisions, over the same held-out text.
+
+    Attributes
+    ----------
+    name : str
+        Text or path that names the checkpoint, or the class of its value.
+    data : str
+        Corpus whose held-out part was read.
+    rows : tuple of Quality
+        The checkpoint unchanged, and in fewer bits.
+    """
+
+    name: str
+    data: str
+    rows: tuple[Quality, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns name, data and rows as plain values."""
+        return {"name": self.name, "data": self.data, "rows": [asdict(row) for row in self.rows]}
+
+    def to_pandas(self) -> Any:
+        """Returns a DataFrame with a row for each precision. Needs pandas."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.rows])
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields a heading and the table."""
+        first = self.rows[0]
+        held_out = f"{first.tokens:,} tokens in windows of {first.context}"
+        yield f"{self.name} on the held-out part of {self.data}, {held_out}"
+        table = ruled()
+        for heading in ("weights", "head", "bytes", "read per token", "perplexity", "bits/byte", "loss in %"):
+            table.add_column(heading, justify="left" if heading in ("weights", "head") else "right")
+        for row in self.rows:
+            bits = "no" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+            table.add_row(
+                row.weights, row.head, size(row.bytes), size(row.bytes_per_token), f"{row.perplexity:.4f}", bits,
+                f"{100 * row.change:+.3f}",
+            )  # fmt: skip
+        yield table
 
 
 def windows_of(

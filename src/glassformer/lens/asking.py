@@ -4,14 +4,15 @@ its `--ablate` takes away."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.introspection import at_rest, eager
 from glassformer.lens.ablation import head_ablation
 from glassformer.lens.attribution import logit_attribution
@@ -37,10 +38,11 @@ from glassformer.lens.similarity import token_similarity
 from glassformer.lens.sinks import attention_sinks, massive_activations
 from glassformer.model import Model
 from glassformer.parts.core.running import Edit
-from glassformer.text import Tokenizer
+from glassformer.text import OnProgress, Tokenizer
 
 REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12
 PATCHING = "activation_patching"
+ALL = "all"
 ABLATED = 256
 """Tokens at the end of the text that every head is ablated on: there is a pass for each few of them."""
 
@@ -125,6 +127,28 @@ READINGS: dict[str, Callable[[ReadingInputs], Reading]] = {
 }
 """By the name of the function in `gf.lens`."""
 
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """Returns the names of readings, each once, with `ALL` replaced by all of them. Raises RequestError for an unknown
+    name."""
+    for name in names:
+        if name not in (*READINGS, ALL):
+            near = did_you_mean(name, [*READINGS, ALL]) or f"; there are {', '.join(READINGS)}, and {ALL}"
+            raise RequestError(f"no reading is named {name!r}{near}", code="unknown", field="reading", value=name)
+    return list(READINGS) if ALL in names else list(dict.fromkeys(names))
+
+
+def ask(names: Sequence[str], inputs: ReadingInputs, progress: OnProgress) -> tuple[dict[str, Reading], dict[str, str]]:
+    """Returns the readings by name, and the reasons of those that this model or text cannot have."""
+    made, refused = dict[str, Reading](), dict[str, str]()
+    for name in names:
+        try:
+            made[name] = READINGS[name](replace(inputs, progress=partial(progress, name)))
+        except (RequestError, WorkError) as problem:
+            refused[name] = str(problem)
+    return made, refused
+
+
 _ABLATED: dict[str | None, Callable[..., dict[str, Edit]]] = {
     None: ablate_layer, "mixer": ablate_mixer, "ffn": ablate_ffn,
     "heads": ablate_heads, "neurons": ablate_neurons, "experts": ablate_experts,
@@ -135,12 +159,10 @@ _NAMED = re.compile(r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|experts
 def ablation(named: str) -> dict[str, Edit]:
     """The edit that takes away what is named: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3 and neurons or
     experts in the same way. Raises RequestError for a name of another kind."""
-    found = re.fullmatch(
-        r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|experts)\.(\d{1,9}(?:,\d{1,9})*))?", named
-    )
+    found = _NAMED.fullmatch(named)
     if found is None:
         raise RequestError(
-            f"--ablate {named!r}: use layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, and neurons or "
+            f"ablate={named!r}: use layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, and neurons or "
             "experts in the same way",
             code="syntax", field="ablate", value=named,
         )  # fmt: skip

@@ -5,21 +5,25 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import RenderableType
 from torch import Tensor
 
 from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError
 from glassformer.figures import write_document
+from glassformer.figures.terminal import Printed, size, unbroken
 from glassformer.introspection import OfHeads, Tiles, at_rest, eager, looking, sites
 from glassformer.lens.inspected import Crossing, Effective, HeadMap, Inspected, LayerMaps
 from glassformer.lens.maps import one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
+from glassformer.lens.reading import Reading
+from glassformer.lens.terminal import inspection_lines, reading_lines
 from glassformer.parts.precision import wide
 from glassformer.text.storage import OnProgress, silent
 
@@ -50,15 +54,42 @@ LOGITS_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inspection(Inspected):
-    """`Inspected`, and the page that shows it, which a notebook shows too."""
+class Inspection(Inspected, Printed):
+    """One pass over a text as data: `Inspected`, its readings, and the page that shows it, also in a notebook."""
+
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    """Analyses of the same text, by name."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Reasons why this model or text cannot have the other analyses that were asked for, by name."""
+    saved: Path | None = None
+    """File of the page; None if it was not written."""
+    figures: Mapping[str, Path] = field(default_factory=dict)
+    """Files of the drawn readings, by name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns heads, losses, depths and the last position's predictions as plain values, with the readings that
+        were asked for; no maps."""
+        told = {name: one.to_dict() for name, one in self.readings.items()}
+        told |= {name: {"error": reason} for name, reason in self.refused.items()}
+        page = None if self.saved is None else str(self.saved)
+        return {**super().to_dict(), "page": page, **({"readings": told} if told else {})}
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields the text with its surprisal, tables, the readings, and the files that were written."""
+        yield from inspection_lines(self)
+        for name, one in self.readings.items():
+            yield from reading_lines(name, one, self.figures.get(name))
+        for name, reason in self.refused.items():
+            yield from reading_lines(name, reason)
+        if self.saved is not None:
+            yield unbroken(f"page: {self.saved} ({size(self.saved.stat().st_size)})")
 
     def page(self) -> str:
-        """One HTML page that needs nothing else."""
+        """Returns the HTML page as text, which loads nothing else."""
         return render(self)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page: whoever looks finds the old file or the whole new one. Raises WorkError where it cannot."""
+        """Writes the page atomically and returns its path. Raises WorkError if the disk refuses."""
         return write_document(self.page(), path)
 
     def __repr__(self) -> str:

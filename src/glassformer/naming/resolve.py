@@ -8,12 +8,13 @@ from typing import Any, Literal, overload
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.conversion import is_checkpoint
 from glassformer.errors import RequestError, shown
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
 from glassformer.naming.loading import load
-from glassformer.naming.models import preset, split_recipe
+from glassformer.naming.models import parse, preset, split_recipe
 
 ModelLike = str | Path | ModelConfig | Model | Loaded
 """Ways to say which model is meant: an expression, a path, a config, a built model, a loaded model."""
@@ -27,12 +28,22 @@ def resolve(
 
 @overload
 def resolve(
-    model: ModelLike, *, weights: Literal[True], dtype: torch.dtype | str | None = None, device: Any = None
+    model: ModelLike,
+    *,
+    weights: Literal[True],
+    seed: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
 ) -> Loaded: ...
 
 
 def resolve(
-    model: ModelLike, *, weights: bool = False, dtype: torch.dtype | str | None = None, device: Any = None
+    model: ModelLike,
+    *,
+    weights: bool = False,
+    seed: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
 ) -> ModelConfig | Loaded:
     """Returns the config of a model, or with `weights` the model ready to run.
 
@@ -42,8 +53,10 @@ def resolve(
         An expression such as "llama@10m+gqa:2", a path of a config or checkpoint, a `ModelConfig`, a built `Model`, or
         a `Loaded`. Changes of the recipe in an expression are ignored.
     weights
-        Return a `Loaded`. A name without weights and a `ModelConfig` are then refused; a built `Model` has no
-        tokenizer.
+        Return a `Loaded`. A built `Model` has no tokenizer.
+    seed
+        With `weights`, the seed of random weights for a name without weights and for a `ModelConfig`, which are refused
+        without a seed.
     dtype, device
         As in `load`; for a `Model` or a `Loaded`, where the model is moved to.
 
@@ -61,6 +74,9 @@ def resolve(
     >>> resolve("llama@1m").n_layers
     6
     """
+    if weights and seed is not None and not has_weights(model):
+        config = resolve(model)
+        return _moved(Loaded(config.build(seed).eval(), config, None), dtype, device)
     if isinstance(model, str | Path):
         return load(model, dtype=dtype, device=device) if weights else preset(split_recipe(str(model))[0])
     if isinstance(model, ModelConfig):
@@ -81,6 +97,18 @@ def resolve(
         "or a Loaded"
     )
     raise RequestError(message, code="type", field="model", value=type(model).__name__, expected="a model")
+
+
+def has_weights(model: ModelLike) -> bool:
+    """Returns True for a built or loaded model, and for an expression that names a run or checkpoint."""
+    if isinstance(model, str | Path):
+        return is_checkpoint(parse(model)[0])
+    return isinstance(model, Model | Loaded)
+
+
+def name_of(model: ModelLike) -> str:
+    """Returns the text or path that names a model, or the class of a value."""
+    return str(model) if isinstance(model, str | Path) else type(model).__name__
 
 
 def _moved(loaded: Loaded, dtype: torch.dtype | str | None, device: Any) -> Loaded:

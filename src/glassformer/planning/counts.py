@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from rich.table import Table
+
 from glassformer.config import ModelConfig
+from glassformer.figures.terminal import unruled
 from glassformer.parts.core.cost import Shape
 from glassformer.parts.core.shard import Cut, Shard, shards_of
 
@@ -236,3 +240,13 @@ def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int, letter: str)
         return " + ".join([*sums, *([summed(outside, side)] if outside else [])])
 
     return whole(0), whole(1)
+
+
+def component_table(rows: Iterable[Component], title: str = "") -> Table:
+    """Returns a table of parameters by component, with their formula in symbols and in numbers."""
+    table = unruled(title)
+    for head in ("component", "parameters", "share", "formula"):
+        table.add_column(head, justify="right" if head in ("parameters", "share") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, f"{row.parameters:,}", f"{row.share:.1%}", f"{row.symbols}\n= {row.numbers}")
+    return table

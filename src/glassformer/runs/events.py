@@ -2,7 +2,7 @@
 
 stage                                   work of several comparisons: what follows, as a sentence
 plan                                    the runs of a scaling law, with their time
-reading                                 how far a text is read
+reading                                 how far a stage of the work is, such as reading a text
 begin                                   a comparison: the runs that are asked for
 kept, start, end                        a run: finished before; trained from here on; its result is there
 step, watched, measuring, error         within a run, told by the process that trains it
@@ -40,7 +40,7 @@ class PlanEvent(_Event):
 
 
 class ReadingEvent(_Event):
-    """A text is downloaded, tokenized or embedded; `total` is unknown if None."""
+    """Progress of one stage on a text, a file or a model; `total` may be unknown."""
 
     event: Literal["reading"] = "reading"
     stage: str

@@ -15,10 +15,12 @@ from glassformer.cli.options import (
     Expression,
     Flag,
     Json,
-    standard_input,
-    whole,
+    command_line,
+    text_of,
 )
-from glassformer.errors import RequestError
+
+FOLDER = "inspection"
+"""Folder of the page and the figures, without --out and --json."""
 
 
 def convert(
@@ -43,9 +45,10 @@ def convert(
     dtype
         dtype of weight matrices; by default unchanged (gguf: float16). q8_0 is for gguf only.
     """
-    from glassformer.cli.checkpoints import convert_checkpoint
+    from glassformer.cli.show import call_and_show
+    from glassformer.laboratory.exporting import convert
 
-    convert_checkpoint(source, out, to, dtype, json)
+    call_and_show(convert, source, out, to=to, dtype=dtype, as_json=json)
 
 
 def check(
@@ -77,11 +80,12 @@ def check(
         Size of weights (500M, 10G) above which checks that write the model to disk are skipped; by default a few
         gigabytes.
     """
-    from glassformer.cli.checkpoints import show_check
+    from glassformer.cli.show import call_and_show
+    from glassformer.laboratory.proof import check
 
-    limits = {"tolerance": tolerance, "largest": whole(largest, "largest")}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    show_check(model, json, seed, reference=reference, text=text, **given)
+    call_and_show(
+        check, model, reference=reference, text=text, seed=seed, tolerance=tolerance, largest=largest, as_json=json
+    )
 
 
 def inspect(
@@ -136,53 +140,16 @@ def inspect(
     tokens
         With --quality, number of tokens to measure on; by default 20k.
     """
-    asked = {"--text": text is not None, "--quality": quality, "--exports": exports, "--coord-check": coord_check,
-             "--diff": diff is not None}  # fmt: skip
-    if sum(asked.values()) > 1:
-        raise RequestError(
-            f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time",
-            code="conflict", field=next(name for name, given in asked.items() if given)[2:],
-        )  # fmt: skip
-    for option, given in (
-        ("--source", source), ("--reading", reading), ("--against", against), ("--ablate", ablate)
-    ):  # fmt: skip
-        if given is not None and text is None:
-            raise RequestError(f"{option} is for --text: give what is to be read", code="missing", field="text")
-    if not quality and (data is not None or tokens is not None):
-        raise RequestError("--data and --tokens are for --quality", code="conflict", field="quality")
-    if out is not None and text is None and not coord_check:
-        raise RequestError(
-            "--out is for --text and --coord-check: nothing else is written", code="conflict", field="out", value=out
-        )
-    if out == "":
-        raise RequestError(
-            "--out is empty; give a folder, or leave it out for the usual one", code="missing", field="out", value=out
-        )
-    if text is not None:
-        from glassformer.cli.look import show_inspection
+    from glassformer import machine
+    from glassformer.cli.show import call_and_show
+    from glassformer.laboratory.inspection import inspect
 
-        with standard_input():
-            show_inspection(
-                model, text, out, json, readings=reading or (), against=against, ablate=ablate or (), source=source
-            )
-        return
-    if coord_check:
-        from glassformer.cli.laboratory import show_coord_check
-
-        show_coord_check(model, out, json)
-        return
-    from glassformer.naming import preset
-
-    if quality:
-        from glassformer.cli.checkpoints import show_quality
-
-        show_quality(model, data, whole(tokens, "tokens"), json)
-        return
-    if exports:
-        from glassformer.cli.checkpoints import show_exports
-
-        show_exports(model, preset(model), json)
-        return
-    from glassformer.cli.show import show_config
-
-    show_config(model, preset(model), diff, preset(diff) if diff else None, json)
+    if text is not None or coord_check:
+        machine.apply(machine.settings("cpu"))
+        out = FOLDER if out is None and not json else out
+    texts = {"text": text, "source": source, "against": against}
+    words = {name: None if value is None else text_of(value, name) for name, value in texts.items()}
+    call_and_show(
+        inspect, model, **words, reading=reading, ablate=ablate, out=out, diff=diff, exports=exports, quality=quality,
+        coord_check=coord_check, data=data, tokens=tokens, command=command_line(), as_json=json,
+    )  # fmt: skip

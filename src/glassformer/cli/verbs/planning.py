@@ -114,9 +114,10 @@ def plan(
 
 def presets(*, json: Json = False) -> None:
     """List the published models, the sizes, and the changes."""
-    from glassformer.cli.show import show_presets
+    from glassformer.cli.show import show
+    from glassformer.naming.catalogue import PresetCatalogue
 
-    show_presets(json)
+    show(PresetCatalogue(), json)
 
 
 def schema(*, json: Json = False) -> None:

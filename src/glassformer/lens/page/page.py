@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glassformer.figures import (
     Axis,
@@ -20,11 +20,9 @@ from glassformer.figures import (
     swatch,
     tag,
 )
+from glassformer.lens.inspected import Effective, HeadMap, Inspected
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
-
-if TYPE_CHECKING:
-    from glassformer.lens.inspected import Effective, HeadMap, Inspected
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
@@ -57,7 +55,7 @@ def render(seen: Inspected) -> str:
     parts = (header, bench, heads, one_map, answers, crossing, lens, depths, notes)
     main = tag("main", *(part(seen) for part in parts))
     style, code = _file("inspect.css"), _file("inspect.js")
-    values = embedded(data(seen), "inspection"), embedded(seen.to_dict(), "reading")
+    values = embedded(data(seen), "inspection"), embedded(Inspected.to_dict(seen), "reading")
     return document(title(seen), main, *values, style=style, code=code)
 
 

@@ -1,10 +1,7 @@
-"""A proof for one's own model: it decodes what it computes, comes back from disk, and equals the published one.
+"""`gf.check`: proof that a model decodes what it computes, is the same after saving and loading, and equals the
+published implementation.
 
->>> report = check("folder")
->>> report.ok, [row.site for row in report.wrong]
-(False, ['layers.1.mixer.z'])
-
-`checks` yields the same rows as they are found. Everything runs in fp32, on the tokens of a seed or of a text.
+Everything runs in fp32, on the tokens of a seed or of a text.
 """
 
 from __future__ import annotations
@@ -18,12 +15,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import RenderableType
+from rich.text import Text
 from torch import Tensor, nn
 
 from glassformer.conversion import is_checkpoint, locate, save
@@ -33,19 +32,28 @@ from glassformer.conversion.family import Family
 from glassformer.conversion.folder import is_folder, read_config
 from glassformer.conversion.names import Names, OwnParameter
 from glassformer.conversion.weights import fold
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
+from glassformer.figures.terminal import Printed, ruled
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
+from glassformer.naming import parse
 from glassformer.naming.loading import load
+from glassformer.naming.resolve import ModelLike, has_weights, name_of, resolve
 from glassformer.parts.building import generator_of
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
+from glassformer.runs.events import Notify, ReadingEvent
+from glassformer.runs.live import shown
+from glassformer.units import count
 
 TOLERANCE = 1e-5
 STRICTER = 4
 """One module that is given the same input has nothing to add up: a wrong eps shows in the sixth digit."""
 LARGEST = 4_000_000_000
+SHOWN = 12
+"""Rows of the reference that are printed if all are well, by the size of their error."""
+STYLES = {"wrong": "bold red", "ok": "green"}
 LONGEST_WINDOW = 512
 Verdict = Literal["ok", "wrong", "inherited", "skipped"]
 Given = dict[str, Tensor]
@@ -72,32 +80,130 @@ class Row:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class Proof(Printed):
+    """Comparisons of a model with itself and with its reference.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        Every comparison, in the order of computation.
+    name : str
+        Text or path that names the model, or the class of its value.
+    """
+
     rows: tuple[Row, ...]
+    name: str = "Model"
 
     @property
     def wrong(self) -> tuple[Row, ...]:
+        """Comparisons that failed by their own doing; those that follow from another are not among them."""
         return tuple(row for row in self.rows if row.verdict == "wrong")
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing that was compared is wrong."""
+    def passed(self) -> bool:
+        """True if no comparison is wrong; skipped comparisons do not count."""
         return not self.wrong
 
+    @property
+    def finding(self) -> str:
+        """The result in a sentence."""
+        if self.wrong:
+            return f"{self.name}: wrong at {', '.join(row.site for row in self.wrong[:6])}"
+        skipped = sum(row.verdict == "skipped" for row in self.rows)
+        rest = f"; {skipped} skipped" if skipped else ""
+        return f"{self.name}: {len(self.rows) - skipped} comparisons, all well{rest}"
+
+    def check(self) -> None:
+        """Raises WorkError if a comparison is wrong."""
+        if not self.passed:
+            raise WorkError(self.finding, code="failed")
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite error is the word `inf`, since JSON has no number for it."""
+        """Returns plain values; an infinite error is the word `inf`, since JSON has no number for it."""
         rows = [{key: "inf" if value == math.inf else value for key, value in asdict(row).items()} for row in self.rows]
-        return {"ok": self.ok, "rows": rows}
+        return {"name": self.name, "ok": self.passed, "rows": rows}
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields a table of the wrong, the skipped and the `SHOWN` largest errors; the finding if all are well."""
+        table = ruled()
+        for heading in ("check", "site", "", "error", "relative", "alone", "note"):
+            table.add_column(heading, justify="right" if heading in ("error", "relative", "alone") else "left")
+        worst = sorted(self.rows, key=lambda row: -(row.relative or 0.0))[:SHOWN]
+        kept = [
+            row for row in self.rows if row.verdict in ("wrong", "skipped") or row.check != "reference" or row in worst
+        ]
+        for row in kept:
+            numbers = ("" if value is None else f"{value:.1e}" for value in (row.error, row.relative, row.alone))
+            verdict = Text(row.verdict, style=STYLES.get(row.verdict, ""))
+            table.add_row(row.check, row.site, verdict, *numbers, row.note or row.theirs)
+        if (left := len(self.rows) - len(kept)) > 0:
+            table.caption = f"and {left} more with smaller errors"
+        yield table
+        if self.passed:
+            yield self.finding
 
 
-def check(model: Model | str | Path, **options: Any) -> CheckReport:
-    """All of `checks(model, **options)`."""
-    return CheckReport(tuple(checks(model, **options)))
+def check(
+    model: ModelLike,
+    *,
+    reference: str | Path | None = None,
+    text: str | None = None,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    largest: int | str = LARGEST,
+    progress: bool | Notify = True,
+) -> Proof:
+    """Compares cached, uncached and padded logits, saves and loads, and compares with `transformers` site by site.
+
+    Parameters
+    ----------
+    model
+        An expression, a path, a `ModelConfig`, a built `Model` or a `Loaded`; an expression or config without weights
+        gets random ones.
+    reference
+        Another folder, run or .gguf file to compare with. By default the checkpoint itself, read by `transformers`, or
+        the files that `save` writes if a published class can hold the model.
+    text
+        Text to run the model on; by default random tokens.
+    seed
+        Seed of the random tokens and weights.
+    tolerance
+        Largest allowed difference, relative to the largest expected value.
+    largest
+        Size of weights, in bytes, above which checks that write the model to disk are skipped.
+    progress
+        True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
+        receives the events of `glassformer.runs.events`.
+
+    Returns
+    -------
+    Proof
+        Every comparison with its verdict and errors; `passed`.
+
+    Raises
+    ------
+    RequestError
+        If the request is wrong, or `reference` cannot be used.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> proof = gf.check("llama@0.3m+layers=1+vocab_size=65", largest=0)
+    >>> proof.passed, proof.wrong
+    (True, ())
+    """
+    rows: list[Row] = []
+    with shown(progress) as notify:
+        given = {"reference": reference, "text": text, "seed": seed, "tolerance": tolerance}
+        for row in checks(model, largest=count(largest, "largest"), **given):  # type: ignore[arg-type]
+            rows.append(row)
+            notify(ReadingEvent(stage=row.check, done=len(rows), total=None))
+    return Proof(tuple(rows), name_of(model))
 
 
 @torch.no_grad()
 def checks(
-    model: Model | str | Path,
+    model: ModelLike,
     *,
     reference: str | Path | None = None,
     text: str | None = None,
@@ -105,18 +211,16 @@ def checks(
     tolerance: float = TOLERANCE,
     largest: int = LARGEST,
 ) -> Iterator[Row]:
-    """Compares cached, uncached and padded logits, saves and loads, and compares with `transformers` site by site.
+    """Yields the rows of `check` as they are found, and takes its options.
 
-    The reference is the checkpoint itself where `model` names one of a published family, else what `save` writes, where
-    a published class can hold it; `reference` names another folder, .gguf file or run, and one that only we can compute
-    is computed by us. Nothing above `largest` bytes of weights is written to disk. Reparametrised matrices are taken as
-    they are applied. Raises RequestError where the request is wrong, or a reference that was named cannot be had."""
+    A reference that only this package can compute is computed by it. Reparametrised matrices are compared as they are
+    applied."""
     if not 0 < tolerance < math.inf:
         raise RequestError(
             f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}",
             code="range", field="tolerance", value=tolerance,
         )  # fmt: skip
-    loaded, source = _load(model, reference)
+    loaded, source = _opened(model, reference, seed)
     ours = fold(loaded.model)
     given = _given(loaded, text, seed)
     size = sum(weight.nbytes for weight in ours.parameters())
@@ -139,20 +243,24 @@ def checks(
         ours.train(trains)
 
 
-def _load(model: Model | str | Path, reference: str | Path | None) -> tuple[Loaded, Path | None]:
-    """(the model in fp32, where the reference lies if it is not to be written)."""
+def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[Loaded, Path | None]:
+    """Returns the model in fp32, and the path of its reference, None if that is to be written."""
     source = None if reference is None else locate(str(reference))
     if source is not None and not is_checkpoint(str(source)):
         raise RequestError(
             f"reference={reference}: a folder with a config.json, a .gguf file or a run is right",
             code="missing", field="reference", value=str(reference),
         )  # fmt: skip
-    if isinstance(model, nn.Module):
-        mine = model if all(w.dtype == torch.float32 for w in model.parameters()) else copy.deepcopy(model).float()
-        return Loaded(mine, mine.config, None), source
-    if source is None and (is_folder(path := locate(str(model))) or path.is_file()):
-        source = path
-    return load(model, dtype=torch.float32), source
+    if isinstance(model, str | Path):
+        name, _, changes = parse(model)
+        if source is None and has_weights(model) and not changes:
+            path = locate(name)
+            source = path if is_folder(path) or path.is_file() else None
+        return resolve(model, weights=True, seed=seed, dtype=torch.float32), source
+    loaded = resolve(model, weights=True, seed=seed)
+    if any(weight.dtype != torch.float32 for weight in loaded.model.parameters()):
+        loaded = replace(loaded, model=copy.deepcopy(loaded.model).float())
+    return loaded, source
 
 
 def _given(loaded: Loaded, text: str | None, seed: int) -> Given:

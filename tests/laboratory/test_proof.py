@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.conversion import gguf
-from glassformer.laboratory import check as proof
-from glassformer.laboratory.check import TOLERANCE, CheckReport, Row, check, checks
+from glassformer.laboratory import proof
+from glassformer.laboratory.proof import TOLERANCE, Proof, Row, check, checks
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.ffn import Experts
@@ -30,9 +30,9 @@ from tests.refused import refused
 torch.set_num_threads(1)
 
 
-def sound(report: CheckReport) -> dict[tuple[str, str], Row]:
+def sound(report: Proof) -> dict[tuple[str, str], Row]:
     """{(check, site): row} of a report without a fault."""
-    assert report.ok, report.wrong
+    assert report.passed, report.wrong
     return {(row.check, row.site): row for row in report.rows}
 
 
@@ -312,7 +312,7 @@ def test_what_is_no_number_is_wrong(name: str, site: str, value: float, tmp_path
     gf.save(model, None, tmp_path)
     spoilt_by(value, name)(model)
     report = check(model, reference=tmp_path)
-    assert not report.ok
+    assert not report.passed
     assert [row.site for row in report.wrong if row.check == "reference"] == [site]
     assert {row.site for row in report.wrong if row.check == "decoding"} == {"cached", "padded", "padded and cached"}
     row = next(row for row in report.wrong if row.site == site)
@@ -375,7 +375,7 @@ def test_a_lossy_disk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 # What cannot be compared
 
 
-def skipped(report: CheckReport) -> dict[str, str]:
+def skipped(report: Proof) -> dict[str, str]:
     return {row.check: row.note for row in report.rows if row.verdict == "skipped"}
 
 
@@ -497,7 +497,7 @@ def test_a_text_is_read_by_the_tokenizer(tmp_path: Path) -> None:
 def test_rows_come_as_they_are_found_and_the_report_is_plain() -> None:
     rows = checks(loud("llama@1m"))
     assert next(rows).site == "cached" and torch.is_grad_enabled()
-    report = CheckReport(tuple(rows))
+    report = Proof(tuple(rows))
     plain = json.loads(json.dumps(report.to_dict()))
     assert plain["ok"] is True and plain["rows"][-1]["site"] == "logits"
 

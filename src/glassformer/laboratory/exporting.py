@@ -1,0 +1,205 @@
+"""`gf.convert`, and the tools that can load a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import RenderableType
+
+from glassformer.config import ModelConfig
+from glassformer.conversion import save
+from glassformer.conversion.checkpoints import Format, runs_in
+from glassformer.conversion.exports import ExportTarget, export_targets
+from glassformer.conversion.folder import auto_class
+from glassformer.conversion.gguf import write as write_gguf
+from glassformer.conversion.storage import writable
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.figures.terminal import Printed, size, unbroken
+from glassformer.machine import dtype_of
+from glassformer.naming.resolve import ModelLike, name_of, resolve
+from glassformer.runs.events import Notify, ReadingEvent
+from glassformer.runs.live import shown
+from glassformer.training import training_of
+
+FILE_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
+"""dtype -> its name in a GGUF file."""
+SHOWN_TARGETS, SHOWN_BLOCKERS = 5, 4
+
+
+@dataclass(frozen=True)
+class Conversion(Printed):
+    """A checkpoint that was written.
+
+    Attributes
+    ----------
+    out : Path
+        The folder or .gguf file.
+    format : str
+        "hf" or "gguf".
+    family : str
+        model_type of the published class that holds the model, or "glassformer".
+    architecture : str
+        Name of that class.
+    bytes : int
+        Size of what was written.
+    runs_in : tuple of str
+        Tools that load it.
+    new_parameters, regrouped_parameters : tuple of str
+        Parameters that the source lacked and were newly initialised; parameters made from another number of KV heads.
+    warnings : tuple of str
+        The same in sentences.
+    """
+
+    out: Path
+    format: Format
+    family: str
+    architecture: str
+    bytes: int
+    runs_in: tuple[str, ...]
+    new_parameters: tuple[str, ...] = ()
+    regrouped_parameters: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values; the architecture is called `class`."""
+        return {
+            "out": str(self.out), "format": self.format, "family": self.family, "class": self.architecture,
+            "bytes": self.bytes, "new_parameters": list(self.new_parameters),
+            "regrouped_parameters": list(self.regrouped_parameters),
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields the warnings, and a line with class, size and tools."""
+        yield from self.warnings
+        yield unbroken(f"{self.out}: {self.architecture}, {size(self.bytes)}; runs in {', '.join(self.runs_in)}")
+
+
+def convert(
+    source: ModelLike,
+    out: str | Path,
+    *,
+    to: Format | None = None,
+    dtype: torch.dtype | str | None = None,
+    progress: bool | Notify = True,
+) -> Conversion:
+    """Writes a model as a folder that `transformers` loads, or as a GGUF file that llama.cpp runs.
+
+    Parameters
+    ----------
+    source
+        The path or name of a run or checkpoint, with changes or not; a built `Model`, or a `Loaded`.
+    out
+        Folder or .gguf file to write.
+    to
+        "hf" or "gguf"; by default "gguf" if `out` ends in .gguf, else "hf".
+    dtype
+        dtype of weight matrices: a torch dtype, its name, or "q8_0" (gguf only). By default unchanged, and float16 in
+        a GGUF.
+    progress
+        As in `check`: True, False, or a function that receives events.
+
+    Returns
+    -------
+    Conversion
+        Class, size, and parameters that the source lacked.
+
+    Raises
+    ------
+    RequestError
+        If `source` has no weights, `out` cannot be written, or the format cannot hold the model. Nothing is written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import glassformer as gf
+    >>> model = gf.preset("llama@0.3m+layers=1+vocab_size=65").build(seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gf.convert(model, folder).architecture
+    'LlamaForCausalLM'
+    """
+    kind: Format = to or ("gguf" if str(out).endswith(".gguf") else "hf")
+    named = None if dtype is None else str(dtype).removeprefix("torch.")
+    if kind == "hf" and named == "q8_0":
+        raise RequestError(
+            "dtype=q8_0 is for gguf; a Hugging Face folder takes float32, float16 or bfloat16",
+            code="conflict", field="dtype", value=named,
+        )  # fmt: skip
+    if kind == "gguf" and named is not None and named not in FILE_TYPES:
+        near = did_you_mean(named, list(FILE_TYPES)) or f"; use {', '.join(FILE_TYPES)}"
+        raise RequestError(f"dtype={named}{near}", code="unknown", field="dtype", value=named)
+    path = writable(out, file=kind == "gguf")
+    with shown(progress) as notify:
+        notify(ReadingEvent(stage=f"reading {name_of(source)}", done=0, total=None))
+        loaded = resolve(source, weights=True)
+        notify(ReadingEvent(stage=f"writing {path}", done=0, total=None))
+        if kind == "gguf":
+            family = write_gguf(loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"], ends=loaded.ends)
+        else:
+            family = save(
+                loaded.model, loaded.tokenizer, path, dtype=None if named is None else dtype_of(named),
+                trained=training_of(str(source)) if isinstance(source, str | Path) else None,
+                ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling,
+            )  # fmt: skip
+    written = [path] if kind == "gguf" else [one for one in path.iterdir() if one.is_file()]
+    total = sum(one.stat().st_size for one in written)
+    return Conversion(
+        path, kind, family.model_type, family.architecture_of(loaded.config), total,
+        tuple(runs_in(loaded.config, family, kind)), loaded.fresh, loaded.regrouped, tuple(loaded.adapted),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exports(Printed):
+    """Published classes that can hold a model, and the parts that block the others.
+
+    Attributes
+    ----------
+    name : str
+        Text or path that names the model, or the class of its value.
+    config : ModelConfig
+        The model.
+    """
+
+    name: str
+    config: ModelConfig
+
+    @cached_property
+    def targets(self) -> list[ExportTarget]:
+        """All families: supported ones first, then by number of blockers."""
+        return export_targets(self.config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns name and targets as plain values."""
+        exports = [
+            {"model_type": one.family.model_type, "class": one.family.architecture, "supported": one.supported,
+             "runs_in": runs_in(self.config, one.family) if one.supported else [],
+             "blocked_by": {path: list(both) for path, both in one.blockers.items()}}
+            for one in self.targets
+        ]  # fmt: skip
+        return {"name": self.name, "exports": exports}
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields a line for each supported family, or for the nearest others with their blockers."""
+        supported = [one for one in self.targets if one.supported]
+        for one in supported:
+            tools = ", ".join(runs_in(self.config, one.family))
+            yield f"exports as {one.family.architecture_of(self.config)}; runs in {tools}: yes"
+        if supported:
+            return
+        yield f"no Hugging Face class holds {self.name}; it loads through the glassformer package:"
+        loader = auto_class(self.config)[0]
+        yield f"gf.save writes a folder that {loader}.from_pretrained loads after `import glassformer`"
+        for one in self.targets[:SHOWN_TARGETS]:
+            blockers = list(one.blockers.items())
+            words = [
+                f"{path}={mine}" + ("" if theirs is None else f" ({theirs} would be supported)")
+                for path, (mine, theirs) in blockers[:SHOWN_BLOCKERS]
+            ]
+            more = len(blockers) - len(words)
+            rest = f"; and {more} more" if more > 0 else ""
+            yield f"  {one.family.architecture} is blocked by {'; '.join(words)}{rest}"
