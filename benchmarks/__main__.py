@@ -76,7 +76,7 @@ def measure(
         Measurements of each side, taken in turn. A round of quality is 4,000 tokens, and one of parity a model of each
         family.
     quick
-        Few tokens and nothing compiled, to see that it runs (generate, mixers, plan, embed, retrieval, checkpoint,
+        Few tokens and nothing compiled, to see that it runs (generate, mixers, embed, retrieval, checkpoint,
         sums).
     only
         Measure only the rows or tasks whose names start with one of these, separated by commas (mixers, neighbours,

@@ -298,3 +298,13 @@ def test_a_file_of_another_version_is_refused(found: object):
         with refused(code="schema", field="schema") as caught:
             check_schema(kind, found, "file.json")
         assert caught.value.expected == str(version)
+
+
+def test_training_steps_are_timed_in_one_file():
+    """The loop's single step is called by the loop and by the stop-watch; whatever needs a speed asks the latter."""
+    callers = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        if re.search(r"training\.loop import .*\b(one_step|warm_up)\b", path.read_text(encoding="utf-8"))
+    }
+    assert callers == {"training/pace.py"}

@@ -31,12 +31,13 @@ glassformer plan llama-2-70b --weights int4 --gpu h100              # weights pa
 glassformer plan llama-3-8b --train --gpu h100:8 --nodes 4 --batch 64 --recompute full --tokens 15T --explain
 glassformer plan llama-3-8b --train --gpu h100 --batch 64 --layout dp=4,tp=8,sp=1,zero=1 --price 2.5USD
 glassformer plan llama-3-8b --train --gpu h100:8 --find             # layouts that fit, the fastest first
-glassformer plan llama@10m --here --again                           # this processor, measured anew
+glassformer plan llama@10m --here                                   # steps timed on this machine
 ```
 
-The same from Python: `gf.plan(config, train=True, machine="h100:8", nodes=4, batch=64, tokens="15T")` has `memory`,
-`time` (kinds of work, MFU, HFU, interval) and `run` (days, hours, energy, cost); `gf.plan(config, machine="h100")` has
-`decoding`."""
+The same from Python: `gf.plan("llama-3-8b", train=True, machine="h100:8", nodes=4, batch=64, tokens="15T")` prints
+what the command prints and has `memory`, `time` (kinds of work, MFU, HFU, interval) and `run` (days, hours, energy,
+cost); `gf.plan("llama-3-8b", machine="h100")` has `decoding`. `find=True` gives the layouts, `here=True` the timed
+steps, a list of models several plans side by side; `.report("plan.html")` writes the page."""
 
 
 MACHINES = """Links are inside a node and between nodes, one way. A file of your own stands beside these: `--machines

@@ -10,8 +10,9 @@ import pytest
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.cli.costs import TAKES, UNSAID
 from glassformer.cli.verbs.planning import plan
+from glassformer.planning.verbs import TAKES, Options
+from tests.refused import refused
 
 TINY = "llama@1m+vocab_size=512+layers=2"
 MODES = {
@@ -20,17 +21,19 @@ MODES = {
 VALUES = {
     "dtype": "float32", "state_dtype": "int8", "machine": "h100:2", "nodes": "2", "machines": "mine.yaml",
     "price": "2USD", "explain": None, "tokens": "1M", "optimizer": "lion", "recompute": "full", "layout": "dp=2",
-    "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "again": None, "out": "plan.html",
+    "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "out": "plan.html",
 }  # fmt: skip
 REFUSED = [(mode, name) for mode, taken in TAKES.items() for name in VALUES if name not in taken]
 
 
-def test_every_option_has_modes_that_take_it():
-    parameters = inspect.signature(plan).parameters
-    flags = set(parameters) - {"models", "json", *TAKES}
-    assert flags == set().union(*TAKES.values()) == {*VALUES, "context", "batch"}
-    assert {name: parameters[name].default for name in UNSAID} == UNSAID
-    assert all(parameters[name].default in (None, False) for name in flags - set(UNSAID))
+def test_the_verb_is_the_function():
+    """Same options, same defaults; every one but the modes has a mode that takes it, and a type."""
+    verb, function = inspect.signature(plan).parameters, inspect.signature(gf.plan).parameters
+    options = set(function) - {"model", "command"}
+    assert set(verb) - {"models", "json"} == options
+    assert {name: verb[name].default for name in options} == {name: function[name].default for name in options}
+    assert set().union(*TAKES.values()) == {*VALUES, "context", "batch"} == options - {*TAKES}
+    assert set(Options.__annotations__) == options - {*TAKES, "finetune"} | {"command"}
 
 
 @pytest.mark.parametrize(("mode", "name"), REFUSED, ids=[f"{mode}-{name}" for mode, name in REFUSED])
@@ -40,8 +43,12 @@ def test_an_option_of_another_mode_is_refused(mode: str, name: str, capsys: pyte
     flag = f"--{name.replace('_', '-')}"
     given = [flag] if VALUES[name] is None else [flag, str(VALUES[name])]
     assert main(["plan", TINY, *MODES[mode], *given]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and ("at a time" in told if name == "finetune" and mode == "here" else flag in told)
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and ("at a time" in printed or name in printed)
+    if name != "finetune":
+        asked = {mode: True} if mode != "find" else {"find": True, "machine": "h100:2", "batch": 2}
+        with refused(code="conflict", field=name):
+            gf.plan(TINY, **asked, **{name: VALUES[name] or True})  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("modes", ["--generate --train", "--find --here", "--train --here", "--find --generate"])
@@ -62,13 +69,43 @@ def test_one_mode_at_a_time(modes: str, capsys: pytest.CaptureFixture[str]):
         ("--gpu h100:9999999 --nodes 10 --train", "16,777,216 accelerators at most"),
         ("--gpu h100:9999999 --nodes 10", "16,777,216 accelerators at most"),
         ("--gpu h100 --price 2.5ÄÖÜ", "price must be"), ("--weights int4 --train", "weights must be"),
-        ("--find", "such as h100:8"), ("--tokens 0", "--tokens is not for"),
+        ("--find", "such as h100:8"), ("--tokens 0", "tokens is not for"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence(asked: str, sentence: str, capsys: pytest.CaptureFixture[str]):
     assert main(["plan", TINY, *asked.split()]) == 2
     told = capsys.readouterr().err
     assert sentence in told and told.count("\n") == 1
+
+
+def test_several_models_are_planned_side_by_side():
+    """A list or a mapping gives `Plans`, which print as the verb does and are found by name; one model gives a plan."""
+    config = gf.preset(TINY)
+    several = gf.plan({"mine": config, "base": "gpt2@1m"}, batch=2)
+    assert [one.name for one in several] == ["mine", "base"] and len(several) == 2
+    assert several["mine"].to_dict() == {**gf.plan(config, batch=2).to_dict(), "name": "mine"}
+    assert [one["name"] for one in several.to_dict()] == ["mine", "base"]
+    assert "mine" in str(several) and "base" in str(several) and f"{config.num_params():,}" in str(several)
+    assert [one.name for one in gf.plan([config, TINY])] == ["model 1", TINY]
+    with refused(code="missing", field="models"):
+        gf.plan([])
+
+
+def test_a_plan_prints_as_the_verb_prints_it(capsys: pytest.CaptureFixture[str]):
+    for options, asked in (([], {}), (["--train", "--explain"], {"train": True, "explain": True})):
+        assert main(["plan", TINY, *options]) == 0
+        printed = capsys.readouterr().out
+        assert printed.split() == str(gf.plan(TINY, **asked)).split()  # type: ignore[call-overload]
+        assert main(["plan", TINY, *options, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == [json.loads(json.dumps(gf.plan(TINY, **asked).to_dict()))]  # type: ignore[call-overload]
+
+
+def test_a_plan_writes_its_page(tmp_path: Path):
+    page = gf.plan(TINY, train=True, batch=2).report(tmp_path / "plan.html", command="glassformer plan mine --train")
+    text = page.read_text(encoding="utf-8")
+    assert "glassformer plan mine --train" in text and TINY in text
+    bare = gf.plan(TINY).report(tmp_path / "bare.html").read_text(encoding="utf-8")
+    assert 'class="gf-command"' in text and 'class="gf-command"' not in bare
 
 
 def test_the_layout_that_is_found_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

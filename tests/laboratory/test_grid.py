@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from glassformer.runs.files import write_result
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import RunResult
 from glassformer.training import Interrupted
+from glassformer.training.pace import StepPace
 from tests.refused import failed, refused
 from tests.runs.stand_in import Instead
 
@@ -96,8 +96,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     """Nothing is probed and few draws are taken."""
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setattr(law_module, "DRAWS", 12)
-    at_once = lambda configs, text, recipe: estimate.Rates(dict.fromkeys(configs, 1e4), "as a test says")  # noqa: E731
-    monkeypatch.setattr(scaling, "rates", at_once)
+    monkeypatch.setattr(scaling, "rates", lambda configs, text, recipe: dict.fromkeys(configs, 1e4))
 
 
 def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> dict[str, Any]:
@@ -299,7 +298,7 @@ def test_sizes_grow_and_those_of_the_table_stay() -> None:
 
 
 def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a probe where nothing is known of the machine; what it has no time for is taken from FLOPs."""
+    """From timed steps; a model left without time is estimated from its FLOPs."""
     from glassformer.text import prepare
     from glassformer.training import Recipe
 
@@ -307,23 +306,19 @@ def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatc
     recipe = Recipe.of(tokens=1, **SMALL)
     configs = {size: preset(f"gpt2@{size}").vary(vocab_size=text.tokenizer.vocab_size, context=32)
                for size in ("0.05m", "3m")}  # fmt: skip
-    monkeypatch.setattr(estimate, "known_profile", lambda threads: None)
     monkeypatch.setattr(estimate, "PROBE", 0.2)
-    found = estimate.rates(configs, text, recipe)
-    assert min(found.by_name.values()) > 0 and "training on this machine" in found.source
-    assert found.seconds("3m", 2e6) > found.seconds("3m", 1e6) > estimate.STARTED
+    assert min(estimate.rates(configs, text, recipe).values()) > 0
     monkeypatch.setattr(estimate, "PROBE", 0.0)
-    trained: list[Any] = []
+    timed: list[Any] = []
 
-    def once(*given: Any) -> Any:
-        trained.append(given)
-        return SimpleNamespace(tokens_per_second=1000.0, seconds=1.0)
+    def once(models: dict[str, Any], *given: Any, **limit: Any) -> dict[str, StepPace]:
+        timed.extend(models)
+        return {name: StepPace((0.1,), 100) for name in models}
 
-    monkeypatch.setattr(estimate, "train", once)
-
-    guessed = estimate.rates(configs, text, recipe).by_name
+    monkeypatch.setattr(estimate, "paces", once)
+    guessed = estimate.rates(configs, text, recipe)
+    assert guessed["0.05m"] == 1000 and timed == ["0.05m"]
     assert guessed["0.05m"] / guessed["3m"] == pytest.approx(configs["3m"].flops(32) / configs["0.05m"].flops(32))
-    assert len(trained) == 1
 
 
 def test_the_command_trains(

@@ -12,7 +12,7 @@ import glassformer as gf
 from glassformer.cli import main
 from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import cluster
-from glassformer.planning.search import FOUND, TRIED, find
+from glassformer.planning.search import FOUND, TRIED, find_layouts
 from glassformer.training.optimizers import AdamWConfig
 from tests.refused import refused
 
@@ -23,7 +23,7 @@ def among(memory: float, batch: int = 8, node: int = 4, config: gf.ModelConfig =
     """Of 4 with so much memory each, and no driver in it."""
     on = cluster(f"h100:{node}", nodes=4 // node)
     on = replace(on, machine=on.machine.vary(memory=memory, device="cpu"))
-    return find(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
+    return find_layouts(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
 
 
 def test_what_is_found_fits_and_the_fastest_is_first():
@@ -71,7 +71,7 @@ def test_nodes_stay_as_large_as_they_are():
 
 def test_a_batch_that_no_layout_divides_is_refused():
     with refused(code="conflict", field="batch"):
-        find(CONFIG, 3, 64, torch.bfloat16, AdamWConfig(), cluster("h100:64"))
+        find_layouts(CONFIG, 3, 64, torch.bfloat16, AdamWConfig(), cluster("h100:64"))
 
 
 def test_layouts_are_written_as_they_are_read():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.cli import main
-from glassformer.report.plan import render_plan
+from glassformer.report.plan_page import render_plan
 
 TRAIN = ["plan", "llama-3-8b", "--train", "--gpu", "h100:8", "--batch", "16", "--layout", "dp=2,tp=2,pp=2,zero=1",
          "--recompute", "full", "--tokens", "1T"]  # fmt: skip

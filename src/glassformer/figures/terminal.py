@@ -87,7 +87,7 @@ class Printed:
 
     A subclass says what to print with `lines`; `__rich__` gives it to rich's consoles, with colours, at their width."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Any:
         """Returns the result as plain values, which the command line prints with --json."""
         raise NotImplementedError
 

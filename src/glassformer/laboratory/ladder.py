@@ -22,9 +22,9 @@ from glassformer.comparison.design import FILE, LEAST_SEEDS, Design, from_tree, 
 from glassformer.comparison.experiment import command_of
 from glassformer.comparison.terms import terms
 from glassformer.comparison.verbs import begun, place_of_work
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import SCHEMAS, replace_text
-from glassformer.laboratory.paces import paces_of
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
 from glassformer.report.ladder import write_ladder
 from glassformer.runs.arms import PARAMETERS, PEAK_MEMORY, STATE_BYTES, TRAINING_SPEED, Arm
@@ -34,11 +34,13 @@ from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
 from glassformer.runs.live import shown
+from glassformer.runs.request import place_of, read_request
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.verdicts import Table, verdicts
 from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.thresholds import CONFIDENCE
-from glassformer.training import Interrupted
+from glassformer.training import Interrupted, Recipe
+from glassformer.training.pace import StepPace, paces
 
 VERB = "ablate"
 Kind = Literal["ladder", "factorial"]
@@ -338,12 +340,26 @@ def _arm(at: int, rung: Rung, steps: Sequence[str], runs: Sequence[RunResult], r
 def _with_paces(told: dict[str, Any], results: Results, folder: Path) -> None:
     """The speeds of runs that were trained side by side give way to those of steps in turn."""
     done = [run for run in results.runs if run.status != "failed"]
-    found = paces_of(done, folder) if done else {}
+    found = _paces(done, folder) if done else {}
     trained_as = {one.name: one.tuned_as for one in results.tuning.arms} if results.tuning is not None else {}
     for arm in told["arms"]:
-        arm[TRAINING_SPEED.name] = found.get(trained_as.get(arm["name"], arm["name"]))
+        pace = found.get(trained_as.get(arm["name"], arm["name"]))
+        arm[TRAINING_SPEED.name] = None if pace is None else pace.tokens_per_second
     said = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
     told["notes"] = [*told["notes"], said]
+
+
+def _paces(runs: Sequence[RunResult], folder: Path) -> dict[str, StepPace]:
+    """Returns the pace of each model of a comparison in `folder`, as its first run was trained, with all cores."""
+    firsts: dict[str, RunResult] = {}
+    for run in runs:
+        firsts.setdefault(run.name, run)
+    models = {
+        name: (ModelConfig.from_dict(run.config), Recipe.of(**run.recipe).vary(threads=None))
+        for name, run in firsts.items()
+    }
+    one = next(iter(firsts.values()))
+    return paces(models, Tokens.open(**read_request(place_of(folder, *one.key))["text"]))
 
 
 def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, WorkError, shown
 from glassformer.files import SCHEMAS, check_schema, only_writer, replace_text
 from glassformer.laboratory.cells import CELLS, rows_of
-from glassformer.laboratory.estimate import rates
+from glassformer.laboratory.estimate import SOURCE, rates
 from glassformer.laboratory.forms import FORMS
 from glassformer.laboratory.grid import Cell, Grid, grid
 from glassformer.laboratory.law import different, refuse_far
@@ -30,6 +30,7 @@ from glassformer.runs.executor import Executor, interruptible
 from glassformer.runs.live import shown as showing
 from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.training import Interrupted, Recipe
+from glassformer.training.pace import run_seconds
 from glassformer.training.request import fit
 
 VERB = "scale"
@@ -236,14 +237,14 @@ def _trained(
     done = _finished(folder)
     runs = [
         run if (run.cell, run.model, run.seed) in done
-        else _timed(run, measured.seconds(at_size(run.model, run.size), run.tokens))
+        else _timed(run, run_seconds(run.tokens, measured[at_size(run.model, run.size)]))
         for run in runs
     ]  # fmt: skip
-    plan = ScalingPlan(runs, measured.source, [*text.notes, *_notes(asked.grid, fitted, len(text.train), runs)])
+    plan = ScalingPlan(runs, SOURCE, [*text.notes, *_notes(asked.grid, fitted, len(text.train), runs)])
     if asked.hours is not None and plan.seconds > asked.hours * 3600:
         raise RequestError(
             f"the {sum(run.seconds > 0 for run in runs)} runs would take about {plan.seconds / 3600:.1f} hours "
-            f"({measured.source}), and hours={asked.hours:g} is given; leave out the largest sizes or budgets",
+            f"({SOURCE}), and hours={asked.hours:g} is given; leave out the largest sizes or budgets",
             code="range", field="hours", value=asked.hours, expected=f"at least {plan.seconds / 3600:.1f}",
         )  # fmt: skip
     notify(PlanEvent(plan=plan))

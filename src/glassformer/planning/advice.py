@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parallel.layout import POLICIES, Layout
 from glassformer.planning.machines import Cluster
-from glassformer.planning.time import step_time
-from glassformer.planning.training import TrainingPlan, plan_training
-from glassformer.training import Recipe
+from glassformer.planning.time import StepTime, Workload, step_time
 
 FASTER = {
     "products twice as fast": lambda machine: {"peak": {name: 2 * rate for name, rate in machine.peak.items()}},
@@ -24,6 +24,28 @@ LEAST = 0.005
 """Smaller savings are not told."""
 
 
+class StepPlan(Protocol):
+    """A plan of a training step, as far as advice depends on it."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def on(self) -> Cluster | None: ...
+    @property
+    def work(self) -> Workload: ...
+    @property
+    def time(self) -> StepTime | None: ...
+    def fits_with(self, layout: Layout) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Change:
     """A change, and the share of a step's time that it saves."""
@@ -34,16 +56,16 @@ class Change:
     """The changed layout; None for a change of the machine."""
 
 
-def advice(plan: TrainingPlan) -> tuple[Change, ...]:
+def advice(plan: StepPlan) -> tuple[Change, ...]:
     """The layout that saves most of those that divide and fit, and changes of the machine, the largest first."""
     if plan.on is None or plan.time is None:
         return ()
-    best = next(_fitting(plan, plan.on, _layouts(plan, plan.on)), None)
+    best = next(_fitting(plan, _layouts(plan, plan.on)), None)
     found = [*([best] if best else []), *_machines(plan, plan.on)]
     return tuple(sorted((one for one in found if one.saves > LEAST), key=lambda one: -one.saves))
 
 
-def _layouts(plan: TrainingPlan, on: Cluster) -> list[Change]:
+def _layouts(plan: StepPlan, on: Cluster) -> list[Change]:
     """Those that divide, the fastest first."""
     assert plan.time is not None
     found = []
@@ -57,17 +79,11 @@ def _layouts(plan: TrainingPlan, on: Cluster) -> list[Change]:
     return sorted(found, key=lambda one: -one.saves)
 
 
-def _fitting(plan: TrainingPlan, on: Cluster, found: list[Change]) -> Iterator[Change]:
-    """Those whose memory a machine has, as they are asked for: memory takes longer to plan than time."""
-    optimizer = Recipe.of(tokens=1, optimizer=plan.optimizer).optimizer
+def _fitting(plan: StepPlan, found: list[Change]) -> Iterator[Change]:
+    """Yields the changes whose memory fits. Lazy, because memory takes longer to plan than time."""
     for change in found:
-        if change.saves > LEAST:
-            other = plan_training(
-                plan.config, plan.batch, plan.context, plan.dtype, optimizer, change.layout, plan.weights,
-                on.machine.device, plan.loss, plan.rank,
-            )  # fmt: skip
-            if other.placed(on).fits:
-                yield change
+        if change.saves > LEAST and change.layout is not None and plan.fits_with(change.layout):
+            yield change
 
 
 def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
@@ -88,7 +104,7 @@ def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
             yield f"{name}={size // 2},dp={fewer.dp}", fewer
 
 
-def _machines(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
+def _machines(plan: StepPlan, on: Cluster) -> Iterator[Change]:
     assert plan.time is not None
     for words, change in FASTER.items():
         faster = replace(on, machine=on.machine.vary(**change(on.machine)))

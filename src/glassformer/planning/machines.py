@@ -125,6 +125,29 @@ class Cluster:
         """So many of the same, eight in a node."""
         return replace(self, count=count, node=min(count, NODE))
 
+    @property
+    def priced(self) -> str:
+        """The machines in words, with their price and its source."""
+        price, machine = self.machine.price, self.machine
+        words = f"on {self.count} {machine.title}" if self.count > 1 else f"on {machine.title}"
+        if price is None:
+            return words
+        hour = f"{price.low:g}" if price.low == price.high else f"{price.low:g} to {price.high:g}"
+        source = "" if price.source == "as given" else f" ({price.date}, {price.source})"
+        return f"{words}, {hour} {price.currency} an hour{source}"
+
+
+def span(low: float, high: float, cell: Callable[[float], str] = "{:.3g}".format, unit: str = "") -> str:
+    """Returns an interval in words."""
+    return f"{cell(low)} to {cell(high)}{unit and ' '}{unit}"
+
+
+def money(cost: tuple[float, float, str] | None) -> str:
+    """Returns an interval of prices in words."""
+    if cost is None:
+        return "no price known"
+    return span(cost[0], cost[1], lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.0f}", cost[2])
+
 
 @cache
 def _known() -> dict[str, Machine]:

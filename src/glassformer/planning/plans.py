@@ -1,42 +1,34 @@
-"""Plans of a model: what generating with it or training it takes, and the layouts that fit a machine."""
+"""A plan of generation: what a model is made of, and what generating with it takes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any
 
 import torch
+from rich.console import RenderableType
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
-from glassformer.machine import dtype_of
-from glassformer.naming.resolve import ModelLike, resolve
-from glassformer.parallel.layout import RANKS, Layout
+from glassformer.figures.terminal import dim, size, unruled
 from glassformer.parts.core.cost import Shape
-from glassformer.planning.counts import Component, Counts, Flops
+from glassformer.planning.counts import Component, Counts, Flops, component_table
 from glassformer.planning.decoding import Decoding
-from glassformer.planning.machines import Cluster, Price, cluster
-from glassformer.planning.memory import LOSSES, Loss
-from glassformer.planning.search import Search, find
-from glassformer.planning.training import TrainingPlan, check_workload, plan_training
-from glassformer.training import Recipe
-from glassformer.units import quantity
+from glassformer.planning.machines import Cluster, money, span
+from glassformer.planning.planned import PrintedPlan, columns, page_of
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a weight, without the scales of groups."""
-MASTERED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""What weights are kept in while they are trained."""
 SPARE = 0.9
 """Share of a machine's memory that weights and states may fill: the rest is for activations, the context of the driver
 and fragments."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PrintedPlan):
     """What a model is made of, and generation with weights in `dtype` and states in `state_dtype`, of `batch` sequences
     of `context` tokens."""
 
@@ -164,6 +156,7 @@ class Plan:
             "unlike",
         )
         return {
+            "name": self.name,
             **{name: value for name, value in vars(self).items() if name in PLAIN},
             **{name: str(kind).removeprefix("torch.") for name, kind in dtypes.items()},
             **{name: getattr(self, name) for name in derived},
@@ -181,6 +174,70 @@ class Plan:
             "fits": self.fits, "smallest_count": self.smallest_count,
             "batch_that_fits": self.batch_that_fits(self.room), "context_that_fits": self.context_that_fits(self.room),
         }  # fmt: skip
+
+    def page(self) -> dict[str, Any]:
+        return page_of(self.config, self.on, self.name, self.to_dict())
+
+    def beside(self, *others: Plan) -> Iterator[str | RenderableType]:
+        plans = (self, *others)
+        table = columns("", plans)
+        for what, cell in ROWS.items():
+            table.add_row(what, *map(cell, plans))
+            if what == STATE:
+                for kind in dict.fromkeys(kind for one in plans for kind in one.states):
+                    table.add_row(f"  {kind}", *(size(one.states[kind]) if kind in one.states else "" for one in plans))
+            if what == WEIGHTS_ROW:
+                for kept in WEIGHTS:
+                    table.add_row(f"  in {kept}", *(size(one.weights_in[kept]) for one in plans))
+        if self.on is not None:
+            table.add_row(f"fits on {self.on.count} {self.on.name}", *map(_fits, plans))
+            for what, cell in FITTING.items():
+                table.add_row(what, *map(cell, plans))
+            if any(one.decoding is not None for one in plans):
+                for what, of in DECODING.items():
+                    table.add_row(what, *("" if one.decoding is None else of(one.decoding) for one in plans))
+        yield table
+        rows = "one sequence" if self.batch == 1 else f"{self.batch} sequences"
+        state = str(self.state_dtype).removeprefix("torch.")
+        source = "; a source is as long" if any(one.config.encoder is not None for one in plans) else ""
+        yield dim(f"weights in {self.weights}, state in {state}, {rows} of that context{source}")
+        if self.on is not None:
+            yield dim(self.on.priced)
+        for one in plans:
+            if one.explain:
+                yield from one.explained()
+
+    def explained(self) -> Iterator[str | RenderableType]:
+        """Yields every figure with its formula: parameters by component, training FLOPs by what they are spent on."""
+        yield component_table(self.components, self.name)
+        yield dim(", ".join(f"{letter} = {n:,}" for letter, n in self.counts.symbols.items()))
+        flops = self.training_flops
+        unmet = (
+            {"- experts not met": (-flops.idle, f"-6 * {self.parameters - self.active_parameters}")}
+            if flops.idle
+            else {}
+        )
+        rows = {
+            "forward": (flops.forward, "2 for each weight in a product and token, and every query against all keys"),
+            "backward": (flops.backward, "2 forward: the gradients of both operands of each product"),
+            "full recompute adds": (flops.recomputed, "the forward pass of the layers once more"),
+            "6 N": (flops.six_n, f"6 * {self.parameters}"),
+            **unmet,
+            "+ lookups, norms, repeats": (flops.unlike, "weights in no product, less those in several"),
+            "+ scores": (
+                flops.scores,
+                f"{flops.share_of_scores:.1%}: grows with the context, {self.context:,} tokens here",
+            ),
+            "= training": (flops.training, "forward + backward"),
+        }
+        spent = unruled()
+        for head in ("FLOPs of a token in training", "", "made of"):
+            spent.add_column(head, justify="left" if head else "right", overflow="fold")
+        for what, (value, made_of) in rows.items():
+            spent.add_row(what, f"{value:.4g}", made_of)
+        yield spent
+        layers = f"{self.config.n_layers} layers" if self.config.n_layers > 1 else "one layer"
+        yield f"forward, {layers}, {self.context:,} tokens: {self.forward_of_layers:,} FLOPs"
 
     @property
     def state_bytes_per_token(self) -> float:
@@ -205,118 +262,56 @@ PLAIN = (
 )  # fmt: skip
 
 
-@overload
-def plan(
-    model: ModelLike,
-    *,
-    train: Literal[False] = False,
-    context: int | None = None,
-    batch: int = 1,
-    dtype: torch.dtype | str = torch.bfloat16,
-    state_dtype: torch.dtype | str | None = None,
+STATE, WEIGHTS_ROW = "state of a sequence", "weights"
+ROWS: dict[str, Callable[[Plan], str]] = {
+    "parameters": lambda one: f"{one.parameters:,}",
+    "of them for a token": lambda one: f"{one.active_parameters:,}",
+    WEIGHTS_ROW: lambda one: size(one.weight_bytes),
+    "context": lambda one: f"{one.context:,}",
+    STATE: lambda one: size(one.state_bytes) if one.states else "none",
+    "state per token": lambda one: f"{one.state_bytes_per_token:,.0f} B",
+    "one token more adds": lambda one: f"{one.next_token_bytes:,} B",
+    "weights and states": lambda one: size(one.bytes),
+    "read by a step": lambda one: size(one.bytes_read),
+    "FLOPs per token": lambda one: f"{one.flops:.3g}",
+}
+FITTING: dict[str, Callable[[Plan], str]] = {
+    "sequences that fit": lambda one: f"{one.batch_that_fits(one.room or 0):,}",
+    "context that fits": lambda one: f"{one.context_that_fits(one.room or 0):,}",
+}
+DECODING: dict[str, Callable[[Decoding], str]] = {
+    "time of a step": lambda one: _milliseconds(one.seconds),
+    "tokens a second": lambda one: span(*one.tokens_per_second),
+    "a prompt that fills it": lambda one: _milliseconds(one.first_token),
+    "bound by products from": lambda one: (
+        "no batch: states grow" if one.turning_batch is None else f"{one.turning_batch:,} sequences"
+    ),
+    "a million tokens cost": lambda one: money(one.cost_per_million),
+}
+
+
+def _fits(one: Plan) -> str:
+    return "yes" if one.fits else f"no: {one.smallest_count:,} would do"
+
+
+def _milliseconds(seconds: tuple[float, float]) -> str:
+    return span(1000 * seconds[0], 1000 * seconds[1], unit="ms")
+
+
+def generation(
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype | None = None,
     weights: str | None = None,
-    machine: str | Cluster | None = None,
-    nodes: int = 1,
-    machines: str | Path | None = None,
-    price: str | None = None,
-) -> Plan: ...
-
-
-@overload
-def plan(
-    model: ModelLike,
-    *,
-    train: Literal[True],
-    context: int | None = None,
-    batch: int = 1,
-    dtype: torch.dtype | str = torch.bfloat16,
-    optimizer: str = "adamw",
-    recompute: str = "none",
-    layout: Layout | str | None = None,
-    finetune: str | None = None,
-    weights: str | None = None,
-    loss: str = "chunked",
-    machine: str | Cluster | None = None,
-    nodes: int = 1,
-    machines: str | Path | None = None,
-    price: str | None = None,
-    tokens: float | str | None = None,
-) -> TrainingPlan: ...
-
-
-def plan(
-    model: ModelLike,
-    *,
-    train: bool = False,
-    context: int | None = None,
-    batch: int = 1,
-    dtype: torch.dtype | str = torch.bfloat16,
-    state_dtype: torch.dtype | str | None = None,
-    optimizer: str = "adamw",
-    recompute: str = "none",
-    layout: Layout | str | None = None,
-    finetune: str | None = None,
-    weights: str | None = None,
-    loss: str = "chunked",
-    machine: str | Cluster | None = None,
-    nodes: int = 1,
-    machines: str | Path | None = None,
-    price: str | None = None,
-    tokens: float | str | None = None,
-) -> Plan | TrainingPlan:
-    """What generating with this model takes, or with `train` a training step.
-
-    context      tokens of a sequence; by default all the model is trained to read
-    batch        sequences at once; in training, of all ranks
-    dtype        of products, and of the weights in generation
-    state_dtype  of the decode state; by default that of the weights
-    optimizer, recompute, layout
-                 of training; a layout is such as "dp=8,zero=3,recompute=full", by default "dp=N,zero=3"
-    finetune     of training, "lora:16": adapters of rank 16 on every linear map, all else frozen in `dtype`
-    weights      what they are kept in: in generation "int8" or "int4" too, products in `dtype`; in training "float32",
-                 or "bfloat16" with masters in fp32
-    loss         of training, what it holds of logits: "chunked" as ours does, "in_place", "fused" or "whole"
-                 (`planning/memory.py`)
-    machine, nodes
-                 accelerators: "h100", as many as the layout has ranks, or "h100:8", eight in each of `nodes` nodes
-    machines     a file of machines of one's own
-    price        of an accelerator hour, "2.5USD"
-    tokens       to train on, 15e12 or "15T": days, energy, and cost
-
-    Raises RequestError for a context that the model cannot have, a layout that does not divide or has other ranks than
-    there are accelerators, an unknown machine, or a price without a currency."""
-    config, dtype = resolve(model), dtype_of(dtype)
-    on = None if machine is None else _on(machine, nodes, machines, price)
-    if on is None and (price is not None or nodes != 1 or machines is not None or tokens is not None):
-        given = {"price": price, "machines": machines, "tokens": tokens, "nodes": None if nodes == 1 else nodes}
-        field = next(name for name, value in given.items() if value is not None)
-        expected = "left out without a machine, such as h100:8"
-        raise RequestError(code="conflict", field=field, value=given[field], expected=expected)
-    context = config.context if context is None else context
-    check_workload(config, batch, context)
-    if train:
-        chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
-        default = Layout(dp=on.count, zero=3) if on is not None and on.count > 1 else Layout()
-        shared = Layout.of(layout) if isinstance(layout, str) else layout or default
-        if recompute != "none":
-            shared = shared.recomputing(recompute)
-        device = on.machine.device if on is not None else "cpu"
-        kept = weights or "float32"
-        _check_one_of("weights", kept, MASTERED)
-        _check_one_of("loss", loss, LOSSES)
-        if finetune is not None and kept != "float32":
-            expected = "nothing beside finetune, whose frozen weights are kept in dtype"
-            raise RequestError(code="conflict", field="weights", value=weights, expected=expected)
-        planned = plan_training(
-            config, batch, context, dtype, chosen, shared, MASTERED[kept], device,
-            cast(Loss, loss), _rank(finetune),
-        )  # fmt: skip
-        return planned.placed(on, _tokens(tokens))
-    if tokens is not None:
-        raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")
-    state_dtype = dtype if state_dtype is None else dtype_of(state_dtype, "state_dtype")
+    on: Cluster | None = None,
+) -> Plan:
+    """Returns the plan of generating with a model; the options are those of `gf.plan`. Raises RequestError for
+    weights other than `WEIGHTS`."""
+    state_dtype = state_dtype or dtype
     packed = weights or str(dtype).removeprefix("torch.")
-    _check_one_of("weights", packed, WEIGHTS)
+    check_one_of("weights", packed, WEIGHTS)
     cost = config.costs(Shape(1, 1, context, "decode", dtype, state_dtype=state_dtype))
     unread = ("embedding", "head", "encoder")
     idle = sum(cost[name].active_parameters for name in unread if name in cost.children)
@@ -342,32 +337,6 @@ def plan(
     )
 
 
-def search(
-    model: ModelLike,
-    *,
-    machine: str | Cluster,
-    context: int | None = None,
-    batch: int = 1,
-    dtype: torch.dtype | str = torch.bfloat16,
-    optimizer: str = "adamw",
-    nodes: int = 1,
-    machines: str | Path | None = None,
-    price: str | None = None,
-    tokens: float | str | None = None,
-) -> Search:
-    """Layouts of all accelerators of a machine, "h100:8", that a training step of `batch` sequences fits, the fastest
-    first by its planned time, each with the days of `tokens`; and why faster ones do not fit.
-
-    Raises RequestError for a context that the model cannot have, a batch that no layout divides, an unknown machine."""
-    config, dtype = resolve(model), dtype_of(dtype)
-    chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
-    context = config.context if context is None else context
-    check_workload(config, batch, context)
-    on, many = _on(machine, nodes, machines, price), _tokens(tokens)
-    found = find(config, batch, context, dtype, chosen, on)
-    return replace(found, fitting=tuple(one.placed(on, many) for one in found.fitting))
-
-
 def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, int]:
     """Bytes by kind of the decode state of a sequence, and of a source as long."""
     if not config.writes:
@@ -376,32 +345,7 @@ def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, 
     return config.outline().init_state(1, context, dtype, device="meta", memory_len=memory_len).by_kind()
 
 
-def _rank(finetune: str | None) -> int:
-    """Of adapters: 16 of "lora:16", 0 of None."""
-    if finetune is None:
-        return 0
-    kind, _, rank = finetune.partition(":")
-    if kind != "lora" or not (rank.isascii() and rank.isdecimal() and 0 < len(rank) < 6 and int(rank)):
-        raise RequestError(code="range", field="finetune", value=finetune, expected="lora:RANK, such as lora:16")
-    return int(rank)
-
-
-def _tokens(asked: float | str | None) -> float | None:
-    """To train on: 15e12 of "15T"."""
-    tokens = None if asked is None else quantity(asked, field="tokens")
-    if tokens is not None and tokens < 1:
-        raise RequestError(code="range", field="tokens", value=asked, expected="a number of tokens from 1 up")
-    return tokens
-
-
-def _check_one_of(field: str, value: str, known: Collection[str]) -> None:
+def check_one_of(field: str, value: str, known: Collection[str]) -> None:
+    """Raises RequestError for a value that is not among those known."""
     if value not in known:
         raise RequestError(code="unknown", field=field, value=value, expected=f"one of {', '.join(known)}")
-
-
-def _on(machine: str | Cluster, nodes: int, own: str | Path | None, price: str | None) -> Cluster:
-    on = cluster(machine, nodes, own) if isinstance(machine, str) else machine
-    if on.count > RANKS:
-        expected = f"{RANKS:,} accelerators at most, with the nodes"
-        raise RequestError(code="range", field="machine", value=machine, expected=expected)
-    return on if price is None else replace(on, machine=on.machine.vary(price=Price.of(price)))

@@ -8,15 +8,18 @@ from itertools import product
 from typing import Any
 
 import torch
+from rich.console import RenderableType
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.figures.terminal import dim, size, unruled
 from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import FP32, MARGIN, outside
+from glassformer.planning.planned import PrintedPlan
 from glassformer.planning.ranks import RankWeights, share
 from glassformer.planning.time import step_time, workload
-from glassformer.planning.training import TrainingPlan, plan_training
+from glassformer.planning.training import RUN, TrainingPlan, plan_training
 from glassformer.training.optimizers import OptimizerConfig
 
 FOUND = 5
@@ -51,7 +54,7 @@ class Smallest:
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(PrintedPlan):
     """What was found: plans that fit, the fastest first; where there is none, the fewest accelerators that would do."""
 
     on: Cluster
@@ -64,8 +67,14 @@ class Search:
     """Whether every layout was judged: where False and nothing fits, another layout may."""
     smallest: Smallest | None = None
 
+    @property
+    def best(self) -> TrainingPlan | None:
+        """The fastest plan that fits; None if none does."""
+        return self.fitting[0] if self.fitting else None
+
     def to_dict(self) -> dict[str, Any]:
         return {
+            "name": self.name,
             "machine": self.on.name, "ranks": self.on.count, "batch": self.batch,
             "possible": self.possible, "tried": self.tried, "exhausted": self.exhausted,
             "fitting": [one.to_dict() for one in self.fitting],
@@ -75,8 +84,66 @@ class Search:
             },
         }  # fmt: skip
 
+    def to_pandas(self) -> Any:
+        """Returns a DataFrame with a row for each layout that fits, the fastest first. Needs pandas."""
+        import pandas
 
-def find(
+        rows = [
+            {**one.layout.model_dump(), "seconds": one.time.seconds, "needed": one.memory["needed"]}
+            for one in self.fitting
+            if one.time is not None
+        ]
+        return pandas.DataFrame(rows)
+
+    def page(self) -> dict[str, Any]:
+        """Returns the page of the fastest plan. Raises RequestError if no layout fits."""
+        if self.best is None:
+            message = f"{self.name} fits no layout that was tried: no page of it can be written; leave out --out"
+            raise RequestError(message, code="conflict", field="out")
+        return self.best.page()
+
+    def beside(self, *others: Search) -> Iterator[str | RenderableType]:
+        for one in (self, *others):
+            yield from one.found()
+
+    def found(self) -> Iterator[str | RenderableType]:
+        """Yields the layouts that fit, the fastest first, and the faster ones that do not; more of the fastest."""
+        has = self.on.machine.memory
+        table = unruled(self.name)
+        for head in ("layout", "a step", "tokens a second", "needed", f"of {size(has)}"):
+            table.add_column(head, justify="left" if head == "layout" else "right", overflow="fold")
+        for one in self.fitting:
+            if (step := one.time) is not None:
+                memory = one.memory["needed"]
+                rate = f"{step.tokens_per_second:,.0f}"
+                table.add_row(str(one.layout), f"{step.seconds:.3g} s", rate, size(memory), f"{memory / has:.0%}")
+        if self.fitting:
+            yield table
+        for large in self.too_large[:3]:
+            refused = f"{large.layout} would take {large.seconds:.3g} s and does not fit: {size(large.needed)}"
+            yield dim(f"{refused}, {large.reason}")
+        if not self.fitting:
+            yield self.refused
+        few = ": too small for a copy of the model on each; --batch gives a larger one"
+        tried = f"{self.possible:,} layouts of a batch of {self.batch:,}, the memory of {self.tried} planned"
+        yield dim(tried + (few if self.batch < self.on.count else ""))
+        if self.best is not None and (run := self.best.run) is not None:
+            yield from (f"{what}: {of(run)}" for what, of in RUN.items())
+        if self.best is not None and self.explain:
+            yield from self.best.explained()
+
+    @property
+    def refused(self) -> str:
+        """The reason that nothing fits, and what would."""
+        tried = "no layout" if self.exhausted else f"none of the {self.tried} layouts tried"
+        words = f"{self.name} fits {tried} of {self.on.count} {self.on.name} with a batch of {self.batch:,}"
+        if (smallest := self.smallest) is None:
+            return f"{words}, nor the leanest of any larger number"
+        larger = f" with a batch of {smallest.batch:,}" if smallest.batch != self.batch else ""
+        return f"{words}; {smallest.ranks} in nodes of {smallest.node} would do{larger}: {smallest.layout}"
+
+
+def find_layouts(
     config: ModelConfig,
     batch: int,
     context: int,

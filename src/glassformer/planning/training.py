@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from rich.console import RenderableType
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
+from glassformer.figures import days
+from glassformer.figures.terminal import dim, size, unruled
 from glassformer.parallel.layout import Layout
+from glassformer.planning.advice import advice
 from glassformer.planning.collectives import Collective, collectives
-from glassformer.planning.machines import Cluster
+from glassformer.planning.machines import Cluster, money, span
 from glassformer.planning.memory import MARGIN, LayoutMemory, Loss, TrainingMemory, outside
-from glassformer.planning.time import RunTime, StepTime, Workload, step_time, workload
+from glassformer.planning.planned import PrintedPlan, columns, page_of
+from glassformer.planning.time import DAY, RunTime, StepTime, Workload, step_time, workload
+from glassformer.report.plan_page import MOMENTS
+from glassformer.training import Recipe
 from glassformer.training.optimizers import OptimizerConfig
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingPlan(PrintedPlan):
     """A training step of `batch` sequences of `context` tokens over all ranks."""
 
     config: ModelConfig
@@ -127,6 +135,7 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "name": self.name,
             "batch": self.batch, "context": self.context, "dtype": str(self.dtype).removeprefix("torch."),
             "weights": str(self.weights).removeprefix("torch."), "finetune": f"lora:{self.rank}" if self.rank else None,
             "optimizer": self.optimizer, "recompute": self.recompute, "layout": self.layout.model_dump(),
@@ -137,6 +146,137 @@ class TrainingPlan:
             **({} if self.time is None else {"time": self.time.to_dict()}),
             **({} if self.run is None else {"run": self.run.to_dict()}),
         }  # fmt: skip
+
+    def fits_with(self, layout: Layout) -> bool:
+        """Returns True if the same step fits the plan's machines in another layout."""
+        assert self.on is not None
+        optimizer = Recipe.of(tokens=1, optimizer=self.optimizer).optimizer
+        other = plan_training(
+            self.config, self.batch, self.context, self.dtype, optimizer, layout, self.weights,
+            self.on.machine.device, self.loss, self.rank,
+        )  # fmt: skip
+        return other.placed(self.on).fits
+
+    def page(self) -> dict[str, Any]:
+        return page_of(self.config, self.on, self.name, self.to_dict())
+
+    def beside(self, *others: TrainingPlan) -> Iterator[str | RenderableType]:
+        plans = (self, *others)
+        table = columns("bytes of a rank", plans)
+        table.add_row("fullest moment", *(MOMENTS[one.fullest] for one in plans))
+        for what in self.memory:
+            if any(one.memory[what] for one in plans) and (self.on is not None or what != "needed"):
+                table.add_row(what, *(size(one.memory[what]) for one in plans))
+        table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans))
+        if self.on is not None:
+            has = self.on.machine.memory
+            shares = [one.memory["needed"] / has for one in plans]
+            table.add_row(f"of {size(has)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
+        steps = [one.time for one in plans if one.time is not None]
+        for what, of_step in STEP.items() if steps else ():
+            table.add_row(what, *map(of_step, steps))
+        runs = [one.run for one in plans if one.run is not None]
+        for what, of_run in RUN.items() if runs else ():
+            table.add_row(what, *map(of_run, runs))
+        yield table
+        yield dim(self.conditions)
+        if self.on is not None:
+            yield dim(self.on.priced)
+            if not steps[0].measured:
+                why = f"no training run of {self.on.machine.title} with such a layout has been fitted"
+                yield dim(f"{why}: times are a range")
+        for one in plans:
+            yield from one.advised()
+        for one in plans:
+            if one.explain:
+                yield from one.explained()
+
+    @property
+    def conditions(self) -> str:
+        """The dtypes, optimizer and layout of the step in words."""
+        kept = f"weights in {str(self.weights).removeprefix('torch.')}"
+        kept += f" and frozen, adapters of rank {self.rank} in float32" if self.rank else ""
+        products = str(self.dtype).removeprefix("torch.")
+        layout = self.layout
+        kinds = {"data": layout.dp, "tensor": layout.tp, "pipeline": layout.pp, "context": layout.cp}
+        split = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count > 1)
+        shared = f" ({split})" if layout.ranks > layout.dp else ""
+        ranks = f"{layout.ranks} ranks{shared}, ZeRO stage {layout.zero}" if layout.ranks > 1 else "one rank"
+        sequences = f"{self.batch} sequences in all" if self.batch > 1 else "one sequence"
+        step = f"{kept}, products in {products}, {self.optimizer}, recompute {self.recompute}"
+        return f"{step}; {ranks}, {sequences}"
+
+    def advised(self) -> Iterator[str]:
+        """Yields the changes of the layout and of the machine that would save most, in a line; nothing without a
+        machine."""
+        found = advice(self)
+        layouts = [change for change in found if change.layout is not None][:1]
+        machines = [change for change in found if change.layout is None][:1]
+        saving = [f"{change.words} saves {change.saves:.0%} of a step" for change in (*layouts, *machines)]
+        if saving:
+            yield f"{self.name or 'this step'}: {'; '.join(saving)}"
+
+    def explained(self) -> Iterator[RenderableType]:
+        """Yields every figure with its formula: memory at each moment, time by kind of work, collectives."""
+        table = unruled(self.name)
+        table.add_column("bytes of a rank")
+        for moment in self.moments:
+            table.add_column(MOMENTS[moment], justify="right")
+        for what in (field.name for field in fields(TrainingMemory)):
+            values = [getattr(memory, what) for memory in self.moments.values()]
+            if any(values):
+                table.add_row(what, *(size(value) if value else "" for value in values))
+        table.add_row("total", *(size(memory.total) for memory in self.moments.values()), style="bold")
+        yield table
+        if self.time is not None:
+            table = unruled(self.name)
+            for head in ("time of a step", "share", "roofline", "planned", "made of"):
+                left = head in ("time of a step", "made of")
+                table.add_column(head, justify="left" if left else "right", overflow="fold")
+            for kind in sorted(self.time.kinds, key=lambda kind: -kind.seconds):
+                rate = f"{kind.amount:.4g} {kind.unit} / {kind.rate:.4g} {kind.unit}/s"
+                table.add_row(
+                    kind.kind, f"{kind.seconds / self.time.seconds:.1%}", f"{1000 * kind.roof:.4g} ms",
+                    f"{1000 * kind.seconds:.4g} ms", f"{kind.formula}\n= {rate if kind.unit else f'{kind.amount:.3g}'}",
+                )  # fmt: skip
+            yield table
+        if self.collectives:
+            table = unruled(self.name)
+            for head in ("between ranks of", "operation", "a step", "bytes"):
+                table.add_column(head, justify="right" if head in ("a step", "bytes") else "left")
+            for each in self.collectives:
+                table.add_row(each.axis, each.operation, f"{each.count:,}", size(each.bytes))
+            yield table
+
+
+STEP: dict[str, Callable[[StepTime], str]] = {
+    "time of a step": lambda one: _likely(one, 1000, "ms"),
+    "tokens a second": lambda one: (
+        f"{one.tokens_per_second:,.0f}"
+        if one.measured
+        else span(one.tokens / one.high, one.tokens / one.low, "{:,.0f}".format)
+    ),
+    "MFU, with recomputation HFU": lambda one: (
+        f"{one.mfu:.1%}, {one.hfu:.1%}"
+        if one.measured
+        else span(one.mfu * one.seconds / one.high, one.mfu * one.seconds / one.low, "{:.1%}".format)
+    ),
+    "longest": lambda one: one.bound,
+}
+RUN: dict[str, Callable[[RunTime], str]] = {
+    "days": lambda one: span(one.low / DAY, one.high / DAY, days),
+    "accelerator hours": lambda one: span(
+        one.hours * one.low / one.seconds, one.hours * one.high / one.seconds, "{:,.0f}".format
+    ),
+    "energy, at most": lambda one: f"{one.energy * one.high / one.seconds:,.0f} kWh",
+    "cost": lambda one: money(one.cost()),
+}
+
+
+def _likely(step: StepTime, times: float, unit: str) -> str:
+    """Returns number and interval, or the interval if this machine was not measured."""
+    between = span(times * step.low, times * step.high, "{:,.4g}".format, unit)
+    return f"{times * step.seconds:,.4g} {unit}, {between}" if step.measured else between
 
 
 def check_workload(config: ModelConfig, batch: int, context: int) -> None:

@@ -14,6 +14,7 @@ from glassformer.cli.options import (
     Flag,
     Json,
     Optimizer,
+    command_line,
     count,
     whole,
 )
@@ -43,7 +44,6 @@ def plan(
     find: Flag = False,
     finetune: str | None = None,
     here: Flag = False,
-    again: Flag = False,
     out: str | None = None,
     json: Json = False,
 ) -> None:
@@ -94,22 +94,20 @@ def plan(
     finetune
         Plan a training step of adapters on every linear layer, lora:16, with all other weights frozen.
     here
-        Measure this processor once and predict the times of a training step and a decoded token on it.
-    again
-        With --here, measure again.
+        Build each model and time a few training steps and decoding steps of it on this machine.
     out
         HTML page to write: parameters, memory and time by component, every figure with its formula.
     """
-    from glassformer.cli.costs import show_plan
+    from glassformer import planning
+    from glassformer.cli.show import show
 
-    modes = {"generate": generate, "train": train or finetune is not None, "find": find, "here": here}
-    flags = {
-        "context": whole(context, "context"), "batch": batch, "dtype": dtype, "state_dtype": state_dtype,
-        "machine": machine, "nodes": nodes, "machines": machines, "price": price, "explain": explain, "tokens": tokens,
-        "optimizer": optimizer, "recompute": recompute, "layout": layout, "weights": weights, "loss": loss,
-        "finetune": finetune, "again": again, "out": out,
-    }  # fmt: skip
-    show_plan(models, [mode for mode, asked in modes.items() if asked], flags, json)
+    planned = planning.plan(
+        models, generate=generate, train=train, find=find, here=here, context=whole(context, "context"), batch=batch,
+        dtype=dtype, state_dtype=state_dtype, machine=machine, nodes=nodes, machines=machines, price=price,
+        explain=explain, tokens=tokens, optimizer=optimizer, recompute=recompute, layout=layout, weights=weights,
+        loss=loss, finetune=finetune, out=out, command=command_line(),
+    )  # fmt: skip
+    show(planned, json)
 
 
 def presets(*, json: Json = False) -> None:

@@ -53,7 +53,7 @@ def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
     links = [tag("li", tag("a", keys[key], href=f"#{key}")) for key in there]
     header = tag(
         "header", tag("p", "Glassformer plan", class_="kicker"), tag("h1", title),
-        *(tag("p", _finding(one), class_="finding") for one in plans), copyable(command),
+        *(tag("p", _finding(one), class_="finding") for one in plans), copyable(command) if command else None,
     )  # fmt: skip
     body = tag(
         "div", header, tag("nav", tag("ul", *links), aria_label="Contents"),

@@ -1,0 +1,147 @@
+"""Base of the values that `gf.plan` returns, and several of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.figures import tag
+from glassformer.figures.terminal import Printed, unruled
+from glassformer.planning.counts import Counts
+from glassformer.planning.machines import Cluster
+from glassformer.report.plan_page import write_plan
+
+WIDEST = 32
+"""Columns of the longest name above a plan; a longer one is folded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedPlan(Printed):
+    """Base of what `gf.plan` returns for one model."""
+
+    name: str = ""
+    """Name of the model: its expression, or the key it was given under."""
+    explain: bool = False
+    """True if the text shows every figure with its formula."""
+
+    def beside(self, *others: Self) -> Iterator[str | RenderableType]:
+        """Yields the text of this plan and of other models' plans, a column each."""
+        raise NotImplementedError
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        return self.beside()
+
+    def page(self) -> dict[str, Any]:
+        """Returns what the page of a plan shows. Raises RequestError if this kind of plan has no page."""
+        message = f"{self.name or 'this plan'}: only plans of generation and of training steps have a page"
+        raise RequestError(message, code="unsupported", field="out", value=type(self).__name__)
+
+    def report(self, path: str | Path, *, command: str = "") -> Path:
+        """Writes the plan as a page, one file that opens offline.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        command
+            Command that the page shows for copying. If empty, none.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        RequestError
+            If there is nothing to draw: no layout fits, or the plan is a measurement.
+
+        Examples
+        --------
+        >>> import glassformer as gf
+        >>> gf.plan("llama-7b", machine="h100").report("plan.html")  # doctest: +SKIP
+        """
+        return write_plan([self.page()], command, path)
+
+    def _repr_html_(self) -> str:
+        return tag("pre", str(self))
+
+
+def page_of(config: ModelConfig, on: Cluster | None, name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a plan and the rest of its page: parameters by component, and the machine."""
+    counts = Counts(config)
+    placed = {} if on is None else {
+        "machine_title": on.machine.title, "machine_memory": on.machine.memory, "machine_node": on.node,
+    }  # fmt: skip
+    named = {"name": name, "parameters": config.num_params(), "symbols": counts.symbols}
+    return {**figures, **named, **placed, "components": [asdict(part) for part in counts.components]}
+
+
+def columns(heading: str, plans: Sequence[PrintedPlan]) -> Table:
+    """Returns an empty table with a column for each plan."""
+    table = unruled()
+    table.add_column(heading)
+    for one in plans:
+        table.add_column(one.name, justify="right", overflow="fold", max_width=WIDEST)
+    return table
+
+
+P = TypeVar("P", bound=PrintedPlan)
+
+
+@dataclass(frozen=True)
+class Plans(Printed, Generic[P]):
+    """Plans of several models, of one kind, printed side by side.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> plans = gf.plan(["gpt2@1m", "llama@1m"])
+    >>> [one.name for one in plans]
+    ['gpt2@1m', 'llama@1m']
+    >>> plans["gpt2@1m"].parameters == plans[0].parameters
+    True
+    """
+
+    plans: tuple[P, ...]
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __getitem__(self, key: int | str) -> P:
+        """Returns a plan by its place, or by the name of its model."""
+        if isinstance(key, int):
+            return self.plans[key]
+        return {one.name: one for one in self.plans}[key]
+
+    def lines(self) -> Iterator[str | RenderableType]:
+        return self.plans[0].beside(*self.plans[1:])
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Returns the figures of each plan."""
+        return [one.to_dict() for one in self.plans]
+
+    def to_pandas(self) -> Any:
+        """Returns a DataFrame with a row for each model and a column for each single figure. Needs pandas."""
+        import pandas
+
+        kinds = (str, int, float, type(None))
+        rows = [{key: value for key, value in one.items() if isinstance(value, kinds)} for one in self.to_dict()]
+        return pandas.DataFrame(rows)
+
+    def report(self, path: str | Path, *, command: str = "") -> Path:
+        """Writes one page of all plans; see `PrintedPlan.report`."""
+        return write_plan([one.page() for one in self.plans], command, path)
+
+    def _repr_html_(self) -> str:
+        return tag("pre", str(self))

@@ -1,0 +1,140 @@
+"""A training step and a decoding step of a model, timed on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import RenderableType
+
+from glassformer import machine
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.figures.terminal import dim, size
+from glassformer.planning.planned import PrintedPlan, columns
+from glassformer.text import Tokens, prepare
+from glassformer.training import MaskedConfig, NextTokenConfig, Recipe
+from glassformer.training.objectives import ObjectiveConfig, SpanConfig
+from glassformer.training.pace import StepPace, decoding_pace, paces
+
+LIMIT = 20.0
+"""Seconds after which no further step of a model is timed."""
+STATES = 16
+"""Bytes of a parameter while it is trained: weight, gradient and two moments in float32."""
+LETTERS, COPIES = "ab\n", 20
+"""Text that is trained on: an alphabet that every vocabulary holds, and sequences for each one of a batch."""
+OBJECTIVES: tuple[ObjectiveConfig, ...] = (NextTokenConfig(), SpanConfig(), MaskedConfig())
+"""Objectives; a model is trained by the first one that suits it."""
+
+
+@dataclass(frozen=True)
+class Timed(PrintedPlan):
+    """A training step of `batch` sequences of `context` tokens, and a decoding step of the same batch, timed here."""
+
+    batch: int
+    context: int
+    step: StepPace
+    token: StepPace | None
+    """Decoding at the end of the context; None for a model that does not decode."""
+    how: machine.Settings
+    """Device, dtype and threads of training."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds of a training step."""
+        return self.step.seconds
+
+    @property
+    def token_seconds(self) -> float | None:
+        """Median seconds of a decoding step; None for a model that does not decode."""
+        return None if self.token is None else self.token.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "batch": self.batch, "context": self.context, "step_seconds": self.step_seconds,
+            "step_spread": self.step.spread, "tokens_per_second": self.step.tokens_per_second,
+            "token_seconds": self.token_seconds, "token_spread": self.token and self.token.spread,
+            "device": self.how.device, "dtype": self.how.dtype, "threads": self.how.threads,
+            "processor": str(machine.machine()["processor"]), "torch": torch.__version__,
+        }  # fmt: skip
+
+    def beside(self, *others: Timed) -> Iterator[str | RenderableType]:
+        plans = (self, *others)
+        table = columns("", plans)
+        table.add_row("a training step", *(_milliseconds(one.step) for one in plans))
+        table.add_row("tokens a second", *(f"{one.step.tokens_per_second:,.0f}" for one in plans))
+        if any(one.token is not None for one in plans):
+            tokens = [one.token for one in plans]
+            table.add_row("a step of decoding", *("" if one is None else _milliseconds(one) for one in tokens))
+            rates = ("" if one is None else f"{one.tokens_per_second:,.0f}" for one in tokens)
+            table.add_row("tokens written a second", *rates)
+        yield table
+        where = str(machine.machine()["processor"]) if self.how.device == "cpu" else self.how.device
+        yield dim(
+            f"{where}, {self.how.threads} threads, eager, products in {self.how.dtype} in training and float32 in "
+            f"decoding; medians of at most {len(self.step.steps)} steps, with quartiles"
+        )
+
+
+def _milliseconds(pace: StepPace) -> str:
+    low, high = pace.spread
+    return f"{1e3 * pace.seconds:,.3g} ms ({1e3 * low:,.3g} to {1e3 * high:,.3g})"
+
+
+def timed(configs: Mapping[str, ModelConfig], contexts: Mapping[str, int], batch: int) -> dict[str, Timed]:
+    """Builds each model and times its steps. Raises RequestError, before anything is built, for a model that does not
+    fit the memory of this machine."""
+    recipes = {}
+    for name, config in configs.items():
+        check_memory(name, config)
+        recipes[name] = Recipe.of(
+            steps=10**6, tokens=None, batch_size=batch, context=contexts[name], compile=False,
+            objective=objective_of(config),
+        )  # fmt: skip
+    found = {}
+    for name, config in configs.items():
+        recipe = recipes[name]
+        how = machine.settings(recipe.device, recipe.dtype, recipe.threads, False)
+        with tempfile.TemporaryDirectory() as folder:
+            text = text_of(Path(folder), batch * (contexts[name] + 1))
+            step = paces({name: (config, recipe)}, text, seconds=LIMIT)[name]
+        own = config.vary(context=contexts[name])
+        token = decoding_pace(own, batch, contexts[name], how.device, seconds=LIMIT) if config.writes else None
+        found[name] = Timed(batch, contexts[name], step, token, how, name=name)
+    return found
+
+
+def check_memory(name: str, config: ModelConfig) -> None:
+    """Raises RequestError if the training states of the model need more memory than is free."""
+    needed, free = STATES * config.num_params(), machine.free_memory(machine.settings().device)
+    if free is not None and needed > free:
+        message = (
+            f"{name}: weights, gradients and the optimizer's moments take {size(needed)}, and {size(free)} are free on "
+            "this machine; leave out here, and plan its training"
+        )
+        raise RequestError(message, code="memory", field="here", value=name, expected=f"at most {size(free)}")
+
+
+def objective_of(config: ModelConfig) -> ObjectiveConfig:
+    """Returns the objective that a model is trained by for its pace. Raises RequestError if none can be."""
+    problem: RequestError | None = None
+    for objective in OBJECTIVES:
+        try:
+            objective.check(config)
+        except RequestError as error:
+            problem = problem or error
+        else:
+            return objective
+    assert problem is not None
+    raise problem
+
+
+def text_of(folder: Path, tokens: int) -> Tokens:
+    """Returns a text of few characters, long enough for batches of `tokens` tokens, kept in `folder`."""
+    path = folder / "text.txt"
+    path.write_text(LETTERS * (COPIES * tokens // len(LETTERS) + 100), encoding="utf-8")
+    return prepare(path, "char", cache_dir=folder)

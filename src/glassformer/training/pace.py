@@ -1,0 +1,149 @@
+"""Seconds of a training step and of a decoding step on this machine, measured: the one stop-watch for both.
+
+A model is built and warmed up as a run is, then some steps are timed, each with the whole of what a run does in one.
+Models take turns, step by step, so that whatever else the machine does slows all of them alike; the median counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from glassformer import machine
+from glassformer.config import ModelConfig
+from glassformer.text import Tokens
+from glassformer.training.loop import one_step, warm_up
+from glassformer.training.recipe import Recipe
+from glassformer.training.request import prepare_run
+from glassformer.training.state import Training
+
+STEPS = 10
+"""Timed steps of each model, unless the limit of seconds ends them before."""
+FIRST = 2
+"""Steps before those that are timed: the first ones allocate the optimizer's state."""
+STARTED = 2.0
+"""Seconds of a run that do not depend on its size: starting its process, weights, files."""
+EVALUATED = 12 * Recipe.model_fields["evaluation_tokens"].default
+"""Tokens on which a run is evaluated: eight evaluations while it trains, and a final one that is four times longer."""
+FORWARD = 1 / 3
+"""Share of a training step that its forward pass takes, and so an evaluation."""
+
+
+@dataclass(frozen=True)
+class StepPace:
+    """Measured steps of one kind.
+
+    Attributes
+    ----------
+    steps : tuple of float
+        Seconds of each timed step.
+    tokens : float
+        Tokens that a step reads, or writes when decoding.
+    """
+
+    steps: tuple[float, ...]
+    tokens: float
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a step."""
+        return median(self.steps)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """First and third quartile of the seconds of a step."""
+        if len(self.steps) < 2:
+            return self.seconds, self.seconds
+        low, _, high = quantiles(self.steps, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def run_seconds(tokens: float, tokens_per_second: float) -> float:
+    """Returns the seconds of a whole run on `tokens` tokens, with its start and its evaluations."""
+    return STARTED + (tokens + FORWARD * EVALUATED) / tokens_per_second
+
+
+def paces(
+    models: Mapping[str, tuple[ModelConfig, Recipe]], text: Tokens, *, steps: int = STEPS, seconds: float | None = None
+) -> dict[str, StepPace]:
+    """Times training steps of models, in turn.
+
+    Parameters
+    ----------
+    models
+        Name -> config and recipe. The vocabulary is the config's, padded to the text's.
+    text
+        Tokens to train on.
+    steps
+        Timed steps of each model.
+    seconds
+        Limit of the time for all models, which are timed at least once each. If None, no limit.
+
+    Returns
+    -------
+    dict of str to StepPace
+
+    Raises
+    ------
+    RequestError
+        If a model cannot be trained by its recipe on this text.
+    """
+    began = time.perf_counter()
+    runs: dict[str, Training] = {}
+    for name, (config, recipe) in models.items():
+        request = prepare_run(config, text, recipe, vocab_size=config.vocab_size)
+        machine.apply(request.how)
+        runs[name] = Training(request)
+        warm_up(runs[name])
+    due = None if seconds is None else began + seconds
+    timed = _in_turn({name: lambda run=run: one_step(run) for name, run in runs.items()}, steps, due)  # type: ignore[misc]
+    return {name: StepPace(timed[name], run.batches.tokens_per_step) for name, run in runs.items()}
+
+
+def decoding_pace(
+    config: ModelConfig, batch: int, context: int, device: str = "cpu", *, steps: int = STEPS,
+    seconds: float | None = None,
+) -> StepPace:  # fmt: skip
+    """Times decoding steps in float32: one token for each of `batch` sequences, at the end of `context` tokens."""
+    began = time.perf_counter()
+    model = config.build(seed=0).to(device).eval()
+    token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+    with torch.no_grad():
+        if model.encoder is None:
+            state = model.init_state(batch, context)
+        else:
+            state = model.init_state(batch, context, memory_len=context)
+            model(token, state, source=token.expand(batch, context))
+
+    @torch.no_grad()
+    def step() -> None:
+        state.seek(context - 1)
+        model(token, state)
+        machine.synchronize(device)
+
+    due = None if seconds is None else began + seconds
+    return StepPace(_in_turn({"token": step}, steps, due)["token"], batch)
+
+
+def _in_turn(runs: Mapping[str, Callable[[], Any]], steps: int, due: float | None) -> dict[str, tuple[float, ...]]:
+    """Returns the seconds of each call, after `FIRST` calls that do not count; past `due` one call of each at least."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(FIRST + steps):
+        late = due is not None and time.perf_counter() > due
+        if late and all(taken.values()):
+            break
+        for name, call in runs.items():
+            began = time.perf_counter()
+            call()
+            if turn >= FIRST or late:
+                taken[name].append(time.perf_counter() - began)
+    return {name: tuple(seconds) for name, seconds in taken.items()}

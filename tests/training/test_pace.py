@@ -1,0 +1,91 @@
+"""Timed steps: the same number for each model, in turn, after the first ones."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from glassformer.text import Tokens, prepare
+from glassformer.training import Recipe
+from glassformer.training import pace as stop_watch
+from glassformer.training.pace import EVALUATED, FIRST, STARTED, StepPace, decoding_pace, paces, run_seconds
+from tests.refused import refused
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text("a small text about cats and trees\n" * 200, encoding="utf-8")
+    return prepare(folder / "text.txt", "char", context=16, cache_dir=folder)
+
+
+def recipe(**changes: Any) -> Recipe:
+    fields = {"steps": 100, "batch_size": 2, "context": 16, "threads": 1, "dtype": "float32", "compile": False}
+    return Recipe.of(**{**fields, **changes})
+
+
+def test_the_median_counts_and_quartiles_are_its_spread():
+    found = StepPace((1.0, 2.0, 3.0, 4.0, 100.0), tokens=30)
+    assert found.seconds == 3.0 and found.spread == (2.0, 4.0) and found.tokens_per_second == 10.0
+    assert StepPace((0.5,), 1).spread == (0.5, 0.5)
+
+
+def test_a_run_takes_its_start_its_steps_and_its_evaluations():
+    """At 100 tokens a second, forward passes being three times as fast."""
+    assert run_seconds(5000, 100) == pytest.approx(STARTED + 50 + EVALUATED / 300)
+
+
+def test_models_take_turns_and_first_steps_do_not_count(monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    clock = iter(range(10_000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    found = stop_watch._in_turn({"a": lambda: made.append("a"), "b": lambda: made.append("b")}, 3, None)
+    assert made == ["a", "b"] * (FIRST + 3) and found == {"a": (1.0,) * 3, "b": (1.0,) * 3}
+
+
+def test_past_its_limit_each_is_timed_once():
+    made: list[str] = []
+    found = stop_watch._in_turn({"a": lambda: made.append("a"), "b": lambda: made.append("b")}, 10, 0.0)
+    assert made == ["a", "b"] and {name: len(each) for name, each in found.items()} == {"a": 1, "b": 1}
+
+
+def test_steps_are_those_of_the_trainer(text: Tokens, monkeypatch: pytest.MonkeyPatch):
+    """The loop's own step is called on runs of the recipe; a slower step has a longer time."""
+    seen: list[tuple[str, int]] = []
+    step = stop_watch.one_step
+
+    def watched(run: Any) -> None:
+        seen.append((run.recipe.optimizer.kind, run.config.vocab_size))
+        if run.recipe.optimizer.kind == "lion":
+            time.sleep(0.2)
+        step(run)
+
+    monkeypatch.setattr(stop_watch, "one_step", watched)
+    config = gf.preset("llama@0.05m+vocab_size=100")
+    found = paces({"slow": (config, recipe(optimizer="lion")), "fast": (config, recipe())}, text, steps=3)
+    assert seen == [("lion", 100), ("adamw", 100)] * (FIRST + 3)
+    assert found["slow"].tokens == found["fast"].tokens == 32 and len(found["fast"].steps) == 3
+    assert found["slow"].seconds > 0.2 > found["fast"].seconds > 0
+
+
+def test_a_model_that_cannot_be_trained_so_is_refused(text: Tokens):
+    with refused(code="causal", field="objective"):
+        paces({"llama": (gf.preset("llama@0.05m+vocab_size=100"), recipe(objective="masked"))}, text)
+
+
+@pytest.mark.parametrize("name", ["llama@0.05m", "mamba@0.05m", "t5@0.05m"])
+def test_a_decoding_step_writes_a_token_to_each_sequence(name: str):
+    found = decoding_pace(gf.preset(f"{name}+vocab_size=64+context=16"), 3, 16, steps=2)
+    assert found.tokens == 3 and len(found.steps) == 2 and found.seconds > 0
+
+
+def test_estimates_take_the_stop_watch_for_a_folder_of_text(tmp_path: Path):
+    """A text without room for a batch is refused by what prepares a run, not timed."""
+    (tmp_path / "text.txt").write_text("cats and trees\n" * 40, encoding="utf-8")
+    short = prepare(tmp_path / "text.txt", "char", cache_dir=tmp_path)
+    with refused(code="range", field="context"):
+        paces({"llama": (gf.preset("llama@0.05m+vocab_size=100"), recipe(context=4096))}, short)
