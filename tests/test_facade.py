@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -152,6 +153,21 @@ def test_exceptions_name_verbs_and_options_that_exist() -> None:
     assert {*ELSEWHERE, *OTHER_NAMES, *NOT_YET} <= set(VERBS)
     assert all(set(names) <= options_of(verb) for verb, names in OTHER_NAMES.items())
     assert all(names <= options_of(verb) for verb, names in NOT_YET.items())
+
+
+NAMED_LIKE_FUNCTIONS = {"cli/generate.py", "laboratory/claims", "report/claims.py", "report/plan.py"}
+"""Modules with the name of a function of `gf`. Entries are only removed."""
+
+
+def test_no_module_has_the_name_of_a_function() -> None:
+    """`from glassformer.laboratory import check` is then always the function, or an error."""
+    functions = {name for name in gf.__all__ if inspect.isfunction(getattr(gf, name))}
+    top = Path(gf.__file__).parent
+    named = {
+        path.relative_to(top).as_posix() for path in top.rglob("*") if path.stem in functions and path.parent != top
+    }
+    assert {name for name in named if "." not in name or name.endswith(".py")} - NAMED_LIKE_FUNCTIONS == set()
+    assert not {path.stem for path in top.iterdir()} & functions
 
 
 def test_dir_lists_public_names_only() -> None:
