@@ -873,3 +873,31 @@ def test_the_table_of_parts_is_whole():
     }
     assert AttentionConfig.kind == "attention" and SlidingWindowConfig.kind == "sliding_window"
     assert EmbeddingConfig.kind == "embedding" and HeadConfig.kind == "head" and NormConfig.kind == ""
+
+
+JSON_ELSEWHERE = {
+    "cli/chat.py", "cli/costs.py", "cli/generate.py", "cli/laboratory.py", "cli/retrieval.py", "cli/vectors.py",
+    "cli/verbs/planning.py",
+}  # fmt: skip
+"""Files of the command line that still write JSON themselves. Entries are only removed."""
+
+
+def writers_of_json(trees: dict[Path, ast.Module]) -> set[str]:
+    """Names of the files that call `dumps`."""
+    return {
+        named(path)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "dumps"
+    }
+
+
+def test_the_command_line_prints_values_in_one_place():
+    """`show` in cli/show.py prints a value as text or JSON; a verb parses and calls."""
+    inside = {path: tree for path, tree in TREES.items() if room_of(path) == "cli"}
+    assert writers_of_json(inside) - JSON_ELSEWHERE == {"cli/show.py"}
+
+
+@pytest.mark.parametrize("line", ["json.dumps(x)", "print(dumps({}))"])
+def test_a_second_printer_of_json_is_seen(line: str):
+    assert writers_of_json({SRC / "cli" / "new.py": ast.parse(line)}) == {"cli/new.py"}

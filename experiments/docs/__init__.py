@@ -192,7 +192,8 @@ def index() -> str:
         "| statistic | says | recorded as |\n|---|---|---|\n" + rows("statistics"),
         "## In a loop of your own",
         "`glassformer train --watch` calls a `gf.dynamics.Watch` around every step of the optimizer; so can a loop "
-        "written by hand. `Records` writes what `glassformer why` reads, and `gf.why(run)` returns the same diagnosis as a value.",
+        "written by hand. `Records` writes what `glassformer why` reads, and `gf.why(run)` returns the same diagnosis "
+        "as a value.",
         "```python\nimport math\nfrom pathlib import Path\n\nimport torch\n\nimport glassformer as gf\n\n"
         + "".join(example.source for example in DocTestParser().get_examples(dynamics.Watch.__doc__ or ""))
         + "```",
