@@ -181,7 +181,7 @@ def plan(
     >>> cost = gf.plan("llama-2-70b", batch=8, weights="int4")
     >>> cost.weight_bytes, cost.state_bytes_per_token
     (34488324096, 327680.0)
-    >>> gf.plan("llama-2-7b", train=True, machine="h100:8", batch=8).fits
+    >>> gf.plan("llama-7b", train=True, machine="h100:8", batch=8).fits
     True
     """
     asked = locals()
