@@ -33,17 +33,17 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 torch.set_num_threads(threads)
 import glassformer as gf
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.layout import Layout
 from glassformer.training import checkpoint
 if world > 1:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-crew = Crew(rank, Layout.of(f"fsdp={world}")) if world > 1 else Crew.alone()
+groups = ProcessGroups(rank, Layout.of(f"fsdp={world}")) if world > 1 else ProcessGroups.alone()
 model = gf.preset(model).build(seed=0)
 if world > 1:
     from torch.distributed.fsdp import fully_shard
     for unit in (*model.layers, model):
-        fully_shard(unit, mesh=crew.mesh)
+        fully_shard(unit, mesh=groups.mesh)
 optimizer = torch.optim.AdamW(model.parameters())
 for weight in model.parameters():
     moments = {name: torch.rand_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
@@ -53,24 +53,24 @@ def theirs():
                for part, value in optimizer.state[weight].items()}
     return {"model": model.state_dict(), "optimizer": moments}
 def ours_save():
-    checkpoint.save(folder / "ours", number, model, optimizer, {}, None, crew)
+    checkpoint.save(folder / "ours", number, model, optimizer, {}, None, groups)
 def ours_load():
     found = checkpoint.latest(folder / "ours")
-    checkpoint.load_model(found, model, crew)
-    checkpoint.load_optimizer(found, model, optimizer, crew)
+    checkpoint.load_model(found, model, groups)
+    checkpoint.load_optimizer(found, model, optimizer, groups)
 def peer_save():
     dcp.save(theirs(), checkpoint_id=folder / f"peer{number}", no_dist=world == 1)
 def peer_load():
     dcp.load(theirs(), checkpoint_id=folder / f"peer{number}", no_dist=world == 1)
 def copying():
-    checkpoint.Snapshot.of(number, model, optimizer, {}, None, crew).copied(room)
+    checkpoint.Snapshot.of(number, model, optimizer, {}, None, groups).copied(room)
 room, took = {}, {}
 for number in range(rounds + 1):
-    crew.gather(None)
+    groups.gather(None)
     for work in (ours_save, peer_save, ours_load, peer_load, copying):
         began = time.perf_counter()
         work()
-        crew.gather(None)
+        groups.gather(None)
         if number:  # the first round wakes everything up
             took.setdefault(work.__name__, []).append(time.perf_counter() - began)
     if rank == 0:

@@ -34,7 +34,7 @@ import torch.distributed as dist
 torch.set_num_threads(threads)
 import glassformer as gf
 from glassformer.parallel.apply import TreeReduceScatter, add_up, spread, units
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.layout import Layout
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
 group, took = dist.group.WORLD, {}
@@ -61,7 +61,7 @@ class Engine(TreeReduceScatter):
 
 models = {}
 for name, sums in (("tree", TreeReduceScatter), ("engine", Engine)):
-    models[name] = spread(gf.preset(model).build(seed=0), Crew(rank, Layout.of(f"fsdp={world}")))
+    models[name] = spread(gf.preset(model).build(seed=0), ProcessGroups(rank, Layout.of(f"fsdp={world}")))
     for unit in units(models[name]):
         unit.set_custom_reduce_scatter(sums())
 tokens = torch.randint(256, (4, 257))

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ProcessGroups
 
 
 def as_processes(layout: str, work: Callable[..., Any], *given: Any) -> list[Any]:
-    """What `work(crew, *given)`, a function of a module, returns on each rank, by rank."""
+    """What `work(groups, *given)`, a function of a module, returns on each rank, by rank."""
     ranks = Layout.of(layout).ranks
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -30,6 +30,6 @@ def _one(rank: int, layout: str, port: int, work: Callable[..., Any], given: Any
     shape = Layout.of(layout)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=shape.ranks)
     try:
-        return work(Crew(rank, shape), *given)
+        return work(ProcessGroups(rank, shape), *given)
     finally:
         dist.destroy_process_group()

@@ -16,7 +16,7 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import context
 from glassformer.parallel import tensor as tp
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.seams import Group, Seams
 from tests.parallel.test_tensor import TINY, begin, draw
 from tests.parallel.threads import as_threads
@@ -61,12 +61,12 @@ def compare(expression: str, layout: str, packed: bool = False) -> float:
     documents = (torch.arange(SIZE) // 5).expand(2, -1) if packed else None
     losses, gradients = step(begin(config.build(seed=0)), documents)
 
-    def work(crew: Crew) -> tuple[list[float], dict[str, Tensor]]:
+    def work(groups: ProcessGroups) -> tuple[list[float], dict[str, Tensor]]:
         model = begin(config.build(seed=0))
-        if crew.group("tp") is not None:
-            tp.divide(model, crew.group("tp"), crew.layout.sp)
-        across = Group(crew.group("cp"))
-        context.divide(model, crew.group("cp"))
+        if groups.group("tp") is not None:
+            tp.divide(model, groups.group("tp"), groups.layout.sp)
+        across = Group(groups.group("cp"))
+        context.divide(model, groups.group("cp"))
 
         def finish() -> None:
             if model.division is not None:
@@ -75,14 +75,14 @@ def compare(expression: str, layout: str, packed: bool = False) -> float:
                 if weight.grad is not None:
                     weight.grad = across.summed(weight.grad)
 
-        groups.own = across
+        local.own = across
         curve, found = step(model, documents, finish)
         if model.division is not None:
             found = {name: tp.division_of(model).join(name, gradient) for name, gradient in found.items()}
         return curve, found
 
-    worst, groups = [0.0], threading.local()
-    shared = as_threads(layout, work, lambda x: groups.own.summed(x))
+    worst, local = [0.0], threading.local()
+    shared = as_threads(layout, work, lambda x: local.own.summed(x))
     for curve, found in shared:
         worst += [abs(a - b) for a, b in zip(curve, losses, strict=True)]
         worst += [float((found[name] - wanted).abs().max()) for name, wanted in gradients.items()]
@@ -121,8 +121,8 @@ def test_what_is_seen_changed_and_written_is_that_of_one_process():
 
     whole = look(config.build(seed=0))
 
-    def work(crew: Crew) -> dict[str, Tensor]:
-        found = look(model := context.divide(config.build(seed=0), crew.group("cp")))
+    def work(groups: ProcessGroups) -> dict[str, Tensor]:
+        found = look(model := context.divide(config.build(seed=0), groups.group("cp")))
         with refused(code="conflict", field="sites"):
             capture(model, tokens, "*.pattern")
         return found

@@ -16,9 +16,9 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import experts
 from glassformer.parallel.apply import Ranks
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.pieces import Held, IndexBox, Piece, gap_or_overlap
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.parallel.tensor import division_of
@@ -68,9 +68,9 @@ def built(expression: str) -> Model:
     return model
 
 
-def trained(model: Model, mine: range, crew: Crew | None) -> tuple[list[float], list[float]]:
+def trained(model: Model, mine: range, groups: ProcessGroups | None) -> tuple[list[float], list[float]]:
     """The losses of the atoms `mine` over some steps, and the shares of assignments that were dropped."""
-    own = set() if crew is None else {name for name, _ in experts.own(model)}
+    own = set() if groups is None else {name for name, _ in experts.own(model)}
     optimizer, losses, dropped = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.1), [], []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -80,10 +80,10 @@ def trained(model: Model, mine: range, crew: Crew | None) -> tuple[list[float], 
             losses.append(loss.item())
             dropped += [float(layer.ffn.router.dropped) for layer in model.layers]
         for name, weight in model.named_parameters():
-            if crew is not None and name not in own:
+            if groups is not None and name not in own:
                 dist.all_reduce(weight.grad)
         optimizer.step()
-        here.summed = crew is not None
+        here.summed = groups is not None
         for module in model.modules():
             if hasattr(module, "after_step"):
                 module.after_step()
@@ -104,9 +104,9 @@ def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) 
     """Losses, every parameter, selection biases, and what was dropped, over several steps of AdamW."""
     losses, dropped, weights = alone(MODELS[name])
 
-    def work(crew: Crew) -> tuple[list[float], list[float], dict[str, Tensor]]:
-        model = experts.divide(built(MODELS[name]), crew.group("ep"))
-        found = trained(model, crew.mine(ATOMS), crew)
+    def work(groups: ProcessGroups) -> tuple[list[float], list[float], dict[str, Tensor]]:
+        model = experts.divide(built(MODELS[name]), groups.group("ep"))
+        found = trained(model, groups.mine(ATOMS), groups)
         return *found, {key: division_of(model).join(key, value) for key, value in model.state_dict().items()}
 
     ranks = as_threads(layout, work, total)
@@ -120,16 +120,16 @@ def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) 
     assert ("capacity" not in MODELS[name]) or any(dropped)
 
 
-def steps_of(crew: Crew) -> tuple[list[float], list[Piece]]:
+def steps_of(groups: ProcessGroups) -> tuple[list[float], list[Piece]]:
     """The gradient norms of some clipped steps, and what the rank holds of weights and moments at the end."""
-    sharing = Sharing() if crew.world == 1 else Ranks(crew)
+    sharing = Sharing() if groups.world == 1 else Ranks(groups)
     config = preset(MODELS["all that moves routers"])
     given = built(MODELS["all that moves routers"]).state_dict()
     model = sharing.build(config, 0, "cpu", given=given).train()
     optimizer, norms = AdamWConfig().create(model, 5e-3, 0.1), []
     for step in range(STEPS):
         sums = Tree[list[Tensor | None]](add_to)
-        for atom in crew.mine(ATOMS):
+        for atom in groups.mine(ATOMS):
             (model.loss(*draw(step, atom)) / ATOMS).backward()
             sums.push([weight.grad for weight in model.parameters()])
             model.zero_grad(set_to_none=True)
@@ -140,7 +140,7 @@ def steps_of(crew: Crew) -> tuple[list[float], list[Piece]]:
         clip(model, 0.1, norms[-1])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        here.summed = crew.world > 1
+        here.summed = groups.world > 1
         for module in model.modules():
             if hasattr(module, "after_step"):
                 module.after_step()
@@ -159,7 +159,7 @@ def in_fp64() -> Iterator[None]:
 @pytest.mark.parametrize("layout", ["fsdp=2,ep=2", "fsdp=4,ep=2", "fsdp=4,ep=4", "fsdp=2,ep=2,replicate=2"])
 def test_experts_and_divided_weights_learn_as_one_process(layout: str) -> None:
     """Norms, and every piece of weights and moments; those of all ranks together tile the whole."""
-    norms, pieces = steps_of(Crew.alone())
+    norms, pieces = steps_of(ProcessGroups.alone())
     whole = {piece.name: piece for piece in pieces}
     ranks = as_threads(layout, steps_of, total)
     boxes: dict[str, set[IndexBox]] = {name: set() for name in whole}
@@ -181,16 +181,16 @@ def test_rows_arrive_however_uneven_they_are() -> None:
     sends nothing, gets nothing, or both."""
     sends = {0: [0, 0, 0, 3], 1: [1] * 5 + [3], 2: []}
 
-    def work(crew: Crew) -> None:
+    def work(groups: ProcessGroups) -> None:
         trade = experts.Trade(experts.Group(dist.group.WORLD), 6)
         for dtype in (torch.float64, torch.bfloat16):
-            by_expert = torch.tensor(sends[crew.rank], dtype=torch.int64)
+            by_expert = torch.tensor(sends[groups.rank], dtype=torch.int64)
             rows = torch.arange(2.0 * len(by_expert)).view(-1, 2).to(dtype).requires_grad_()
             trip = trade(by_expert)
-            got, groups = trip.there(rows)
-            assert got.dtype == dtype and len(got) == [8, 2, 0][crew.rank]
-            assert groups.ends.tolist() == [[3, 8], [0, 2], [0, 0]][crew.rank]  # rows by the rank's own two experts
-            back = trip.back(got * 3 + crew.rank)
+            got, grouped = trip.there(rows)
+            assert got.dtype == dtype and len(got) == [8, 2, 0][groups.rank]
+            assert grouped.ends.tolist() == [[3, 8], [0, 2], [0, 0]][groups.rank]  # rows by the rank's own two experts
+            back = trip.back(got * 3 + groups.rank)
             assert torch.equal(back, rows * 3 + by_expert[:, None] // 2)
             back.sum().backward()
             assert rows.grad is not None and bool((rows.grad == 3).all())
@@ -202,17 +202,17 @@ def test_rows_filled_up_to_blocks_give_the_gradients_of_one_process() -> None:
     """In bf16 a product of many rows is of whole blocks: those of all that came, not of all that were sent."""
     config = preset(f"llama@1m+layers=2+d_model=64+heads=4+vocab_size={VOCAB}+context=128+moe:4:2")
 
-    def gradients(crew: Crew) -> dict[str, Tensor]:
+    def gradients(groups: ProcessGroups) -> dict[str, Tensor]:
         model = config.build(seed=0).train()
-        if crew.world > 1:
-            experts.divide(model, crew.group("ep"))
-        for atom in crew.mine(2):
+        if groups.world > 1:
+            experts.divide(model, groups.group("ep"))
+        for atom in groups.mine(2):
             tokens = torch.randint(VOCAB, (2, 129), generator=torch.Generator().manual_seed(atom))
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model.loss(tokens[:, :-1], tokens[:, 1:])
             loss.backward()
         grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-        return {name: division_of(model).join(name, one) if crew.world > 1 else one for name, one in grads.items()}
+        return {name: division_of(model).join(name, one) if groups.world > 1 else one for name, one in grads.items()}
 
     (whole,), each = as_threads("dp=1", gradients), as_threads("fsdp=2,ep=2", gradients)
     for name, right in whole.items():
@@ -234,8 +234,8 @@ def test_what_is_looked_at_is_of_this_rank_s_tokens() -> None:
         with torch.no_grad(), edit(model, {site: halved}):
             return held[site], model(tokens)
 
-    def work(crew: Crew) -> tuple[Tensor, Tensor]:
-        return seen(experts.divide(built(expression), crew.group("ep")), crew.rank)
+    def work(groups: ProcessGroups) -> tuple[Tensor, Tensor]:
+        return seen(experts.divide(built(expression), groups.group("ep")), groups.rank)
 
     model = built(expression)
     for rank, found in enumerate(as_threads("fsdp=2,ep=2", work)):

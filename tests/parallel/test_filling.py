@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from glassformer.naming import preset
 from glassformer.parallel.apply import Ranks
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.pieces import Held, gap_or_overlap
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.sums import local
 from tests.parallel.threads import as_threads
 
@@ -53,8 +53,8 @@ def test_every_layout_begins_with_the_weights_of_one_process(expression: str, la
     weights = model.state_dict() if given else None
     buffers = dict(model.named_buffers()).keys() - model.state_dict().keys()
 
-    def work(crew: Crew) -> tuple[Held, dict[str, Tensor]]:
-        built = Ranks(crew).build(config, 3, "cpu", given=weights)
+    def work(groups: ProcessGroups) -> tuple[Held, dict[str, Tensor]]:
+        built = Ranks(groups).build(config, 3, "cpu", given=weights)
         return Held.of_model(built), {name: one for name, one in built.named_buffers() if name in buffers}
 
     boxes: dict[str, set[Any]] = {name: set() for name in model.state_dict()}
@@ -99,9 +99,9 @@ def test_a_rank_allocates_little_more_than_its_part(layout: str, most: float):
     config = preset("llama@1m+layers=4+d_model=256+heads=4+vocab_size=1024+context=16+untied")
     whole = 4 * config.num_params()
 
-    def work(crew: Crew) -> int:
+    def work(groups: ProcessGroups) -> int:
         with Peak() as peak:
-            model = Ranks(crew).build(config, 0, "cpu")
+            model = Ranks(groups).build(config, 0, "cpu")
         kept = sum(piece.values.nbytes for piece in Held.of_model(model).pieces)
         assert kept < 0.4 * whole
         return peak.bytes

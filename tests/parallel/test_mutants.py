@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from glassformer.parallel import apply, experts, sharing, sums, tensor
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.projection.base import MapShape
@@ -32,7 +32,7 @@ def owners_learn_as_one_process() -> bool:
 
 
 def ranks_have_the_bits_of_one_process() -> bool:
-    expected, norm = step(Crew.alone())
+    expected, norm = step(ProcessGroups.alone())
     ranks = [one for layout in ("fsdp=4", "fsdp=2,replicate=2") for one in as_threads(layout, step)]
     return all(of_rank == norm and all(torch.equal(found[name], one) for name, one in expected.items())
                for found, of_rank in ranks)  # fmt: skip
@@ -46,11 +46,11 @@ def experts_give_the_gradients_of_one_process() -> bool:
     """Their loss, and the gradient of the table of words, which all of a pass goes back to."""
     expression = test_experts.MODELS["all that moves routers"]
 
-    def work(crew: Crew) -> Tensor:
+    def work(groups: ProcessGroups) -> Tensor:
         model = test_experts.built(expression)
-        if crew.world > 1:
-            experts.divide(model, crew.group("ep"))
-        for atom in crew.mine(2):
+        if groups.world > 1:
+            experts.divide(model, groups.group("ep"))
+        for atom in groups.mine(2):
             model.loss(*test_experts.draw(0, atom)).backward()
         assert model.embedding.weight.grad is not None
         return model.embedding.weight.grad

@@ -18,9 +18,9 @@ import torch
 from glassformer.naming import preset
 from glassformer.parallel import launch
 from glassformer.parallel.apply import Ranks, travels_in_half
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.launch import joined
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.training import Recipe
@@ -33,13 +33,13 @@ CONFIG = preset("llama@1m+layers=2+d_model=16+heads=2").vary(vocab_size=32, cont
 RECIPE = Recipe(steps=2, batch_size=8, micro_batch=2, context=8)
 
 
-def step(crew: Crew) -> tuple[dict[str, torch.Tensor], float]:
-    """Gradients of four atoms, and their norm, by what a crew answers."""
-    sharing = Sharing() if crew.world == 1 else Ranks(crew)
+def step(groups: ProcessGroups) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradients of four atoms, and their norm, by what the process groups answer."""
+    sharing = Sharing() if groups.world == 1 else Ranks(groups)
     model = sharing.build(CONFIG, 0, "cpu").train()
     tokens = torch.arange(8 * 9).view(8, 9).mul(7).remainder(32)
     sums = Tree[list[torch.Tensor | None]](add_to)
-    for atom in crew.mine(4):
+    for atom in groups.mine(4):
         rows = tokens[2 * atom : 2 * atom + 2]
         (model.loss(rows[:, :-1], rows[:, 1:]) / 4).backward()
         sums.push([one.grad for one in model.parameters()])
@@ -54,7 +54,7 @@ def step(crew: Crew) -> tuple[dict[str, torch.Tensor], float]:
 
 @pytest.mark.parametrize("layout", ["fsdp=2", "fsdp=4", "replicate=4", "fsdp=2,replicate=2"])
 def test_ranks_have_the_gradients_of_one_process_to_the_bit(layout: str):
-    expected, norm = step(Crew.alone())
+    expected, norm = step(ProcessGroups.alone())
     for found, of_rank in as_threads(layout, step):
         assert of_rank == norm
         assert all(torch.equal(found[name], one) for name, one in expected.items())

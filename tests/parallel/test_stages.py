@@ -13,8 +13,8 @@ from torch import Tensor
 
 from glassformer.model import Model
 from glassformer.naming import preset
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout, stage_layers
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.stages import Stages
 from glassformer.parallel.sums import Tree, add_to
 from glassformer.training import Recipe
@@ -59,13 +59,13 @@ def of_one_process(expression: str, atoms: int, half: bool) -> tuple[dict[str, T
 EXPRESSIONS = (f"llama@1m+{TINY}", f"gpt2@1m+{TINY}+moe:4:2+ffn.balance_loss=0.1", f"llama@1m+{TINY}+mamba")
 
 
-def of_a_rank(crew: Crew, chunks: int, atoms: int) -> dict[tuple[str, bool], Any]:
+def of_a_rank(groups: ProcessGroups, chunks: int, atoms: int) -> dict[tuple[str, bool], Any]:
     """Expression and whether in bf16 -> (names, whether gradients, losses of tokens, and of atoms are those of one
     process)."""
     found: dict[tuple[str, bool], Any] = {}
     for expression in EXPRESSIONS:
         for half in (False, True):
-            stages = Stages(model(expression), crew.at["pp"], crew.layout.pp, chunks, crew.group("pp")).train()
+            stages = Stages(model(expression), groups.at["pp"], groups.layout.pp, chunks, groups.group("pp")).train()
             stages.around = around(half)
             x, y = draw(atoms)
             losses = stages.step(x, y, atoms, 1 / atoms)

@@ -19,7 +19,7 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import tensor as tp
 from glassformer.parallel.apply import Ranks
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.core.owner import Owner, Vocabulary
 from glassformer.parts.core.shard import Shard, piece_of, regions
@@ -79,10 +79,10 @@ def alone(expression: str, steps: int) -> Curve:
     return losses, {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def together(crew: Crew, expression: str, steps: int) -> Curve:
+def together(groups: ProcessGroups, expression: str, steps: int) -> Curve:
     """The same by the ranks of tp, each with its pieces of weights that were moved whole."""
-    config, group = preset(expression), crew.group("tp")
-    model = tp.divide(begin(config.build(seed=0)), group, crew.layout.sp)
+    config, group = preset(expression), groups.group("tp")
+    model = tp.divide(begin(config.build(seed=0)), group, groups.layout.sp)
     losses = trained(model, steps, tp.sum_partial)
     return losses, {
         name: tp.division_of(model).join(name, weight.detach()) for name, weight in model.named_parameters()
@@ -93,7 +93,7 @@ def compare(expression: str, layout: str, steps: int) -> tuple[float, float]:
     """The largest difference of a loss in so many steps, and of a weight after them."""
     losses, weights = alone(expression, steps)
     of_losses, of_weights = [0.0], [0.0]
-    for curve, found in as_threads(layout, lambda crew: together(crew, expression, steps)):
+    for curve, found in as_threads(layout, lambda groups: together(groups, expression, steps)):
         of_losses += [abs(a - b) for a, b in zip(curve, losses, strict=True)]
         of_weights += [float((found[name] - weight).abs().max()) for name, weight in weights.items()]
     return max(of_losses), max(of_weights)
@@ -158,8 +158,8 @@ def test_a_rank_draws_the_bits_of_its_pieces():
     config = preset(f"llama@1m+{TINY}+gqa:2+bias")
     weights = dict(config.build(seed=3).named_parameters())
 
-    def drawn(crew: Crew) -> tuple[dict[str, Tensor], int]:
-        model = Ranks(crew).build(config, 3, "cpu")
+    def drawn(groups: ProcessGroups) -> tuple[dict[str, Tensor], int]:
+        model = Ranks(groups).build(config, 3, "cpu")
         found = {name: tp.division_of(model).join(name, weight.detach()) for name, weight in model.named_parameters()}
         return found, sum(weight.numel() for weight in model.parameters())
 
@@ -194,8 +194,8 @@ def test_what_is_seen_changed_and_written_is_that_of_one_process(layout: str):
     expression, tokens = f"llama@1m+{TINY}+gqa:2", draw(0)[0]
     whole = looked_at(preset(expression).build(seed=0).double().eval(), tokens)
 
-    def work(crew: Crew) -> dict[str, Tensor]:
-        model = Ranks(crew).build(preset(expression), 0, "cpu").double().eval()
+    def work(groups: ProcessGroups) -> dict[str, Tensor]:
+        model = Ranks(groups).build(preset(expression), 0, "cpu").double().eval()
         return looked_at(model, tokens)
 
     for found in as_threads(layout, work):
@@ -218,8 +218,8 @@ def test_the_monitor_sees_whole_matrices(name: str):
 
     whole = seen(begin(preset(MODELS[name]).build(seed=0)).float())
 
-    def work(crew: Crew) -> dict[str, Any]:
-        return seen(tp.divide(begin(preset(MODELS[name]).build(seed=0)).float(), crew.group("tp")))
+    def work(groups: ProcessGroups) -> dict[str, Any]:
+        return seen(tp.divide(begin(preset(MODELS[name]).build(seed=0)).float(), groups.group("tp")))
 
     for found in as_threads("tp=2", work):
         assert found.keys() == whole.keys()
@@ -289,17 +289,17 @@ def test_the_regions_of_all_owners_are_the_parameter(
 def test_gather_undoes_spread_and_each_is_the_others_gradient():
     """Of sizes that do not divide, down to a rank with nothing."""
 
-    def work(crew: Crew) -> None:
-        seams = Seams(Group(crew.group("tp")))
+    def work(groups: ProcessGroups) -> None:
+        seams = Seams(Group(groups.group("tp")))
         for size in (1, 3, 4, 7):
             x = torch.arange(2.0 * size * 3).view(2, size, 3).requires_grad_()
             own = seams.spread(x, 1)
             assert torch.equal(seams.join(own, 1, size), x)
             torch.testing.assert_close(torch.autograd.grad(own.square().sum(), x)[0], 2 * x)  # each its own part
             held = own.detach().requires_grad_()
-            back = torch.autograd.grad((seams.gather(held, 1, size) * (crew.rank + 1)).sum(), held)[0]
+            back = torch.autograd.grad((seams.gather(held, 1, size) * (groups.rank + 1)).sum(), held)[0]
             assert torch.equal(back, torch.full_like(held, 3.0))  # 1 + 2, from two ranks
-            part = seams.scatter(x * (crew.rank + 1), 1)
+            part = seams.scatter(x * (groups.rank + 1), 1)
             assert torch.equal(part, 3 * own)
 
     as_threads("tp=2", work)
@@ -392,8 +392,8 @@ def test_every_model_is_shared_or_refused(case: Case):
     loss.backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
 
-    def work(crew: Crew) -> None:
-        shared = tp.divide(begin(config.build(seed=0)), crew.group("tp"), crew.layout.sp)
+    def work(groups: ProcessGroups) -> None:
+        shared = tp.divide(begin(config.build(seed=0)), groups.group("tp"), groups.layout.sp)
         mine = shared.loss(tokens, targets)
         mine.backward()
         tp.sum_partial(shared)

@@ -66,8 +66,8 @@ def test_where_a_thread_is() -> None:
     over = threading.Event()
     told = SimpleNamespace(set=lambda key, value: over.wait(10), check=lambda keys: False, multi_get=lambda keys: [])
     store = SimpleNamespace(clone=lambda: told)
-    crew: Any = SimpleNamespace(store=store, rank=0, world=2, moves=0, leads=True)
-    thread = threading.Thread(target=Watchdog, args=(crew, 60, 60, "", print, print))
+    groups: Any = SimpleNamespace(store=store, rank=0, world=2, moves=0, leads=True)
+    thread = threading.Thread(target=Watchdog, args=(groups, 60, 60, "", print, print))
     thread.start()
     time.sleep(0.2)
     at, waits = doing(thread.ident or 0)
@@ -87,8 +87,8 @@ def test_ranks_tell_and_the_first_ends_the_job(monkeypatch: pytest.MonkeyPatch) 
     left: dict[int, list[int]] = {0: [], 1: []}
 
     def rank(number: int) -> None:
-        crew: Any = SimpleNamespace(store=store, rank=number, world=2, moves=3, leads=number == 0)
-        Watchdog(crew, 1.0, 0.4, "go on with --resume", said[number].append, left[number].append).position = lambda: 5
+        groups: Any = SimpleNamespace(store=store, rank=number, world=2, moves=3, leads=number == 0)
+        Watchdog(groups, 1.0, 0.4, "go on with --resume", said[number].append, left[number].append).position = lambda: 5
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
     threads[0].start()
@@ -108,8 +108,8 @@ def test_one_that_has_ended_is_named_by_those_that_lost_it(monkeypatch: pytest.M
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def dog(rank: int) -> Watchdog:
-        crew: Any = SimpleNamespace(store=store, rank=rank, world=3, moves=0, leads=rank == 0)
-        return Watchdog(crew, 60, 60, "", print, print)
+        groups: Any = SimpleNamespace(store=store, rank=rank, world=3, moves=0, leads=rank == 0)
+        return Watchdog(groups, 60, 60, "", print, print)
 
     one, two, three = (dog(rank) for rank in range(3))
     three.close()
@@ -164,8 +164,8 @@ def test_no_thread_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
                 asked.set()
                 time.sleep(0.3)
 
-    crew: Any = SimpleNamespace(store=Slow(), rank=0, world=1, moves=0, leads=True)
-    dog = Watchdog(crew, 600, 60, "", print, print)
+    groups: Any = SimpleNamespace(store=Slow(), rank=0, world=1, moves=0, leads=True)
+    dog = Watchdog(groups, 600, 60, "", print, print)
     assert asked.wait(20)
     dog.close()
     assert not any(thread.is_alive() for thread in dog._threads)

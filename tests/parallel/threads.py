@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, with collectives that are copies: a crew of eight in milliseconds."""
+"""Ranks as threads of one process, with collectives that are copies: eight ranks in milliseconds."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 from torch import distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parts.core.reduce import Reduce, reducing
 
 T = TypeVar("T")
 
 
-def as_threads(layout: str, work: Callable[[Crew], T], reduce: Reduce | None = None) -> list[T]:
+def as_threads(layout: str, work: Callable[[ProcessGroups], T], reduce: Reduce | None = None) -> list[T]:
     """Returns the results of `work` on each rank of the layout, by rank; on each, parts sum counts by `reduce`. Raises
     the error of the first rank that failed."""
     shape = Layout.of(layout)
     if shape.ranks == 1:
-        return [work(Crew.alone())]
+        return [work(ProcessGroups.alone())]
     found: list[Any] = [None] * shape.ranks
     failed: list[BaseException] = []
     store = dist.HashStore()
@@ -34,7 +34,7 @@ def as_threads(layout: str, work: Callable[[Crew], T], reduce: Reduce | None = N
         try:
             dist.init_process_group("threaded", rank=rank, world_size=shape.ranks, store=store)
             with nullcontext() if reduce is None else reducing(reduce):
-                found[rank] = work(Crew(rank, shape))
+                found[rank] = work(ProcessGroups(rank, shape))
         except BaseException as error:
             failed.append(error)
             threaded.ProcessLocalGroup.exception_handle(error)

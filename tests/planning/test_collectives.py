@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 import glassformer as gf
 from glassformer.parallel import tensor
 from glassformer.parallel.apply import Ranks
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.planning.collectives import collectives
 
 OPERATIONS = {
@@ -64,7 +64,7 @@ def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int, ra
     """Of a step of so many micro-batches on a rank, as the trainer makes it."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.ranks)
     try:
-        ranks, half = Ranks(Crew(rank, layout)), dtype != torch.float32
+        ranks, half = Ranks(ProcessGroups(rank, layout)), dtype != torch.float32
         config = gf.preset(expression)
         model: Any = ranks.build(config, 0, "cpu", dtype if half else None)
         tokens = torch.zeros(pieces, CONTEXT, dtype=torch.int64)

@@ -12,8 +12,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import glassformer as gf
 from glassformer.parallel.apply import Ranks
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.training import Recipe
 
 LLAMA, GPT2 = "llama@3m+vocab_size=512+heads=8", "gpt2@3m+vocab_size=512"
@@ -24,7 +24,7 @@ def peak(expression: str, layout: Layout, batch: int, context: int, dtype: torch
     """Bytes at the peak of the second of two steps on rank 0."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.ranks)
     try:
-        ranks, half = Ranks(Crew(0, layout)), dtype != torch.float32
+        ranks, half = Ranks(ProcessGroups(0, layout)), dtype != torch.float32
         model = ranks.build(gf.preset(expression), 0, "cpu", dtype if half else None).train()
         tokens = torch.zeros(batch // layout.dp, context, dtype=torch.int64)
         optimizer, tracker = Recipe.of(tokens=1).optimizer.create(model, 1e-3, 0.1), MemTracker()

@@ -14,7 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import stored
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.training import checkpoint
 from glassformer.training.optimizers import AdamWConfig
 from tests.refused import failed, refused
@@ -188,7 +188,7 @@ def test_what_is_written_in_the_background_is_of_one_step(tmp_path: Path, monkey
         real(*args, **kwargs)
 
     monkeypatch.setattr(stored, "save_file", slow)
-    background = checkpoint.Background(Crew.alone())
+    background = checkpoint.Background(ProcessGroups.alone())
     state: dict[str, Any] = {"recent": [1.0]}
     for step in (1, 2):  # the second time in the memory of the first
         held.clear()
@@ -218,7 +218,7 @@ def test_what_fails_in_the_background_is_raised_when_it_is_waited_for(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(stored, "save_file", full)
-    background = checkpoint.Background(Crew.alone())
+    background = checkpoint.Background(ProcessGroups.alone())
     background.save(tmp_path, 1, *built(), {})
     with failed(code="disk"):
         background.wait()

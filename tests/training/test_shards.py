@@ -22,7 +22,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import stored
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parts.core.shard import piece_of, regions, shards_of
 from glassformer.training import checkpoint
 from tests.parallel.threads import as_threads
@@ -35,12 +35,12 @@ LAYOUTS = [*FEW, "replicate=2,fsdp=2", "tp=2", "fsdp=3", "fsdp=4,ep=2", "replica
 AXIS = {"column": "tp", "row": "tp", "vocab": "tp", "expert": "ep"}
 
 
-def cut(model: Model, crew: Crew) -> Model:
+def cut(model: Model, groups: ProcessGroups) -> Model:
     """Leaves each rank its part of every matrix, as the modules declare it, and of that its rows by FSDP2."""
     experts, shapes, places, parameters = set(), {}, {}, dict(model.named_parameters())
     for name, cuts in shards_of(model).items():
         if (kind := cuts[0].cut) != "replicated":
-            owner = crew.at[AXIS[kind]], crew.sizes[AXIS[kind]]
+            owner = groups.at[AXIS[kind]], groups.sizes[AXIS[kind]]
             shapes[name] = parameters[name].shape
             places[name] = regions(tuple(shapes[name]), cuts, *owner)
             path, _, leaf = name.rpartition(".")
@@ -48,26 +48,26 @@ def cut(model: Model, crew: Crew) -> Model:
             setattr(model.get_submodule(path), leaf, part)
             experts |= {part} if kind == "expert" and owner[1] > 1 else set()
     model.division = SimpleNamespace(cuts=places, shapes=shapes, regions=places.__getitem__)  # type: ignore[assignment]
-    if crew.mesh is not None:
+    if groups.mesh is not None:
         from torch.distributed.fsdp import fully_shard
 
         for unit in (*model.layers, model):
-            fully_shard(unit, mesh=crew.mesh, ignored_params=experts)
+            fully_shard(unit, mesh=groups.mesh, ignored_params=experts)
     return model
 
 
-def filled(crew: Crew, seed: int) -> Model:
+def filled(groups: ProcessGroups, seed: int) -> Model:
     """A model of random weights, of each the part of this rank."""
     model = preset(MODEL).build(seed=0)
     values = torch.Generator().manual_seed(seed)
     for value in model.state_dict().values():
         value.copy_(torch.randn(value.shape, generator=values))
-    return cut(model, crew)
+    return cut(model, groups)
 
 
-def trained(crew: Crew, seed: int) -> tuple[Model, torch.optim.Optimizer]:
+def trained(groups: ProcessGroups, seed: int) -> tuple[Model, torch.optim.Optimizer]:
     """And an optimizer whose moments are of other seeds."""
-    model, *moments = (filled(crew, seed + i) for i in range(3))
+    model, *moments = (filled(groups, seed + i) for i in range(3))
     optimizer = torch.optim.AdamW(model.parameters())
     for own, one, two in zip(*(each.parameters() for each in (model, *moments)), strict=True):
         optimizer.state[own] = {"step": torch.tensor(3.0), "exp_avg": one.detach(), "exp_avg_sq": two.detach()}
@@ -83,15 +83,17 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor
 
 
 def saved(layout: str, run: Path) -> Path:
-    return as_threads(layout, lambda crew: checkpoint.save(run, 3, *trained(crew, 0), {"seconds": 1.0}, {}, crew))[0]
+    return as_threads(
+        layout, lambda groups: checkpoint.save(run, 3, *trained(groups, 0), {"seconds": 1.0}, {}, groups)
+    )[0]
 
 
 def loaded(layout: str, path: Path) -> list[dict[str, Tensor]]:
-    def load(crew: Crew) -> dict[str, Tensor]:
-        model = filled(crew, 50)
+    def load(groups: ProcessGroups) -> dict[str, Tensor]:
+        model = filled(groups, 50)
         optimizer = torch.optim.AdamW(model.parameters())
-        checkpoint.load_model(path, model, crew)
-        checkpoint.load_optimizer(path, model, optimizer, crew)
+        checkpoint.load_model(path, model, groups)
+        checkpoint.load_optimizer(path, model, optimizer, groups)
         return kept(model, optimizer)
 
     return as_threads(layout, load)
@@ -105,7 +107,7 @@ def loaded(layout: str, path: Path) -> list[dict[str, Tensor]]:
 def test_any_layout_loads_what_any_other_saved(
     tmp_path: Path, layouts: list[str], others: Callable[[int], list[str]]
 ) -> None:
-    right = {layout: as_threads(layout, lambda crew: kept(*trained(crew, 0))) for layout in layouts}
+    right = {layout: as_threads(layout, lambda groups: kept(*trained(groups, 0))) for layout in layouts}
     sizes = []
     for number, layout in enumerate(layouts):
         path = saved(layout, tmp_path / f"run{number}")
@@ -121,7 +123,7 @@ def test_any_layout_loads_what_any_other_saved(
 
 def test_one_process_writes_plain_safetensors(tmp_path: Path) -> None:
     """As the format's own library serialises the tensors by name."""
-    model, optimizer = trained(Crew.alone(), 0)
+    model, optimizer = trained(ProcessGroups.alone(), 0)
     path = checkpoint.save(tmp_path, 3, model, optimizer, {})
     assert sorted(one.name for one in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     assert (path / "model.safetensors").read_bytes() == save(dict(model.state_dict()), {"format": "pt"})
@@ -138,12 +140,12 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(path: Path, ranks: str = "") -> str:
     """What both loaders say on all ranks."""
 
-    def load(crew: Crew) -> str:
-        model, said = filled(crew, 50), ""
+    def load(groups: ProcessGroups) -> str:
+        model, said = filled(groups, 50), ""
         optimizer = torch.optim.AdamW(model.parameters())
         for act in (
-            lambda: checkpoint.load_model(path, model, crew),
-            lambda: checkpoint.load_optimizer(path, model, optimizer, crew),
+            lambda: checkpoint.load_model(path, model, groups),
+            lambda: checkpoint.load_optimizer(path, model, optimizer, groups),
         ):
             try:
                 act()
@@ -225,14 +227,14 @@ def test_where_one_rank_cannot_write_nothing_is_saved(
             raise OSError(28, "No space left on device")
         real(values, path, metadata)
 
-    def save(crew: Crew) -> str:
-        model, optimizer = trained(crew, 0)
-        checkpoint.save(tmp_path, 3, model, optimizer, {}, None, crew)
-        if crew.leads:
+    def save(groups: ProcessGroups) -> str:
+        model, optimizer = trained(groups, 0)
+        checkpoint.save(tmp_path, 3, model, optimizer, {}, None, groups)
+        if groups.leads:
             monkeypatch.setattr(stored, "save_file", full)
-        crew.gather(None)
+        groups.gather(None)
         with pytest.raises(WorkError) as caught:
-            checkpoint.save(tmp_path, 4, model, optimizer, {}, None, crew)
+            checkpoint.save(tmp_path, 4, model, optimizer, {}, None, groups)
         return str(caught.value)
 
     said = as_threads("fsdp=2", save)

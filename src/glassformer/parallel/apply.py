@@ -1,4 +1,4 @@
-"""A model spread over the ranks of a crew by FSDP2, and gradients that are added up as trees between them.
+"""A model spread over the ranks of a run by FSDP2, and gradients that are added up as trees between them.
 
 Each layer is a unit whose weights are gathered when it computes; embedding, final norm and head are another. Parts see
 whole, plain tensors in `forward`, and know nothing of it.
@@ -19,8 +19,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from glassformer.config import ModelConfig
 from glassformer.model import Model, Tower
 from glassformer.parallel import context, experts, tensor
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.filling import fill_pieces
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.seams import all_gather
 from glassformer.parallel.sharing import Sharing, squares_here
 from glassformer.parallel.sums import bucket_of, buckets, local, tree_sum
@@ -31,8 +31,8 @@ from glassformer.parts.linear import Linear
 class Ranks(Sharing):
     """Several processes: weights spread over `fsdp`, kept once more by each of `replicate`."""
 
-    def __init__(self, crew: Crew):
-        self.crew = crew
+    def __init__(self, groups: ProcessGroups):
+        self.groups = groups
 
     def build(
         self,
@@ -48,38 +48,38 @@ class Ranks(Sharing):
 
     def _divided(self, model: Model, autocast: torch.dtype | None) -> Model:
         """A model on the meta device, as the layout divides it."""
-        if (group := self.crew.group("tp")) is not None:
-            tensor.divide(model, group, self.crew.layout.sp)
-        if (group := self.crew.group("cp")) is not None:
+        if (group := self.groups.group("tp")) is not None:
+            tensor.divide(model, group, self.groups.layout.sp)
+        if (group := self.groups.group("cp")) is not None:
             context.divide(model, group)
-        if (group := self.crew.group("pp")) is not None:
+        if (group := self.groups.group("pp")) is not None:
             from glassformer.parallel.stages import Stages
 
-            return Stages(model, self.crew.at["pp"], group.size(), self.crew.layout.interleave, group)
-        if (group := self.crew.group("ep")) is not None:
+            return Stages(model, self.groups.at["pp"], group.size(), self.groups.layout.interleave, group)
+        if (group := self.groups.group("ep")) is not None:
             experts.divide(model, group)
-        return spread(model, self.crew, autocast, {weight for _, weight in self._own(model)})
+        return spread(model, self.groups, autocast, {weight for _, weight in self._own(model)})
 
     def _own(self, model: Model) -> Iterator[tuple[str, nn.Parameter]]:
         """The maps of the experts that are here."""
-        return iter(()) if self.crew.group("ep") is None else experts.own(model)
+        return iter(()) if self.groups.group("ep") is None else experts.own(model)
 
     def add_up(self, model: Model) -> None:
         for _, weight in self._own(model):  # all ranks trade alike, whether tokens came or not
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         for axis in ("replicate", "cp"):
-            if (group := self.crew.group(axis)) is not None:
+            if (group := self.groups.group(axis)) is not None:
                 add_up((local(one.grad) for one in model.parameters() if one.grad is not None), group)
-        if self.crew.group("tp") is not None:
+        if self.groups.group("tp") is not None:
             tensor.sum_partial(model)
 
     def squares(self, model: Model) -> Sequence[Tensor]:
         found = squares_here(model)
-        if self.crew.at["tp"]:  # what every owner has whole is counted by the first
+        if self.groups.at["tp"]:  # what every owner has whole is counted by the first
             found = {name: one for name, one in found.items() if name in tensor.division_of(model).cuts}
-        rows = torch.cat([*found.values(), torch.zeros(0, dtype=torch.float64, device=self.crew.device)])
+        rows = torch.cat([*found.values(), torch.zeros(0, dtype=torch.float64, device=self.groups.device)])
         for axis in ("fsdp", "tp", "pp"):
-            rows = _joined(rows, self.crew.group(axis))
+            rows = _joined(rows, self.groups.group(axis))
         return [rows]
 
     def counted(self) -> AbstractContextManager[None]:
@@ -90,11 +90,11 @@ class Ranks(Sharing):
 
     @contextmanager
     def _summing(self, *axes: str) -> Iterator[None]:
-        groups = [group for axis in axes if (group := self.crew.group(axis)) is not None]
+        shared = [group for axis in axes if (group := self.groups.group(axis)) is not None]
 
         def total(x: Tensor) -> Tensor:
             summed = x.clone()
-            for group in groups:
+            for group in shared:
                 dist.all_reduce(summed, group=group)
             return summed
 
@@ -107,13 +107,15 @@ class Ranks(Sharing):
             unit.reshard()
 
 
-def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None, own: Collection[nn.Parameter] = ()) -> Model:
+def spread(
+    model: Model, groups: ProcessGroups, autocast: torch.dtype | None = None, own: Collection[nn.Parameter] = ()
+) -> Model:
     """Divides the weights of a model among the ranks of `fsdp`, and those of its `own` experts among the ranks that
     have the same ones (`edp`); returns it. Matrices of the layers that autocast would round travel in `autocast`, and
     give the bits that they would give had they been rounded on arrival."""
-    if (mesh := crew.mesh) is None:
+    if (mesh := groups.mesh) is None:
         return model
-    apart, alike = set(own), crew.mesh_of_experts
+    apart, alike = set(own), groups.mesh_of_experts
     ignored = apart if alike is None else set()  # those that no other rank has
     half = None if autocast is None else MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
     towers: list[Tower] = [model] if model.encoder is None else [model.encoder, model]

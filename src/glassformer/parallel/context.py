@@ -1,6 +1,6 @@
 """Context parallelism: the ranks share the tokens of each sequence, and gather the keys and values.
 
->>> context.divide(model, crew.group("cp"))
+>>> context.divide(model, groups.group("cp"))
 >>> model.loss(tokens, targets).backward()             # all tokens on every rank; the loss is the same on each
                                                        # a gradient is now a share: the sum over the ranks is the whole
 

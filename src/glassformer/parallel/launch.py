@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.watchdog import LOST
 
 STARTED = ("RANK", "WORLD_SIZE")
@@ -48,7 +48,7 @@ READY = "glassformer/ready"
 """Key of the store: empty where rank 0 has prepared the run, else why it refused."""
 _TURNS = count()
 """Of the runs that this process has prepared: all ranks prepare the same ones."""
-_CREWS = count()
+_RUNS = count()
 """Of this process: all ranks make the same ones."""
 QUIET_SECONDS = 0.5
 """After one process has ended, how long others may end for the same reason before the reason is looked for."""
@@ -246,15 +246,17 @@ def leader_first(place: ProcessPlace | None) -> Iterator[Any]:
     store.set(ready, "")
 
 
-def enlist(place: ProcessPlace | None, store: Any, layout: Layout, device: str) -> Crew:
-    """The crew of a layout, of the ranks that have met in a store."""
+def enlist(place: ProcessPlace | None, store: Any, layout: Layout, device: str) -> ProcessGroups:
+    """Returns the process groups of a layout, of the ranks that have met in a store."""
     if place is None or store is None:
-        return Crew.alone()
+        return ProcessGroups.alone()
     from torch import distributed as dist
 
     if not dist.is_initialized():
         _begin(place, store, device)
-    return Crew(place.rank, layout, device.split(":")[0], dist.PrefixStore(f"glassformer/crew/{next(_CREWS)}", store))
+    return ProcessGroups(
+        place.rank, layout, device.split(":")[0], dist.PrefixStore(f"glassformer/groups/{next(_RUNS)}", store)
+    )
 
 
 def _begin(place: ProcessPlace, store: Any, device: str) -> None:

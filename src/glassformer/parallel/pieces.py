@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parts.core.shard import Region
 
 
@@ -173,22 +173,24 @@ class Held:
         return cls(pieces, {name: whole_of(value, places.get(name)) for name, value in tensors.items()}, numbers)
 
 
-def known_anywhere(names: Iterable[str], crew: Crew) -> set[str]:
+def known_anywhere(names: Iterable[str], groups: ProcessGroups) -> set[str]:
     """The names that any rank has: those of a stage are not those of another."""
-    return set(names) if crew.sizes["pp"] == 1 else set().union(*crew.gather(list(names)))
+    return set(names) if groups.sizes["pp"] == 1 else set().union(*groups.gather(list(names)))
 
 
-def written_here(pieces: list[Piece], crew: Crew) -> list[Piece]:
+def written_here(pieces: list[Piece], groups: ProcessGroups) -> list[Piece]:
     """Those of a rank's pieces that it writes: each is written by one of the ranks that hold it, and ranks are asked
     what they hold, so that no layout is taken for granted."""
-    if crew.world == 1:
+    if groups.world == 1:
         return pieces
     own = [int.from_bytes(blake2b(f"{piece.name} {piece.box}".encode(), digest_size=8).digest()) for piece in pieces]
     holders: dict[int, list[int]] = {}
-    for rank, keys in enumerate(crew.gather(own)):
+    for rank, keys in enumerate(groups.gather(own)):
         for key in keys:
             holders.setdefault(key, []).append(rank)
-    return [piece for piece, key in zip(pieces, own, strict=True) if holders[key][key % len(holders[key])] == crew.rank]
+    return [
+        piece for piece, key in zip(pieces, own, strict=True) if holders[key][key % len(holders[key])] == groups.rank
+    ]
 
 
 def gap_or_overlap(boxes: Iterable[IndexBox], whole: tuple[int, ...]) -> str | None:

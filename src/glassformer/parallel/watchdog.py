@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from glassformer.errors import RequestError, WorkError
 
 if TYPE_CHECKING:
-    from glassformer.parallel.crew import Crew
+    from glassformer.parallel.process_groups import ProcessGroups
 
 BEAT = 1.0
 """Seconds between two signs of a rank."""
@@ -48,7 +48,7 @@ class Heartbeat:
 
     beat: int
     moves: int
-    """`Crew.moves`"""
+    """`ProcessGroups.moves`"""
     step: int
     at: str
     """Where its main thread is in this library: training/loop.py:93 to_the_end."""
@@ -136,7 +136,7 @@ def doing(thread: int) -> tuple[str, str]:
 class Watchdog:
     """The thread of a rank that tells what it does, and says who keeps the others.
 
-    crew       the ranks; `store` is what they have met in
+    groups       the ranks; `store` is what they have met in
     patience   seconds without a move of any rank, after which this process ends
     again      how to go on, for the end of the sentence
     say        takes the sentence
@@ -144,14 +144,14 @@ class Watchdog:
     """
 
     def __init__(
-        self, crew: Crew, patience: float, noted: float, again: str, say: Callable[[str], None],
+        self, groups: ProcessGroups, patience: float, noted: float, again: str, say: Callable[[str], None],
         leave: Callable[[int], None],
     ):  # fmt: skip
-        self.crew, self.patience, self.noted = crew, patience, noted
+        self.groups, self.patience, self.noted = groups, patience, noted
         self.again, self._say, self._leave = again, say, leave
         self.position: Callable[[], int] = int
         """The step that is done."""
-        store: Any = crew.store
+        store: Any = groups.store
         self._store = store.clone()
         self._main, self._over, self._lock = threading.get_ident(), threading.Event(), threading.Lock()
         self._beat, self._ended, self._warned = 0, "", False
@@ -177,9 +177,9 @@ class Watchdog:
         self._beat += 1
         at, waits = doing(self._main)
         sign = Heartbeat(
-            self._beat, self.crew.moves, self.position(), at, waits, socket.gethostname(), self._ended[:300]
+            self._beat, self.groups.moves, self.position(), at, waits, socket.gethostname(), self._ended[:300]
         )
-        self._store.set(self._key(self.crew.rank), json.dumps(asdict(sign)))
+        self._store.set(self._key(self.groups.rank), json.dumps(asdict(sign)))
 
     def _look(self, ranks: Sequence[int]) -> None:
         """Reads the signs of those that have given any."""
@@ -202,7 +202,7 @@ class Watchdog:
     def _end(self, said: str) -> None:
         """Ends this process; the first rank's word ends the others, which say nothing."""
         self._say(said and f"{said}; {self.again}")
-        if self.crew.leads:
+        if self.groups.leads:
             self._store.set(VERDICT, said)
             time.sleep(3 * BEAT)  # the store may end with this process, and they are to read it before
         self._leave(LOST)
@@ -218,7 +218,7 @@ class Watchdog:
     def _one_beat(self) -> str | None:
         """Tells, and looks; the sentence where the job is to end."""
         self._tell()
-        if self.crew.rank:
+        if self.groups.rank:
             self._look([0])
             if self._store.check([VERDICT]):
                 return ""
@@ -227,10 +227,10 @@ class Watchdog:
             if first is None or silent < self.patience:
                 return None
             return f"{_name(0, first)} has not answered for {silent:.0f} s, {_where(first)}"
-        self._look(range(self.crew.world))
-        if len(self.seen) < self.crew.world:
+        self._look(range(self.groups.world))
+        if len(self.seen) < self.groups.world:
             return None
-        seen, now = [self.seen[rank] for rank in range(self.crew.world)], time.monotonic()
+        seen, now = [self.seen[rank] for rank in range(self.groups.world)], time.monotonic()
         if (said := verdict(seen, now, self.patience)) is not None:
             return said
         found = verdict(seen, now, min(self.noted, self.patience / 2))
@@ -248,14 +248,14 @@ class Watchdog:
     def who_is_gone(self, reason: str) -> str:
         """A sentence for a collective that has failed here."""
         with suppress(RuntimeError), self._lock:
-            self._look(range(self.crew.world))
+            self._look(range(self.groups.world))
         known = {rank: one.sign.host for rank, one in self.seen.items()}
         until = time.monotonic() + GONE + 2 * BEAT
         while time.monotonic() < until:
             try:
                 with self._lock:
                     self._tell()
-                    self._look(range(self.crew.world))
+                    self._look(range(self.groups.world))
             except RuntimeError:
                 return f"rank 0{' on ' + known[0] if 0 in known else ''} has died"
             for rank, one in self.seen.items():
@@ -264,7 +264,7 @@ class Watchdog:
                 if time.monotonic() - one.heard > GONE:
                     return f"{_name(rank, one)} has died, {_where(one)}"
             time.sleep(BEAT / 4)
-        return f"rank {self.crew.rank} of {self.crew.world} has lost the others: {reason}"
+        return f"rank {self.groups.rank} of {self.groups.world} has lost the others: {reason}"
 
 
 def patience_of(environment: Any = os.environ) -> float:
@@ -286,13 +286,13 @@ Follow = Callable[[Callable[[], int]], None]
 
 
 @contextmanager
-def watched(crew: Crew, again: str) -> Iterator[Follow]:
+def watched(groups: ProcessGroups, again: str) -> Iterator[Follow]:
     """Inside, a rank that hangs ends the job with a sentence that names it, and one that has died is named by those
     that have lost it: WorkError. `again`: how to go on. Yields what takes a function of the step that is done."""
-    if crew.world == 1 or crew.store is None:
+    if groups.world == 1 or groups.store is None:
         yield lambda position: None
         return
-    dog = Watchdog(crew, patience_of(), NOTED, again, _say, os._exit)
+    dog = Watchdog(groups, patience_of(), NOTED, again, _say, os._exit)
 
     def follow(position: Callable[[], int]) -> None:
         dog.position = position

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
 from glassformer.files import SCHEMAS, check_schema, disk_errors, put, replace_text
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.pieces import Held, IndexBox, Piece, known_anywhere, places_of, written_here
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.stored import StoredPieces, write_pieces
 
 KEEP = 2
@@ -61,11 +61,11 @@ class Snapshot:
         optimizer: torch.optim.Optimizer,
         state: dict[str, Any],
         watch: dict[str, Any] | None,
-        crew: Crew,
+        groups: ProcessGroups,
     ) -> Snapshot:
         moments = Held.of_optimizer(model, optimizer)
         held = {MODEL: Held.of_model(model), OPTIMIZER: moments}
-        pieces = {kind: written_here(one.pieces, crew) for kind, one in held.items()}
+        pieces = {kind: written_here(one.pieces, groups) for kind, one in held.items()}
         return cls(
             step, pieces, moments.numbers, json.loads(json.dumps(state)), None if watch is None else json.dumps(watch)
         )
@@ -90,23 +90,23 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     watch: dict[str, Any] | None = None,
-    crew: Crew | None = None,
+    groups: ProcessGroups | None = None,
 ) -> Path:
     """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError.
 
-    All ranks of a crew call it; `state` and `watch` are those of rank 0."""
-    crew = crew or Crew.alone()
-    return write(run, Snapshot.of(step, model, optimizer, state, watch, crew), crew)
+    All ranks call it; `state` and `watch` are those of rank 0."""
+    groups = groups or ProcessGroups.alone()
+    return write(run, Snapshot.of(step, model, optimizer, state, watch, groups), groups)
 
 
-def write(run: Path, snapshot: Snapshot, crew: Crew) -> Path:
+def write(run: Path, snapshot: Snapshot, groups: ProcessGroups) -> Path:
     """`save`, of what was taken before."""
     final = run / "checkpoints" / _folder_name(snapshot.step)
     temporary = final.with_name(f".{final.name}.tmp")
 
     def begin() -> bool:
-        if not crew.leads or latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
-            return crew.leads
+        if not groups.leads or latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
+            return groups.leads
         if (size := len(json.dumps(snapshot.state))) > _STATE_BYTES // 2:  # hashes and indentation come on top
             raise WorkError(
                 f"{final} was not written: its state.json would have {size:,} bytes, more than could be read back; "
@@ -120,25 +120,25 @@ def write(run: Path, snapshot: Snapshot, crew: Crew) -> Path:
 
     def mine() -> dict[str, str]:
         with disk_errors(final):
-            return _write_files(temporary, snapshot, crew)
+            return _write_files(temporary, snapshot, groups)
 
     try:
-        if any(together(crew, begin)):
+        if any(together(groups, begin)):
             return final
-        hashes = {name: found for files in together(crew, mine) for name, found in files.items()}
-        together(crew, lambda: _commit(run, temporary, final, snapshot, hashes) if crew.leads else None)
+        hashes = {name: found for files in together(groups, mine) for name, found in files.items()}
+        together(groups, lambda: _commit(run, temporary, final, snapshot, hashes) if groups.leads else None)
     finally:
-        if crew.leads:
+        if groups.leads:
             shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
-def _write_files(folder: Path, snapshot: Snapshot, crew: Crew) -> dict[str, str]:
+def _write_files(folder: Path, snapshot: Snapshot, groups: ProcessGroups) -> dict[str, str]:
     """Writes and flushes the files of this rank; their hashes."""
     hashes = {}
     for kind, pieces in snapshot.pieces.items():
         more = {NUMBERS: json.dumps(snapshot.numbers)} if kind == OPTIMIZER and snapshot.numbers else {}
-        path = folder / file_name(kind, crew.rank, crew.world)
+        path = folder / file_name(kind, groups.rank, groups.world)
         write_pieces(path, pieces, more)
         hashes[path.name] = _flush_and_hash(path)
     return hashes
@@ -168,8 +168,8 @@ def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes:
 class Background:
     """Writes checkpoints in a thread, one at a time, while training goes on."""
 
-    def __init__(self, crew: Crew):
-        self.crew = crew.aside()
+    def __init__(self, groups: ProcessGroups):
+        self.groups = groups.aside()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
         self._room: dict[tuple[str, str, IndexBox], Tensor] = {}
@@ -185,8 +185,8 @@ class Background:
     ) -> None:
         """`checkpoint.save`, which returns once everything is copied. The one before has been waited for."""
         assert self._pending is None
-        snapshot = Snapshot.of(step, model, optimizer, state, watch, self.crew).copied(self._room)
-        self._pending = self._thread.submit(write, run, snapshot, self.crew)
+        snapshot = Snapshot.of(step, model, optimizer, state, watch, self.groups).copied(self._room)
+        self._pending = self._thread.submit(write, run, snapshot, self.groups)
 
     def close(self) -> None:
         """Lets what was begun come to its end, well or not."""
@@ -198,14 +198,14 @@ class Background:
         return None if pending is None else pending.result()
 
 
-def together(crew: Crew, work: Callable[[], Any]) -> list[Any]:
+def together(groups: ProcessGroups, work: Callable[[], Any]) -> list[Any]:
     """What `work` returns on each rank; where it fails on one, that rank's RequestError or WorkError on all."""
     mine, error = None, None
     try:
         mine = work()
     except (RequestError, WorkError) as problem:
         error = problem
-    told = crew.gather([mine, error and plain_error(error)])
+    told = groups.gather([mine, error and plain_error(error)])
     if error is not None:
         raise error
     for _, wrong in told:
@@ -254,12 +254,12 @@ def read_watch(checkpoint: Path) -> dict[str, Any]:
             raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=WATCH) from None
 
 
-def load_model(checkpoint: Path, model: nn.Module, crew: Crew | None = None) -> None:
+def load_model(checkpoint: Path, model: nn.Module, groups: ProcessGroups | None = None) -> None:
     """Fills the model's weights and what it keeps beside them, of each what lies here. Raises RequestError where they
     are damaged or of another model."""
-    crew = crew or Crew.alone()
+    groups = groups or ProcessGroups.alone()
     held = Held.of_model(model)
-    known = known_anywhere(held.wholes, crew)
+    known = known_anywhere(held.wholes, groups)
 
     def read() -> None:
         with _stored(checkpoint, MODEL) as stored:
@@ -267,18 +267,18 @@ def load_model(checkpoint: Path, model: nn.Module, crew: Crew | None = None) -> 
             for piece in held.pieces:
                 stored.read(piece.name, piece.box, piece.values)
 
-    _verify(checkpoint, MODEL, crew)
-    together(crew, read)
+    _verify(checkpoint, MODEL, groups)
+    together(groups, read)
 
 
 def load_optimizer(
-    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, crew: Crew | None = None
+    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, groups: ProcessGroups | None = None
 ) -> None:
     """Fills `optimizer.state`, so that the next step is the one that would have followed. Raises RequestError where it
     is damaged or of another model."""
-    crew = crew or Crew.alone()
+    groups = groups or ProcessGroups.alone()
     parameters = dict(model.named_parameters())
-    places, known = places_of(model), known_anywhere(parameters, crew)
+    places, known = places_of(model), known_anywhere(parameters, groups)
 
     def read() -> None:
         with _stored(checkpoint, OPTIMIZER) as stored:
@@ -297,8 +297,8 @@ def load_optimizer(
                     moved = numbers[key] if key in numbers else stored.like(key, own, places.get(name))
                     optimizer.state[own][part] = moved
 
-    _verify(checkpoint, OPTIMIZER, crew)
-    together(crew, read)
+    _verify(checkpoint, OPTIMIZER, groups)
+    together(groups, read)
 
 
 def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
@@ -329,12 +329,12 @@ def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
     return {checkpoint / name: hashes[name] for name in names}
 
 
-def _verify(checkpoint: Path, kind: str, crew: Crew) -> None:
+def _verify(checkpoint: Path, kind: str, groups: ProcessGroups) -> None:
     """Holds the files of a kind against their hashes, each rank a share. Raises RequestError on all."""
 
     def share() -> None:
         with way_on(checkpoint):
-            for path, expected in list(_files(checkpoint, kind).items())[crew.rank :: crew.world]:
+            for path, expected in list(_files(checkpoint, kind).items())[groups.rank :: groups.world]:
                 try:
                     if _hash(path) != expected:
                         raise RequestError(
@@ -344,7 +344,7 @@ def _verify(checkpoint: Path, kind: str, crew: Crew) -> None:
                 except OSError as error:
                     raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=path.name) from None
 
-    together(crew, share)
+    together(groups, share)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from glassformer.errors import RequestError, no_memory
 from glassformer.machine import Settings
 from glassformer.machine.threads import paced
 from glassformer.model import Model
-from glassformer.parallel.crew import ALONE, Crew
+from glassformer.parallel.process_groups import ALONE, ProcessGroups
 from glassformer.parts.loss import IGNORED
 from glassformer.text import EvaluationWindows, Tokens, bits_per_byte
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
@@ -29,12 +29,12 @@ def evaluate(
     max_tokens: int = 65536,
     batch: int = 8,
     objective: ObjectiveConfig = NEXT_TOKEN,
-    crew: Crew = ALONE,
+    groups: ProcessGroups = ALONE,
 ) -> dict[str, Any]:
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
     `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text or the loss
     of the `objective` is no likelihood of it."""
-    return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective, crew)
+    return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective, groups)
 
 
 @torch.no_grad()
@@ -43,20 +43,22 @@ def score(
     windows: EvaluationWindows,
     how: Settings,
     objective: ObjectiveConfig = NEXT_TOKEN,
-    crew: Crew = ALONE,
+    groups: ProcessGroups = ALONE,
 ) -> dict[str, Any]:
-    """The measures of `evaluate` over given windows, of which each rank of a crew reads every n-th batch; sums are in
+    """The measures of `evaluate` over given windows, of which rank r of n reads every n-th batch; sums are in
     the order of the windows."""
     found: list[list[float]] = []
     was_training, each = model.training, iter(windows)
     model.eval()
     try:
-        while some := list(islice(each, crew.layout.dp)):
-            batch, counts = some[min(crew.at["dp"], len(some) - 1)]  # all ranks read as often, though it may not count
+        while some := list(islice(each, groups.layout.dp)):
+            batch, counts = some[
+                min(groups.at["dp"], len(some) - 1)
+            ]  # all ranks read as often, though it may not count
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
             scored = float((batch.targets != IGNORED).sum())
-            told = crew.numbers(float(losses.cpu().double().sum()), scored, float(counts.sum()), axis="dp")
+            told = groups.numbers(float(losses.cpu().double().sum()), scored, float(counts.sum()), axis="dp")
             found += told[: len(some)]
     finally:
         model.train(was_training)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from glassformer.machine import Settings
 from glassformer.model import Model
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, local, norm_of_rows, tree_sum
 from glassformer.parts.region import compiled_regions
@@ -36,7 +36,7 @@ class StepState(Protocol):
     @property
     def how(self) -> Settings: ...
     @property
-    def crew(self) -> Crew: ...
+    def groups(self) -> ProcessGroups: ...
     @property
     def sharing(self) -> Sharing: ...
     def seed_of(self, atom: int) -> int: ...
@@ -82,19 +82,19 @@ class AsTree(Sums):
         atoms = _atoms(run, batch)
         parameters = [one for group in run.optimizer.param_groups for one in group["params"]]
         sums, losses = Tree[list[Tensor | None]](add_to), []
-        mine = run.crew.mine(len(atoms))
+        mine = run.groups.mine(len(atoms))
         for turn, i in enumerate(mine):
             torch.manual_seed(run.seed_of(i))
             with run.sharing.passing():
                 losses.append(of_piece(run, *atoms[i]))
-            run.crew.moves += 1
+            run.groups.moves += 1
             if turn % 2 or turn == len(mine) - 1:
                 sums.push([parameter.grad for parameter in parameters], level=turn % 2)
                 run.optimizer.zero_grad(set_to_none=True)
         for parameter, gradient in zip(parameters, sums.total(), strict=True):
             parameter.grad = gradient
         run.sharing.add_up(run.model)
-        return tree_sum(run.crew.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
+        return tree_sum(run.groups.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
 
     def norm(self, run: StepState) -> float:
         return norm_of_rows(run.sharing.squares(run.model))
@@ -107,7 +107,7 @@ class Staged(AsTree):
         from glassformer.parallel.stages import Stages
 
         atoms = _atoms(run, batch)
-        mine = [atoms[i] for i in run.crew.mine(len(atoms))]
+        mine = [atoms[i] for i in run.groups.mine(len(atoms))]
         pieces = [piece.to(run.how.device) for piece, _ in mine]
         assert isinstance(run.model, Stages)
 
@@ -120,15 +120,15 @@ class Staged(AsTree):
         tokens, targets = (torch.cat([piece[field] for piece in pieces]) for field in (0, 1))
         losses = run.model.step(tokens, targets, len(mine), mine[0][1])
         run.sharing.add_up(run.model)
-        return tree_sum(run.crew.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
+        return tree_sum(run.groups.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
 
 
 ORDERS: dict[Order, Sums] = {sums.order: sums for sums in (InSequence(), AsTree())}
 
 
-def sums_of(order: Order, crew: Crew) -> Sums:
-    """How the ranks of a crew add up in this order."""
-    return Staged() if crew.layout.pp > 1 else ORDERS[order]
+def sums_of(order: Order, groups: ProcessGroups) -> Sums:
+    """Returns the way in which ranks add up gradients in this order."""
+    return Staged() if groups.layout.pp > 1 else ORDERS[order]
 
 
 def _atoms(run: StepState, batch: Batch) -> list[tuple[Batch, float]]:

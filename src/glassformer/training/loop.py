@@ -74,13 +74,13 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
     """Trains by a request that is checked."""
     machine.apply(request.how)
     check_callbacks(callbacks)
-    crew = request.crew
+    groups = request.groups
     again = "nothing was saved" if request.folder is None else f"go on with --out {request.folder} --resume"
-    with watched(crew, again) as follow:
+    with watched(groups, again) as follow:
         check_alike(request)
-        with only_writer(request.folder if crew.leads else None):
+        with only_writer(request.folder if groups.leads else None):
             check_unchanged(request)
-            if crew.leads:
+            if groups.leads:
                 resumes, text = request.found is not None, request.text
                 open_folder(request.folder, request.config, request.recipe, text.tokenizer, resumes, request.pretrained)
             run = Training(request)
@@ -160,7 +160,7 @@ def one_step(run: Training) -> None:
     run.call("after_update" if run.take else "skipped", moment)
     run.optimizer.zero_grad(set_to_none=True)
     machine.synchronize(run.how.device)
-    took = run.crew.numbers(time.perf_counter() - began)[0][0]
+    took = run.groups.numbers(time.perf_counter() - began)[0][0]
     before = run.tokens
     run.step += 1
     run.seconds += took

@@ -16,9 +16,9 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
-from glassformer.parallel.crew import ALONE, Crew
 from glassformer.parallel.launch import enlist, joined, leader_first
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.process_groups import ALONE, ProcessGroups
 from glassformer.parts.core.base import to_plain
 from glassformer.text import DataLike, OnProgress, Tokenizer, Tokens, read_data
 from glassformer.training import checkpoint
@@ -43,7 +43,7 @@ class Request:
     folder: Path | None
     found: Path | None
     """The checkpoint that the run goes on from; None where it begins."""
-    crew: Crew = ALONE
+    groups: ProcessGroups = ALONE
     """The processes that share the run."""
     pretrained: Pretrained | None = None
     """The weights that it begins with; None: they are drawn."""
@@ -80,7 +80,7 @@ def prepare_run(
         leads = place is None or place.rank == 0
         request = _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, shape, leads)
     how = replace(request.how, device=own_device(place, request.how.device))
-    return replace(request, how=how, crew=enlist(place, store, shape, how.device))
+    return replace(request, how=how, groups=enlist(place, store, shape, how.device))
 
 
 def check_run(
@@ -204,32 +204,32 @@ def refuse_short(config: ModelConfig) -> None:
 
 def check_alike(request: Request) -> None:
     """Raises RequestError, on all ranks, where they differ in what decides a run, or do not see one folder."""
-    crew = request.crew
-    if crew.world == 1:
+    groups = request.groups
+    if groups.world == 1:
         return
-    crew.alike("glassformer", __version__)
-    crew.alike("torch", torch.__version__)
-    crew.alike("the model and recipe", _digest(request.describe()))
-    crew.alike("the text", request.text.tokenizer.fingerprint() + request.text.train.folder.name)
-    crew.alike("dtype", request.how.dtype)
-    crew.alike("step to go on from", request.steps_done)
-    _check_folder(crew, request.folder)
+    groups.alike("glassformer", __version__)
+    groups.alike("torch", torch.__version__)
+    groups.alike("the model and recipe", _digest(request.describe()))
+    groups.alike("the text", request.text.tokenizer.fingerprint() + request.text.train.folder.name)
+    groups.alike("dtype", request.how.dtype)
+    groups.alike("step to go on from", request.steps_done)
+    _check_folder(groups, request.folder)
 
 
-def _check_folder(crew: Crew, folder: Path | None) -> None:
+def _check_folder(groups: ProcessGroups, folder: Path | None) -> None:
     """Rank 0 writes a word, and all read it."""
     assert folder is not None
-    path, word = folder / ".crew", secrets.token_hex(8)
-    if crew.leads:
+    path, word = folder / ".groups", secrets.token_hex(8)
+    if groups.leads:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(word, encoding="utf-8")
-    word = crew.gather(word)[0]
+    word = groups.gather(word)[0]
     try:
         seen = path.read_text(encoding="utf-8") == word
     except OSError:
         seen = False
-    blind = [rank for rank, sees in enumerate(crew.gather(seen)) if not sees]
-    if crew.leads:
+    blind = [rank for rank, sees in enumerate(groups.gather(seen)) if not sees]
+    if groups.leads:
         path.unlink(missing_ok=True)
     if blind:
         raise RequestError(

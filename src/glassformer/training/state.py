@@ -16,7 +16,7 @@ from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors
 from glassformer.machine import DTYPES
-from glassformer.parallel.crew import Crew
+from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.sharing import Sharing
 from glassformer.text import Tokens
 from glassformer.text.vocabulary import TOKENIZER_FILES
@@ -43,8 +43,8 @@ class Training:
     def __init__(self, request: Request):
         self.config, self.recipe, self.text = request.config, request.recipe, request.text
         self.how, self.folder = request.how, request.folder
-        self.crew = request.crew
-        self.sharing = sharing(self.crew)
+        self.groups = request.groups
+        self.sharing = sharing(self.groups)
         autocast = None if self.how.dtype == "float32" else DTYPES[self.how.dtype]
         given = None if request.pretrained is None else request.pretrained.tensors
         self.model = self.sharing.build(self.config, self.recipe.seed, self.how.device, autocast, given).train()
@@ -54,7 +54,7 @@ class Training:
         self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed, self.config)
         self.steps = self.recipe.num_steps(self.config, self.batches.tokens_per_step)
         """Of the whole run; None where the clock bounds it."""
-        self.sums: Sums = sums_of("tree" if self.recipe.atoms > 1 or self.crew.world > 1 else "sequence", self.crew)
+        self.sums: Sums = sums_of("tree" if self.recipe.atoms > 1 or self.groups.world > 1 else "sequence", self.groups)
         self.interrupted = threading.Event()
         """Set where this process is asked to stop."""
         self.step, self.seconds = 0, 0.0
@@ -64,7 +64,7 @@ class Training:
         """Rows of metrics.jsonl."""
         self.validation: dict[str, Any] | None = None
         background = self.recipe.async_save and self.folder is not None
-        self.background = checkpoint.Background(self.crew) if background else None
+        self.background = checkpoint.Background(self.groups) if background else None
         self.moment: Moment | None = None
         self.events: list[dict[str, Any]] = []
         """What was found in this step: spikes, or a value that is not finite."""
@@ -145,7 +145,7 @@ class Training:
 
     def beat(self) -> tuple[float, bool]:
         """What all ranks agree on after a step: what rank 0's clock says, and whether anyone is asked to stop."""
-        told = self.crew.numbers(time.monotonic(), float(self.interrupted.is_set()))
+        told = self.groups.numbers(time.monotonic(), float(self.interrupted.is_set()))
         return told[0][0], any(asked for _, asked in told)
 
     def record(self, row: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ class Training:
             recipe.evaluation_tokens,
             batch,
             recipe.objective,
-            self.crew,
+            self.groups,
         )
         self.sharing.settle(self.model)
         self.record({"validation": self.validation})
@@ -174,7 +174,7 @@ class Training:
         """What the run leaves. Where several processes shared it, the first has the whole model, as it was saved last;
         the others keep their part."""
         model = self.model
-        if self.crew.world > 1 and self.crew.leads and self.folder is not None and checkpoint.latest(self.folder):
+        if self.groups.world > 1 and self.groups.leads and self.folder is not None and checkpoint.latest(self.folder):
             model = load_run(self.folder).model
         return Run(
             model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
@@ -203,7 +203,7 @@ class Training:
         watch = state.pop("watch", None)  # a file of its own: it may be large
         given = self.folder, self.step, self.model, self.optimizer, state, watch
         if self.background is None:
-            self.call("saved", checkpoint.save(*given, self.crew))
+            self.call("saved", checkpoint.save(*given, self.groups))
             return
         self.finish_saving()
         self.background.save(*given)
@@ -225,14 +225,14 @@ class Training:
             )  # fmt: skip
         assert self.folder is not None
         gone = not any((self.folder / name).exists() for name in TOKENIZER_FILES)
-        if gone and self.crew.leads:  # the text's is the same
+        if gone and self.groups.leads:  # the text's is the same
             with disk_errors(self.folder):
                 self.text.tokenizer.save(self.folder)
         if self.recipe.atoms > 1:
-            check_order(state.sums, self.crew, found)
-            self.sums = sums_of(state.sums, self.crew)
-        checkpoint.load_model(found, self.model, self.crew)
-        checkpoint.load_optimizer(found, self.model, self.optimizer, self.crew)
+            check_order(state.sums, self.groups, found)
+            self.sums = sums_of(state.sums, self.groups)
+        checkpoint.load_model(found, self.model, self.groups)
+        checkpoint.load_optimizer(found, self.model, self.optimizer, self.groups)
         plain = state.model_dump()
         self.step, self.seconds, self.validation = state.step, state.seconds, plain["validation"]
         if checkpoint.WATCH in state.sha256:
@@ -275,20 +275,20 @@ def identity(text: Tokens) -> list[str]:
     return [text.train.folder.name, text.tokenizer.fingerprint()]
 
 
-def check_order(order: Order, crew: Crew, found: Path) -> None:
+def check_order(order: Order, groups: ProcessGroups, found: Path) -> None:
     """Raises RequestError where ranks that share the atoms cannot add them up in the order of the run."""
-    if order != "tree" and crew.world > 1:
+    if order != "tree" and groups.world > 1:
         raise RequestError(
             f"{found} is of a run whose gradients are added up one after the other, as was done before there were "
-            f"trees, and {crew.world} processes cannot share that; go on in one process",
-            code="conflict", field="layout", value=str(crew.layout), expected="one process",
+            f"trees, and {groups.world} processes cannot share that; go on in one process",
+            code="conflict", field="layout", value=str(groups.layout), expected="one process",
         )  # fmt: skip
 
 
-def sharing(crew: Crew) -> Sharing:
+def sharing(groups: ProcessGroups) -> Sharing:
     """How a step is shared; torch.distributed is imported where there is more than one process."""
-    if crew.world == 1:
+    if groups.world == 1:
         return Sharing()
     from glassformer.parallel.apply import Ranks
 
-    return Ranks(crew)
+    return Ranks(groups)

@@ -20,7 +20,7 @@ class Log(Callback):
     def started(self, run: Training) -> None:
         self._open(run)
         lost = run.step - len({row["step"] for row in run.rows if "validation" not in row})
-        if run.folder is not None and lost > 0 and run.crew.leads:  # every step leaves one row
+        if run.folder is not None and lost > 0 and run.groups.leads:  # every step leaves one row
             warnings.warn(
                 f"{run.folder / 'metrics.jsonl'} lacks {lost:,} of the {run.step:,} steps so far: the run goes on as "
                 f"it would have, but its curves have a gap"
@@ -48,7 +48,7 @@ class Log(Callback):
         run.rows = [row for row in read_metrics(path) if row["step"] <= run.step] if run.step else []
         measured = [row["validation"] for row in run.rows if "validation" in row]
         run.validation = measured[-1] if measured else run.validation
-        if not run.crew.leads:
+        if not run.groups.leads:
             return
         with disk_errors(path):
             replace_text(path, "".join(json.dumps(row) + "\n" for row in run.rows))

@@ -52,7 +52,7 @@ class Reporter(Callback):
         self, run: Training, validation: dict[str, Any] | None = None, events: Sequence[dict[str, Any]] = ()
     ) -> None:
         last = next((row for row in reversed(run.rows) if "loss" in row), None)
-        if last is None or not run.crew.leads:
+        if last is None or not run.groups.leads:
             return
         seen = run.seen["statistics"] if run.seen and run.seen["step"] == run.step else None
         self.tell(

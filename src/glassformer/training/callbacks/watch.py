@@ -56,4 +56,4 @@ class Watching(Callback):
         if run.folder is not None:
             if self.watch.records:
                 self.watch.records.close()
-            self.watch.records = Records.open(run.folder, run.step) if run.crew.leads else Unwritten(run.folder)
+            self.watch.records = Records.open(run.folder, run.step) if run.groups.leads else Unwritten(run.folder)

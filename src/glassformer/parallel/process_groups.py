@@ -1,4 +1,4 @@
-"""The processes that share a run: who is who, and what they tell each other. One process is a crew of its own."""
+"""The processes that share a run: their ranks, their groups, and messages between them. One process has groups of one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ machine. `ep` lies within `fsdp`, `edp` are the ranks of `fsdp` that have the sa
 `fsdp` together."""
 
 
-class Crew:
+class ProcessGroups:
     """A rank among `world`, and the groups in which a layout places it.
 
     rank, world   this process, and how many there are
@@ -33,7 +33,7 @@ class Crew:
     """
 
     def __init__(self, rank: int, layout: Layout, device: torch.device | str = "cpu", store: Store | None = None):
-        """All ranks make their crew at the same time, after `torch.distributed.init_process_group`."""
+        """All ranks make their groups at the same time, after `torch.distributed.init_process_group`."""
         self.rank, self.world, self.layout, self.device = rank, layout.ranks, layout, torch.device(device)
         self.store = store
         self.moves = 0
@@ -59,7 +59,7 @@ class Crew:
         self.at |= {"dp": dp, "ep": dp % layout.ep, "edp": self.at["fsdp"] // layout.ep}
 
     @classmethod
-    def alone(cls) -> Crew:
+    def alone(cls) -> ProcessGroups:
         """One process, which needs no group."""
         return cls(0, Layout())
 
@@ -104,7 +104,7 @@ class Crew:
 
         return DeviceMesh.from_group(group, self.device.type)
 
-    def aside(self) -> Crew:
+    def aside(self) -> ProcessGroups:
         """The same ranks in a group of its own, for a thread that gathers while the run goes on."""
         other = copy(self)
         if self.world > 1:
@@ -180,8 +180,8 @@ class Crew:
 
 
 def first(values: Sequence[Any]) -> Any:
-    """Rank 0's, for `Crew.agree`."""
+    """Rank 0's, for `ProcessGroups.agree`."""
     return values[0]
 
 
-ALONE = Crew.alone()
+ALONE = ProcessGroups.alone()

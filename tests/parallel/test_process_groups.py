@@ -6,24 +6,24 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from glassformer.parallel.crew import Crew, first
+from glassformer.parallel.process_groups import ProcessGroups, first
 from tests.parallel.threads import as_threads
 from tests.refused import refused
 
 LAYOUT = "fsdp=2,replicate=2,tp=2"
 
 
-def talk(crew: Crew) -> dict[str, object]:
+def talk(groups: ProcessGroups) -> dict[str, object]:
     members = {}
     for axis in ("fsdp", "replicate", "dp", "tp", "cp", "pp", "ep"):
-        group = crew.group(axis)
+        group = groups.group(axis)
         members[axis] = None if group is None else dist.get_process_group_ranks(group)
     return {
         "members": members,
-        "told": crew.gather({"rank": crew.rank, "text": "é" * crew.rank}),
-        "any": crew.agree(crew.rank == 3, any),
-        "first": crew.agree(crew.rank, first),
-        "order": crew.in_order(torch.tensor([float(i) for i in crew.mine(8)])).tolist(),
+        "told": groups.gather({"rank": groups.rank, "text": "é" * groups.rank}),
+        "any": groups.agree(groups.rank == 3, any),
+        "first": groups.agree(groups.rank, first),
+        "order": groups.in_order(torch.tensor([float(i) for i in groups.mine(8)])).tolist(),
     }
 
 
@@ -52,26 +52,26 @@ def test_ranks_stand_where_the_layout_says_and_agree():
     ],
 )
 def test_groups_of_axes_within_axes(layout: str, members: dict[str, list[list[int] | None]]):
-    def work(crew: Crew) -> dict[str, list[int] | None]:
-        groups = {axis: crew.group(axis) for axis in members}
-        return {axis: None if one is None else dist.get_process_group_ranks(one) for axis, one in groups.items()}
+    def work(groups: ProcessGroups) -> dict[str, list[int] | None]:
+        found = {axis: groups.group(axis) for axis in members}
+        return {axis: None if one is None else dist.get_process_group_ranks(one) for axis, one in found.items()}
 
     for rank, found in enumerate(as_threads(layout, work)):
         assert found == {axis: of_ranks[rank] for axis, of_ranks in members.items()}
 
 
 def test_one_process_is_a_crew_of_its_own():
-    alone = Crew.alone()
+    alone = ProcessGroups.alone()
     assert alone.world == 1 and alone.leads and alone.mesh is None and list(alone.mine(4)) == [0, 1, 2, 3]
     assert alone.gather("x") == ["x"] and alone.agree(True, any) and alone.group("fsdp") is None
     assert alone.in_order(torch.arange(3.0)).tolist() == [0, 1, 2]
 
 
 def test_the_odd_rank_is_named():
-    def check(crew: Crew) -> str:
-        crew.alike("version", "1.0")
+    def check(groups: ProcessGroups) -> str:
+        groups.alike("version", "1.0")
         with refused(code="conflict", field="version"):
-            crew.alike("version", "2.0" if crew.rank == 2 else "1.0")
+            groups.alike("version", "2.0" if groups.rank == 2 else "1.0")
         return "said"
 
     assert as_threads("fsdp=4", check) == ["said"] * 4
