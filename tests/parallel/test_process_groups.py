@@ -60,7 +60,7 @@ def test_groups_of_axes_within_axes(layout: str, members: dict[str, list[list[in
         assert found == {axis: of_ranks[rank] for axis, of_ranks in members.items()}
 
 
-def test_one_process_is_a_crew_of_its_own():
+def test_one_process_has_groups_of_one():
     alone = ProcessGroups.alone()
     assert alone.world == 1 and alone.leads and alone.mesh is None and list(alone.mine(4)) == [0, 1, 2, 3]
     assert alone.gather("x") == ["x"] and alone.agree(True, any) and alone.group("fsdp") is None

@@ -1,4 +1,4 @@
-"""The processes that share a run: their ranks, their groups, and messages between them. One process has groups of one."""
+"""Processes that share a run: their ranks, groups, and messages. One process has groups of one."""
 
 from __future__ import annotations
 

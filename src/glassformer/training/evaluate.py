@@ -54,7 +54,7 @@ def score(
         while some := list(islice(each, groups.layout.dp)):
             batch, counts = some[
                 min(groups.at["dp"], len(some) - 1)
-            ]  # all ranks read as often, though it may not count
+            ]  # ranks read equally often; it may not count
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
             scored = float((batch.targets != IGNORED).sum())
