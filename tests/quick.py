@@ -87,7 +87,7 @@ SAMPLED = {
     "tests/parts/test_half_precision.py": 4,
     "tests/parts/test_kernel.py": 2,
     "tests/parts/test_kernel_calls.py": 2,
-    "tests/parts/test_mould.py": 4,
+    "tests/parts/test_module_template.py": 4,
     "tests/parts/test_quantized.py": 4,
     "tests/parts/test_sight.py": 2,
     "tests/planning/": 4,

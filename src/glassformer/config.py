@@ -20,7 +20,7 @@ from glassformer.parts.building import InitialWeights, check_seed, fill
 from glassformer.parts.core.base import BuildContext, PartConfig, Value, to_plain
 from glassformer.parts.core.cost import OF_WORK, Cost, Shape
 from glassformer.parts.core.init import Gpt2InitConfig, Init, InitConfig, Role
-from glassformer.parts.core.mould import Mould
+from glassformer.parts.core.module_template import ModuleTemplate
 from glassformer.parts.embedding import Embedding, EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
@@ -171,17 +171,17 @@ class TowerConfig(Value):
 
     def _blocks(self, ctx: BuildContext) -> list[Block]:
         """The layers: one of a kind is built, and the others are copies of it."""
-        moulds: dict[int, Mould] = {}
+        templates: dict[int, ModuleTemplate] = {}
         blocks: list[Block] = []
         for layer, config in enumerate(self.layers()):
-            if (mould := moulds.get(id(config))) is not None:
-                blocks.append(mould.make())  # type: ignore[arg-type]
+            if (template := templates.get(id(config))) is not None:
+                blocks.append(template.make())  # type: ignore[arg-type]
                 continue
             at = ctx.at(layer)
             with torch.device("meta"):
                 blocks.append(config.build(at))
             if not at.asked:
-                moulds[id(config)] = Mould(blocks[-1])
+                templates[id(config)] = ModuleTemplate(blocks[-1])
         return blocks
 
 

@@ -52,9 +52,7 @@ def score(
     model.eval()
     try:
         while some := list(islice(each, groups.layout.dp)):
-            batch, counts = some[
-                min(groups.at["dp"], len(some) - 1)
-            ]  # ranks read equally often; it may not count
+            batch, counts = some[min(groups.at["dp"], len(some) - 1)]  # ranks read equally often; it may not count
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
             scored = float((batch.targets != IGNORED).sum())

@@ -1,4 +1,4 @@
-"""Modules like one that is there, in a fifth of the time that building them takes."""
+"""Fast copies of a module on the meta device, in a fifth of the time that building it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glassformer.parts.core.shard import Shard
 ATOMS = (bool, int, float, str, type(None), torch.dtype, FunctionType, BuiltinFunctionType, Value, Shard)
 
 
-class Mould:
+class ModuleTemplate:
     """`make()` gives what `copy.deepcopy(module)` would: nothing of it is shared but what never changes.
 
     For modules on the meta device, of which a large model has many that are alike: it looks at each of them once, and

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import glassformer as gf
 from glassformer.parts.core.base import BuildContext, Reference
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.parts.core.mould import ATOMS, Mould
+from glassformer.parts.core.module_template import ATOMS, ModuleTemplate
 from glassformer.parts.norm import LayerNorm, NormConfig
 from tests.test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, Case
 
@@ -93,7 +93,7 @@ class Deep(nn.Module):
 def test_what_belongs_together_stays_together():
     with torch.device("meta"):
         deep = Deep()
-        made: Any = Mould(deep).make()
+        made: Any = ModuleTemplate(deep).make()
     assert structure(made) == structure(deep)
     assert made.tied is made.weight is not deep.weight and not made.frozen.requires_grad
     assert made.again is made.inner is made.hidden["known"] is not deep.inner
