@@ -94,9 +94,8 @@ def added_up(kinds: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(found)
 
 
-class ForgetfulState(State):
-    """A state that drops what it needs no more: `truncate` goes back by `rewind` tokens at most from the furthest ever
-    read."""
+class BoundedState(State):
+    """A decode state of bounded length: `truncate` goes back at most `rewind` tokens from the furthest token read."""
 
     rewind: int = 0
     read = 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.state import ForgetfulState, State
+from glassformer.parts.state import BoundedState, State
 from glassformer.parts.visibility import Visibility
 
 SCALE = torch.bfloat16
@@ -151,7 +151,7 @@ class KVState(State):
         """Nothing to do: slots past the model's length are never read before they are written."""
 
 
-class WindowState(KVState, ForgetfulState):
+class WindowState(KVState, BoundedState):
     """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
 
     `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read. With

@@ -16,13 +16,13 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.kv import Cells, vector_bytes
-from glassformer.parts.state import ForgetfulState
+from glassformer.parts.state import BoundedState
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Name of a tensor that a recurrence carries from token to token -> its shape in one sequence."""
 
 
-class RecurrentState(ForgetfulState):
+class RecurrentState(BoundedState):
     """A ring for each named tensor of `kept`: its value after n tokens lies in slot n mod (rewind + 1). With `tail`
     (width, channels), besides a ring of the inputs of the last tokens that a convolution of `width` needs, that of
     token i in slot i mod their number.
