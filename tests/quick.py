@@ -66,7 +66,7 @@ SAMPLED = {
     "tests/dynamics/test_experiments.py": 2,
     "tests/dynamics/test_statistics.py": 4,
     "tests/generation/test_company.py": 4,
-    "tests/generation/test_kept.py": 4,
+    "tests/generation/test_prompt_cache.py": 4,
     "tests/generation/test_source.py": 4,
     "tests/generation/test_speculate.py": 4,
     "tests/generation/test_text.py": 4,

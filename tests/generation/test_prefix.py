@@ -12,7 +12,7 @@ from torch import Tensor
 from glassformer.generation import Sampling, generate, stream
 from glassformer.generation.beams import beams
 from glassformer.generation.engine import Engine
-from glassformer.generation.kept import save_state
+from glassformer.generation.prompt_cache import save_state
 from glassformer.generation.speculate import Draft, PromptLookup, speculate
 from glassformer.model import Model
 from glassformer.naming import preset

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import glassformer as gf
 from glassformer.architectures import FAMILIES
 from glassformer.conversion.weights import fold
-from glassformer.generation.kept import fingerprint
+from glassformer.generation.prompt_cache import fingerprint
 from glassformer.model import Model
 from glassformer.parts import quantized
 from glassformer.parts.head import Head

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.compiled import CompiledStep
-from glassformer.generation.kept import check_keeps
+from glassformer.generation.prompt_cache import check_keeps
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
 from glassformer.generation.speculate import Speculation, agreeing

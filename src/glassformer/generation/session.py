@@ -28,7 +28,7 @@ from glassformer.figures import Markup, tag
 from glassformer.generation.beams import beams
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text
-from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
+from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.rows import stream
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampling

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from glassformer.errors import RequestError, check_whole, shown
 from glassformer.files import SCHEMAS, atomic_file, check_schema, disk_errors, only_writer
-from glassformer.generation.kept import fingerprint
+from glassformer.generation.prompt_cache import fingerprint
 from glassformer.generation.vectors import Embedder
 from glassformer.loaded import Loaded
 from glassformer.naming.resolve import ModelLike, resolve

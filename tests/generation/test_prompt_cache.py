@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.generation.kept import KIND, kept_tokens, load_state, save_state
+from glassformer.generation.prompt_cache import KIND, kept_tokens, load_state, save_state
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
@@ -172,7 +172,7 @@ def test_writing_replaces_at_once_and_leaves_nothing_behind(tmp_path: Path, monk
         Path(file).write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("glassformer.generation.kept.save_file", fails)
+    monkeypatch.setattr("glassformer.generation.prompt_cache.save_file", fails)
     with failed(code="disk"):
         save_state(path, read(model, 5), TOKENS[0, :5].tolist(), model)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
