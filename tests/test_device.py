@@ -24,7 +24,7 @@ from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import Draft, PromptLookup, speculate
 from glassformer.introspection import capture, edit
 from glassformer.laboratory.proof import check
-from glassformer.lens.asking import READINGS, ReadingInputs
+from glassformer.lens.registry import READINGS, ReadingInputs
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize

@@ -24,7 +24,7 @@ from typing import Any
 
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import DENSE, RING
-from glassformer.lens.asking import READINGS
+from glassformer.lens.registry import READINGS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

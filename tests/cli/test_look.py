@@ -20,8 +20,8 @@ from glassformer.cli.options import text_of
 from glassformer.cli.show import call_and_show
 from glassformer.errors import RequestError
 from glassformer.laboratory import inspection
-from glassformer.lens.asking import READINGS
 from glassformer.lens.inspection import inspect
+from glassformer.lens.registry import READINGS
 from glassformer.lens.terminal import HEADED
 from glassformer.naming.loading import load
 from glassformer.runs import live

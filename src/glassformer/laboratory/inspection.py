@@ -21,10 +21,10 @@ from glassformer.introspection import edit, rows_of
 from glassformer.laboratory.anatomy import Anatomy
 from glassformer.laboratory.exporting import Exports
 from glassformer.laboratory.quality import TOKENS, Quality, QualityTable, qualities
-from glassformer.lens.asking import PATCHING, ReadingInputs, ablation, ask, chosen
 from glassformer.lens.inspection import Inspection
 from glassformer.lens.inspection import inspect as lens_inspect
 from glassformer.lens.reading import Reading
+from glassformer.lens.registry import PATCHING, ReadingInputs, ablation, ask, chosen
 from glassformer.loaded import Loaded
 from glassformer.naming.resolve import ModelLike, has_weights, name_of, resolve
 from glassformer.runs import events
