@@ -369,7 +369,7 @@ def test_longrope_from_a_context_of_one_token():
     """The magnitude is then the one given, or that of no growth: nothing divides by ln 1."""
     for more in ({"factor": 1.0}, {"attention_factor": 1.2}):
         config = ModelConfig.from_dict(changed(f"{POSITION}.scaling", LONGROPE | {"original_context": 1} | more))
-        assert config.explicit().explicit() == config.explicit()
+        assert config.resolved().resolved() == config.resolved()
         assert config.build()(torch.arange(8)[None]).isfinite().all()
     tree = changed(f"{POSITION}.scaling", LONGROPE)
     assert "original_context, and that is 1" in refusal(tree | {"context": 1})

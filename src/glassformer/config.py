@@ -45,11 +45,11 @@ class BlockConfig(Value):
     norm: NormConfig
     residual: ResidualConfig = PreConfig()
 
-    def explicit(self, ctx: BuildContext) -> BlockConfig:
+    def resolved(self, ctx: BuildContext) -> BlockConfig:
         return self.vary(
-            mixer=self.mixer.explicit(ctx),
-            ffn=self.ffn.explicit(ctx) if self.ffn else None,
-            residual=self.residual.explicit(ctx),
+            mixer=self.mixer.resolved(ctx),
+            ffn=self.ffn.resolved(ctx) if self.ffn else None,
+            residual=self.residual.resolved(ctx),
         )
 
     def build(self, ctx: BuildContext) -> Block:
@@ -136,8 +136,8 @@ class TowerConfig(Value):
     def parts_within(self, ctx: BuildContext) -> dict[str, Any]:
         """Its parts with the defaults that depend on the model written out."""
         return {
-            "embedding": self.embedding.explicit(ctx),
-            "stack": stack_of([block.explicit(ctx) for block in self.layers()]),
+            "embedding": self.embedding.resolved(ctx),
+            "stack": stack_of([block.resolved(ctx) for block in self.layers()]),
         }
 
     def costs_within(self, ctx: BuildContext, shape: Shape) -> dict[str, Cost]:
@@ -309,10 +309,10 @@ class ModelConfig(TowerConfig):
         """Factors of the recipe's learning rate by role of a weight; 1 for roles that are absent."""
         return self.mup.rates(self.d_model) if self.mup else {}
 
-    def explicit(self) -> ModelConfig:
+    def resolved(self) -> ModelConfig:
         """Returns the same model with every default written out, and without what only training uses.
 
-        Two configs whose explicit forms are equal are the same function of the same weights.
+        Two configs whose resolved forms are equal are the same function of the same weights.
 
         Returns
         -------
@@ -321,18 +321,18 @@ class ModelConfig(TowerConfig):
 
         Examples
         --------
-        >>> config.explicit().stack[0].blocks[0].mixer.head_dim
+        >>> config.resolved().stack[0].blocks[0].mixer.head_dim
         44
         """
         return self.vary(
             **self.parts_within(self.ctx),
-            head=self.head.explicit(self.ctx),
+            head=self.head.resolved(self.ctx),
             init=Gpt2InitConfig(),
             mup=None,
-            encoder=self._explicit_encoder(),
+            encoder=self._resolved_encoder(),
         )
 
-    def _explicit_encoder(self) -> TowerConfig | None:
+    def _resolved_encoder(self) -> TowerConfig | None:
         if self.encoder is None:
             return None
         ctx = self.encoder_ctx

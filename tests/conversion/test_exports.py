@@ -107,7 +107,7 @@ def test_every_preset_leaves_as_what_it_is(name: str) -> None:
 )
 def test_a_preset_is_what_its_family_reads(name: str) -> None:
     said = FAMILIES[CONFIGS[name]["model_type"]].config(Fields(CONFIGS[name]))
-    assert not said.explicit().diff(PRESETS[name]().explicit())
+    assert not said.resolved().diff(PRESETS[name]().resolved())
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def stored(path: Path) -> dict[str, list[float]]:
 
 def same(config: ModelConfig, back: ModelConfig) -> bool:
     """But for fractions that 32 bits do not tell apart."""
-    pairs = config.explicit().diff(back.explicit()).values()
+    pairs = config.resolved().diff(back.resolved()).values()
     return all(isinstance(mine, float) and np.float32(mine) == np.float32(theirs) for mine, theirs in pairs)
 
 

@@ -124,7 +124,7 @@ def test_families(family: str, tmp_path: Path) -> None:
     model = model_of(family)
     path = tmp_path / "model.gguf"
     assert gguf.write(model, ByteTokenizer(), path, kind="F32") is FAMILIES[family]
-    assert gf.load(path).config.explicit() == model.config.explicit()
+    assert gf.load(path).config.resolved() == model.config.resolved()
     tabled = "gelu" in getattr(next(model.config.layers()).ffn, "activation", "")
     assert compare(model, path) < (TABLED if tabled else EXACT)
 
@@ -142,7 +142,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_scalings(scaling: dict[str, Any], tmp_path: Path) -> None:
     model = model_of("llama", rope_scaling=scaling)
     gguf.write(model, ByteTokenizer(), tmp_path / "model.gguf", kind="F32")
-    assert gf.load(tmp_path / "model.gguf").config.explicit() == model.config.explicit()
+    assert gf.load(tmp_path / "model.gguf").config.resolved() == model.config.resolved()
     assert compare(model, tmp_path / "model.gguf") < EXACT
 
 

@@ -46,11 +46,11 @@ def turns(config: LongRopeScalingConfig) -> list[tuple[float, ...]]:
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(one=CONFIGS, other=CONFIGS)
-def test_explicit_is_what_it_computes(one: LongRopeScalingConfig, other: LongRopeScalingConfig) -> None:
+def test_resolved_config_computes_the_same(one: LongRopeScalingConfig, other: LongRopeScalingConfig) -> None:
     where = BuildContext(d_model=8, vocab_size=61, context=CONTEXT, n_layers=1)
-    plain, alike = one.explicit(where), other.explicit(where)
+    plain, alike = one.resolved(where), other.resolved(where)
     assert turns(plain) == turns(one)
-    assert plain.explicit(where) == plain
+    assert plain.resolved(where) == plain
     assert (plain == alike) == (turns(one) == turns(other))
 
 
@@ -72,7 +72,7 @@ def test_models(said: dict[str, Any]) -> None:
     """What a published config leaves out, and what another one says instead: the same logits or not, at a length below
     the trained context and one above."""
     one, other = phi3(), phi3(**said)
-    assert (one.explicit() == other.explicit()) == (said in SAME)
+    assert (one.resolved() == other.resolved()) == (said in SAME)
     tokens = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(0))
     models = [config.build(seed=0) for config in (one, other)]
     with torch.no_grad():
@@ -89,4 +89,4 @@ def test_models(said: dict[str, Any]) -> None:
 )
 def test_a_trained_context_of_one_has_no_magnitude(trained: int, code: Code, field: str) -> None:
     with refused(code=code, field=field):
-        phi3(trained).explicit()
+        phi3(trained).resolved()

@@ -353,7 +353,7 @@ def test_published(name: str, tmp_path: Path) -> None:
     config = read(tmp_path, fields)
     assert config.num_params() == parameters
     if name in gf.presets():
-        assert config.explicit() == gf.preset(name).explicit()
+        assert config.resolved() == gf.preset(name).resolved()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -370,7 +370,7 @@ def test_transformers_reads_the_same(name: str, tmp_path: Path) -> None:
     assert held - UNCALLED.get(name, 0) == parameters
     theirs.save_pretrained(tmp_path / "new")
     today = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert read(tmp_path / "again", today).explicit() == config.explicit()
+    assert read(tmp_path / "again", today).resolved() == config.resolved()
 
 
 # Sizes have no defaults here: a config.json without them is broken.
@@ -399,7 +399,7 @@ def test_absent_fields(kind: str, tmp_path: Path) -> None:
     config = read(tmp_path / "old", MINIMAL[kind])
     transformers.AutoConfig.from_pretrained(tmp_path / "old").save_pretrained(tmp_path / "new")
     whole = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert read(tmp_path / "again", whole).explicit() == config.explicit()
+    assert read(tmp_path / "again", whole).resolved() == config.resolved()
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 5])

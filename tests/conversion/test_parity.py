@@ -70,7 +70,7 @@ def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:
         FAMILIES[family].as_ours(back, loaded.model)
         inputs = theirs(loaded.model, tokens, family)
         close(answer(back(**inputs)), answer(other(**inputs)), "logits after saving", 1e-6)
-        assert gf.load(f"{place}/ours").config.explicit() == loaded.config.explicit()
+        assert gf.load(f"{place}/ours").config.resolved() == loaded.config.resolved()
     return errors
 
 

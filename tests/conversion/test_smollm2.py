@@ -45,7 +45,7 @@ def theirs() -> Any:
 
 
 def test_it_is_the_published_config(ours: Any) -> None:
-    assert ours.config.explicit() == gf.preset("smollm2-135m").explicit()
+    assert ours.config.resolved() == gf.preset("smollm2-135m").resolved()
     assert ours.config.num_params() == 134_515_008
 
 

@@ -67,7 +67,7 @@ def test_configs(family: str, changes: int) -> None:
         try:
             config = FAMILIES[family].config(said)
             config.num_params()
-            config.explicit()
+            config.resolved()
             config.outline()
             assert not any("\n" in name for name in said.unread())
         except RequestError as problem:
@@ -104,7 +104,7 @@ def test_own_configs(tree: dict[str, Any], data: st.DataObject) -> None:
         with complaints(said.where):
             config = OWN.config(said)
             config.num_params()
-            config.explicit()
+            config.resolved()
             config.outline()
     except RequestError as problem:
         text = str(problem)

@@ -144,5 +144,5 @@ def test_a_published_class_computes_the_same(tmp_path: Path):
 def test_a_config_says_it():
     config = at(64, "+mup:16")
     assert config.mup == Mup(base_width=16) and ModelConfig.from_dict(config.to_dict()) == config
-    assert config.explicit().mup is None and config.explicit() == config.explicit().explicit()
+    assert config.resolved().mup is None and config.resolved() == config.resolved().resolved()
     assert config.num_params() == at(64).num_params() and config.flops(8) == at(64).flops(8)

@@ -409,14 +409,14 @@ def test_relative_biases_look_where_tokens_see(expression: str, wanted: set[bool
     with torch.device("meta"):
         model = config.build()
     assert {layer.mixer.position.both_sides for layer in model.layers} == wanted
-    assert {block.mixer.position.both_sides for block in config.explicit().layers()} == wanted
+    assert {block.mixer.position.both_sides for block in config.resolved().layers()} == wanted
 
 
 def test_relative_biases_of_two_towers_look_where_tokens_see():
     """The encoder to both sides, the decoder back: as T5's own, which say so."""
     small = "+d_model=32+heads=2+vocab_size=11+context=16"
     config = preset("transformer@1m+relbias" + small)
-    ours, published = (preset(name + small).explicit() for name in ("transformer@1m+relbias", "t5@1m"))
+    ours, published = (preset(name + small).resolved() for name in ("transformer@1m+relbias", "t5@1m"))
     assert config.encoder is not None
     for one in (ours, published):
         own = [block.mixer.position for block in one.layers() if not block.mixer.reads_memory]

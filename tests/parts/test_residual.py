@@ -149,7 +149,7 @@ def test_deepnorm_weighs_the_stream_by_depth():
     assert isinstance(residual, DeepNorm) and residual.alpha == 4**0.25
     torch.testing.assert_close(DeepNorm(*given, alpha=4**0.25)(x, mixer, ffn), deepnorm(x, mixer, ffn, *given))
     assert DeepNormConfig(alpha=3.0).build(CTX).alpha == 3.0
-    assert DeepNormConfig().explicit(CTX) == DeepNormConfig(alpha=4**0.25, scale=1.0)
+    assert DeepNormConfig().resolved(CTX) == DeepNormConfig(alpha=4**0.25, scale=1.0)
 
 
 def test_a_normed_stream_is_deepnorm_with_its_norms_one_place_on():
@@ -172,7 +172,7 @@ def test_branches_may_be_scaled_by_depth(layers: int, scale: float | None):
     ctx = CTX.within(n_layers=layers)
     config = PreConfig(scale=scale, depth_scaled=True)
     assert config.build(ctx).scale == pytest.approx((scale or 1.0) / layers**0.5)
-    written = config.explicit(ctx)
+    written = config.resolved(ctx)
     assert not written.depth_scaled and written.build(ctx).scale == written.scale
     assert written.scale == pytest.approx((scale or 1.0) / layers**0.5)
 

@@ -91,6 +91,6 @@ def test_it_pulls_log_z_towards_zero():
 
 def test_its_place_in_the_grammar():
     assert preset("llama@1m+z_loss=1e-4").head.z_loss == preset("llama@1m+head.z_loss=1e-4").head.z_loss == 1e-4
-    assert preset("llama@1m+z_loss=1e-4").explicit() == preset("llama@1m").explicit()
+    assert preset("llama@1m+z_loss=1e-4").resolved() == preset("llama@1m").resolved()
     with refused(code="range", field="head.z_loss"):
         preset("llama@1m+z_loss=-1")

@@ -285,10 +285,10 @@ def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
         read = {key.partition(".")[2]: _shortest(value) for key, value in said.items()}
         heeded = {key: value for key, value in read.items() if key not in gguf.unheeded}
         fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
-        theirs = target.family.config(Fields(fields)).explicit()
+        theirs = target.family.config(Fields(fields)).resolved()
     except RequestError as reason:
         return ExportTarget(target.family, {"config": (str(reason).splitlines()[0], None)})
-    differing = config.explicit().diff(theirs)
+    differing = config.resolved().diff(theirs)
     blocked_by = {path: pair for path, pair in differing.items() if not _near(*pair)}
     return ExportTarget(target.family, blocked_by, target.fields)
 
@@ -308,7 +308,7 @@ def _type(kind: str, shape: tuple[int, ...]) -> str:
 def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[str, Any]:
     flat = flatten(fields)
     said = {key: flat[theirs] for theirs, key in {**USUAL, **gguf.fields}.items() if flat.get(theirs) is not None}
-    block = next(config.explicit().layers())
+    block = next(config.resolved().layers())
     mixer = block.mixer
     if block.ffn is not None:
         said["feed_forward_length"] = block.ffn.hidden
@@ -334,14 +334,14 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
 
 
 def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
-    mixer = next(config.explicit().layers()).mixer
+    mixer = next(config.resolved().layers()).mixer
     position = mixer.position if isinstance(mixer, AttentionConfig) else None
     return position.scaling if isinstance(position, RotaryConfig) else None
 
 
 def _factors(config: ModelConfig) -> dict[str, Tensor]:
     """Divisors of the frequencies, for scalings that llama.cpp wants pair by pair."""
-    mixer = next(config.explicit().layers()).mixer
+    mixer = next(config.resolved().layers()).mixer
     position = mixer.position if isinstance(mixer, AttentionConfig) else None
     if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):
         return {}

@@ -359,8 +359,8 @@ def _compared(site: str, actual: Tensor, expected: Tensor, tolerance: float) -> 
 def _round_trip(model: Model, folder: str, size: int) -> Row:
     back = load(folder)
     note = f"{size:,} bytes"
-    if back.config.explicit() != model.config.explicit():
-        first = next(iter(model.config.explicit().diff(back.config.explicit()).items()))
+    if back.config.resolved() != model.config.resolved():
+        first = next(iter(model.config.resolved().diff(back.config.resolved()).items()))
         return Row("round trip", "config", "wrong", note=f"{first[0]} was {first[1][0]} and came back as {first[1][1]}")
     returned = dict(back.model.named_parameters())
     for name, weight in model.named_parameters():

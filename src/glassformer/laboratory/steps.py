@@ -55,7 +55,7 @@ class Point:
 
 def _leaves(config: ModelConfig, vocab_size: int | None) -> frozenset[Leaf]:
     """Every value of the model, of every layer, with nothing left to defaults."""
-    told = config.vary(vocab_size=vocab_size or 1, context=1).explicit()
+    told = config.vary(vocab_size=vocab_size or 1, context=1).resolved()
     tree = told.vary(init=config.init, mup=config.mup).to_dict()
     del tree["stack"]
     blocks = list(told.layers())

@@ -262,8 +262,8 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
             vectors=self.vectors.build(ctx) if self.vectors else None,
         )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> EmbeddingConfig:
-        position = self.position.explicit(ctx) if self.position else None
+    def resolved(self, ctx: BuildContext) -> EmbeddingConfig:
+        position = self.position.resolved(ctx) if self.position else None
         return self.vary(scale=self.scale or 1.0, position=position, dropout=0.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:

@@ -329,7 +329,7 @@ class HeadConfig(
             pool=self.pool, classes=self.classes, vector=self.vector, normalize=self.normalize,
         )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> HeadConfig:
+    def resolved(self, ctx: BuildContext) -> HeadConfig:
         return self.vary(scale=self._scale(ctx), z_loss=0.0, smoothing=0.0)
 
     def _scale(self, ctx: BuildContext) -> float:

@@ -303,7 +303,7 @@ class PartConfig(Value):
         A part builds its own parts by `self.part.build(ctx)`, or `ctx.within(...)` where they need to know more."""
         raise NotImplementedError(f"{type(self).__name__} builds nothing")
 
-    def explicit(self, ctx: BuildContext) -> Any:
+    def resolved(self, ctx: BuildContext) -> Any:
         """The same part with the defaults that depend on the model written out, and without what only training and
         speed know (dropout, kernel): equal for parts that compute the same with the same weights."""
         return self

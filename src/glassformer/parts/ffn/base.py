@@ -162,5 +162,5 @@ class FFNConfig(PartConfig, axis="ffn"):
         hidden = size or _matched(old.hidden, old.n_matrices(), new.n_matrices())
         return old.absorbing(new, hidden) or new.vary(hidden=hidden)
 
-    def explicit(self, ctx: BuildContext) -> Any:
+    def resolved(self, ctx: BuildContext) -> Any:
         return self.vary(hidden=self.width(ctx))

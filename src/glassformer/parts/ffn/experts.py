@@ -478,7 +478,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         shared = (self._shared(ctx).hidden or 0) // owners if self.n_shared else None
         return self.vary(hidden=self.width(ctx), shared_hidden=shared)
 
-    def explicit(self, ctx: BuildContext) -> ExpertsConfig:
+    def resolved(self, ctx: BuildContext) -> ExpertsConfig:
         rate = None if self.balance_rate is None else 0.0
         shared = self._shared(ctx).hidden if self.n_shared else None
         one_group = {"top_groups": 1, "group_best": 1} if self.n_groups == 1 else {}

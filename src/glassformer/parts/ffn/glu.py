@@ -142,7 +142,7 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     def as_experts(self) -> dict[str, Any]:
         return {"gated": True, "activation": self.activation, "bias": self.bias}
 
-    def explicit(self, ctx: BuildContext) -> GluConfig:
+    def resolved(self, ctx: BuildContext) -> GluConfig:
         return self.vary(hidden=self.width(ctx), multiple_of=1)
 
     def build(self, ctx: BuildContext) -> Glu:

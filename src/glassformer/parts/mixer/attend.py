@@ -191,14 +191,14 @@ class SoftmaxAttentionConfig(MixerConfig):
         also = {"out_bias": None} if change == "bias" and "out_bias" in type(self).model_fields else {}
         return self.vary(**{change: new(getattr(self, change))}, **also)
 
-    def explicit(self, ctx: BuildContext) -> Any:
+    def resolved(self, ctx: BuildContext) -> Any:
         n, g, h = self.heads(ctx)
         made: dict[str, Callable[[], Any]] = {
             "n_heads": lambda: n,
             "n_kv_heads": lambda: g,
             "head_dim": lambda: h,
             "out_bias": lambda: self._out_bias,
-            "position": lambda: self.position and self.position.explicit(self._of_position(ctx)),
+            "position": lambda: self.position and self.position.resolved(self._of_position(ctx)),
             "scale": lambda: self._scale(ctx),
             "dropout": lambda: 0.0,
             "kernel": lambda: AutoConfig(),

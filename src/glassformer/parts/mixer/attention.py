@@ -249,7 +249,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         n, g, h = self.heads(ctx)
         inner = self._within(ctx)
         if self.shares is not None:
-            ctx.offer(("keys", self.shares), (g, h, self.visibility, self.position and self.position.explicit(inner)))
+            ctx.offer(("keys", self.shares), (g, h, self.visibility, self.position and self.position.resolved(inner)))
         return self.module()(
             ctx.d_model, n, g, h, self.bias, out_bias=self.out_bias,
             position=self.position.build(inner) if self.position else None,

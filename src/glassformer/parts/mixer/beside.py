@@ -214,8 +214,8 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
     def build(self, ctx: BuildContext) -> Beside:
         return Beside([mixer.build(ctx) for mixer in self.mixers])
 
-    def explicit(self, ctx: BuildContext) -> BesideConfig:
-        return self.vary(mixers=tuple(mixer.explicit(ctx) for mixer in self.mixers))
+    def resolved(self, ctx: BuildContext) -> BesideConfig:
+        return self.vary(mixers=tuple(mixer.resolved(ctx) for mixer in self.mixers))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Those of the mixers, which read one tensor."""

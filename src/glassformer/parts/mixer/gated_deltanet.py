@@ -217,7 +217,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
             ctx.d_model, g, h, n, hv, self.d_conv, self.norm_eps, self.dt_min, self.dt_max, ctx.make_reparam
         )
 
-    def explicit(self, ctx: BuildContext) -> GatedDeltaNetConfig:
+    def resolved(self, ctx: BuildContext) -> GatedDeltaNetConfig:
         g, n, h, hv = self._widths(ctx)
         begun = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
         return self.vary(n_heads=g, head_dim=h, n_v_heads=n, v_head_dim=hv, **begun)

@@ -307,9 +307,9 @@ class LatentAttentionConfig(
             kernel=self.kernel.build(self._within(ctx)), form=self.form, reparam=ctx.make_reparam,
         )  # fmt: skip
 
-    def explicit(self, ctx: BuildContext) -> Any:
+    def resolved(self, ctx: BuildContext) -> Any:
         shape = self.shape(ctx)
-        return super().explicit(ctx).vary(
+        return super().resolved(ctx).vary(
             kv_rank=shape.kv_rank, q_rank=shape.q_rank, head_dim=shape.content, rope_dim=shape.rope,
             value_dim=shape.value, form="auto",
         )  # fmt: skip

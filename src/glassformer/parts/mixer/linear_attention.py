@@ -172,7 +172,7 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         n, _, h = self.heads(ctx)
         return LinearAttention(ctx.d_model, n, h, self.bias, self.visibility.build(ctx), ctx.make_reparam, self.feature)
 
-    def explicit(self, ctx: BuildContext) -> LinearAttentionConfig:
+    def resolved(self, ctx: BuildContext) -> LinearAttentionConfig:
         n, _, h = self.heads(ctx)
         return self.vary(n_heads=n, head_dim=h)
 

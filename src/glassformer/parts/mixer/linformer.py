@@ -211,7 +211,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         length = self._length(ctx)
         return Linformer(ctx.d_model, n, h, length, self.keys, self.share, self.bias, ctx.make_reparam)
 
-    def explicit(self, ctx: BuildContext) -> LinformerConfig:
+    def resolved(self, ctx: BuildContext) -> LinformerConfig:
         n, _, h = self.heads(ctx)
         return self.vary(n_heads=n, head_dim=h, length=self._length(ctx))
 

@@ -321,7 +321,7 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self).model_fields}
 
-    def explicit(self, ctx: BuildContext) -> MambaConfig:
+    def resolved(self, ctx: BuildContext) -> MambaConfig:
         defaults = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
         return self.vary(dt_rank=self._shape(ctx)[1], **defaults)
 

@@ -232,7 +232,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
             ctx.d_model, **{name: getattr(self, name) for name in type(self).model_fields}, reparam=ctx.make_reparam
         )
 
-    def explicit(self, ctx: BuildContext) -> Mamba2Config:
+    def resolved(self, ctx: BuildContext) -> Mamba2Config:
         c, n, _ = self._sizes(ctx)
         return self.vary(
             head_dim=c // n, **{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}

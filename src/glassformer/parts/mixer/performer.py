@@ -206,7 +206,7 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
         visibility = self.visibility.build(ctx)
         return Performer(ctx.d_model, n, h, self.features, self.redraw, self.bias, visibility, ctx.make_reparam)
 
-    def explicit(self, ctx: BuildContext) -> PerformerConfig:
+    def resolved(self, ctx: BuildContext) -> PerformerConfig:
         n, _, h = self.heads(ctx)
         return self.vary(n_heads=n, head_dim=h, redraw=None)
 

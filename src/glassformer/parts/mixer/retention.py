@@ -219,7 +219,7 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
         }
         return Retention(ctx.d_model, n, h, self.expand, self.bias, self._decays(ctx), **own, reparam=ctx.make_reparam)
 
-    def explicit(self, ctx: BuildContext) -> RetentionConfig:
+    def resolved(self, ctx: BuildContext) -> RetentionConfig:
         n, _, h = self.heads(ctx)
         decays = self.decays if self.lightning else tuple(self.decays or retnet_decays(n))
         return self.vary(n_heads=n, head_dim=h, decays=decays, key_scale=self.key_scale or h**-0.5)

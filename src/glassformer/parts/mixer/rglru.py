@@ -203,7 +203,7 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         c, n = self._shape(ctx)
         return RGLRU(ctx.d_model, n, c, self.d_conv, self.bias, ctx.make_reparam)
 
-    def explicit(self, ctx: BuildContext) -> RGLRUConfig:
+    def resolved(self, ctx: BuildContext) -> RGLRUConfig:
         c, n = self._shape(ctx)
         return self.vary(n_heads=n, width=c)
 

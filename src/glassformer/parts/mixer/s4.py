@@ -331,7 +331,7 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
             ctx.d_model, **{name: getattr(self, name) for name in type(self).model_fields}, reparam=ctx.make_reparam
         )
 
-    def explicit(self, ctx: BuildContext) -> S4Config:
+    def resolved(self, ctx: BuildContext) -> S4Config:
         return self.vary(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:

@@ -160,7 +160,7 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
     def _check(self, ctx: BuildContext, g: int, h: int) -> None:
         """Raises RequestError where the layer that shares is another one than this takes it to be."""
         there = ctx.offered(("keys", self.source))
-        mine = (g, h, self.visibility, self.position and self.position.explicit(self._within(ctx)))
+        mine = (g, h, self.visibility, self.position and self.position.resolved(self._within(ctx)))
         for name, own, other in zip(("n_kv_heads", "head_dim", "visibility", "position"), mine, there, strict=True):
             if own != other:
                 raise RequestError(

@@ -83,7 +83,7 @@ class LearnedConfig(EmbeddingPositionConfig, kind="learned", words="learned"):
     def limit(self, ctx: BuildContext) -> int:
         return self._length(ctx)
 
-    def explicit(self, ctx: BuildContext) -> LearnedConfig:
+    def resolved(self, ctx: BuildContext) -> LearnedConfig:
         return self.vary(length=self._length(ctx))
 
     def build(self, ctx: BuildContext) -> Learned:

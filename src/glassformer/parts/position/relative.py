@@ -133,7 +133,7 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
         table = ctx.shared(self._key(ctx), make) if self.shared else make()
         return RelativeBias(table, self.furthest, both_sides)
 
-    def explicit(self, ctx: BuildContext) -> RelativeBiasConfig:
+    def resolved(self, ctx: BuildContext) -> RelativeBiasConfig:
         return self.vary(both_sides=self._two_sided(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:

@@ -113,8 +113,8 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     pairing: Pairing = "half"
     scaling: RotaryScalingConfig | None = None
 
-    def explicit(self, ctx: BuildContext) -> RotaryConfig:
-        return self.vary(scaling=self.scaling.explicit(ctx) if self.scaling else None)
+    def resolved(self, ctx: BuildContext) -> RotaryConfig:
+        return self.vary(scaling=self.scaling.resolved(ctx) if self.scaling else None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Tables of cos and sin, made once for all layers."""

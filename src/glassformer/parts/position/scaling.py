@@ -46,7 +46,7 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     original_context: int | None = Field(None, gt=0, le=1 << 28)
     """The context the frequencies were trained for; None takes the model's."""
 
-    def explicit(self, ctx: BuildContext) -> Any:
+    def resolved(self, ctx: BuildContext) -> Any:
         return self.vary(original_context=self.original_context or ctx.context)
 
     def build(self, ctx: BuildContext) -> Scaling:
@@ -205,7 +205,7 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     long: tuple[Divisor, ...] = Field(max_length=1 << 12)
     attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
 
-    def explicit(self, ctx: BuildContext) -> LongRopeScalingConfig:
+    def resolved(self, ctx: BuildContext) -> LongRopeScalingConfig:
         """With its magnitude, which is all that the factor tells."""
         magnitude = LongRope(self, ctx.context).magnitude
         return self.vary(original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude)

@@ -93,7 +93,7 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
     """Names of the norms this wiring holds in a block with both branches."""
 
-    def explicit(self, ctx: BuildContext) -> ResidualConfig:
+    def resolved(self, ctx: BuildContext) -> ResidualConfig:
         return self.vary(dropout=0.0, scale=self.numbers(ctx)["scale"], depth_scaled=False)
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:

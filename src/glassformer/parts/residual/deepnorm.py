@@ -51,8 +51,8 @@ class DeepNormConfig(ResidualConfig, kind="deepnorm", words="deepnorm"):
     def _alpha(self, ctx: BuildContext) -> float:
         return self.alpha or ctx.n_branches**0.25
 
-    def explicit(self, ctx: BuildContext) -> ResidualConfig:
-        return super().explicit(ctx).vary(alpha=self._alpha(ctx))
+    def resolved(self, ctx: BuildContext) -> ResidualConfig:
+        return super().resolved(ctx).vary(alpha=self._alpha(ctx))
 
     def numbers(self, ctx: BuildContext) -> dict[str, Any]:
         return {**super().numbers(ctx), "alpha": self._alpha(ctx)}

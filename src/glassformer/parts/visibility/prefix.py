@@ -81,7 +81,7 @@ class PrefixConfig(VisibilityConfig, kind="prefix", words=Word("prefix", whole("
     def build(self, ctx: BuildContext) -> Prefix:
         return Prefix(self._length(ctx))
 
-    def explicit(self, ctx: BuildContext) -> PrefixConfig:
+    def resolved(self, ctx: BuildContext) -> PrefixConfig:
         return self.vary(length=self._length(ctx))
 
     def _length(self, ctx: BuildContext) -> int:
