@@ -9,7 +9,7 @@ from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -19,10 +19,13 @@ from torch import Tensor
 import glassformer
 import glassformer as gf
 from glassformer import thresholds
+from glassformer.cli.options import AskOptions, ChatOptions, GenerateOptions
 from glassformer.dynamics import rules
 from glassformer.errors import CODES, Code, no_memory
 from glassformer.files import SCHEMAS, check_schema
+from glassformer.generation.sampling import Sampling
 from glassformer.machine import Settings
+from glassformer.options import GenerationKeywords, GenerationOptions, SamplingOptions
 from glassformer.text import EvaluationWindows
 from glassformer.training import default_learning_rate, extrapolate
 from tests.refused import refused
@@ -308,3 +311,38 @@ def test_training_steps_are_timed_in_one_file():
         if re.search(r"training\.loop import .*\b(one_step|warm_up)\b", path.read_text(encoding="utf-8"))
     }
     assert callers == {"training/pace.py"}
+
+
+def test_options_of_generation_are_declared_once():
+    """The command line, `Sampling` and the keyword arguments of Python have the names and types of one declaration."""
+    declared = get_type_hints(GenerationOptions)
+    keywords = get_type_hints(GenerationKeywords)
+    assert set(keywords) == set(declared) - {"n"}
+    assert {name: kind for name, kind in keywords.items() if name != "stop"} == {
+        name: declared[name] for name in keywords if name != "stop"
+    }
+    assert set(Sampling.model_fields) == set(get_type_hints(SamplingOptions))
+    for verb in (ChatOptions, AskOptions, GenerateOptions):
+        assert issubclass(verb, GenerationOptions)
+    again = [
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path in SRC.rglob("*.py")
+        if path.name != "options.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id in {"top_p", "min_p"}
+    ]
+    assert not again
+
+
+def test_text_is_written_by_one_mechanism():
+    """Whatever answers asks a session, or `generate` for rows of ids; no other file makes tokens with `stream`."""
+    users = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("glassformer.generation")
+        and any(one.name == "stream" for one in node.names)
+    }  # fmt: skip
+    assert users == {"__init__.py", "generation/__init__.py", "generation/session.py", "runs/measure.py"}  # times it

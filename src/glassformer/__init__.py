@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from glassformer.laboratory.scaling import scale as scale
     from glassformer.loaded import Loaded as Loaded
     from glassformer.naming import preset as preset
+    from glassformer.naming.chatting import chat as chat
     from glassformer.naming.loading import load as load
     from glassformer.planning import plan as plan
     from glassformer.retrieval import ask as ask
@@ -65,6 +66,7 @@ _HOMES = {
     "advise": "laboratory.advice",
     "ask": "retrieval",
     "capture": "introspection",
+    "chat": "naming.chatting",
     "check": "laboratory.proof",
     "claims": "laboratory.claims",
     "compare": "comparison",
@@ -105,6 +107,7 @@ __all__ = [
     "advise",
     "ask",
     "capture",
+    "chat",
     "check",
     "claims",
     "compare",

@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Unpack, cast, overload
 
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.config import ModelConfig
 from glassformer.figures import Markup, tag
-from glassformer.generation.session import Completion, Prompt, Session, TextPiece
+from glassformer.generation.session import Completion, Prompt, Session, Source, TextPiece
 from glassformer.generation.vectors import Embedder, Pooling
 from glassformer.model import Model
-from glassformer.text import OnProgress, Tokenizer
-from glassformer.text.chat import Message
-from glassformer.text.storage import silent
+from glassformer.options import GenerationKeywords
+from glassformer.text import Tokenizer
+from glassformer.text.chat_template import Message
 
+Prompts = list[str] | list[list[int]] | list[list[Message]]
+"""Several prompts or sources, decoded in one batch."""
 _MAKING = threading.Lock()
 """Held while the session of a loaded model is made: threads that ask at once get the same."""
 
@@ -82,7 +84,29 @@ class Loaded:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_session"}
 
-    def generate(self, prompt: Prompt | Sequence[Prompt] = "", *, source: Any = None, **options: Any) -> Any:
+    @overload
+    def generate(
+        self, prompt: Prompt = "", *, source: Source | None = None, **options: Unpack[GenerationKeywords]
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Prompts = "",
+        *,
+        source: Source | Prompts | None = None,
+        n: int,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompts, *, source: Prompts | None = None, **options: Unpack[GenerationKeywords]
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Any = "", *, source: Any = None, n: int | None = None, **options: Unpack[GenerationKeywords]
+    ) -> Completion | list[Completion]:
         """Returns the text that continues a prompt.
 
         Parameters
@@ -91,16 +115,18 @@ class Loaded:
             A text, or a list of texts, which are decoded in one batch. A list of token ids is one prompt.
         source
             Text that the encoder of an encoder-decoder reads; a list for a list of prompts, or without prompts.
+        n
+            Number of texts for each prompt; with it, a list is returned.
         **options
-            max_new_tokens, stop, stop_at_eos, seed, n, logprobs (`GenerationOptions`); temperature, top_k, top_p,
-            min_p, typical_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, logits_processor
-            (`Sampling`). By default the model's folder decides: its generation_config.json, and greedy decoding if
-            that does not say do_sample.
+            max_new_tokens, stop, stop_at_eos, seed, logprobs; temperature, top_k, top_p, min_p, typical_p,
+            repetition_penalty, frequency_penalty, presence_penalty, logit_bias, logits_processor (`GenerationOptions`).
+            By default the model's folder decides: its generation_config.json, and greedy decoding if that does not say
+            do_sample.
 
         Returns
         -------
         Completion or list of Completion
-            A list for a list of prompts, and for n > 1 texts: those of the first prompt first.
+            A list for a list of prompts and with `n`: the texts of the first prompt come first.
 
         Raises
         ------
@@ -112,10 +138,12 @@ class Loaded:
             prompt = [cast("Prompt", prompt)] * len(source)
         prompts = cast("list[Prompt]", list(prompt) if several else [prompt])
         sources = None if source is None else list(source) if several else [source]
-        found = self.session.complete(prompts, sources=sources, **options)
-        return found if several or len(found) > 1 else found[0]
+        found = self.session.complete(prompts, sources=sources, n=1 if n is None else n, **options)
+        return found[0] if n is None and not several else found
 
-    def stream(self, prompt: Prompt = "", *, source: Any = None, **options: Any) -> Iterator[TextPiece]:
+    def stream(
+        self, prompt: Prompt = "", *, source: Source | None = None, **options: Unpack[GenerationKeywords]
+    ) -> Iterator[TextPiece]:
         """Yields the pieces of one text as they come.
 
         Parameters
@@ -135,7 +163,7 @@ class Loaded:
         """
         return self.session.stream(prompt, source=source, **options)
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationKeywords]) -> Completion:
         """Returns the model's answer to the messages of a chat.
 
         Parameters
@@ -157,7 +185,7 @@ class Loaded:
         """
         return self.session.complete([messages], **options)[0]
 
-    def embed(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
+    def embed(self, texts: Sequence[str]) -> Float[Tensor, "n d"]:
         """Returns a vector for each text, pooled and normalised as the model's folder says; the mean over tokens with
         length 1 if it says nothing.
 
@@ -166,8 +194,6 @@ class Loaded:
         texts
             At least one text of at least one token; texts are cut to the length that the folder names, at most the
             model's context.
-        progress
-            Called with (label, done, total).
 
         Returns
         -------
@@ -179,7 +205,7 @@ class Loaded:
         RequestError
             For an empty text, and for a model without a tokenizer or with an encoder and a decoder.
         """
-        return Embedder(self)(texts, progress)
+        return Embedder(self)(texts)
 
     def _repr_html_(self) -> str:
         """In a notebook: the parts and their parameters, and what reads its text."""

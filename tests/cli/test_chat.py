@@ -20,22 +20,22 @@ import torch
 import glassformer as gf
 from glassformer import machine
 from glassformer.cli import main
-from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
-from glassformer.generation import Sampling
+from glassformer.generation.conversation import Conversation
 from glassformer.generation.sampling import Sampled
 from glassformer.model import Inputs, Model
+from glassformer.options import GenerationOptions
 from glassformer.text import ByteTokenizer
-from glassformer.text.chat import ChatTemplate
+from glassformer.text.chat_template import ChatTemplate
 from tests.refused import refused
 
-chat = import_module("glassformer.cli.chat")
+chat = import_module("glassformer.cli.conversation")
 BYTES = ByteTokenizer()
-GREEDY = Sampling()
 
 
 def conversation(folder: str, **asked: Any) -> Any:
-    return chat.Conversation(gf.load(folder), Chatting(**{"max_new_tokens": 10, **asked}), GREEDY)
+    how = {name: asked.pop(name) for name in ("system", "dtype", "compiled") if name in asked}
+    return Conversation(gf.load(folder), GenerationOptions(**{"max_new_tokens": 10, **asked}), **how)
 
 
 def kept(talk: Any) -> Any:
@@ -109,10 +109,10 @@ def test_an_answer_that_was_stopped_is_kept_as_far_as_it_went(
         if len(pieces) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat, "show", show)
+    monkeypatch.setattr(chat, "put", show)
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     talk = conversation(talker)
-    monkeypatch.setattr(chat, "Conversation", lambda *_: talk)
+    monkeypatch.setattr(chat, "Conversation", lambda *_, **__: talk)
     monkeypatch.setattr(chat, "fetch", lambda *_: None)
     assert main(["chat", talker, "--max-new-tokens", "9", "--threads", "1"]) == 0
     capsys.readouterr()
@@ -246,7 +246,7 @@ def test_a_context_that_does_not_fit_is_refused_before_it_is_made(
 
 def test_a_narrow_state_and_a_bias(talker: str):
     loaded = gf.load(talker)
-    talk = chat.Conversation(loaded, Chatting(max_new_tokens=10, state_dtype="int8"), Sampling(logit_bias={113: 100.0}))
+    talk = conversation(talker, dtype=torch.int8, logit_bias={113: 100.0})
     assert "".join(talk.answer("Hi!")) == "q" * 10
     assert kept(talk).nbytes == loaded.model.init_state(1, 256, torch.int8).nbytes
 
@@ -256,7 +256,7 @@ def test_a_narrow_state_and_a_bias(talker: str):
     [
         (["--top-p", "0"], "top_p=0.0"),
         (["--temperature", "-1"], "temperature=-1.0"),
-        (["--max-new-tokens", "0"], "max_new_tokens=0 must be from 1"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0 must be at least 1"),
         (["--threads", "0"], "threads=0"),
     ],
 )
@@ -310,7 +310,7 @@ def test_compiled_steps_keep_the_conversation(
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     jaxtyping.config.update("jaxtyping_disable", True)  # while a step is traced its sizes are symbols
     try:
-        talk = conversation(folder, compile=True, max_new_tokens=30)
+        talk = conversation(folder, compiled=True, max_new_tokens=30)
         for text in ("Hi!", "What is a cat?", "Bye"):
             assert "".join(talk.answer(text)) == answer(folder, talk.messages[:-1], 30)
             talk.messages[-1]["content"] = talk.messages[-1]["content"][:20]  # the next turn has to go back

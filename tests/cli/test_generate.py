@@ -123,7 +123,7 @@ def test_another_prompt_is_kept_instead_and_another_model_refuses(model: str, dr
     run(capsys, model, "--prompt", PROMPT, *options)
     before = (tmp_path / "kept").read_bytes()
     _, err = run(capsys, model, "--prompt", "Twice", *options)
-    assert "written anew" in err and (tmp_path / "kept").read_bytes() != before
+    assert "written again" in err and (tmp_path / "kept").read_bytes() != before
     out, err = run(capsys, draft, "--prompt", "Twice", *options, status=2)
     assert "another model" in err and out == ""
     run(capsys, model, "--prompt", "a", "--state", str(tmp_path / "single"), "--max-new-tokens", "1")
@@ -229,7 +229,7 @@ def test_prompts_from_files_and_standard_input(
     both = made(capsys, model, "--prompt-file", str(tmp_path / "text"), "--prompt", "- a list", *options)
     assert [one["prompt"] for one in both["texts"]] == ["- a list", text]
     (tmp_path / "text").write_bytes(b"a\xff")
-    assert "0xff; utf-8 text is right" in run(capsys, model, "--prompt-file", str(tmp_path / "text"), status=2)[1]
+    assert "0xff; it must be UTF-8" in run(capsys, model, "--prompt-file", str(tmp_path / "text"), status=2)[1]
 
 
 def test_the_ends_of_lines_are_as_the_file_has_them(
@@ -317,7 +317,7 @@ WRONG = [
     (["--logit-bias", "a=3"], "logit_bias='a=3': write"),
     (["--logit-bias", "3=nan"], "nan"),
     (["--logit-bias", "3=101"], "101"),
-    (["--logit-bias", "3=1", "--beams", "2"], "--beams searches"),
+    (["--logit-bias", "3=1", "--beams", "2"], "beams search for the most likely text"),
     (["--state-dtype", "int4"], "int4"),
     (["--top-p", "0"], "top_p=0.0"),
     (["--temperature", "-1"], "temperature=-1.0"),
@@ -325,22 +325,22 @@ WRONG = [
     (["--min-p", "2"], "min_p=2.0"),
     (["--top-k", "0"], "top_k=0"),
     (["--repetition-penalty", "0"], "repetition_penalty=0.0"),
-    (["--max-new-tokens", "0"], "max_new_tokens=0 must be from 1 to 1,000,000"),
-    (["--max-new-tokens", "1" + "0" * 30], "max_new_tokens=1000"),
+    (["--max-new-tokens", "0"], "max_new_tokens=0 must be at least 1"),
+    (["--max-new-tokens", "1" + "0" * 30], "max_new_tokens must be at most 1,000,000, got 1000"),
     (["--n", "0"], "n=0"),
     (["--n", "2", "--temperature", "0"], "n=2 texts at temperature=0"),
     (["--beams", "0"], "beams=0"),
     (["--beams", "3", "--n", "4"], "n=4 is more than beams=3"),
-    (["--beams", "3", "--top-p", "0.9"], "--beams searches"),
-    (["--beams", "3", "--speculate"], "--beams does not go with --speculate"),
-    (["--speculate", "--draft", "x"], "--speculate does not go with --draft"),
-    (["--draft", "x", "--state", "x"], "--draft does not go with --state"),
-    (["--speculate", "--prompt", "y"], "--speculate does not go with several prompts"),
+    (["--beams", "3", "--top-p", "0.9"], "beams search for the most likely text"),
+    (["--beams", "3", "--speculate"], "beams does not go with speculate"),
+    (["--speculate", "--draft", "x"], "speculate does not go with draft"),
+    (["--draft", "x", "--state", "x"], "draft does not go with state"),
+    (["--speculate", "--prompt", "y"], "speculate does not go with several prompts"),
     (["--logprobs", "2"], "--logprobs are printed with --json"),
     (["--threads", "0"], "threads=0"),
     (["--stop", ""], "stop[0]=''"),
-    (["--state", "/nowhere/at/all"], "there is no folder /nowhere/at"),
-    (["--prompt", "y", "--state", "x"], "--state keeps one prompt"),
+    (["--state", "/nowhere/at/all"], "/nowhere/at does not exist"),
+    (["--prompt", "y", "--state", "x"], "state keeps one prompt"),
     (["--prompt", ""], "the prompt is empty"),
     (["--prompt", "a\udcff"], "lone surrogate U+DCFF"),
     (["--prompt", "y" * 10_000_001], "more than 10,000,000 characters"),
@@ -436,7 +436,6 @@ def test_ctrl_c_before_the_first_token(
     model: str, more: list[str], tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ):
     """While the prompt is read, a step is compiled, a draft is loaded: nothing is said of a first token."""
-    module = import_module("glassformer.cli.generate")
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -445,7 +444,7 @@ def test_ctrl_c_before_the_first_token(
         monkeypatch.setattr(machine, "can_compile", lambda _: True)
         monkeypatch.setattr(import_module("glassformer.generation.session"), "CompiledStep", stopped)
     elif more == ["--draft"]:
-        monkeypatch.setattr(module, "Draft", stopped)
+        monkeypatch.setattr(import_module("glassformer.generation.texts"), "Draft", stopped)
     else:
         monkeypatch.setattr(Model, "hidden_states", stopped)
     values = {"--state": [str(tmp_path / "kept")], "--draft": [model]}

@@ -112,7 +112,7 @@ def test_out_and_back(ours: Any, tmp_path: Path) -> None:
         expected, got = other(tokens).logits, ours.model(tokens)
     assert (got - expected).abs().max() <= 1e-4 * expected.abs().max()
     messages = [{"role": "user", "content": "Hi"}]
-    from glassformer.text.chat import ChatTemplate
+    from glassformer.text.chat_template import ChatTemplate
 
     template = ChatTemplate.of(back.tokenizer)
     assert template is not None

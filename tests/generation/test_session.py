@@ -142,7 +142,7 @@ def test_ends_are_the_models_unless_ignored():
     ids=str,
 )
 def test_a_folder_says_how_tokens_are_drawn(generation: dict, given: dict, drawn: dict):
-    sampling = GenerationOptions.of(generation, **given).sampling
+    sampling = GenerationOptions.of(generation, **given)
     assert {name: getattr(sampling, name) for name in drawn} == drawn
     assert sampling.repetition_penalty == generation.get("repetition_penalty", 1.0)
 

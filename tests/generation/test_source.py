@@ -234,8 +234,8 @@ def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path
     [
         (["--source", "abc"], "no encoder, so it takes no source"),
         (["--source", ""], "no encoder"),
-        (["--source", "abc", "--speculate"], "--source does not go with --speculate"),
-        (["--source", "abc", "--compile"], "--source does not go with --compile"),
+        (["--source", "abc", "--speculate"], "source does not go with speculate"),
+        (["--source", "abc", "--compile"], "source does not go with compile"),
     ],
     ids=str,
 )

@@ -19,11 +19,11 @@ import transformers
 import glassformer as gf
 from glassformer.__main__ import entry
 from glassformer.cli import main
-from glassformer.cli.vectors import read_texts, write
 from glassformer.errors import Code
 from glassformer.generation import vectors as embedding
 from glassformer.generation.vectors import Pooling
 from glassformer.loaded import Loaded
+from glassformer.retrieval.embedding import read_texts, write
 from glassformer.text import ByteTokenizer
 from tests.refused import failed, refused
 
@@ -162,7 +162,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert read_texts(str(tmp_path / "lines.jsonl")) == ["one", "two"]
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"words": 3}\n')
     for arguments, says in (
-        ((name,), "no text"), ((name, "--text", "a", "--out", "x.csv"), ".npy"),
+        ((name,), "texts is empty"), ((name, "--text", "a", "--out", "x.csv"), ".npy"),
         ((name, "--file", str(tmp_path / "none")), "cannot be read"),
         ((name, "--file", str(tmp_path / "bad.jsonl")), "line 2"), (("bert@1m", "--text", "a"), "without weights"),
     ):  # fmt: skip

@@ -157,11 +157,11 @@ def test_the_same_again_does_nothing_and_another_is_refused(data: Path, tmp_path
     gf.index(data, out, encoder())
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     for asked, field in (
-        ((data / "one.txt", out, encoder()), "data"), ((data, out, encoder(), 20), "passage_tokens"),
-        ((data, out, encoder(1)), "encoder"),
+        ({"data": data / "one.txt"}, "data"), ({"passage_tokens": 20}, "passage_tokens"),
+        ({"encoder": encoder(1)}, "encoder"),
     ):  # fmt: skip
         with pytest.raises(RequestError) as caught:
-            gf.index(*asked)
+            gf.index(**{"data": data, "out": out, "encoder": encoder(), **asked})
         assert caught.value.field == field
     (data / "more.txt").write_text("and more")
     with pytest.raises(RequestError) as caught:
@@ -265,8 +265,9 @@ def test_of_white_space_nothing_is_left(data: Path, tmp_path: Path):
 
 def test_an_answer_is_what_the_model_says(data: Path, tmp_path: Path):
     found = gf.index(data, tmp_path / "index", encoder())
-    model, pieces = decoder(512), []
-    answer = gf.ask("three", found, model, k=2, max_new_tokens=8, on_text=pieces.append)
+    model = decoder(512)
+    answer = gf.ask("three", found, model, k=2, max_new_tokens=8)
+    pieces = list(asking.Asker(found, model).submit("three", 2, max_new_tokens=8))
     ids = asking.Asker(found, model).prompt("three", 2, 8).ids
     expected = gf.generate(model.model, torch.tensor([ids]), max_new_tokens=8)[0, len(ids) :]
     kept = [i for i in expected.tolist() if i != 256]

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 from glassformer.errors import RequestError
-from glassformer.text.chat import ChatTemplate, TemplateWorker
+from glassformer.text.chat_template import ChatTemplate, TemplateWorker
 
 
 def words(text: str) -> list[str]:

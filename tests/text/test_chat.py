@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from glassformer.errors import Code, RequestError
-from glassformer.text import chat
-from glassformer.text.chat import ChatTemplate, TemplateWorker, render_chat
+from glassformer.text import chat_template
+from glassformer.text.chat_template import ChatTemplate, TemplateWorker, render_chat
 from glassformer.text.plain import ByteTokenizer
 from glassformer.text.subword import BPETokenizer, FileTokenizer
 from glassformer.text.tokenizers import load_tokenizer
@@ -294,15 +294,15 @@ def test_a_process_is_kept_replaced_and_ended() -> None:
 
 def test_render_chat_keeps_the_last_template() -> None:
     assert render_chat(CHATML, CHATS[0]) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    process = chat._kept(CHATML)._worker._process
+    process = chat_template._kept(CHATML)._worker._process
     assert render_chat(CHATML, CHATS[0], add_generation_prompt=False) == "<|im_start|>user\nHello<|im_end|>\n"
-    assert chat._kept(CHATML)._worker._process is process and process is not None
+    assert chat_template._kept(CHATML)._worker._process is process and process is not None
     assert render_chat("{{ eos_token }}", [], eos_token="</s>") == "</s>"
     assert process.poll() is not None
 
 
 def test_an_old_jinja_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat.importlib.metadata, "version", lambda name: "3.1.5")
+    monkeypatch.setattr(chat_template.importlib.metadata, "version", lambda name: "3.1.5")
     with refused(code="missing", field="jinja2"):
         render_chat("an old jinja", [])
 
@@ -341,7 +341,7 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
 def test_the_process_gives_up_what_could_be_misused(tmp_path: Path) -> None:
-    script = Path(chat.__file__).with_name("chat_worker.py")
+    script = Path(chat_template.__file__).with_name("chat_worker.py")
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", GIVEN_UP, str(script), str(tmp_path / "new")],
         capture_output=True,
@@ -357,7 +357,7 @@ def test_the_process_gives_up_what_could_be_misused(tmp_path: Path) -> None:
 
 def test_the_worker_needs_no_torch_and_no_package() -> None:
     code = "import sys; sys.path.append(sys.argv[2]); import chat_worker; print(sorted(sys.modules))"
-    folder = str(Path(chat.__file__).parent)
+    folder = str(Path(chat_template.__file__).parent)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, "-", folder], capture_output=True, text=True, timeout=60, check=True
     )

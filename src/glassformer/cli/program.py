@@ -20,7 +20,7 @@ from glassformer.version import __version__
 VERBS = {
     "compare": ("training", "Train several models side by side under one budget and write a report."),
     "train": ("training", "Train one model and leave a run folder: config, recipe, metrics, checkpoints."),
-    "generate": ("writing", "Write on from a prompt with a trained model, or from several at once."),
+    "generate": ("writing", "Generate text from one or more prompts."),
     "embed": ("writing", "Turn texts into vectors, pooled and normalised as the model's folder says."),
     "index": (
         "writing",

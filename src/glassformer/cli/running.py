@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from glassformer import machine
-from glassformer.cli.options import Drawing
+from glassformer.cli.options import TextOptions
 from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError, WorkError, no_memory
-from glassformer.figures.terminal import size
 from glassformer.generation import Sampling
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load
@@ -20,14 +21,16 @@ from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 
 TOP_K = 40
+"""Top-k sampling of verbs that generate text, unless top_k, top_p, min_p or typical_p is given."""
 STATE_DTYPES = {**machine.DTYPES, "int8": torch.int8}
-LIMITS = {"n": (1, 1000), "beams": (1, 256), "logprobs": (0, 100), "max_new_tokens": (1, 1_000_000)}
+MOST = {"n": 1000, "beams": 256, "logprobs": 100, "max_new_tokens": 1_000_000}
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as in a shell."""
+Options = TypeVar("Options", bound=TextOptions)
 
 
-def ready(asked: Drawing) -> Sampling:
-    """Sets the process up as asked; RequestError for numbers that cannot be."""
+def ready(asked: Options) -> Options:
+    """Sets the process up and returns the options with their defaults. Raises RequestError for a value out of range."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what cannot show a character shows another
     chosen = machine.settings(device_of(asked), threads=asked.threads, compile=asked.compile)
@@ -36,20 +39,17 @@ def ready(asked: Drawing) -> Sampling:
         say(f"on {chosen.device}")
     if asked.seed is None:
         torch.seed()
-    for name, (low, high) in LIMITS.items():
-        value = getattr(asked, name, None)
-        if value is not None and not low <= value <= high:
-            raise RequestError(
-                f"{name}={value} must be from {low:,} to {high:,}", code="range", field=name, value=value
-            )
-    rules = {name: getattr(asked, name) for name in Sampling.model_fields if hasattr(asked, name)}
-    if all(rules[name] is None for name in ("top_k", "top_p", "min_p", "typical_p")):
-        rules["top_k"] = TOP_K
-    rules["logit_bias"] = biases(asked.logit_bias or ())
-    return Sampling(**rules)
+    for name, most in MOST.items():
+        if (value := getattr(asked, name, None)) is not None and not 0 <= value <= most:
+            raise RequestError(code="range", field=name, value=value, expected=f"at most {most:,}")
+    asked = replace(asked, logit_bias=biases(asked.logit_bias))  # type: ignore[arg-type]  # as text
+    Sampling.of(asked)
+    cut = any(getattr(asked, name, None) is not None for name in ("top_k", "top_p", "min_p", "typical_p", "beams"))
+    return asked if cut else replace(asked, top_k=TOP_K)
 
 
 def biases(given: Iterable[str]) -> dict[int, float]:
+    """Returns the bias of each token id, from texts such as 42=-100."""
     found = {}
     for text in given:
         token, _, value = text.partition("=")
@@ -62,32 +62,19 @@ def biases(given: Iterable[str]) -> dict[int, float]:
     return found
 
 
-def state_dtype(asked: Drawing) -> torch.dtype | None:
+def state_dtype(asked: TextOptions) -> torch.dtype | None:
     """Returns the dtype of the decode state; None for that of the weights."""
     return None if asked.state_dtype is None else STATE_DTYPES[asked.state_dtype]
 
 
-def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | None, instead: str) -> None:
-    """RequestError where so large a state does not fit, before it is made."""
-    device = loaded.model.device
-    wanted, free = loaded.model.init_state(rows, max_len, dtype, device="meta").nbytes, machine.free_memory(device)
-    if free is not None and wanted > free:
-        where = "this machine" if device.type == "cpu" else str(device)
-        raise RequestError(
-            f"the state of {max_len:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(wanted)}, and {where} "
-            f"has {size(free)} of memory free; {instead}",
-            code="memory", field="context", value=max_len,
-        )  # fmt: skip
-
-
-def device_of(asked: Drawing) -> str:
+def device_of(asked: TextOptions) -> str:
     """The device asked for; `auto` stays on the CPU with what only that can do."""
     chosen = machine.device_named(asked.device)
     only_here = asked.quantize == "bf16" or (asked.compile and not machine.can_compile(chosen))
     return "cpu" if asked.device == "auto" and only_here else chosen
 
 
-def fetch(expression: str, asked: Drawing) -> Loaded:
+def fetch(expression: str, asked: TextOptions) -> Loaded:
     dtype = asked.dtype or ("bfloat16" if asked.quantize in QUANTIZED else None)
     device = device_of(asked)
     try:
@@ -113,6 +100,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def show(text: str) -> None:
+def put(text: str) -> None:
+    """Writes a piece of text at once."""
     sys.stdout.write(text)
     sys.stdout.flush()

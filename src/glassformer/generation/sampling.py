@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from glassformer.config import request_error
 from glassformer.errors import RequestError
 from glassformer.machine.threads import at_most
+from glassformer.options import Bounds, LogitsProcessor, SamplingOptions
 from glassformer.parts.core.base import Value
 from glassformer.parts.precision import exact_device
 
@@ -32,29 +34,32 @@ FIRST_LOOK = 256  # tokens sorted at first: the likely ones are few, and sorting
 
 Added = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0)]
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
-"""A function (logits (v,) fp32, tokens (n,)) -> logits (v,), where tokens are the prompt and the answer so far."""
 
 
-class Sampling(Value):
-    """How the tokens of a row are chosen. None and the defaults are off. A wrong value is a RequestError."""
+class Sampling(Value, SamplingOptions):
+    """How the tokens of a row are chosen: `SamplingOptions`, checked when they are made.
 
-    temperature: float = Field(0.0, ge=0, le=1e6)
-    """0 takes the most likely token, whatever top_k, top_p, min_p and typical_p say."""
-    top_k: int | None = Field(None, ge=1)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, gt=0, le=1)
-    typical_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=1e-3, le=1e3)
-    """On every token of the prompt and of the answer."""
-    frequency_penalty: Added = 0.0
-    """On the tokens of the answer, once for each time they occur."""
-    presence_penalty: Added = 0.0
-    """On the tokens of the answer, once."""
+    >>> Sampling(temperature=0.7, top_p=0.9).plain
+    False
+    """
+
     logit_bias: dict[TokenId, Added] = Field({}, max_length=LARGEST_BIAS)
     logits_processor: LogitsProcessor | None = Field(None, repr=False)
     """Function (logits (v,), tokens so far (n,)) -> logits (v,) of one row, applied before the temperature. The logits
     may be changed in place; at least one must stay finite."""
+
+    @field_validator("*")
+    @classmethod
+    def _refuse_out_of_bounds(cls, value: Any, info: Any) -> Any:
+        for one in cls.model_fields[info.field_name].metadata:
+            if isinstance(one, Bounds) and value is not None and not one.hold(value):
+                raise PydanticCustomError("bounds", "input must be {bounds}", {"bounds": str(one)})
+        return value
+
+    @classmethod
+    def of(cls, options: SamplingOptions) -> Sampling:
+        """Returns the fields of options that say how tokens are chosen. Raises RequestError."""
+        return cls(**{name: getattr(options, name) for name in cls.model_fields})
 
     def __init__(self, **fields: Any) -> None:
         try:

@@ -1,6 +1,5 @@
 """Text in, text out: requests of one model, from any number of threads, in one batch.
 
-GenerationOptions   how a prompt is continued
 Session             submits, cancels, and yields pieces of text as they come
 Reply, Completion   a prompt that is being continued, and its text once it is complete
 """
@@ -11,20 +10,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Unpack
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.errors import RequestError, WorkError
 from glassformer.figures import Markup, tag
+from glassformer.figures.terminal import size
 from glassformer.generation.beams import beams
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text
@@ -34,11 +35,12 @@ from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.speculate import AHEAD, Proposer, Speculation, speculate
 from glassformer.generation.steps import check_source, check_tokens, new_state, prefill
-from glassformer.generation.text import GrowingText, check_stops
+from glassformer.generation.text import GrowingText
 from glassformer.introspection import at_rest, rows_of
 from glassformer.model import Model
+from glassformer.options import GenerationKeywords, GenerationOptions
 from glassformer.text import Tokenizer
-from glassformer.text.chat import ChatTemplate, Message
+from glassformer.text.chat_template import ChatTemplate, Message
 from glassformer.text.pairs import START, source_ids
 
 __all__ = ["Completion", "GenerationOptions", "TextPiece", "Prompt", "Reply", "Session"]
@@ -54,6 +56,8 @@ SMALLEST = 512
 
 Prompt = str | Sequence[int] | np.ndarray | Tensor | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
+Source = str | Sequence[int]
+"""A text or token ids that the encoder of an encoder-decoder reads."""
 
 
 class Ready(Protocol):
@@ -63,64 +67,6 @@ class Ready(Protocol):
     config: ModelConfig
     tokenizer: Tokenizer | None
     generation: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationOptions:
-    """How a prompt is continued.
-
-    >>> GenerationOptions.of({"do_sample": True, "temperature": 0.6}, top_p=0.9).sampling
-    Sampling(temperature=0.6, top_k=None, top_p=0.9, min_p=None, typical_p=None, repetition_penalty=1.0, \
-frequency_penalty=0.0, presence_penalty=0.0, logit_bias={})
-    """
-
-    max_new_tokens: int | None = None
-    """Largest number of new tokens; None means 200, or fewer if the model's learned positions end before."""
-    stop: tuple[str, ...] = ()
-    """Texts before which the answer ends."""
-    stop_at_eos: bool = True
-    """True ends the text at the model's end tokens."""
-    seed: int | None = None
-    """Seed of the draws; None continues torch's own generator."""
-    n: int = 1
-    """Number of texts for each prompt."""
-    logprobs: int | None = None
-    """Number of most likely tokens reported with each token's log-probability; None reports no log-probabilities."""
-    sampling: Sampling = field(default_factory=Sampling)
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("n", 1), ("logprobs", 0)):
-            if (value := getattr(self, name)) is not None or name == "n":
-                check_whole(name, value, least)
-        object.__setattr__(self, "stop", tuple(check_stops(self.stop)))
-
-    def check_draws(self) -> None:
-        """Raises RequestError if several texts of a prompt would be equal."""
-        if self.n > 1 and self.sampling.temperature == 0:
-            raise RequestError(
-                f"n={self.n} texts at temperature=0 are one and the same; give a higher temperature",
-                code="conflict", field="temperature", value=0,
-            )  # fmt: skip
-
-    @classmethod
-    def of(cls, generation: Mapping[str, Any], **options: Any) -> GenerationOptions:
-        """Returns the options given, and for the others those of a generation_config.json: `do_sample` decides between
-        its temperature (1 by default) and greedy decoding, and its top_k, top_p, min_p, typical_p and
-        repetition_penalty apply. Options are the fields of this class and of `Sampling`. Raises RequestError."""
-        own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` spells None as 0
-        drawn = {**own, "temperature": own.get("temperature", 1.0) if generation.get("do_sample") else 0.0}
-        drawn |= {name: options.pop(name) for name in list(options) if name in Sampling.model_fields}
-        known = [one.name for one in fields(cls) if one.name != "sampling"]
-        if wrong := next((name for name in options if name not in known), None):
-            raise RequestError(
-                f"unknown option {wrong}; known are {', '.join([*known, *Sampling.model_fields])}",
-                code="unknown", field=wrong, value=options[wrong],
-            )  # fmt: skip
-        return cls(**options, sampling=Sampling(**drawn))
-
-
-PUBLISHED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-"""Fields of a generation_config.json that say how tokens are drawn."""
 
 
 @dataclass(frozen=True)
@@ -315,10 +261,10 @@ class Session:
         prompt: Prompt = "",
         options: GenerationOptions | None = None,
         *,
-        source: str | Sequence[int] | None = None,
+        source: Source | None = None,
         sample: int = 0,
         proposer: Proposer | None = None,
-        **given: Any,
+        **given: Unpack[GenerationKeywords],
     ) -> Reply:
         """Returns a request, which is computed when a thread waits for its text, or for that of another request.
 
@@ -342,6 +288,7 @@ class Session:
         """
         options = self.options(**given) if options is None else options
         options.check_draws()
+        sampling = Sampling.of(options)
         ids, source_row = self.read(prompt, source)
         new = self.new_tokens(len(ids), options.max_new_tokens)
         need = len(ids) + new
@@ -363,13 +310,13 @@ class Session:
             return stream(
                 self.model, rows_of(self.model, ids), asked.max_new_tokens, seed=options.seed, logprobs=asked.top,
                 state=new_state(self.model, 1, need, self.dtype, memory_len=len(source_row)), source=[source_row],
-                rules=rules, eos_id=asked.ends, **asked.sampling.model_dump(),
+                rules=rules, eos_id=asked.ends, **sampling.model_dump(),
             )  # fmt: skip
 
         def guessed(asked: GenerationRequest) -> Iterator[Any]:
             assert proposer is not None
             asked.speculation = speculate(
-                self.model, rows_of(self.model, ids), proposer, asked.max_new_tokens, asked.sampling, options.seed,
+                self.model, rows_of(self.model, ids), proposer, asked.max_new_tokens, sampling, options.seed,
                 AHEAD, new_state(self.model, 1, need, self.dtype, rewind=AHEAD),
             )  # fmt: skip
             return iter(asked.speculation)
@@ -377,7 +324,7 @@ class Session:
         asked = self._engine.request(
             ids, new, options.seed, sample, options.stop, options.logprobs or 0, options.stop_at_eos,
             options.logprobs is not None, rules, translated if source_row else guessed if proposer else None,
-            context=need if self._grows else None, **options.sampling.model_dump(),
+            context=need if self._grows else None, **sampling.model_dump(),
         )  # fmt: skip
         request = Reply(self, asked)
         with self._changed:
@@ -396,8 +343,8 @@ class Session:
         prompt: Prompt = "",
         options: GenerationOptions | None = None,
         *,
-        source: str | Sequence[int] | None = None,
-        **given: Any,
+        source: Source | None = None,
+        **given: Unpack[GenerationKeywords],
     ) -> Iterator[TextPiece]:
         """Yields the pieces of one text, as `submit` takes it; leaving the loop cancels the request."""
         return iter(self.submit(prompt, options, source=source, **given))
@@ -407,11 +354,12 @@ class Session:
         prompts: Sequence[Prompt],
         options: GenerationOptions | None = None,
         *,
-        sources: Sequence[str | Sequence[int]] | None = None,
-        **given: Any,
+        sources: Sequence[Source] | None = None,
+        n: int = 1,
+        **given: Unpack[GenerationKeywords],
     ) -> list[Completion]:
         """Returns a completion of each prompt, or `n` of each, one prompt after the other."""
-        options = self.options(**given) if options is None else options
+        options = self.options(n=n, **given) if options is None else options
         read = [None] * len(prompts) if sources is None else list(sources)
         if len(read) != len(prompts):
             raise RequestError(
@@ -431,7 +379,7 @@ class Session:
         width: int,
         options: GenerationOptions | None = None,
         *,
-        source: str | Sequence[int] | None = None,
+        source: Source | None = None,
     ) -> list[Completion]:
         """Returns the `n` most likely texts that a beam search of `width` finds, best first (`beams`)."""
         options = options or GenerationOptions()
@@ -502,9 +450,7 @@ class Session:
 
     # Text to ids
 
-    def read(
-        self, prompt: Prompt = "", source: str | Sequence[int] | None = None
-    ) -> tuple[list[int], list[int] | None]:
+    def read(self, prompt: Prompt = "", source: Source | None = None) -> tuple[list[int], list[int] | None]:
         """Returns the ids of a prompt and of its source. A text that is written from a source starts with the token
         that the folder names, or in a run with the one that ends a text; ids are taken as they are.
 
@@ -573,6 +519,42 @@ class Session:
                 code="range", field="max_new_tokens", value=new,
             )  # fmt: skip
         return new
+
+    def reserve(self, tokens: int, *, rows: int | None = None, source: int = 0) -> int:
+        """Bounds prompts and their answers by `tokens` from now on, while no request is open.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of a prompt and its answer together.
+        rows
+            Texts decoded in one batch; if None, the slots of the session.
+        source
+            Tokens that the encoder of an encoder-decoder reads.
+
+        Returns
+        -------
+        int
+            Bytes of the decode state.
+
+        Raises
+        ------
+        RequestError
+            If the state does not fit into free memory.
+        """
+        rows, device = rows or self._engine.slots, self.model.device
+        spare = self.model.init_state(rows + (rows > 1), tokens, self.dtype, device="meta").nbytes
+        free = machine.free_memory(device)
+        if free is not None and spare > free:
+            where = "this machine" if device.type == "cpu" else str(device)
+            raise RequestError(
+                f"the state of {tokens:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(spare)}, and {where} has "
+                f"{size(free)} of memory free; lower max_new_tokens, n or beams, or the model's +context=TOKENS",
+                code="memory", field="context", value=tokens,
+            )  # fmt: skip
+        self._engine.resize(tokens)
+        self._grows = False
+        return self.model.init_state(rows, tokens, self.dtype, device="meta", memory_len=source).nbytes
 
     def room(self, need: int) -> int:
         """Returns the tokens that states have room for once `need` do not fit: 512, doubled until they do."""
@@ -671,7 +653,7 @@ def _any_changed(requests: Sequence[Reply]) -> bool:
     return any(one._asked.pieces or one._asked.closed for one in requests)
 
 
-def source_of(model: Model, tokenizer: Tokenizer | None, given: str | Sequence[int] | None) -> list[int] | None:
+def source_of(model: Model, tokenizer: Tokenizer | None, given: Source | None) -> list[int] | None:
     """Returns the ids of a source; None for a model without an encoder. Raises RequestError for a source that is
     missing, that the model does not take, or that its encoder cannot read."""
     encoder = model.config.encoder

@@ -9,41 +9,15 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from glassformer.errors import RequestError
+from glassformer.options import check_stops
 
-__all__ = ["GrowingText", "Detokenizer", "Stops", "check_stops"]
+__all__ = ["GrowingText", "Detokenizer", "Stops"]
 
-MOST_STOPS = 10_000
-LONGEST_STOPS = 1_000_000  # characters of all of them
 CODE_POINT_BITS = 21
 REPLACEMENT = "\ufffd"  # how a tokenizer spells bytes that are no character, or not yet one
 WINDOW = 16  # tokens decoded at once, at most; a run of byte tokens is longer
 CONTEXT = 4  # tokens kept before the next: an unfinished character has at most three, and the first token of a text
 # may be decoded otherwise than the rest
-
-
-def check_stops(strings: str | Sequence[str]) -> list[str]:
-    """Returns stop strings as a list. Raises RequestError for strings that `Stops` refuses."""
-    strings = [strings] if isinstance(strings, str) else list(strings)
-    if len(strings) > MOST_STOPS:
-        raise RequestError(
-            f"stop has {len(strings)} strings; give at most {MOST_STOPS}",
-            code="range", field="stop", value=len(strings),
-        )  # fmt: skip
-    for i, string in enumerate(strings):
-        if not isinstance(string, str):
-            raise RequestError(f"stop[{i}]={string!r} must be text", code="type", field=f"stop[{i}]", value=string)
-    if "" in strings:
-        raise RequestError(
-            f"stop[{strings.index('')}]='' is empty; a stop string has at least one character",
-            code="range", field=f"stop[{strings.index('')}]", value="",
-        )  # fmt: skip
-    if (total := sum(map(len, strings))) > LONGEST_STOPS:
-        raise RequestError(
-            f"stop has {total} characters in its strings; give at most {LONGEST_STOPS}",
-            code="range", field="stop", value=total,
-        )  # fmt: skip
-    return strings
 
 
 class Stops:

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from glassformer.conversion.folder import DTYPES
 from glassformer.errors import RequestError, WorkError
-from glassformer.generation import Sampling
 from glassformer.generation.session import GenerationOptions, Reply, Session
 from glassformer.generation.steps import check_tokens
 from glassformer.naming.loading import load
 from glassformer.text import FileTokenizer
-from glassformer.text.chat import ChatTemplate
+from glassformer.text.chat_template import ChatTemplate
 
 try:  # the harness looks for its own models only while none is registered: they come first
     import lm_eval.models  # type: ignore[import-not-found]  # noqa: F401
@@ -187,8 +186,9 @@ class GlassformerLM(TemplateLM):
             )  # fmt: skip
         prompt = self.tok_encode(context)[most - self.max_length :]
         heat = float(options.get("temperature", 0.0)) if options.get("do_sample", True) else 0.0
-        sampling = Sampling(temperature=heat, top_k=options.get("top_k"))
-        return session.submit(prompt, GenerationOptions(max_new_tokens=most, stop=tuple(stops), sampling=sampling))
+        top_k = options.get("top_k")
+        asked = GenerationOptions(max_new_tokens=most, stop=tuple(stops), temperature=heat, top_k=top_k)
+        return session.submit(prompt, asked)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from glassformer.errors import RequestError, check_whole
-from glassformer.generation.session import Reply, Session
+from glassformer.errors import RequestError, check_whole, printable
+from glassformer.figures import Markup, tag
+from glassformer.figures.terminal import Printed
+from glassformer.generation.session import Completion, Reply, Session
 from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.options import GenerationKeywords, GenerationOptions
 from glassformer.retrieval.indexing import Found, Index
 from glassformer.text import Tokenizer
-from glassformer.text.chat import ChatTemplate
+from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer
 
@@ -28,6 +31,8 @@ LEAST = 16
 """Tokens of a passage below which it is left out instead of cut."""
 LONGEST_STATE = 4096
 """Tokens of prompt and answer, at most, whatever the model's context."""
+EXCERPT = 100
+"""Characters of a source that are printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +48,55 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """`text`, drawn from `sources`, the best first."""
+class Answer(Printed):
+    """Answer to a question, with the passages that it was given."""
 
     question: str
     text: str
     sources: list[Source]
+    """Passages that were retrieved, best first."""
     prompt_tokens: int
+    """Number of tokens of the prompt."""
     tokens: int
     """Number of new tokens, with the one that ended the answer."""
     finish: str
     """stop if the model ended its answer, length at `max_new_tokens`, cancelled if it was interrupted."""
+    index: str
+    """Folder of the index."""
+    model: str
+    """Name of the model; empty for one that was given as an object."""
+
+    def lines(self) -> Iterator[str]:
+        """Yields the sources, then the answer."""
+        yield from source_lines(self.sources)
+        yield self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        names = (f"{one.document} at {one.start:,}" for one in self.sources)
+        return tag("div", Markup(tag("p", self.text)), Markup(tag("ol", *(Markup(tag("li", one)) for one in names))))
+
+
+class AnswerReply:
+    """An answer while it is generated: its sources, and an iterator of its pieces of text."""
+
+    def __init__(self, sources: list[Source], reply: Reply, answer: Callable[[Completion], Answer]):
+        self.sources, self._reply, self._answer = sources, reply, answer
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields pieces of whole characters as they come."""
+        return (piece.text for piece in self._reply if piece.text)
+
+    def result(self) -> Answer:
+        """Returns the answer once it is complete."""
+        return self._answer(self._reply.result())
+
+    def so_far(self) -> Answer:
+        """Returns the answer up to now."""
+        return self._answer(self._reply.so_far())
 
 
 @dataclass
@@ -68,34 +111,57 @@ def ask(
     question: str,
     index: str | Path | Index,
     model: ModelLike = "smollm2",
+    *,
     k: int = 4,
-    max_new_tokens: int = 200,
-    on_text: Callable[[str], None] | None = None,
-    **sampling: Any,
+    encoder: ModelLike | None = None,
+    **options: Unpack[GenerationKeywords],
 ) -> Answer:
-    """Answers a question from the k passages of an index that are nearest to it.
+    """Answers a question from the passages of an index that are nearest to it.
 
-    Passages that do not fit into the model's context beside the question and `max_new_tokens` are cut or left out, the
-    worst first; `answer.sources` says what was given. `on_text` is called with each piece of the answer as it comes.
-    `sampling` is as for `generate` (temperature, seed, ...). Raises RequestError as `Index` and `generate` do, and for
-    a question that leaves no room for a passage.
+    Parameters
+    ----------
+    question
+        The question. Passages that do not fit into the model's context next to it and the answer are cut or left out,
+        worst first.
+    index
+        A folder that `gf.index` made, or an open `Index`.
+    model
+        Decoder that answers, as `gf.load` takes it, or a loaded one.
+    k
+        Number of passages to retrieve.
+    encoder
+        Encoder of the index, if it is not where the index was made.
+    **options
+        As for `Loaded.generate`; by default the most likely tokens, at most 200.
 
-    >>> gf.ask("How do I read a file line by line?", "docs.index").text
+    Returns
+    -------
+    Answer
+        Text and sources; prints as both. `Asker.submit` gives the text piece by piece.
+
+    Raises
+    ------
+    RequestError
+        For an index that is missing or damaged, a model that cannot answer, and a question without room for a passage.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> gf.ask("How do I read a file line by line?", "docs.index").text  # doctest: +SKIP
     """
-    asker = Asker(index if isinstance(index, Index) else Index(index), model)
-    prompt = asker.prompt(question, k, max_new_tokens)
-    pieces = asker.stream(prompt, max_new_tokens, **sampling)
-    for piece in pieces:
-        if on_text is not None:
-            on_text(piece)
-    return asker.answer(question, prompt)
+    opened = index if isinstance(index, Index) else Index(index, encoder)
+    return Asker(opened, model).submit(question, k, **options).result()
 
 
 class Asker:
-    """An index and the model that answers from it. `dtype` is that of the decode state; None for the weights' dtype."""
+    """An index and the model that answers from it. `dtype` is that of the decode state; None for the weights' dtype.
+    `name` is the model's name in answers.
 
-    def __init__(self, index: Index, model: ModelLike, dtype: torch.dtype | None = None):
-        self.index = index
+    >>> for piece in Asker(Index("docs.index"), "smollm2").submit("How do I read a file?"): print(piece, end="")
+    """
+
+    def __init__(self, index: Index, model: ModelLike, dtype: torch.dtype | None = None, name: str = ""):
+        self.index, self.name = index, name or (str(model) if isinstance(model, str | Path) else "")
         self.loaded = resolve(model, weights=True)
         if self.loaded.tokenizer is None or self.loaded.config.encoder is not None or not self.loaded.model.writes:
             raise RequestError(
@@ -108,8 +174,6 @@ class Asker:
         self.context = min(self.loaded.config.context, LONGEST_STATE)
         self.specials = special_texts(self.tokenizer)
         self.session = Session(self.loaded, slots=1, kept=0, dtype=dtype)
-        self.reply: Reply | None = None
-        """The answer that was streamed last."""
 
     def prompt(self, question: str, k: int = 4, max_new_tokens: int = 200) -> Prompt:
         """The tokens of the prompt, with as much of the k best passages as there is room for."""
@@ -169,20 +233,33 @@ class Asker:
             text = text.replace(special, f"{special[0]} {special[1:]}")
         return text
 
-    def stream(self, prompt: Prompt, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
-        """Yields the answer in pieces of whole characters, the most likely tokens unless `sampling` says otherwise."""
-        sampling = {"temperature": 0.0, **sampling}
-        self.reply = self.session.submit(prompt.ids, max_new_tokens=max_new_tokens, **sampling)
-        for piece in self.reply:
-            if piece.text:
-                yield piece.text
+    def submit(
+        self, question: str, k: int = 4, options: GenerationOptions | None = None, **given: Unpack[GenerationKeywords]
+    ) -> AnswerReply:
+        """Returns a request for an answer from the k nearest passages; iterating it computes.
 
-    def answer(self, question: str, prompt: Prompt) -> Answer:
-        """Returns the text that was streamed last, as far as it came, with its sources."""
-        assert self.reply is not None, "stream it first"
-        found = self.reply.so_far()
-        read, new = len(prompt.ids), len(found.tokens)
-        return Answer(question, found.text.strip(), prompt.sources, read, new, found.finish_reason)
+        `options` are as `Session.submit` takes them; by default the most likely tokens, at most 200. Raises
+        RequestError, before anything is computed, for what cannot be answered."""
+        defaults: GenerationKeywords = {"temperature": 0.0, "max_new_tokens": 200}
+        options = options or self.session.options(**{**defaults, **given})
+        prompt = self.prompt(question, k, options.max_new_tokens or 200)
+
+        def answer(found: Completion) -> Answer:
+            text, folder = found.text.strip(), str(self.index.folder)
+            count, finish = len(found.tokens), found.finish_reason
+            return Answer(question, text, prompt.sources, len(prompt.ids), count, finish, folder, self.name)
+
+        return AnswerReply(prompt.sources, self.session.submit(prompt.ids, options), answer)
+
+
+def source_lines(sources: Sequence[Source]) -> Iterator[str]:
+    """Yields two lines for each source, its place and first words, and an empty line."""
+    for number, source in enumerate(sources, 1):
+        words = printable(" ".join(source.text.split()))
+        share = "" if source.given == source.text else " (cut)" if source.given else " (not given: no room)"
+        yield f"[{number}] {source.score:.3f}  {printable(source.document)} at {source.start:,}{share}"
+        yield f"    {words if len(words) <= EXCERPT else f'{words[:EXCERPT]}…'}"
+    yield ""
 
 
 def special_texts(tokenizer: Tokenizer) -> list[str]:

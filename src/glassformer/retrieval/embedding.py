@@ -1,26 +1,156 @@
-"""One vector for each text, by any model that `gf.load` reads."""
+"""Texts as vectors, by any model that `gf.load` reads, from a list or a file and into a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from jaxtyping import Float
+import numpy as np
+import torch
 from torch import Tensor
 
+from glassformer.errors import RequestError
+from glassformer.figures.terminal import Printed
+from glassformer.files import atomic_file
+from glassformer.generation.vectors import Embedder
 from glassformer.naming.resolve import ModelLike, resolve
-from glassformer.text import OnProgress
-from glassformer.text.storage import silent
+from glassformer.runs.events import Notify, reading
+from glassformer.runs.live import shown
+
+KINDS = (".npy", ".jsonl")
 
 
-def embed(model: ModelLike, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
-    """Returns (n, d) fp32 vectors of the texts, in their order, pooled and normalised as the model's folder says; by
-    default the mean over tokens with length 1.
+class Embeddings(Tensor, Printed):
+    """Vectors of texts: a tensor (n, d) in fp32. Results of computing with it are plain tensors."""
 
-    A model whose head pools (`+pooled:cls`) gives the vector of its head. Texts are cut to the length the folder names,
-    at most the model's context. Raises RequestError for an empty list, a value of another type than text, a text
-    without tokens, and a model without a tokenizer.
+    texts: list[str]
+    seconds: float
+    """Time that embedding took."""
+    out: str | None
+    """File that holds the vectors; None if they were not written."""
 
-    >>> x = gf.embed("minilm", ["That is a happy person", "Today is a sunny day"])
-    >>> x @ x.T
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def lines(self) -> Iterator[str]:
+        """Yields one JSON object per text, or if they were written to a file, what it holds."""
+        if self.out is None:
+            yield from json_lines(self.texts, self.numpy())
+        else:
+            yield f"{self.out}: {len(self):,} vectors of {self.shape[1]} in {self.seconds:.1f} s"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what `--json` prints; the vectors only if they were not written to a file."""
+        facts = {"texts": len(self), "width": self.shape[1], "seconds": self.seconds, "out": self.out}
+        return facts if self.out else {**facts, "vectors": self.tolist()}
+
+
+def embed(
+    model: ModelLike,
+    texts: Sequence[str] = (),
+    *,
+    file: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: bool | Notify = True,
+) -> Embeddings:
+    """Returns a vector for each text, pooled and normalised as the model's folder says; by default the mean over
+    tokens with length 1.
+
+    Parameters
+    ----------
+    model
+        An encoder with weights, as `gf.load` takes it, or a built or loaded model. A model whose head pools
+        (`+pooled:cls`) gives the vector of its head.
+    texts
+        Texts; they are cut to the length that the folder names, at most the model's context.
+    file
+        File with further texts: one per line, or a .jsonl file with a field `text`.
+    out
+        File for the vectors: .npy (n, d) in fp32, or .jsonl. If None, nothing is written.
+    progress
+        False for silence, or a function that receives events; by default bars in a terminal or notebook.
+
+    Returns
+    -------
+    Embeddings
+        A tensor (n, d) in fp32, in the order of the texts.
+
+    Raises
+    ------
+    RequestError
+        For no texts, a value that is not text, a text without tokens, a model without a tokenizer or with an encoder
+        and a decoder, and a file that cannot be read or written.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> x = gf.embed("minilm", ["That is a happy person", "Today is a sunny day"])  # doctest: +SKIP
+    >>> x @ x.T  # doctest: +SKIP
     """
-    return resolve(model, weights=True).embed(texts, progress)
+    if not isinstance(texts, str):
+        texts = [*texts, *(read_texts(file) if file else ())]
+    if out is not None:
+        check_out(Path(out))
+    embedder = Embedder(resolve(model, weights=True))
+    began = time.perf_counter()
+    with shown(progress) as notify:
+        found = embedder(texts, reading(notify)).as_subclass(Embeddings)
+    found.texts, found.seconds, found.out = list(texts), time.perf_counter() - began, None if out is None else str(out)
+    if out is not None:
+        write(Path(out), found.texts, found.numpy())
+    return found
+
+
+def read_texts(file: str | Path) -> list[str]:
+    """Returns the texts of a file, one per line, without empty lines. Only a newline ends a text, which may hold U+2028
+    or a form feed. Raises RequestError."""
+    path = Path(file)
+    try:
+        read = path.read_bytes().decode("utf-8").split("\n")
+    except (OSError, ValueError) as problem:
+        raise RequestError(f"{file} cannot be read: {problem}", field="file", value=str(file), code="missing") from None
+    rows = [(number, row.removesuffix("\r")) for number, row in enumerate(read, 1) if row.strip()]
+    if path.suffix != ".jsonl":
+        return [row for _, row in rows]
+    found = []
+    for number, row in rows:
+        try:
+            text = json.loads(row)["text"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            text = None
+        if not isinstance(text, str):
+            raise RequestError(
+                f'{file}: line {number} is not a JSON object with a string "text"',
+                code="type", field="file", value=str(file), expected='{"text": "..."}',
+            )  # fmt: skip
+        found.append(text)
+    return found
+
+
+def check_out(path: Path) -> None:
+    """Raises RequestError for a file that cannot be written, before anything is computed."""
+    if path.suffix not in KINDS:
+        kinds = " or ".join(KINDS)
+        raise RequestError(code="range", field="out", value=str(path), expected=f"a file name that ends in {kinds}")
+    if not path.parent.is_dir() or path.is_dir():
+        problem = "is a folder" if path.is_dir() else f"{path.parent} does not exist"
+        raise RequestError(
+            f"out={path}: {problem}; name a file", code="range", field="out", value=str(path), expected="a file"
+        )
+
+
+def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
+    """Writes the vectors as the suffix of the path says."""
+    with atomic_file(path) as temporary, open(temporary, "wb") as file:
+        if path.suffix == ".npy":
+            np.save(file, vectors, allow_pickle=False)
+        else:
+            file.writelines(f"{line}\n".encode() for line in json_lines(texts, vectors))
+
+
+def json_lines(texts: Sequence[str], vectors: np.ndarray) -> Iterator[str]:
+    """Yields {"text", "vector"} for each text, in ASCII, so that only a newline can be taken for the end of a line."""
+    for text, vector in zip(texts, vectors.tolist(), strict=True):
+        yield json.dumps({"text": text, "vector": vector})

@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,16 +26,18 @@ import numpy as np
 import torch.nn.functional as F
 
 from glassformer.errors import RequestError, check_whole, shown
+from glassformer.figures.terminal import Printed
 from glassformer.files import SCHEMAS, atomic_file, check_schema, disk_errors, only_writer
 from glassformer.generation.prompt_cache import fingerprint
 from glassformer.generation.vectors import Embedder
 from glassformer.loaded import Loaded
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.retrieval.passages import Passage, Splitter, special_tokens
+from glassformer.runs import live
+from glassformer.runs.events import Notify, reading
 from glassformer.text import OnProgress
 from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
-from glassformer.text.storage import silent
 
 META, BUILDING = "index.json", "building.json"
 PASSAGES, OFFSETS, VECTORS = FILES = ("passages.jsonl", "offsets.npy", "vectors.npy")
@@ -65,37 +68,68 @@ def index(
     data: str | Path,
     out: str | Path,
     encoder: ModelLike = "minilm",
+    *,
     passage_tokens: int | None = None,
-    progress: OnProgress = silent,
+    progress: bool | Notify = True,
     cache_dir: str | Path | None = None,
 ) -> Index:
-    """Cuts the documents of `data` into passages at the borders of paragraphs and embeds them, into the folder `out`.
+    """Cuts documents into passages at paragraph borders and embeds them, for `gf.ask`.
 
-    `data` is what `train` takes: a file, a folder, python-docs. A passage has at most `passage_tokens` tokens of the
-    encoder, by default as many as it reads. The same call goes on where one was broken off, and does nothing where the
-    index is whole. Raises RequestError for data without text, a folder of something else or of another index, and
-    passages longer than the encoder reads.
+    The same call resumes an interrupted index, and computes nothing if the index is complete.
 
-    >>> gf.index("python-docs", "docs.index").search("how do I read a file line by line?", k=3)
+    Parameters
+    ----------
+    data
+        Text as `gf.train` takes it: a file, a folder, python-docs.
+    out
+        Folder of the index.
+    encoder
+        Encoder with weights, as `gf.load` takes it, or a loaded one.
+    passage_tokens
+        Largest number of the encoder's tokens in a passage; by default the encoder's context.
+    progress
+        False for silence, or a function that receives events; by default bars in a terminal or notebook.
+    cache_dir
+        Folder for prepared data; by default the user's cache.
+
+    Returns
+    -------
+    Index
+        The index, open; `search` finds passages.
+
+    Raises
+    ------
+    RequestError
+        For data without text, a folder with other files or another index, and passages longer than the context.
+
+    Examples
+    --------
+    >>> import glassformer as gf
+    >>> index = gf.index("python-docs", "docs.index")  # doctest: +SKIP
+    >>> index.search("how do I read a file line by line?", k=3)  # doctest: +SKIP
     """
+    began = time.perf_counter()
     need_faiss()
     out = Path(out)
     check_place(out)
     embedder = Embedder(resolve(encoder, weights=True))
     most = longest_passage(embedder, passage_tokens)
-    corpus = open_corpus(data, cache_dir, progress)
     name = str(encoder) if isinstance(encoder, str | Path) else ""
-    asked = {
-        "schema": SCHEMAS["index"], "data": corpus.describe(), "passage_tokens": most, "metric": "cosine",
-        "encoder": {"name": name, "identity": identity(embedder)},
-    }  # fmt: skip
-    asked = json.loads(json.dumps(asked))
-    if (out / META).exists():
-        check_same(out, read_signed(out / META), asked)
-    else:
-        with only_writer(out), disk_errors(out):
-            build(out, asked, corpus, embedder, progress)
-    return Index(out, embedder)
+    with live.shown(progress) as notify:
+        corpus = open_corpus(data, cache_dir, reading(notify))
+        asked = {
+            "schema": SCHEMAS["index"], "data": corpus.describe(), "passage_tokens": most, "metric": "cosine",
+            "encoder": {"name": name, "identity": identity(embedder)},
+        }  # fmt: skip
+        asked = json.loads(json.dumps(asked))
+        if (out / META).exists():
+            check_same(out, read_signed(out / META), asked)
+        else:
+            with only_writer(out), disk_errors(out):
+                build(out, asked, corpus, embedder, reading(notify))
+    found = Index(out, embedder)
+    found.seconds = time.perf_counter() - began
+    return found
 
 
 def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, progress: OnProgress) -> None:
@@ -151,7 +185,7 @@ def write_passages(out: Path, corpus: Corpus, splitter: Splitter, progress: OnPr
     return len(offsets) - 1
 
 
-class Index:
+class Index(Printed):
     """An index that is asked: `index.search("...", k=4)`.
 
     Raises RequestError for a folder that is no index, one with a damaged file, one that is not whole yet, and an
@@ -178,6 +212,19 @@ class Index:
                 "index the data anew",
                 code="conflict", field="encoder", expected=name,
             )  # fmt: skip
+
+    seconds: float | None = None
+    """Time that making the index took; None for one that was opened."""
+
+    def lines(self) -> Iterator[str]:
+        """Yields the size of the index."""
+        took = "" if self.seconds is None else f", {self.seconds:.1f} s"
+        yield f"{self.folder}: {len(self):,} passages, vectors of {self.meta['dimensions']}{took}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what `--json` prints."""
+        sizes = {"passages": len(self), "dimensions": self.meta["dimensions"], "seconds": self.seconds}
+        return {"index": str(self.folder), **sizes, "encoder": self.meta["encoder"], "data": self.meta["data"]}
 
     def __len__(self) -> int:
         return self.meta["passages"]

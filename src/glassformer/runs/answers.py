@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from glassformer.generation import stream
+from glassformer.generation import generate
 from glassformer.model import Model
 from glassformer.runs.results import Answers
 from glassformer.text import Tokens
@@ -55,8 +54,8 @@ def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int
 
 
 def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) -> list[list[int]]:
-    """The likeliest token after the other, to the end of each text; at most twice as many as its target has, and as
-    many as the context has room for behind its prompt."""
+    """Returns the most likely tokens of each text, without its end token: at most twice as many as its target has plus
+    8, and at most those that the context has room for after the prompt."""
     prompts = [one.opening.tokens.tolist() for one in asked]
     sources = [one.opening.source for one in asked]
     given = None if sources[0] is None else [source.tolist() for source in sources if source is not None]
@@ -64,20 +63,13 @@ def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) 
         max(1, min(context - len(prompt), 2 * len(one.target) + 8)) for prompt, one in zip(prompts, asked, strict=True)
     ]
     together = max(1, min(max(rooms), context - max(map(len, prompts))))
-    found: list[list[int]] = [[] for _ in asked]
-    going = torch.ones(len(asked), dtype=torch.bool)
-    for tokens in stream(model, prompts, together, temperature=0.0, source=given):
-        here = tokens.cpu()
-        going &= here != (-1 if end is None else end)
-        for row in going.nonzero()[:, 0].tolist():
-            found[row].append(int(here[row]))
-            going[row] = len(found[row]) < rooms[row]
-        if not going.any():
-            break
-    if cut := going.nonzero()[:, 0].tolist():  # by the context of a longer prompt beside it
-        for row, ids in zip(cut, greedy(model, [asked[row] for row in cut], end, context), strict=True):
-            found[row] = ids
-    return found
+    rows = generate(model, prompts, together, source=given, eos_id=[] if end is None else end)
+    found = [row[len(prompt) :][:room] for row, prompt, room in zip(rows, prompts, rooms, strict=True)]
+    cut = [i for i, ids in enumerate(found) if together == len(ids) < rooms[i] and ids[-1] != end]
+    if cut:  # by the context of a longer prompt in the batch
+        for i, ids in zip(cut, greedy(model, [asked[i] for i in cut], end, context), strict=True):
+            found[i] = ids
+    return [ids[:-1] if ids[-1] == end else ids for ids in found]
 
 
 def scores(written: list[str], right: list[str]) -> dict[str, Any]:

@@ -5,77 +5,64 @@ A verb imports what computes inside its function, so that its help imports no to
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from glassformer.cli.options import (
-    Asking,
-    Chatting,
+    AskOptions,
+    ChatOptions,
     Data,
+    GenerateOptions,
     Json,
-    Writing,
+    Texts,
     count,
     standard_input,
     whole,
 )
 
+Decoder = Annotated[
+    str,
+    Parameter(
+        help="A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow "
+        "(smollm2+window:256)."
+    ),
+]
+Encoder = Annotated[
+    str,
+    Parameter(
+        help="An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name."
+    ),
+]
+Fields = Parameter(name="*", negative="")
+
 
 def generate(
-    model: str,
-    /,
-    *,
-    how: Annotated[Writing, Parameter(name="*")] = Writing(),  # noqa: B008  # frozen
-    json: Json = False,
+    model: Decoder, /, *, how: Annotated[GenerateOptions, Fields] = GenerateOptions(), json: Json = False
 ) -> None:
-    """Write on from a prompt with a trained model, or from several at once.
-
-    Parameters
-    ----------
-    model
-        A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow (smollm2+window:256).
-    """
-    from glassformer.cli.generate import write
+    """Generate text from one or more prompts."""
+    from glassformer.cli.texts import write
 
     with standard_input():
         write(model, how, json)
 
 
-def chat(
-    model: str,
-    /,
-    *,
-    how: Annotated[Chatting, Parameter(name="*")] = Chatting(),  # noqa: B008  # frozen
-    json: Json = False,
-) -> None:
-    """Talk with a model that has a chat template.
-
-    Parameters
-    ----------
-    model
-        A Hugging Face folder, a .gguf file, hf:owner/name, or smollm2.
-    """
-    from glassformer.cli.chat import converse
+def chat(model: Decoder, /, *, how: Annotated[ChatOptions, Fields] = ChatOptions(), json: Json = False) -> None:
+    """Talk with a model that has a chat template."""
+    from glassformer.cli.conversation import converse
 
     with standard_input():
         converse(model, how, json)
 
 
 def embed(
-    model: str,
-    /,
-    *,
-    text: Annotated[list[str] | None, Parameter(negative="")] = None,
-    file: str | None = None,
-    out: str | None = None,
-    json: Json = False,
+    model: Encoder, /, *, text: Texts = None, file: str | None = None, out: str | None = None, json: Json = False
 ) -> None:
     """Turn texts into vectors, pooled and normalised as the model's folder says.
 
     Parameters
     ----------
-    model
-        An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name.
     text
         Texts, each an option: --text "..." --text "...".
     file
@@ -83,9 +70,16 @@ def embed(
     out
         File for the vectors: .npy (n, d) in fp32, or .jsonl; by default they are printed as JSON lines.
     """
-    from glassformer.cli.vectors import embed_texts
+    from glassformer import retrieval
+    from glassformer.cli.show import show
+    from glassformer.runs.live import ComparisonView
 
-    embed_texts(model, text or [], file, out, json)
+    with ComparisonView(quiet=json) as view:
+        found = retrieval.embed(model, text or [], file=file, out=out, progress=view.event)
+    if json:
+        show(found, as_json=True)
+    else:  # as they are: a console would break lines
+        sys.stdout.writelines(f"{line}\n" for line in found.lines())
 
 
 def index(
@@ -93,7 +87,7 @@ def index(
     /,
     *,
     out: str,
-    encoder: str = "minilm",
+    encoder: Encoder = "minilm",
     passage_tokens: Annotated[int | None, Parameter(converter=count)] = None,
     json: Json = False,
 ) -> None:
@@ -103,14 +97,14 @@ def index(
     ----------
     out
         The folder of the index.
-    encoder
-        An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name.
     passage_tokens
         Largest number of tokens in a passage; by default the encoder's context.
     """
-    from glassformer.cli.retrieval import index_data
+    from glassformer import retrieval
+    from glassformer.cli.show import call_and_show
 
-    index_data(data, out, encoder, whole(passage_tokens, "passage_tokens"), json)
+    tokens = whole(passage_tokens, "passage_tokens")
+    call_and_show(retrieval.index, data, out, encoder, passage_tokens=tokens, as_json=json)
 
 
 def ask(
@@ -118,10 +112,10 @@ def ask(
     /,
     *,
     index: str,
-    model: str = "smollm2",
+    model: Decoder = "smollm2",
     k: Annotated[int, Parameter(name=["-k", "--k"])] = 4,
     encoder: str | None = None,
-    how: Annotated[Asking, Parameter(name="*")] = Asking(),  # noqa: B008  # frozen
+    how: Annotated[AskOptions, Fields] = AskOptions(),
     json: Json = False,
 ) -> None:
     """Answer a question from an index: the sources with their scores, then the answer as it is written.
@@ -130,13 +124,11 @@ def ask(
     ----------
     index
         A folder that `glassformer index` made.
-    model
-        Model that answers: a Hugging Face folder, a run, a .gguf file, hf:owner/name, or smollm2.
     k
         Passages to retrieve.
     encoder
         Path of the index's encoder, if it has moved; by default the one given to `glassformer index`.
     """
-    from glassformer.cli.retrieval import answer
+    from glassformer.cli.answer import answer
 
     answer(question, index, model, k, encoder, how, json)

@@ -1,0 +1,41 @@
+"""`glassformer ask`: the sources, then the answer as it comes."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+
+from glassformer.cli.options import AskOptions
+from glassformer.cli.running import INTERRUPTED, fetch, put, ready, say, state_dtype
+from glassformer.cli.show import show
+from glassformer.figures.terminal import dim
+from glassformer.retrieval import Asker, Index
+from glassformer.retrieval.asking import source_lines
+
+
+def answer(
+    question: str, folder: str, model: str, k: int, encoder: str | None, asked: AskOptions, as_json: bool
+) -> None:
+    """Shows the answer to a question. Ends the program as Ctrl-C does if it was pressed."""
+    asked = ready(asked)
+    reply = Asker(Index(folder, encoder), fetch(model, asked), state_dtype(asked), model).submit(question, k, asked)
+    if not as_json:
+        put("".join(f"{line}\n" for line in source_lines(reply.sources)))
+    began, interrupted = time.perf_counter(), False
+    try:
+        for piece in reply:
+            if not as_json:
+                put(piece)
+    except KeyboardInterrupt:
+        interrupted = True
+    found = reply.so_far()
+    if as_json:
+        show(found, as_json)
+    else:
+        print()
+        counts = f"{found.prompt_tokens:,} tokens read, {found.tokens:,} written"
+        Console(stderr=True, highlight=False).print(dim(f"{counts}, {time.perf_counter() - began:.1f} s"))
+    if interrupted:
+        say("stopped")
+        raise SystemExit(INTERRUPTED)
