@@ -34,6 +34,13 @@ class Embeddings(Tensor, Printed):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    __str__ = Tensor.__repr__  # as other tensors: the vectors in full are `lines`
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embeddings:
+        copied = self.clone().as_subclass(Embeddings)
+        vars(copied).update(vars(self))
+        return copied
+
     def lines(self) -> Iterator[str]:
         """Yields one JSON object per text, or if they were written to a file, what it holds."""
         if self.out is None:
