@@ -22,6 +22,7 @@ from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNormConfig
 from glassformer.parts.position import Learned, Sinusoidal
 from glassformer.parts.projection import FusedQKV
+from glassformer.text.batches import Batch
 from tests.refused import refused
 
 TOKENS = torch.tensor([[1, 4, 2], [0, 0, 6]])
@@ -197,3 +198,27 @@ def test_attention_drops_only_while_training():
     x = torch.tensor([[1, 2, 3, 4]])
     assert not torch.equal(model.train()(x), model(x))
     assert torch.equal(model.eval()(x), model(x))
+
+
+@pytest.mark.parametrize("change", ["", "+tied", "+z_loss=0.1", "+head.softcap=5", "+head.smoothing=0.1", "+moe:4:2"])
+def test_targets_that_are_all_ignored_give_gradients_of_zero(change: str) -> None:
+    """Like torch's cross_entropy, whose mean over nothing is NaN."""
+    model = preset(f"llama@0.3m+layers=1+vocab_size=61{change}").build(seed=0)
+    tokens = torch.randint(0, 61, (2, 12))
+    loss = model.loss(tokens, torch.full_like(tokens, -100))
+    loss.backward()
+    logits = torch.zeros(2, 5, requires_grad=True)
+    theirs = torch.nn.functional.cross_entropy(logits, torch.full((2,), -100))
+    assert loss.isnan() and theirs.isnan()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and "router" not in name}
+    assert grads and all(grad.isfinite().all() for grad in grads.values())
+    if "moe" not in change:  # the balance of experts is a loss of its own
+        assert all((grad == 0).all() for grad in grads.values())
+
+
+def test_a_piece_without_targets_adds_nothing_to_a_step() -> None:
+    tokens = torch.arange(16).view(4, 4)
+    targets = tokens.clone()
+    targets[:2] = -100
+    assert [share for _, share in Batch(tokens, targets).pieces(2)] == [0.0, 1.0]
+    assert [share for _, share in Batch(tokens, torch.full_like(tokens, -100)).pieces(2)] == [0.0, 0.0]

@@ -74,7 +74,12 @@ def _of_owned(
     if z_loss:
         loss = loss + z_loss * log_z.square()
     loss = loss * counted
-    return loss if reduction == "none" else loss.sum() / counted.sum()
+    return loss if reduction == "none" else _mean(loss.sum(), counted.sum())
+
+
+def _mean(total: Tensor, count: Tensor) -> Tensor:
+    """Returns total / count; without any target NaN, like torch's cross-entropy, with a gradient of 0."""
+    return (total / count.clamp(min=1)).where(count > 0, torch.nan)
 
 
 def cross_entropy(
@@ -91,7 +96,7 @@ def _of_logits(logits: Tensor, targets: Tensor, reduction: str, z_loss: float, s
         return loss
     counted = targets != IGNORED
     squares = logits.logsumexp(-1).square() * counted
-    return loss + z_loss * (squares.sum() / counted.sum() if reduction == "mean" else squares)
+    return loss + z_loss * (_mean(squares.sum(), counted.sum()) if reduction == "mean" else squares)
 
 
 def linear_cross_entropy(
@@ -144,6 +149,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         counted = targets != IGNORED
         count = counted.sum()
+        some = count.clamp(min=1)  # without any target the gradient is 0, not 0 / 0
         rows = _chunk(weight, vocabulary)
         want_x, want_w, _, want_b, *_ = ctx.needs_input_grad
         total = torch.zeros((), dtype=wide(x[:0]).dtype, device=x.device)
@@ -183,7 +189,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad -= smoothing / size
             if slope is not None:
                 grad.mul_(slope)
-            grad = grad.mul_(keep[:, None].to(grad.dtype) / count).to(dtype)
+            grad = grad.mul_(keep[:, None].to(grad.dtype) / some).to(dtype)
             del logits, slope
             if want_x:
                 grad_x.append((grad @ weight.to(dtype)).to(x.dtype))
@@ -195,7 +201,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if bias is not None and grad_b is not None:
             grad_b = grad_b.to(bias.dtype)
         ctx.save_for_backward(torch.cat(grad_x) if grad_x else None, grad_w, grad_b)
-        return total / count
+        return _mean(total, count)
 
     @staticmethod
     @once_differentiable

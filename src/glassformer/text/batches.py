@@ -35,7 +35,7 @@ class Batch(NamedTuple):
         """Batches of at most `size` rows, and the share of each in the targets that are scored."""
         from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does without
 
-        whole = int((self.targets != IGNORED).sum())
+        whole = max(1, int((self.targets != IGNORED).sum()))
         for first in range(0, len(self.inputs), size):
             piece = self._each(operator.itemgetter(slice(first, first + size)))
             yield piece, int((piece.targets != IGNORED).sum()) / whole

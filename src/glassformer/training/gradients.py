@@ -141,7 +141,7 @@ def of_piece(run: StepState, piece: Batch, share: float) -> float:
         with run.how.autocast():
             loss = run.recipe.objective.loss(run.model, piece.to(run.how.device))
         (loss * share).backward()
-    return float(loss.detach()) * share
+    return float(loss.detach()) * share if share else 0.0  # without any target a loss is NaN
 
 
 def gradient_norm(model: nn.Module) -> float:
