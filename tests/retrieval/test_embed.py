@@ -123,6 +123,51 @@ def test_convert_keeps_how_a_text_becomes_a_vector(tmp_path: Path):
     torch.testing.assert_close(found, gf.embed(one, TEXTS), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["cls", "mean", "last"])
+@pytest.mark.parametrize(("prompt", "included"), [("", True), ("query: ", True), ("query: ", False)])
+def test_folders_that_sentence_transformers_writes(how: Any, prompt: str, included: bool, tmp_path: Path):
+    """Its own folder, in today's format, with a limit, and a prompt that is pooled or not."""
+    one = loaded(pooling=Pooling(how, True, 24, prompt, included))
+    gf.save(one.model, one.tokenizer, tmp_path / "a", pooling=one.pooling)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "a"), device="cpu")
+    theirs.tokenizer.pad_token = theirs.tokenizer.eos_token  # bytes have none
+    assert theirs.max_seq_length == 24 and theirs[1].include_prompt == included
+    expected = theirs.encode(TEXTS, convert_to_tensor=True)
+    theirs.save_pretrained(str(tmp_path / "b"))
+    said = json.loads((tmp_path / "b" / "1_Pooling" / "config.json").read_text())
+    assert {"pooling_mode", "include_prompt"} <= said.keys()
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        assert gf.load(folder).pooling == one.pooling
+        torch.testing.assert_close(gf.embed(folder, TEXTS), expected, rtol=0, atol=1e-5)
+
+
+def test_settings_that_are_unknown_are_refused(tmp_path: Path):
+    one = loaded(pooling=Pooling("mean", True))
+    gf.save(one.model, one.tokenizer, tmp_path, pooling=one.pooling)
+    place = tmp_path / "config_sentence_transformers.json"
+    for said, field in (
+        ({"truncate_dim": 8}, "config_sentence_transformers.json:truncate_dim"),
+        ({"default_prompt_name": "query", "prompts": {}}, "default_prompt_name"),
+    ):
+        place.write_text(json.dumps(said))
+        with refused(code="unknown", field=field):
+            gf.load(tmp_path)
+    place.write_text(json.dumps({"__version__": {}, "prompts": {"query": "q: "}, "default_prompt_name": None}))
+    assert gf.load(tmp_path).pooling == one.pooling
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    with refused(code="unsupported", field="sentence_bert_config.json:do_lower_case"):
+        gf.load(tmp_path)
+
+
+def test_flags_of_earlier_folders_are_read(tmp_path: Path):
+    one = loaded(pooling=Pooling("cls", True))
+    gf.save(one.model, one.tokenizer, tmp_path, pooling=one.pooling)
+    for flag, how in (("cls_token", "cls"), ("mean_tokens", "mean"), ("lasttoken", "last")):
+        said = {"word_embedding_dimension": 24, f"pooling_mode_{flag}": True, "pooling_mode_max_tokens": False}
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(said))
+        assert gf.load(tmp_path).pooling == Pooling(how, True)
+
+
 def test_what_is_refused():
     wrong: tuple[tuple[Any, Code, Any], ...] = (
         ([], "missing", None), ("abc", "type", "str"), (["a", ""], "missing", ""), ([3], "type", "int"),

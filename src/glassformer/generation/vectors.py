@@ -26,6 +26,9 @@ TOKENS = 1024
 """Tokens of a batch, padding included: large enough for the products, and small enough for texts of almost one length.
 """
 
+MOST_PROMPT = 4096
+"""Tokens of a prompt that are counted."""
+
 
 @dataclass(frozen=True)
 class Pooling:
@@ -36,6 +39,10 @@ class Pooling:
     """To length 1."""
     max_tokens: int | None = None
     """Largest number of tokens of a text, which is cut there; None for the model's context."""
+    prompt: str = ""
+    """Text that precedes each text."""
+    include_prompt: bool = True
+    """False if the tokens of the prompt are read but not pooled."""
 
 
 MEAN = Pooling("mean", True)
@@ -70,10 +77,12 @@ class Embedder:
         self.own = loaded.pooling is None and loaded.config.head.vector and loaded.config.head.pool is not None
         """Whether the model's own head makes the vectors."""
         self.limit = min(self.pooling.max_tokens or loaded.config.context, loaded.config.context)
+        self.unpooled = 0 if self.pooling.include_prompt else prompt_tokens(self.tokenizer, self.pooling.prompt)
+        """Tokens at the beginning of a row that are read but not pooled."""
 
     def __call__(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
         check_texts(texts)
-        rows = tokenized(self.tokenizer, texts, self.limit)
+        rows = tokenized(self.tokenizer, [f"{self.pooling.prompt}{text}" for text in texts], self.limit)
         if (empty := next((i for i, row in enumerate(rows) if not len(row)), None)) is not None:
             raise RequestError(
                 f"text {empty + 1} of {len(texts)} is empty; give one with at least one token",
@@ -104,7 +113,11 @@ class Embedder:
         with at_rest(self.model), paced(self.model, "embedding", tokens.numel(), free=False):
             if self.own:
                 return self.model(tokens.to(device), documents=documents)
-            x = pool(self.model.hidden_states(tokens.to(device), documents=documents), self.pooling.how, documents)
+            x = self.model.hidden_states(tokens.to(device), documents=documents)
+            if self.unpooled:
+                real[:, : self.unpooled] = 0
+                documents = real.to(device)
+            x = pool(x, self.pooling.how, documents)
             return F.normalize(x, dim=-1) if self.pooling.normalize else x
 
 
@@ -113,6 +126,13 @@ def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np
     if isinstance(tokenizer, FileTokenizer):
         return tokenizer.encode_whole(texts, limit)
     return [row[:limit] for row in tokenizer.encode_batch(texts)]
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
+    """Returns the number of tokens with which a prompt begins a text, without the special token that ends a text."""
+    row = tokenized(tokenizer, [prompt], MOST_PROMPT)[0] if prompt else []
+    closed = len(row) > 0 and isinstance(tokenizer, FileTokenizer) and int(row[-1]) in tokenizer.special_ids
+    return len(row) - closed
 
 
 def check_texts(texts: Sequence[str]) -> None:
