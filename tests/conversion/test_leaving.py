@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.text import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
+from tests.conversion.cases import CASES
+from tests.generation.test_source import SIZES as TOWERS
 from tests.refused import refused
 
 SHAPE = "layers=2+d_model=32+heads=2+vocab_size=64+context=32"
@@ -202,3 +204,26 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused_before_anything_is
     with refused(code="conflict", field="vocab_size"):
         gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=256").build(), ByteTokenizer(), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("t5", ""), ("bart", "model.")])
+@pytest.mark.parametrize("tower", ["encoder", "decoder"])
+def test_a_table_of_tokens_that_is_not_the_shared_one_is_refused(name: str, prefix: str, tower: str, tmp_path: Path):
+    """transformers keeps such a table; here it would be lost without a word."""
+    CASES[name].model({**TOWERS[name], "tie_word_embeddings": True}, seed=1).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    table = weights[f"{prefix}shared.weight"]
+    field = f"{prefix}{tower}.embed_tokens.weight"
+    for change, fits in ((0.0, True), (0.5, False)):
+        save_file({**weights, field: table + change}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        if fits:
+            assert torch.equal(gf.load(tmp_path).model.embedding.weight, table)
+        else:
+            with refused(code="unsupported", field=f"tensor {field}"):
+                gf.load(tmp_path)
+
+
+def test_a_bart_with_separate_tables_is_refused(tmp_path: Path):
+    CASES["bart"].model({**TOWERS["bart"], "tie_word_embeddings": False}, seed=1).save_pretrained(tmp_path)
+    with refused(code="unsupported", field="tensor model.decoder.embed_tokens.weight"):
+        gf.load(tmp_path)

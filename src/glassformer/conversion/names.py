@@ -264,6 +264,8 @@ class Names:
     """Left out in checkpoints of the bare model, without its head."""
     ignored: str = r"(?!)"
     """Their tensors that hold no weights, a regular expression."""
+    copies: frozenset[str] = frozenset()
+    """Their tensors that repeat the embedding's table; a file in which one differs is another model."""
     wholes: Mapping[str, str] = field(default_factory=dict)
     """A part of our layer -> their module that computes all of it, where its weights are in no modules of their own."""
     apart: frozenset[str] = frozenset()

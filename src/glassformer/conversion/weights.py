@@ -188,6 +188,16 @@ class _Theirs:
         return same and all(torch.equal(mine.to(dtype), theirs.to(dtype)) for mine, theirs in pairs)
 
     def check_all_used(self) -> None:
+        """Raises RequestError for a tensor that the model has no place for."""
+        table = f"{self.names.modules.get('embedding')}.weight".removeprefix(self.cut)
+        for copy in sorted(self.names.copies):
+            name = copy.removeprefix(self.cut)
+            if name in self.file.entries and not self._equal(name, table):
+                raise RequestError(
+                    f"{self.file.path}: {name} differs from {table}; models with one table for both are supported",
+                    code="unsupported", field=f"tensor {name}", expected=f"the values of {table}",
+                )  # fmt: skip
+            self.used.add(name)
         for name in self.file.entries.keys() - self.used:
             if not re.fullmatch(self.names.ignored, self.cut + name):
                 raise RequestError(

@@ -54,8 +54,8 @@ def names(config: ModelConfig) -> Names:
             "final_norm": "decoder.final_layer_norm",
             "head": "lm_head",
         },
-        ignored=r"(en|de)coder\.embed_tokens\.weight"
-        r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+        copies=frozenset(f"{tower}.embed_tokens.weight" for tower in ("encoder", "decoder")),
+        ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         blocks=2,
         encoder=Names(
             "encoder.block.*.", {**_self(""), **_ffn("", 1, gated), "final_norm": "encoder.final_layer_norm"}
