@@ -227,3 +227,22 @@ def test_a_bart_with_separate_tables_is_refused(tmp_path: Path):
     CASES["bart"].model({**TOWERS["bart"], "tie_word_embeddings": False}, seed=1).save_pretrained(tmp_path)
     with refused(code="unsupported", field="tensor model.decoder.embed_tokens.weight"):
         gf.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_t5_in_half_precision_does_not_overflow(dtype: torch.dtype | None, tmp_path: Path):
+    """A feed-forward network that passes 65,504, as in published T5s: what transformers computes from the same file."""
+    published = CASES["t5"].model({**TOWERS["t5"], "feed_forward_proj": "relu"}, seed=1)
+    with torch.no_grad():
+        for name, weight in published.named_parameters():
+            weight *= 3000 if name.endswith(".wo.weight") else 10 if ".wi." in name else 1
+    published.half().save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="float16"):
+        mine = gf.load(tmp_path, dtype=dtype).model
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float32)
+    source, tokens = torch.arange(12)[None], torch.arange(3)[None]
+    with torch.no_grad():
+        expected = theirs(input_ids=source, decoder_input_ids=tokens).logits
+        half = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float16)
+        torch.testing.assert_close(mine(tokens, source=source), expected, rtol=1e-4, atol=1e-4)
+        assert half(input_ids=source, decoder_input_ids=tokens).logits.isfinite().all()

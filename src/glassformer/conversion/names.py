@@ -264,6 +264,8 @@ class Names:
     """Left out in checkpoints of the bare model, without its head."""
     ignored: str = r"(?!)"
     """Their tensors that hold no weights, a regular expression."""
+    overflows: bool = False
+    """True if published weights pass 65,504 in float16 inside the model; such a file is loaded in float32."""
     copies: frozenset[str] = frozenset()
     """Their tensors that repeat the embedding's table; a file in which one differs is another model."""
     wholes: Mapping[str, str] = field(default_factory=dict)

@@ -52,7 +52,7 @@ def fill(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers",
             code="conflict", field="n_layers", value=config.n_layers,
         )  # fmt: skip
-    theirs = _Theirs(file, names, dtype or common_dtype(file), torch.device(device or "cpu"))
+    theirs = _Theirs(file, names, safe_dtype(names, dtype or common_dtype(file), file), torch.device(device or "cpu"))
     config = theirs.with_its_head(config)
     with complaints(where or str(file.path)):
         model = config.outline()
@@ -104,6 +104,18 @@ def common_dtype(file: TensorFile) -> torch.dtype:
         if dtype.is_floating_point:
             sizes[dtype] = sizes.get(dtype, 0) + entry.nbytes
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+def safe_dtype(names: Names, dtype: torch.dtype, file: TensorFile) -> torch.dtype:
+    """Returns the dtype, or float32 with a warning for float16 in a family whose activations overflow it.
+
+    transformers keeps such a family's output matrices in float32 and clamps the residual stream."""
+    if not names.overflows or dtype != torch.float16:
+        return dtype
+    warnings.warn(
+        f"{file.path}: models of this family overflow float16; it is loaded in float32 (dtype='bfloat16' takes half)"
+    )
+    return torch.float32
 
 
 class _Theirs:

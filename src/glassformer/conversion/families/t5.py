@@ -54,6 +54,7 @@ def names(config: ModelConfig) -> Names:
             "final_norm": "decoder.final_layer_norm",
             "head": "lm_head",
         },
+        overflows=True,
         copies=frozenset(f"{tower}.embed_tokens.weight" for tower in ("encoder", "decoder")),
         ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         blocks=2,
