@@ -19,7 +19,7 @@ import glassformer as gf
 from glassformer.conversion import gguf
 from glassformer.conversion.families import FAMILIES
 from glassformer.conversion.fields import Fields
-from glassformer.conversion.storage import open_tensors
+from glassformer.conversion.storage import open_tensors, write_gguf
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
 from glassformer.text import ByteTokenizer
@@ -49,6 +49,7 @@ for prompt in prompts:
 print("FOUND" + json.dumps(found))
 """
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LIKE_LLAMA = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -135,15 +136,72 @@ def test_families(family: str, tmp_path: Path) -> None:
         {"rope_type": "linear", "factor": 2.0},
         {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 32},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        YARN,
+        {**YARN, "attention_factor": 1.0},
+        {**YARN, "attention_factor": 1.3},
+        {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
     ],
-    ids=lambda scaling: scaling["rope_type"],
+    ids=str,
 )  # fmt: skip
 def test_scalings(scaling: dict[str, Any], tmp_path: Path) -> None:
+    """A magnitude of YaRN's own is one factor in config.json and the share of another in a GGUF."""
     model = model_of("llama", rope_scaling=scaling)
     gguf.write(model, ByteTokenizer(), tmp_path / "model.gguf", kind="F32")
-    assert gf.load(tmp_path / "model.gguf").config.resolved() == model.config.resolved()
+    back = gf.load(tmp_path / "model.gguf").model
+    tokens = torch.arange(100)[None]
+    torch.testing.assert_close(back(tokens), model(tokens), rtol=1e-4, atol=1e-4)
     assert compare(model, tmp_path / "model.gguf") < EXACT
+
+
+def rewritten(path: Path, **changes: Any) -> Path:
+    """The file with more metadata of its architecture."""
+    with open_tensors(path) as file:
+        metadata = file.metadata | {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
+        write_gguf(path.with_name("changed.gguf"), metadata, {name: file.tensor(name) for name in file.entries})
+    return path.with_name("changed.gguf")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope__scale_linear": 4.0},
+        {"rope__scaling__factor": 4.0},
+        {"rope__scaling__factor": 4.0, "rope__scaling__type": "none"},
+        {"rope__scaling__factor": 4.0, "rope__scaling__type": "linear", "rope__scale_linear": 2.0},
+        {"rope__scaling__attn_factor": 1.0},
+    ],
+    ids=str,
+)
+def test_metadata_that_scales_positions(changes: dict[str, Any], tmp_path: Path) -> None:
+    gguf.write(model_of("llama"), ByteTokenizer(), tmp_path / "model.gguf", kind="F32")
+    path = rewritten(tmp_path / "model.gguf", **changes)
+    assert compare(gf.load(path).model, path) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rope__scaling__attn_factor": 1.3}, "rope.scaling.attn_factor"),
+        ({"rope__scaling__attn_factor": 1.3, "rope__scaling__type": "linear"}, "rope.scaling.attn_factor"),
+        ({"attention__causal": False}, "llama.attention.causal"),
+        ({"attention__value_length": 8}, "attention.value_length"),
+        ({"expert_count": 8}, "llama.expert_count"),
+    ],
+    ids=str,
+)
+def test_metadata_that_is_obeyed_there_and_not_here_is_refused(
+    changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    gguf.write(model_of("llama"), ByteTokenizer(), tmp_path / "model.gguf", kind="F32")
+    with refused(code="unsupported", field=field):
+        gf.load(rewritten(tmp_path / "model.gguf", **changes))
+
+
+def test_metadata_that_is_unknown_is_named(tmp_path: Path) -> None:
+    gguf.write(model_of("llama"), ByteTokenizer(), tmp_path / "model.gguf", kind="F32")
+    with pytest.warns(UserWarning, match="attention.of_tomorrow"):
+        gf.load(rewritten(tmp_path / "model.gguf", attention__of_tomorrow=1.5))
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -55,8 +56,29 @@ SCALING = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
-    "rope.scaling.attn_factor": "attention_factor",
 }
+MAGNITUDE = "rope.scaling.attn_factor"
+HARMLESS = frozenset({
+    "block_count", "tensor_data_layout", "rope.scaling.finetuned", "vocab_size", "context_length", "pooling_type",
+    "attention.group_norm_epsilon", "embedding_length", "feed_forward_length",
+})  # fmt: skip
+"""Keys that change nothing besides the shapes that the tensors have."""
+LOADED: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.scale": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "attention.sliding_window": (0,),
+}
+"""Keys that loaders of llama.cpp obey -> values without effect, for families that do not read the key themselves."""
 FRACTIONS = frozenset({
     "attention.max_alibi_bias", "attention.clamp_kqv", "attention.scale", "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale",
@@ -109,13 +131,44 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
     shapes = {name: entry.shape for name, entry in file.entries.items()}
     prefix = f"{name}."
     with complaints(str(file.path)):
-        said = {
-            key.removeprefix(prefix): _scalar(f"{file.path}: {key}", value)
+        said = _Said(
+            (key.removeprefix(prefix), _scalar(f"{file.path}: {key}", value))
             for key, value in file.metadata.items()
             if key.startswith(prefix)
-        }
+        )
         fields = _fields(family.gguf, said, shapes, file.tensor)
+        said.check_read(str(file.path), prefix)
     return family, family.config(Fields(fields, str(file.path)))
+
+
+class _Said(dict[str, Any]):
+    """Metadata of an architecture, and which keys of it were read."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]):
+        super().__init__(pairs)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def check_read(self, path: str, prefix: str) -> None:
+        """Warns of keys that were not read. Raises RequestError for one that changes what llama.cpp computes."""
+        unread = sorted(self.keys() - self.seen - HARMLESS)
+        for key in unread:
+            value = super().__getitem__(key)
+            if key in LOADED and value not in LOADED[key]:
+                raise RequestError(
+                    f"{path}: {prefix}{key}={value}: llama.cpp obeys it, and models of this family are computed "
+                    f"without it here",
+                    code="unsupported", field=f"{prefix}{key}", value=value, expected=str(LOADED[key][0]),
+                )  # fmt: skip
+        if strange := [key for key in unread if key not in LOADED]:
+            warnings.warn(f"{path} has metadata that is not understood and may matter: {', '.join(strange[:8])}")
 
 
 def _scalar(where: str, value: Any) -> Any:
@@ -154,10 +207,19 @@ def _fields(
     head_dim = said.get("attention.key_length")
     if head_dim is None and _is_positive_int(heads) and _is_positive_int(width):
         head_dim = width // heads
+    if (width_of_v := said.get("attention.value_length", head_dim)) != head_dim:
+        raise _other("attention.value_length", width_of_v, f"{head_dim}, the length of a key")
     if _is_positive_int(turned) and _is_positive_int(head_dim):
         fields[gguf.fraction] = turned / head_dim
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
-    kind = said.get("rope.scaling.type", "none")
+    factor = said.get("rope.scaling.factor", said.get("rope.scale_linear", 0)) or 1
+    kind = said.get("rope.scaling.type", "none" if factor == 1 else "linear")  # llama.cpp's own default
+    magnitude = said.get(MAGNITUDE, 1.0)
+    pairwise = FREQS in shapes or SHORT in shapes
+    if pairwise and factor != 1 and kind != "none":
+        raise _other("rope.scaling.factor", factor, "1 beside divisors of each frequency")
+    if magnitude != 1 and not (SHORT in shapes or kind == "yarn"):
+        raise _other(MAGNITUDE, magnitude, "1 without yarn or longrope")
     if FREQS in shapes and _is_positive_int(turned):
         if [2 * n for n in shapes[FREQS]] != [turned]:
             raise RequestError(
@@ -170,10 +232,24 @@ def _fields(
             key: [_shortest(factor) for factor in tensor(name).tolist()]
             for key, name in (("short_factor", SHORT), ("long_factor", LONG))
         }
-        fields["rope_scaling"] = {**scaling, **both, "rope_type": "longrope"}
+        scaling.pop("factor", None)
+        given = {"attention_factor": magnitude} if MAGNITUDE in said else {}
+        fields["rope_scaling"] = {**scaling, **given, **both, "rope_type": "longrope"}
+    elif kind == "yarn":
+        given = {"attention_factor": _shortest(magnitude * _grown(factor))} if MAGNITUDE in said else {}
+        fields["rope_scaling"] = {**scaling, **given, "rope_type": kind}
     elif kind != "none":
-        fields["rope_scaling"] = {**scaling, "rope_type": kind}
+        fields["rope_scaling"] = {**scaling, "factor": factor, "rope_type": kind}
     return fields
+
+
+def _grown(factor: float) -> float:
+    """Returns the magnitude of YaRN that llama.cpp multiplies with `attn_factor`: 1 + 0.1 ln(factor)."""
+    return 1.0 + 0.1 * math.log(factor)
+
+
+def _other(key: str, value: Any, expected: str) -> RequestError:
+    return RequestError(code="unsupported", field=key, value=value, expected=expected)
 
 
 def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
@@ -294,8 +370,8 @@ def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
 
 
 def _near(mine: Any, theirs: Any) -> bool:
-    """Fractions that 32 bits, all that a GGUF has for them, do not tell apart."""
-    return isinstance(mine, float) and isinstance(theirs, float) and np.float32(mine) == np.float32(theirs)
+    """Fractions that 32 bits, all that a GGUF has for them, do not tell apart, after one multiplication."""
+    return isinstance(mine, float) and isinstance(theirs, float) and math.isclose(mine, theirs, rel_tol=2.0**-22)
 
 
 def _type(kind: str, shape: tuple[int, ...]) -> str:
@@ -321,10 +397,12 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
     if isinstance(given, LongRopeScalingConfig):  # a factor would slow every pair once more
         said["rope.scaling.type"] = kind
         said["rope.scaling.original_context_length"] = given.original_context
-        said["rope.scaling.attn_factor"] = given.build(config.ctx).magnitude
+        said[MAGNITUDE] = given.build(config.ctx).magnitude
     elif kind in ("linear", "yarn"):
         said["rope.scaling.type"] = kind
         said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}
+        if (magnitude := scaling.get("attention_factor")) is not None:
+            said[MAGNITUDE] = magnitude / _grown(scaling["factor"])
     elif kind is not None and kind != "llama3":
         raise RequestError(
             f"GGUF has no {kind} scaling of rotary positions",
