@@ -246,3 +246,9 @@ def test_t5_in_half_precision_does_not_overflow(dtype: torch.dtype | None, tmp_p
         half = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float16)
         torch.testing.assert_close(mine(tokens, source=source), expected, rtol=1e-4, atol=1e-4)
         assert half(input_ids=source, decoder_input_ids=tokens).logits.isfinite().all()
+
+
+def test_a_compiled_model_is_saved_like_the_model_inside(tmp_path: Path):
+    model = gf.preset(f"llama@1m+{SHAPE}").build(seed=0)
+    gf.save(torch.compile(model, backend="eager"), None, tmp_path)
+    assert torch.equal(gf.load(tmp_path).model.embedding.weight, model.embedding.weight)

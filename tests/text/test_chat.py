@@ -402,6 +402,15 @@ def test_a_tokenizer_brings_its_template_and_its_special_tokens() -> None:
     assert ChatTemplate.of(BPETokenizer.train(["text"], 257)) is None
 
 
+def test_keys_without_a_value_are_dropped() -> None:
+    """A call of a tool has no content: transformers drops the key, where a template would print None."""
+    source = "{% for m in messages %}[{{ m.role }}:{{ m.content }}|{{ 'content' in m }}|{{ 'calls' in m }}]{% endfor %}"
+    messages = [{"role": "assistant", "content": None, "calls": [1]}, {"role": "user", "content": "", "calls": None}]
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer()._library)
+    with ChatTemplate(source) as found:
+        assert found.render(messages) == theirs.apply_chat_template(messages, chat_template=source, tokenize=False)
+
+
 def test_one_of_several_templates() -> None:
     several = [{"name": "default", "template": "{{ 1 }}"}, {"name": "rag", "template": "{{ 2 }}"}]
     made = tokenizer(chat_template=several)

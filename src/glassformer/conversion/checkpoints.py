@@ -22,6 +22,7 @@ from glassformer.conversion.storage import is_gguf, means_weights, open_tensors,
 from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError
 from glassformer.generation.vectors import Pooling
+from glassformer.introspection import eager
 from glassformer.loaded import Loaded
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
@@ -155,7 +156,7 @@ def save(
     pooling: Pooling | None = None,
 ) -> Family:
     """Writes a Hugging Face folder and returns the family that holds the model; `gf.save` explains the parameters."""
-    place = writable(folder, file=False)
+    place, model = writable(folder, file=False), eager(model)
     ends = model.ends if ends is None else ends
     return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)
 

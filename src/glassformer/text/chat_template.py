@@ -88,7 +88,7 @@ class ChatTemplate:
             "documents": None,
             **self.variables,
             **variables,
-            "messages": [dict(message) for message in messages],
+            "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
         try:
