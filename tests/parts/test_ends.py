@@ -212,7 +212,7 @@ def test_targets_that_are_all_ignored_give_gradients_of_zero(change: str) -> Non
     assert loss.isnan() and theirs.isnan()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and "router" not in name}
     assert grads and all(grad.isfinite().all() for grad in grads.values())
-    if "moe" not in change:  # the balance of experts is a loss of its own
+    if "moe" not in change:  # experts have a second loss, their balance
         assert all((grad == 0).all() for grad in grads.values())
 
 

@@ -62,7 +62,7 @@ HARMLESS = frozenset({
     "block_count", "tensor_data_layout", "rope.scaling.finetuned", "vocab_size", "context_length", "pooling_type",
     "attention.group_norm_epsilon", "embedding_length", "feed_forward_length",
 })  # fmt: skip
-"""Keys that change nothing besides the shapes that the tensors have."""
+"""Keys whose only effect is on shapes, which the tensors have."""
 LOADED: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.max_alibi_bias": (0.0,),
@@ -217,7 +217,7 @@ def _fields(
     magnitude = said.get(MAGNITUDE, 1.0)
     pairwise = FREQS in shapes or SHORT in shapes
     if pairwise and factor != 1 and kind != "none":
-        raise _other("rope.scaling.factor", factor, "1 beside divisors of each frequency")
+        raise _other("rope.scaling.factor", factor, "1 if each frequency has a divisor")
     if magnitude != 1 and not (SHORT in shapes or kind == "yarn"):
         raise _other(MAGNITUDE, magnitude, "1 without yarn or longrope")
     if FREQS in shapes and _is_positive_int(turned):

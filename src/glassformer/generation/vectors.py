@@ -78,7 +78,7 @@ class Embedder:
         """Whether the model's own head makes the vectors."""
         self.limit = min(self.pooling.max_tokens or loaded.config.context, loaded.config.context)
         self.unpooled = 0 if self.pooling.include_prompt else prompt_tokens(self.tokenizer, self.pooling.prompt)
-        """Tokens at the beginning of a row that are read but not pooled."""
+        """First tokens of a row that are read but not pooled."""
 
     def __call__(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
         check_texts(texts)
@@ -129,7 +129,7 @@ def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
-    """Returns the number of tokens with which a prompt begins a text, without the special token that ends a text."""
+    """Returns the number of tokens of a prompt in front of a text, without the special token that ends a text."""
     row = tokenized(tokenizer, [prompt], MOST_PROMPT)[0] if prompt else []
     closed = len(row) > 0 and isinstance(tokenizer, FileTokenizer) and int(row[-1]) in tokenizer.special_ids
     return len(row) - closed
