@@ -130,7 +130,9 @@ def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
     """Returns the number of tokens of a prompt in front of a text, without the special token that ends a text."""
-    row = tokenized(tokenizer, [prompt], MOST_PROMPT)[0] if prompt else []
+    if not prompt:
+        return 0
+    row = tokenized(tokenizer, [prompt], MOST_PROMPT)[0]
     closed = len(row) > 0 and isinstance(tokenizer, FileTokenizer) and int(row[-1]) in tokenizer.special_ids
     return len(row) - closed
 
