@@ -8,7 +8,7 @@ or the other side wins.
 attention    one call, 16 heads of 64, causal, 2,048 tokens: `naive`, which writes all scores, beside the kernel that
              `auto` takes here. Backward is that pass alone. Memory is the growth of the resident set over both
 heads        a model of 4 layers, width 768, 12 heads: the state's bytes, a step of decoding after 2,048 tokens, and a
-             training pass of 512 tokens, with 12, 4 and 1 heads of keys and values
+             training pass of 512 tokens, with 12, 4 and 1 KV heads
 norm         2,048 tokens of width 4,096, eager and compiled
 rotary       a training pass of that model with and without it
 window       one call as above with 4,096 tokens, each seeing 1,024, beside all before it, and beside all

@@ -33,9 +33,9 @@ CHANGES = ("gqa:2", "mqa")
 AFTER = 4096
 """Tokens in the cache where decoding is timed."""
 GROUPS = {"+mha": 12, "+gqa:4": 4, "+mqa": 1}
-"""Heads of keys of the model that is timed."""
+"""KV heads of the model that is timed."""
 BEGIN = """\
-# Uptraining: fewer heads of keys for a model that is trained
+# Uptraining: fewer KV heads for a model that is trained
 
 ```python
 single = gf.load("RUN+mqa")  # or smollm2+gqa:1: each head the mean of those whose queries it now serves
@@ -46,7 +46,7 @@ $ glassformer train RUN+mqa --pretrained --data my_text.txt --steps 100 --out up
 $ glassformer compare RUN RUN+gqa:2 RUN+mqa --pretrained --allow-unmatched --data my_text.txt --steps 100 --seeds 3
 ```
 
-A model with as many heads of keys and values as of queries becomes one with fewer by taking the **mean** of each
+A model with as many KV heads as query heads becomes one with fewer by taking the **mean** of each
 group's heads, and a little training repairs what that costs (Ainslie et al. 2023,
 [2305.13245](https://arxiv.org/abs/2305.13245)). More heads than there were are repeated, which changes nothing that the
 model computes. Other ways, from `glassformer.conversion.heads`: the **first** head of each group, or **new** ones.
@@ -67,7 +67,7 @@ def page(
         "The gap is the loss of a conversion less that of the unchanged model after as many steps on the same text, in",
         f"nats per character; means of {seeds} seeds, which differ in the order of that text. In brackets how much of",
         "the first gap is closed.", "",
-        "| heads of keys | made of | " + " | ".join(f"{step} steps" for step in steps) + " |",
+        "| KV heads | made of | " + " | ".join(f"{step} steps" for step in steps) + " |",
         "|---|---|" + "---|" * len(steps),
         "| 4, unchanged: the loss itself | - | " + " | ".join(f"{loss:.4f}" for loss in kept) + " |",
     ]  # fmt: skip
@@ -82,7 +82,7 @@ def page(
         f"The decode state is counted. The times are of `{WIDE}`",
         f"(12 heads), one thread, {AFTER:,} tokens in the cache, eight tokens a round: the geometric mean of ratios",
         "of nine rounds in turn, with its interval. **They were measured on a loaded machine.**", "",
-        f"| heads of keys | state of {AFTER:,} tokens, fp32 | over that of 12 heads | time of a token over theirs |",
+        f"| KV heads | state of {AFTER:,} tokens, fp32 | over that of 12 heads | time of a token over theirs |",
         "|---|---|---|---|",
     ]  # fmt: skip
     whole = preset(WIDE + "+mha").state_bytes(AFTER)
@@ -111,7 +111,7 @@ def findings(curves: Sequence[Curve], steps: Sequence[int]) -> list[str]:
 
 
 def speeds() -> list[tuple[str, float, float, float]]:
-    """Change -> time of a token over that of as many heads of keys as of queries."""
+    """Change -> time of a token over that of as many KV heads as query heads."""
     found = []
     for change in list(GROUPS)[1:]:
 

@@ -60,7 +60,7 @@ def answers() -> Iterator[Answer]:
             f"{one.parameters - ends:,}", "mixer + ffn + norms",
             f"12 * {one.config.n_layers} * {one.config.d_model}^2 = {rule:,}",
             f"{rule / (one.parameters - ends) - 1:+.1%}"
-            + (": fewer key heads, a gated network" if name != "gpt2" else ": biases and norms are missing"),
+            + (": fewer KV heads, a gated network" if name != "gpt2" else ": biases and norms are missing"),
         )  # fmt: skip
     block = "gpt2+layers=1+heads=8+context=512"
     flops = of(block).forward_of_layers
@@ -89,7 +89,7 @@ def answers() -> Iterator[Answer]:
         rule = 2 * one.config.n_layers * one.config.d_model * 2
         yield Answer(
             f"What does a token take in the cache of {name}, bf16?", f"glassformer plan {name}",
-            f"{one.state_bytes_per_token:,.0f} B", "2 L c bytes, c the width of all key heads",
+            f"{one.state_bytes_per_token:,.0f} B", "2 L c bytes, c the width of all KV heads",
             f"2 L H d bytes = {rule:,}",
             "right" if rule == one.state_bytes_per_token else "4 times too large: 8 of 32 heads",
         )  # fmt: skip
@@ -97,7 +97,7 @@ def answers() -> Iterator[Answer]:
     for word, quoted in (("mqa", "8 %"), ("gqa:4", "33 %")):
         share = of(f"gpt2+{word}").state_bytes / full
         yield Answer(f"What is left of GPT-2's cache with {word}?", f"glassformer plan gpt2 gpt2+{word}",
-                     f"{share:.1%}", "key heads / heads", quoted, "right")  # fmt: skip
+                     f"{share:.1%}", "KV heads / heads", quoted, "right")  # fmt: skip
     norms = [component(name, "norms").parameters for name in ("gpt2", "gpt2+rmsnorm")]
     yield Answer(
         "How many parameters does RMSNorm save?", "glassformer plan gpt2 gpt2+rmsnorm --explain",

@@ -196,8 +196,8 @@ def test_columns_name_their_mixers_and_brackets_their_key_heads(pages: dict[str,
         "mamba: layers 0 to 1", "attention: layers 2 to 2", "attention, window of 9: layers 3 to 3",
     ]  # fmt: skip
     labels = [cell.get_attribute("aria-label") for cell in page.locator("#head-grid [role=gridcell]").all()]
-    assert len(labels) == 8 and labels[2].startswith("Layer 2, head 1, on key head 0: entropy ")
-    assert labels[4].startswith("Layer 2, head 2, on key head 1")
+    assert len(labels) == 8 and labels[2].startswith("Layer 2, head 1, on KV head 0: entropy ")
+    assert labels[4].startswith("Layer 2, head 2, on KV head 1")
     assert page.get_by_text("A hatched layer has no softmax").count() == 1
     assert view(pages["short"]).get_by_text("A hatched layer").count() == 0
     # Ink along the heads 0 and 1 of layer 2, at the left of their column, and none between heads 1 and 2.

@@ -282,7 +282,7 @@ def test_its_title_has_the_text():
 
 def test_it_names_the_mixers_and_who_shares_keys():
     page = Page(inspect(loud("llama@1m+gqa:2"), TOKENS).page())
-    assert "4 in each of 3 layers, on 2 key heads" in page.text and "A bracket joins the 2 query heads" in page.text
+    assert "4 in each of 3 layers, on 2 KV heads" in page.text and "A bracket joins the 2 query heads" in page.text
     page = Page(inspect(loud("llama@1m+window:5"), TOKENS).page())
     assert page.data["mixers"] == ["attention, window of 5"] * 3 and "A bracket" not in page.text
     page = Page(inspect(preset("llama@1m+mamba+layers=3+d_model=16+vocab_size=61").build().eval(), TOKENS).page())

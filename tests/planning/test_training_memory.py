@@ -208,7 +208,7 @@ def test_the_verb_says_what_the_function_does(capsys: pytest.CaptureFixture[str]
     ("model", "layout", "field", "near"),
     [
         ("llama-7b", "tp=3", "tp", "2"),  # 32 heads, 11,008 hidden
-        ("llama-3-8b", "tp=16", "tp", "8"),  # 8 heads of keys and values
+        ("llama-3-8b", "tp=16", "tp", "8"),  # 8 KV heads
         ("llama-7b", "pp=33", "pp", "32"),
         ("llama-7b", "pp=16,interleave=4", "interleave", "2"),
         ("llama-7b", "cp=3", "cp", "2"),

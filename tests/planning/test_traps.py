@@ -26,7 +26,7 @@ def test_a_cache_has_keys_and_values():
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b", "qwen3-8b", "falcon-7b"])
 def test_a_cache_has_the_heads_of_keys_alone(name: str):
-    """By 2 L H d grouped heads are forgotten: too large by query heads over key heads, where heads fill the width."""
+    """By 2 L H d grouped heads are forgotten: too large by query heads over KV heads, where heads fill the width."""
     shape = rules.SHAPES[name]
     assert rules.full_heads_cache(shape) / rules.state(name) == pytest.approx(shape.heads / shape.kv_heads)
 

@@ -43,7 +43,7 @@ class Question:
 
 QUESTIONS = (
     Question(
-        "How many heads of keys and values?",
+        "How many KV heads?",
         ("chat", "long"),
         {"one for each": "+mha", "a quarter of the heads": "+gqa:{quarter}", "one for all": "+mqa"},
         (

@@ -1,4 +1,4 @@
-"""Uptraining: a model with as many heads of keys as of queries, converted to fewer and trained on for a little while
+"""Uptraining: a model with as many KV heads as query heads, converted to fewer and trained on for a little while
 (Ainslie et al. 2023, 2305.13245).
 
 The base is trained at a constant learning rate, so that what follows goes on where it stood; every conversion of it,

@@ -72,7 +72,7 @@ class LayerMaps:
     received: Tensor
     seen_by: Tensor
     key_heads: int
-    """Heads of keys and values; the query heads share them in equal groups, in order."""
+    """KV heads; the query heads share them in equal groups, in order."""
 
     @cached_property
     def rest(self) -> Tensor:

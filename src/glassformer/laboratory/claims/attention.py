@@ -430,7 +430,7 @@ CLAIMS = [
     ),
     Claim(
         name="shared-keys-cost-little", kind="scoped", minutes=18,
-        statement="With two heads of keys instead of four, or with one, perplexity rises by less than 2 %.",
+        statement="With two KV heads instead of four, or with one, perplexity rises by less than 2 %.",
         source="a guide to improvements of the architecture; 2305.13245, table 1", published="less than 2 %",
         size="1M parameters, 1.5M tokens",
         measure=contrast(
@@ -442,23 +442,23 @@ CLAIMS = [
     ),
     Claim(
         name="grouped-trains-faster", kind="measured", minutes=1,
-        statement="With 4 of 12 heads of keys a training step takes a tenth less time.",
+        statement="With 4 of 12 KV heads a training step takes a tenth less time.",
         source="a guide to improvements of the architecture", published="1.1 times as fast",
         size="4 layers of width 768",
-        measure=races(Race("a step with 12 heads of keys over one with 4", grouped_training, least=1.1, published=1.1)),
+        measure=races(Race("a step with 12 KV heads over one with 4", grouped_training, least=1.1, published=1.1)),
     ),
     Claim(
         name="multi-query-decodes-faster", kind="measured", minutes=1,
-        statement="With one head of keys a token after 2,048 takes 30 to 40 % less time.",
+        statement="With one KV head a token after 2,048 takes 30 to 40 % less time.",
         source="a guide to improvements of the architecture; 1911.02150", published="30 to 40 % less",
         size="4 layers of width 768",
         measure=races(
-            Race("a token with 12 heads of keys over one with 1", multi_query_decoding, least=1 / 0.7, published=1.54),
+            Race("a token with 12 KV heads over one with 1", multi_query_decoding, least=1 / 0.7, published=1.54),
         ),
     ),
     Claim(
         name="uptraining-repairs", kind="scoped", minutes=15,
-        statement="Fewer heads of keys lose least where they are the means of those there were, more as the first of "
+        statement="Fewer KV heads lose least where they are the means of those there were, more as the first of "
         "them, most as new ones; a twentieth of the training closes the gap of grouped heads.",
         source="2305.13245, sections 2.1 and 3.3, table 1 and figure 4",
         published="47.1 with 8 groups against 47.2 with all heads; mean, first, random in this order",

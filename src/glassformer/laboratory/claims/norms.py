@@ -101,7 +101,7 @@ def falcon_parallel(bench: Bench) -> Outcome:
     figures = (
         exact("layers that run attention beside the network", parallel, least=len(layers), most=len(layers),
               published=len(layers)),
-        exact("heads that share one head of keys", heads, least=71, most=71, published=71),
+        exact("heads that share one KV head", heads, least=71, most=71, published=71),
     )  # fmt: skip
     return Outcome(figures=figures, size=f"falcon-7b, {len(layers)} layers", sure="read off the published model")
 
@@ -178,7 +178,7 @@ CLAIMS = [
     ),
     Claim(
         name="falcon-parallel", kind="exact", minutes=0.01,
-        statement="Falcon-7B runs attention beside the network, and its 71 heads share one head of keys and values.",
+        statement="Falcon-7B runs attention beside the network, and its 71 heads share one KV head.",
         source="2311.16867", published="parallel, multi-query", size="any",
         measure=falcon_parallel,
     ),

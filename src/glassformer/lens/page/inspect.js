@@ -401,7 +401,7 @@
   };
   const headName = (layer, head) => {
     const key = keyHead(layer, head);
-    return `Layer ${layer}, head ${head}${key === null ? "" : `, on key head ${key}`}`;
+    return `Layer ${layer}, head ${head}${key === null ? "" : `, on KV head ${key}`}`;
   };
   let built = "";
   const buildHeads = (down, cell) => {

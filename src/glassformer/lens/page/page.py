@@ -167,12 +167,12 @@ def counted(names: tuple[str, ...]) -> str:
 
 
 def head_count(seen: Inspected) -> str:
-    """Query heads, and how many key heads they share, where all layers are alike."""
+    """Query heads, and how many KV heads they share, where all layers are alike."""
     sizes = {(len(kept.maps), kept.key_heads) for kept in seen.attention.values()}
     if len(sizes) != 1:
         return f"{len(seen.heads):,}" if seen.heads else ""
     ((queries, keys),) = sizes
-    shared = "" if keys == queries else f", on {keys:,} key head{'s' if keys > 1 else ''}"
+    shared = "" if keys == queries else f", on {keys:,} KV head{'s' if keys > 1 else ''}"
     return f"{queries:,} in each of {len(seen.attention):,} layers{shared}"
 
 
@@ -282,7 +282,7 @@ def shared(seen: Inspected) -> str:
     groups = sorted({len(kept.maps) // kept.key_heads for kept in seen.attention.values()} - {1})
     if not groups:
         return ""
-    return f"A bracket joins the {' or '.join(map(str, groups))} query heads that share one head of keys and values."
+    return f"A bracket joins the {' or '.join(map(str, groups))} query heads that share one KV head."
 
 
 def is_pooled(seen: Inspected) -> bool:
