@@ -248,7 +248,8 @@ CLAIMS = [
     ),
     Claim(
         name="llama-7b-cache", kind="exact", minutes=0.01,
-        statement="A cache takes 2 L d numbers for each token: half a MiB for a model of 7B with one KV head per query head.",
+        statement="A cache takes 2 L d numbers for each token: half a MiB for a model of 7B with one KV head per "
+        "query head.",
         source="a guide to the mathematics of transformers", published="2 x 32 x 4,096 x 2 bytes", size="any",
         measure=llama_cache,
     ),
