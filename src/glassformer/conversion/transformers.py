@@ -4,7 +4,7 @@
 >>> AutoModelForCausalLM.from_pretrained(folder)                    # a folder that gf.save wrote
 >>> GlassformerForCausalLM.of(gf.preset("llama@10m+alibi").build())   # any model, wrapped as it stands
 
-A decoder is `AutoModelForCausalLM`'s, with a prefix or without, a model that sees both ways `AutoModelForMaskedLM`'s,
+A decoder is `AutoModelForCausalLM`'s, with a prefix or without, a bidirectional model `AutoModelForMaskedLM`'s,
 one with two towers `AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives
 the hidden states of any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
 """
@@ -307,7 +307,7 @@ class _WithoutDecoder(Wrapped):
 
 
 class GlassformerForMaskedLM(_WithoutDecoder):
-    """A model that sees both ways and predicts tokens."""
+    """A bidirectional model that predicts tokens."""
 
     answer = MaskedLMOutput
 

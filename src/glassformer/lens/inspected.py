@@ -140,7 +140,7 @@ class Inspected:
     spelled: dict[int, str]
     """id -> word, of every token that is predicted."""
     causal: bool
-    """Predictions are of the next token; otherwise the model sees both ways, and they are of the token itself."""
+    """Predictions are of the next token; otherwise the model is bidirectional, and they are of the token itself."""
     layers: int
     heads: tuple[HeadMap, ...]
     """Of all layers that have maps, in order."""

@@ -48,7 +48,7 @@ class Plan(PrintedPlan):
     states: dict[str, int]
     """Bytes of the decode state of one sequence by kind (cache, window, latent, recurrent, source), exactly what
     `model.init_state(1, context, state_dtype)` allocates; a source is as long as the context. None of a model that
-    reads in both directions, which does not decode."""
+    is bidirectional, which does not decode."""
     next_token_bytes: int
     """By how much the state grows with a written token after `context`: 0 where windows and recurrences hold all there
     is."""

@@ -206,7 +206,7 @@ def plan(
         if mode == "train":
             return step.plan(config, lengths[name], layout, recompute, weights, loss, finetune)
         if generate and not config.writes:
-            message = f"{name} reads in both directions and writes no text; leave out generate, or plan its training"
+            message = f"{name} is bidirectional and generates no text; leave out generate, or plan its training"
             raise RequestError(message, code="conflict", field="generate", value=name)
         return generation(config, batch, lengths[name], step.dtype, state, weights, on)
 

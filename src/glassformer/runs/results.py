@@ -232,7 +232,7 @@ class RunResult(Entry):
 
     @property
     def generates(self) -> bool:
-        """Whether its model continues a text; one that sees both ways does not, nor one that was not trained to."""
+        """Whether its model continues a text; a bidirectional one does not, nor one that was not trained to."""
         from glassformer.config import ModelConfig  # imports torch, which a report does without
         from glassformer.training import Recipe
 

@@ -1,4 +1,4 @@
-"""Longformer: RoBERTa's layers with a window to both sides, and global tokens that look with projections of their own:
+"""Longformer: RoBERTa's layers with a bidirectional window, and global tokens that look with projections of their own:
 `LongformerForMaskedLM`, `LongformerModel`, `LongformerForSequenceClassification`. Which tokens are global comes with
 the text (`model(global_tokens=)`); without, the class of classes has the first one, and the others none."""
 

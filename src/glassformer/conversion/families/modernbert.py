@@ -1,4 +1,4 @@
-"""ModernBERT: an encoder in which two of three layers look through a window to both sides, each kind with rotary
+"""ModernBERT: an encoder in which two of three layers look through a bidirectional window, each kind with rotary
 positions of its own: `ModernBertForMaskedLM`, `ModernBertModel`, `ModernBertForSequenceClassification`."""
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def low_rank_patterns(bench: Bench) -> Outcome:
         figures=figures,
         size=f"{model}, {preset(model).n_layers} layers, {SHORT:,} tokens, {texts} texts of {context} characters",
         sure=f"{len(trained)} seeds, intervals of 95 %",
-        notes=("The source looks at an encoder that sees both ways: patterns here are triangular, whose diagonal alone "
+        notes=("The source looks at a bidirectional encoder: patterns here are triangular, whose diagonal alone "
                "gives them full rank.",),
     )  # fmt: skip
 

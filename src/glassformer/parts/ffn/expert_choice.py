@@ -122,7 +122,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
     """y_t = sum of p_ti E_i(x_t) over the experts i that take token t; each takes the ceil(s k / e) tokens of largest
     p_i. Zhou et al. 2022, 2202.09368.
 
-    For models that see both ways. It loses wherever the next token is to be predicted: the choice looks ahead, and is
+    For bidirectional models. It loses wherever the next token is to be predicted: the choice looks ahead, and is
     refused there; and a token that no expert takes passes as it is.
     """
 

@@ -69,7 +69,7 @@ class GlobalAttention(Attention):
         return self.call(q, k, v, None, pass_).vary(visibility=seen, index=(rows, pass_.slots))
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
-        raise RequestError("global attention looks both ways, so it cannot decode", code="causal", field="mixer")
+        raise RequestError("global attention is bidirectional, so it cannot decode", code="causal", field="mixer")
 
 
 class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):

@@ -23,7 +23,7 @@ from glassformer.parts.position.picture import Plot
 def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides: bool) -> Int[Tensor, "*s"]:
     """The bucket of distance k - q: near ones have one each, those further away share more and more.
 
-    Half of the buckets are near; the others grow as the logarithm does. Looking to both sides, half are for keys after
+    Half of the buckets are near; the others grow as the logarithm does. If bidirectional, half are for keys after
     the query; otherwise those are at 0."""
     first = torch.zeros_like(distance)
     if both_sides:

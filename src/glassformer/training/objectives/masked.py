@@ -49,7 +49,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
 
     one_sided: bool = False
     """Whether a causal model may learn it too, from what stands before a hidden token alone: to be compared with one
-    that sees both ways."""
+    that is bidirectional."""
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
@@ -61,13 +61,13 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             )  # fmt: skip
         if config.causal and not self.one_sided:
             raise RequestError(
-                "objective=masked needs a model that sees both ways, and this one is causal: it cannot use what stands "
+                "objective=masked needs a bidirectional model, and this one is causal: it cannot use what stands "
                 "after a mask; use an encoder such as bert, +bidirectional, or objective next_token",
                 code="causal", field="objective", value=self.kind, expected="next_token",
             )  # fmt: skip
 
     def among(self, configs: Mapping[str, ModelConfig]) -> Self:
-        """Causal models may take part beside one that sees both ways: what that is worth can be measured."""
+        """Causal models may take part next to a bidirectional one: what that is worth can be measured."""
         found = self
         if len({config.causal for config in configs.values()}) > 1:
             found = self.vary(one_sided=True)

@@ -15,7 +15,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
 
     Sutskever et al. 2014, 1409.3215; Vaswani et al. 2017, 1706.03762. Each document of the data is a pair, its source
     and its target with a tab between. An encoder reads the source, where there is one; other models read it in front of
-    the target, with the tab between, and those with a prefix read it both ways. All are scored on the same targets.
+    the target, with the tab between, those with a prefix read it bidirectionally. All are scored on the same targets.
     Label smoothing is the head's.
     """
 
