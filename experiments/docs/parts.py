@@ -232,7 +232,8 @@ def written_part(page: PartPage) -> str:
         f"# {page.name}",
         f"*{page.what[0].upper()}{page.what[1:]}.*",
         f"![{page.name}](../figures/parts/{page.name}.png)",
-        "What a token sees is measured with fresh weights; how far a recurrence remembers is decided in training.",
+        "What a token attends to is measured with fresh weights; how far a recurrence remembers is decided in "
+        "training.",
         f"```\nglassformer {command}\n```",
         *(block for one in classes for block in markdown_of(one)),
         "## What it costs",

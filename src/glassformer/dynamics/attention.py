@@ -63,8 +63,8 @@ def max_attention_logit(scores: Float[Tensor, "... s t"]) -> Tensor:
 def sink_mass(pattern: Float[Tensor, "... s t"], key: int = 0) -> Tensor:
     """Mean attention that key k receives from the queries at and after it, Σ_{i>=k} A_ik / (T - k); per head, (n,).
 
-    The first query sees itself alone and counts with 1. 0 where no query is given. Gu et al. 2024, arXiv 2410.10781;
-    Xiao et al. 2023, 2309.17453. Raises RequestError for a key out of range.
+    The first query attends to itself alone and counts with 1. 0 where no query is given. Gu et al. 2024, arXiv
+    2410.10781; Xiao et al. 2023, 2309.17453. Raises RequestError for a key out of range.
 
     A head above 0.3 is called a sink head (`sink_rate`). Not trouble by itself: trained models keep most of their mass
     on the first token, and lose it with the token (a window without its first keys).

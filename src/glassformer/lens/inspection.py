@@ -262,7 +262,7 @@ class Maps:
             self.weights[-1, rows], self.keys[-1, rows] = largest(p.mean(0), self.keep)
 
     def seen_next(self) -> Tensor:
-        """(s,) whether some head of a query sees more keys than there are up to it."""
+        """(s,) whether some head of a query attends to more keys than there are up to it."""
         up_to = torch.arange(1, self.total + 1, device=self.visible.device)
         return (self.visible > up_to).any(0)
 

@@ -36,8 +36,8 @@ class AttentionSinks(Reading):
     mass: Float[Tensor, "l n"]
     length: int
     uniform: Float[Tensor, " l"]
-    """The mass of a head of each layer that looks at all that it sees alike: (1/T) Σ_i [i sees 0] / keys that i sees.
-    Causal it is H_T / T, the mean of 1/i; bidirectional 1 / T."""
+    """The mass of a head of each layer that looks at all that it sees alike: (1/T) Σ_i [i sees 0] / keys that i
+    attends to. Causal it is H_T / T, the mean of 1/i; bidirectional 1 / T."""
 
     @property
     def rate(self) -> float:
@@ -87,7 +87,7 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
 
 
 def evenly(visibility: Visibility, length: int) -> float:
-    """The mean weight of the first token, where each of `length` queries gives all keys that it sees the same."""
+    """The mean weight of the first token, where each of `length` queries gives all keys that it attends to the same."""
     keys, one = torch.arange(length), torch.tensor(0)
     seen = (visibility.visible(one, one, queries[:, None], keys) for queries in keys.split(QUERIES))
     return float(torch.cat([rows[:, 0] / rows.sum(-1).clamp(min=1) for rows in seen]).double().mean())

@@ -121,7 +121,7 @@ class Pass:
         return self.once("borders", lambda: Borders(documents))
 
     def seen(self, visibility: Visibility) -> Visibility:
-        """Who sees whom in this pass, its documents apart."""
+        """The keys that each query attends to in this pass, its documents apart."""
         if self.start or self.rows is not None:
             visibility = visibility.going_on
         if (tokens := self.global_tokens) is not None:

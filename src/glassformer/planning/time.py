@@ -4,7 +4,7 @@ Per rank, k = 1, or 4/3 where layers are computed again (the roofline: Williams,
 measured factors: `machines.yaml`, fitted on the runs that docs/planning.md lists):
 
 products      k FLOPs of weights / peak
-scores        k FLOPs of queries against the keys that they see, and of patterns against values / peak
+scores        k FLOPs of queries against the keys that they attend to, and of patterns against values / peak
 elementwise   k 3 x bytes kept for the backward pass / bandwidth: written, read, and their gradients written
 optimizer     weights, gradients and states, read and written / bandwidth
 sharding      2 N gathered twice and 4 N of gradients reduced for a microbatch (ZeRO 3); of stages, which stay gathered,
@@ -72,7 +72,7 @@ class Workload:
     again: float
     """Those of a forward pass within the layers, which may be computed again."""
     scores: float
-    """FLOPs of the keys that a query sees."""
+    """FLOPs of the keys that a query attends to."""
     model_flops: float
     """FLOPs as MFU counts them: every query against all keys."""
     kept: float

@@ -149,13 +149,13 @@ def terms(seen: Inspected) -> Markup:
         ("Mixers", counted(seen.mixers)),
         ("Heads", head_count(seen)),
         ("Attention maps", exact if tiles else "none"),
-        ("A token sees", sight(seen)),
+        ("A token attends to", sight(seen)),
     ]
     return tag("dl", *(tag("div", tag("dt", a), tag("dd", b)) for a, b in facts if b), class_="terms")
 
 
 def sight(seen: Inspected) -> str:
-    """What a token sees, in words."""
+    """What a token attends to, in words."""
     before = "itself and what came before" if seen.causal else "the whole text"
     return f"{before}, and the first {seen.prefix:,} tokens" if seen.prefix else before
 

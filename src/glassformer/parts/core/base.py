@@ -66,7 +66,7 @@ class BuildContext:
     bias: bool = False
     """Whether its linear maps have a bias."""
     sees_later: bool = False
-    """Whether a token may see later ones."""
+    """Whether a token may attend to later ones."""
     norm: PartConfig | None = None
     """The norm that the wiring of a block places."""
     feeds_products: bool = False

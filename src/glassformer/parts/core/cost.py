@@ -33,7 +33,7 @@ class Shape:
     input_dtype     of what a part reads; None: `dtype`. The wiring of a block sets it
     device          type of the device, on which the choice of a kernel depends
     every_key       FLOPs count every query against all t keys, as 6 N + 12 L d t does and FLOP counters measure;
-                    False: only the keys that it sees
+                    False: only the keys that it attends to
     """
 
     b: int = 1

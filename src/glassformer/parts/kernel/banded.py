@@ -161,7 +161,7 @@ class Banded(Kernel):
 
 def _folded(call: AttentionCall, rate: int) -> AttentionCall:
     """The call with every `rate`-th token as a sequence of its own: row b becomes rows b rate .. b rate + rate - 1,
-    filled up with tokens that nobody sees."""
+    filled up with tokens that no query attends to."""
     rest = -call.q.shape[1] % rate
 
     def fold(x: Tensor) -> Tensor:
@@ -190,8 +190,8 @@ def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
 
 
 class _Tiles(torch.autograd.Function):
-    """Attention over tiles. Every query sees itself here, so no row of a pattern is empty. Sinks are one key more, of
-    zeros, which every tile reads last.
+    """Attention over tiles. Every query attends to itself here, so no row of a pattern is empty. Sinks are one key
+    more, of zeros, which every tile reads last.
 
     Grouped heads become rows: the n/g query heads that share keys stand below each other in one product. Scores become
     the pattern, and its gradient theirs, in the place where they lie: the cache still holds them."""

@@ -79,7 +79,7 @@ class CallFacts(NamedTuple):
     t: int = 1
     head_dim: int = 64
     width: int | None = None
-    """About how many keys most queries see at most; None: there is no bound."""
+    """About how many keys most queries attend to at most; None: there is no bound."""
     plain: bool = True
     """As `AttentionCall.plain`."""
     masked: bool = False
@@ -104,7 +104,7 @@ class AttentionCall:
 
     q           (b, s, n, h)
     k, v        (b, t, g, h), g dividing n: query head i reads key/value head i // (n/g); v may have another width hv
-    visibility  which keys a query sees
+    visibility  which keys a query attends to
     bias        what happens to the scores; None: nothing
     scale       None: 1 / sqrt(h)
     dropout     probability with which an entry of the pattern is dropped
@@ -145,7 +145,7 @@ class AttentionCall:
 
     @property
     def sees_itself(self) -> bool:
-        """Whether every query sees at least its own key, so that no row of the pattern is empty."""
+        """Whether every query attends to at least its own key, so that no row of the pattern is empty."""
         return self.visibility.sees_itself and self.index is None
 
     @property
@@ -161,13 +161,13 @@ class AttentionCall:
 
     @property
     def sees_past(self) -> bool:
-        """Whether query i sees exactly keys 0 .. i, the causal square that kernels know without a mask."""
+        """Whether query i attends to exactly keys 0 .. i, the causal square that kernels know without a mask."""
         s, t = self.q.shape[1], self.k.shape[1]
         return s > 1 and self.visibility.causal and self.plain and bool(s == t)  # lengths are symbols to a compiler
 
     @property
     def sees_all(self) -> bool:
-        """Whether every query sees every key."""
+        """Whether every query attends to every key."""
         return (self.q.shape[1] == 1 or not self.visibility.causal) and self.plain
 
     @property
@@ -266,7 +266,7 @@ class KeptTensors(NamedTuple):
 
 
 class Kernel:
-    """kernel(call) -> z (b, s, n, hv): how attention is computed. A row that sees no key is zero.
+    """kernel(call) -> z (b, s, n, hv): how attention is computed. A row that attends to no key is zero.
 
     Every kernel equals `naive` in outputs and gradients, or refuses the call and says why. A subclass implements
     `attend`, and `refusal` where there is something it cannot do.

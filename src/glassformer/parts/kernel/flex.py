@@ -55,7 +55,8 @@ def cannot_compile(device: str) -> str | None:
 
 
 class Flex(Kernel):
-    """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks nobody sees are skipped.
+    """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks that no query attends to
+    are skipped.
 
     Dong et al. 2024, 2412.05496. On a GPU it trains; on the CPU it has no backward pass and needs a C++ compiler. Sinks
     come after it: z sigmoid(log sum exp(scores) - sinks).
@@ -121,7 +122,7 @@ def _request(sums: bool) -> Any:
 
 
 def block_mask(call: AttentionCall) -> Any:
-    """Which blocks of queries see which blocks of keys; for all rows and heads at once where they see alike."""
+    """Which blocks of queries attend to which blocks of keys; for all rows and heads at once where they see alike."""
     create_block_mask, _ = _flex()
     visibility, at = call.visibility, _tokens(call)
     b, n, q_idx, k_idx = call.at

@@ -18,8 +18,8 @@ def _same(x: Tensor) -> Tensor:
 
 
 def attention_pattern(call: AttentionCall, on_scores: Callable[[Tensor], Tensor] = _same) -> Tensor:
-    """softmax of the scores over the keys each query sees, (b, n, s, t); a row that sees none is zero. Sinks, which
-    are no keys, take their part of it."""
+    """softmax of the scores over the keys each query attends to, (b, n, s, t); a row that attends to none is zero.
+    Sinks, which are no keys, take their part of it."""
     k = call.k.repeat_interleave(call.q.shape[2] // call.k.shape[2], dim=2)  # (b, t, n, h)
     scores = wide(torch.einsum("bsnh,btnh->bnst", call.q, k)) * call.score_scale
     at = call.at

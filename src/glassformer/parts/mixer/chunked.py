@@ -350,7 +350,7 @@ def linear_attention_map(
     q, k = wide(q), wide(k)
     b, s, n, _ = q.shape
     place = torch.arange(s, device=q.device)
-    begins = (place - (place if age is None else age)).expand(b, s)  # the first token that each one sees
+    begins = (place - (place if age is None else age)).expand(b, s)  # the first token that each one attends to
     clock = None
     if log_decay is not None:
         a = exact(log_decay).clamp(min=LEAST_LOG)

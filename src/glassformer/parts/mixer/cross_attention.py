@@ -122,9 +122,9 @@ class CrossAttention(SoftmaxAttention):
         memory (b,t,m) -> k, v (b,t,g,h) -> state? ─┘
 
     The memory is that of the pass; a state keeps its k and v, so that later calls need none. `OfMemory` says which
-    tokens of it a query sees, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory grows
-    by what is retrieved for each chunk of m tokens. z is zero where a query sees nothing. Sites: q, k, v, scores and
-    pattern (b,n,s,t), z, out.
+    tokens of it a query attends to, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory
+    grows by what is retrieved for each chunk of m tokens. z is zero where a query attends to nothing. Sites: q, k, v,
+    scores and pattern (b,n,s,t), z, out.
     """
 
     enter_memory: Seam | None = None
@@ -274,7 +274,7 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     chunks: ChunksConfig | None = None
-    """None: a query sees the whole memory."""
+    """None: a query attends to the whole memory."""
 
     def _projection(self, ctx: BuildContext) -> CrossQKV:
         return self.projection.build(self._within(ctx))(self.heads(ctx))

@@ -24,13 +24,13 @@ class GlobalAttention(Attention):
     """`Attention` under a two-sided `Longformer` whose global tokens look with projections of their own. Beltagy et al.
     2020 (2004.05150), 3.1.
 
-        z_i = softmax(q_i K^T) V      over the keys that i sees: its window, and the global tokens
+        z_i = softmax(q_i K^T) V      over the keys that i attends to: its window, and the global tokens
         z_i = softmax(q'_i K'^T) V'   over its whole document, for the global tokens: the first ones of a document, or
                                       those that the caller of the model names (`global_tokens`); with globals=0 these
                                       alone, as in the published class
 
     q', K', V' come from maps of their own, `global_maps`, made as those of q, K and V. Scores and
-    pattern are those of the first line. There is no decoding: every token sees tokens after it.
+    pattern are those of the first line. There is no decoding: every token attends to tokens after it.
     """
 
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:

@@ -208,8 +208,8 @@ def _selective_scan(
 def _state_space_dual(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """`mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`: states (b, n, h, p). Tokens see each other, and the
-    state at the beginning is seen, where `seq_idx` is the same; that of the state is 0."""
+    """`mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`: states (b, n, h, p). Tokens attend to each other, and
+    the state at the beginning is seen, where `seq_idx` is the same; that of the state is 0."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
 
     y, last = mamba_chunk_scan_combined(

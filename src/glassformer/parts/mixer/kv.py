@@ -346,7 +346,7 @@ def state_of(
     device: Any = None,
     rewind: int = 0,
 ) -> KVState:
-    """An empty state of what later queries may see; `shapes` are the (heads, width) of k and v."""
+    """An empty state of what later queries may attend to; `shapes` are the (heads, width) of k and v."""
     first, last = visibility.needed
     if last is None or first + last + rewind >= max_len:
         return KVState(batch, max_len, *shapes, dtype, device)

@@ -61,7 +61,7 @@ def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def tokens_seen(pass_: Pass, causal: bool) -> Tensor:
-    """How many tokens of its document each one sees, (1, s) or (b, s)."""
+    """How many tokens of its document each one attends to, (1, s) or (b, s)."""
     if causal:
         return pass_.age + 1
     return torch.full_like(pass_.age, pass_.tokens) if pass_.documents is None else pass_.borders.lengths
@@ -177,7 +177,7 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         return self.vary(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Besides what the recurrence keeps: its sums and the weights, or how many tokens each one sees."""
+        """Besides what the recurrence keeps: its sums and the weights, or how many tokens each one attends to."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

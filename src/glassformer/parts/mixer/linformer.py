@@ -24,7 +24,7 @@ from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.state import State
 
 Share = Literal["each", "heads", "kv"]
-WHY = "each of its m keys is a sum over all positions, so every token sees later ones and no mask can hide them"
+WHY = "each of its m keys is a sum over all positions, so every token attends to later ones and no mask can hide them"
 
 
 class Linformer(Mixer):
@@ -89,7 +89,7 @@ class Linformer(Mixer):
 
     def places(self, rows: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
         """The rows of E or F that tokens meet, (s, m) or by head (n, s, m), and None; with documents m columns for each
-        of c documents, (b, n or 1, s, c m), and which of them each token sees, (b, 1, s, c m)."""
+        of c documents, (b, n or 1, s, c m), and which of them each token attends to, (b, 1, s, c m)."""
         s, (_, length, m) = pass_.tokens, rows.shape
         if pass_.begins is None:
             self.check(s, length)

@@ -122,7 +122,7 @@ class S4(Recurrence):
         s = pass_.tokens
         place, kernel = torch.arange(s, device=self.D.device), kernel_of(*self.system(), s)
         age = place[None] if pass_.documents is None else pass_.age.clamp(max=place)
-        begins = place - age  # (#b, s): the first token that each one sees
+        begins = place - age  # (#b, s): the first token that each one attends to
 
         def blocks(channels: list[int]) -> Iterator[tuple[int, Tensor]]:
             for first in range(0, s, ROWS_PER_BLOCK):

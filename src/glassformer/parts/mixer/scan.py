@@ -255,7 +255,7 @@ def effective_attention(
     the keys before the block take one matrix product. Memory: one block."""
     batch, s, channels = dt.shape
     place = torch.arange(s, device=dt.device)
-    begins = (place - (place if age is None else age)).expand(batch, s)  # the first token that each one sees
+    begins = (place - (place if age is None else age)).expand(batch, s)  # the first token that each one attends to
     clock = exact(dt).cumsum(1).transpose(1, 2)  # (b, c, s), differences of which are decays' exponents
     rate, source = a.t()[:, None], (dt[..., None] * b[:, :, None]).transpose(1, 2)  # (c, 1, p), (b, c, s, p)
     rows = min(QUERIES_PER_BLOCK, max(1, VALUES_PER_BLOCK // (batch * channels * s)))

@@ -48,10 +48,10 @@ class XLMemory(SoftmaxAttention):
         score_ij = ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h)        0 <= i - j <= m
 
     x (b,s,d) -> q (b,s,n,h), k, v (b,t,n,h); u, w (n,h) are learned, R_(i-j) (d,) are sines and cosines of distances.
-    Every token sees itself and the m before it (`same_length` in the paper's code). The memory is the decode state: it
-    keeps the last tokens' x, d numbers each, of which keys and values are made anew in every call. A caller that trains
-    on one segment after another with one state trains as the paper does: no gradient reaches the memory, and that of
-    W_K and W_V does. Without a state all s tokens are one segment.
+    Every token attends to itself and the m before it (`same_length` in the paper's code). The memory is the decode
+    state: it keeps the last tokens' x, d numbers each, of which keys and values are made anew in every call. A caller
+    that trains on one segment after another with one state trains as the paper does: no gradient reaches the memory,
+    and that of W_K and W_V does. Without a state all s tokens are one segment.
 
     Sites: q, k, v, scores, pattern (b,n,s,t), z, out.
 

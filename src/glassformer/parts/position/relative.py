@@ -107,7 +107,8 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
     furthest: int = Field(128, gt=1, le=1 << 28)
     """From how many tokens away on all is one bucket."""
     both_sides: bool | None = None
-    """Whether keys after the query have buckets of their own, as in an encoder; None: where a token sees later ones."""
+    """Whether keys after the query have buckets of their own, as in an encoder; None: where a token attends to later
+    ones."""
     shared: bool = True
     """Whether all layers of a tower have one table."""
 

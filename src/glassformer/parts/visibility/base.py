@@ -14,8 +14,8 @@ Spans = list[tuple[int, int]]
 
 
 class Needed(NamedTuple):
-    """The tokens that later queries may see: the first ones of their document, and the last ones before them; None:
-    all."""
+    """The tokens that later queries may attend to: the first ones of their document, and the last ones before them;
+    None: all."""
 
     first: int
     last: int | None
@@ -39,13 +39,13 @@ class Visibility:
     only_order: bool = False
     """Whether `causal` and `reach` say all: nothing else hides a key."""
     sees_itself: bool = False
-    """Whether every token sees itself, so that no query is without a key."""
+    """Whether every token attends to itself, so that no query is without a key."""
     absolute: bool = False
     """Whether it matters where a token stands in its document; otherwise only differences between places do."""
     tile: int | None = None
     """Queries see alike in blocks of so many tokens, counted from the start; None: in no blocks."""
     stride: int = 1
-    """Tokens see only those whose distance is a multiple of it."""
+    """Tokens attend only to those whose distance is a multiple of it."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -62,7 +62,7 @@ class Visibility:
 
     @property
     def width(self) -> int | None:
-        """About how many keys most queries see at most; None: there is no bound."""
+        """About how many keys most queries attend to at most; None: there is no bound."""
         return self.reach
 
     def sized(self, length: int | Tensor) -> Visibility:
@@ -72,12 +72,13 @@ class Visibility:
 
     @property
     def going_on(self) -> Visibility:
-        """Who sees whom in the calls that go on from a state, after the one that read the beginning."""
+        """The keys that each query attends to in the calls that go on from a state, after the one that read the
+        beginning."""
         return self
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether a token sees ahead within a prefix, whose tokens a caller may name (`of_globals`), and nowhere
+        """Whether a token attends ahead within a prefix, whose tokens a caller may name (`of_globals`), and nowhere
         else."""
         return False
 
@@ -92,7 +93,8 @@ class Visibility:
         return self
 
     def folded(self, rest: int) -> Visibility:
-        """With a `stride`: who sees whom among every stride-th token, after `rest` tokens were added at the end."""
+        """With a `stride`: the keys that each query attends to among every stride-th token, after `rest` tokens were
+        added at the end."""
         raise NotImplementedError
 
     def cuts(self, t: int) -> tuple[int, ...]:

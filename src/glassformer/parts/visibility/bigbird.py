@@ -17,9 +17,10 @@ class BigBird(Visibility):
     """Blocks of `block` tokens see some blocks: the global ones, their neighbours, and `random` others. Zaheer et al.
     2020 (2007.14062).
 
-    two-sided    block i of m sees 0, i-1, i, i+1, m-1 and `random` others; blocks 0 and m-1 see everything, and of at
-                 most 5 + 2 `random` blocks all do, as in the published class
-    causal       k <= q, and block i sees 0, i-1, i and `random` of those between: ours, as the paper's decoders see all
+    two-sided    block i of m attends to 0, i-1, i, i+1, m-1 and `random` others; blocks 0 and m-1 attend to
+                 everything, and of at most 5 + 2 `random` blocks all do, as in the published class
+    causal       k <= q, and block i attends to 0, i-1, i and `random` of those between: ours, as the paper's decoders
+                 see all
 
     Which blocks are random depends on (seed, layer, i) and is the same for all heads and rows, and in the causal form
     for all lengths: the blocks to choose from are cut into `random` equal parts, and one block of each is drawn. Of few
@@ -66,7 +67,8 @@ class BigBird(Visibility):
         return near & (k_idx <= q_idx) if self.causal else near
 
     def drawn(self, i: Any, part: int) -> tuple[Any, Any]:
-        """(block, whether there is one): the random block number `part` that block i sees; i a number or a tensor."""
+        """(block, whether there is one): the random block number `part` that block i attends to; i a number or a
+        tensor."""
         if self.causal:
             low = i - 2 + (i < 2) * (2 - i)
             choice = low  # blocks 1 .. i-2
@@ -99,7 +101,7 @@ class BigBird(Visibility):
         return (begin, last - first) if (last - 1) // self.block == i else None
 
     def row(self, i: int, t: int) -> set[int]:
-        """The blocks that block i of t tokens sees."""
+        """The blocks that block i of t tokens attends to."""
         m = (t + self.block - 1) // self.block
         if not self.causal and (i in (0, m - 1) or m <= self.few):
             return set(range(m))
@@ -156,8 +158,8 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 class BigBirdConfig(VisibilityConfig, kind="bigbird", words=Word("bigbird", _read, "64")):
     """k <= q, and block i of `block` tokens sees the blocks 0, i-1, i and `random` others. With causal=False it sees 0,
-    i-1, i, i+1, the last and `random` others, and blocks 0 and last see everything, as Zaheer et al. 2020 (2007.14062)
-    published it.
+    i-1, i, i+1, the last and `random` others, and blocks 0 and last attend to everything, as Zaheer et al. 2020
+    (2007.14062) published it.
 
     It loses where one far token decides: most of the far text is out of a layer's sight, and yet a decode state keeps
     all of it, as any of it may be drawn later.

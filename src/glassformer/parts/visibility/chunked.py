@@ -14,7 +14,7 @@ from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfi
 class Chunked(Visibility):
     """k <= q and k // chunk == q // chunk: a document falls into chunks that see nothing of each other.
 
-    A query sees (chunk + 1) / 2 keys in the mean, and a decode state keeps `chunk` tokens.
+    A query attends to (chunk + 1) / 2 keys in the mean, and a decode state keeps `chunk` tokens.
     """
 
     causal = sees_itself = absolute = True
@@ -42,7 +42,7 @@ class Chunked(Visibility):
 
 class ChunkedConfig(VisibilityConfig, kind="chunked", words=Word("chunked", whole("chunk"), "256")):
     """k <= q and k // chunk == q // chunk, counted from the start of a document: three of four layers of Llama 4 (Meta
-    2025) are so, between layers that see everything.
+    2025) are so, between layers that attend to everything.
 
     It loses wherever an answer lies across a border: the first token of a chunk sees nothing but itself, and more such
     layers do not help, as the borders are the same in all of them.

@@ -15,7 +15,8 @@ from glassformer.parts.visibility.sliding_window import SlidingWindow
 class Dilated(Visibility):
     """q - k in {0, rate, 2 rate, ..., (window - 1) rate}: a window with gaps, `window` keys, `rate` tokens apart.
 
-    A query sees `window` keys at most, and a decode state keeps the (window - 1) rate + 1 tokens that they are of.
+    A query attends to `window` keys at most, and a decode state keeps the (window - 1) rate + 1 tokens that they are
+    of.
     """
 
     causal = sees_itself = True
@@ -40,7 +41,7 @@ class Dilated(Visibility):
     def keys_seen(self, t: int) -> float:
         some = min(t, (self.window - 1) * self.stride + 1)
         full = t - some
-        turns, rest = divmod(some, self.stride)  # query q < reach sees q // rate + 1 keys
+        turns, rest = divmod(some, self.stride)  # query q < reach attends to q // rate + 1 keys
         return (full * self.window + self.stride * turns * (turns + 1) / 2 + rest * (turns + 1)) / t
 
 

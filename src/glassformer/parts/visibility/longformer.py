@@ -22,7 +22,7 @@ class Longformer(Visibility):
     causal       0 <= q - k < window, or k < globals and k <= q: the attention sinks of StreamingLLM (Xiao et al. 2023,
                  2309.17453). A decode state keeps window + globals tokens.
     two-sided    |q - k| <= window / 2, or k < globals, or q < globals: as published, window + 1 keys around each token,
-                 and global tokens see everything. `LongformerAttention` gives those projections of their own.
+                 and global tokens attend to everything. `LongformerAttention` gives those projections of their own.
 
     Which tokens are global may also come with the text (`Model.forward`, `global_tokens`): two-sided alone, and then
     in place of the first ones.
@@ -85,7 +85,7 @@ class Longformer(Visibility):
         if self.causal:
             w = min(self.window, t)
             near = w * (w + 1) / 2 + (t - w) * w
-            m = max(0, t - w)  # query w + i sees min(i + 1, g) keys before its window
+            m = max(0, t - w)  # query w + i attends to min(i + 1, g) keys before its window
             far = min(m, g) * (min(m, g) + 1) / 2 + max(0, m - g) * g
             return (near + far) / t
         # Pairs of a global token with anything, and those of two others at most half a window apart.

@@ -6,8 +6,8 @@ from glassformer.parts.visibility.base import Visibility
 
 
 class OfMemory(Visibility):
-    """A query sees the tokens of another sequence that have its document's id; a query without a document sees every
-    token but padding, whose id is 0.
+    """A query attends to the tokens of another sequence that have its document's id; a query without a document sees
+    every token but padding, whose id is 0.
 
     q_idx counts the tokens of the queries' sequence, k_idx those of the memory. documents (b, T) are the ids of the
     queries' sequence, or None; memory (b, t) those of the memory.
@@ -31,13 +31,13 @@ class OfMemory(Visibility):
 
 
 class ChunksOfMemory(Visibility):
-    """A query sees what was retrieved for the chunk that ended last before it, its own token included: nothing of a
-    neighbour reaches a token of the chunk that it was retrieved for, but the last. Borgeaud et al. 2021, 2112.04426,
-    section 2.4.
+    """A query attends to what was retrieved for the chunk that ended last before it, its own token included: nothing
+    of a neighbour reaches a token of the chunk that it was retrieved for, but the last. Borgeaud et al. 2021,
+    2112.04426, section 2.4.
 
-    The sequence is cut into chunks of m tokens, u = 0, 1, ..., and the memory has w tokens for each. Query i sees key j
-    where j // w = (i + 1) // m - 1, so the first m - 1 queries see nothing. memory (b, t) holds 0 where a token of the
-    memory is padding; None: every token is real.
+    The sequence is cut into chunks of m tokens, u = 0, 1, ..., and the memory has w tokens for each. Query i attends
+    to key j where j // w = (i + 1) // m - 1, so the first m - 1 queries attend to nothing. memory (b, t) holds 0 where
+    a token of the memory is padding; None: every token is real.
     """
 
     def __init__(self, chunk: int, width: int, memory: Tensor | None = None):
