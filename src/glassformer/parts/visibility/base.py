@@ -14,8 +14,8 @@ Spans = list[tuple[int, int]]
 
 
 class Needed(NamedTuple):
-    """The tokens that later queries may attend to: the first ones of their document, and the last ones before them;
-    None: all."""
+    """The tokens that later queries may attend to: the first ones of their document, and the last ones before them. If
+    None, all."""
 
     first: int
     last: int | None
