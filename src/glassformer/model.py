@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -255,6 +255,9 @@ class Model(Tower):
         if along is not None:
             return along.loss(loss_of, x, targets, reduction, added)
         return auxiliary.join(loss_of(x, targets, reduction), added)
+
+    if TYPE_CHECKING:  # nn.Module says that a call returns Any
+        __call__ = forward
 
     def _rows_read(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor | None:
         """The numbers (n,) among the b s of the tokens whose vectors a loss needs, or None for all of them."""

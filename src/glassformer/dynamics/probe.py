@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ RANKED = 256
 """Tokens of a sequence, evenly spaced, whose rank is taken."""
 
 
-def probe(model: Model, tokens: Tensor, beside: Mapping[str, Tensor] | None = None) -> Statistics:
+def probe(model: Model, tokens: Tensor, beside: Mapping[str, Any] | None = None) -> Statistics:
     """Statistics of the activations of model(tokens), tokens (b, s), in the mode of evaluation and without gradients.
     `beside` is what else the model is given (`source`).
 

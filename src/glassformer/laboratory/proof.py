@@ -56,7 +56,7 @@ SHOWN = 12
 STYLES = {"wrong": "bold red", "ok": "green"}
 LONGEST_WINDOW = 512
 Verdict = Literal["ok", "wrong", "inherited", "skipped"]
-Given = dict[str, Tensor]
+Given = dict[str, Any]
 """What our model is called with, by name: `tokens`, and `source` where it reads one."""
 
 

@@ -77,13 +77,11 @@ def rag_loss(
             "the documents of a row have answers of different lengths; give the same answer behind each",
             code="conflict", field="targets", expected="as many tokens that count for each document of a row",
         )  # fmt: skip
-    flat = [
-        None if one is None else one.flatten(0, 1) for one in (tokens, targets, documents, source, source_documents)
-    ]
-    ids, wanted, own, read, padding = flat
-    losses = model(ids, targets=wanted, documents=own, source=read, source_documents=padding, reduction="none").view(
-        b, k, s
-    )
+    flat = [None if one is None else one.flatten(0, 1) for one in (targets, documents, source, source_documents)]
+    wanted, own, read, padding = flat
+    losses = model(
+        tokens.flatten(0, 1), targets=wanted, documents=own, source=read, source_documents=padding, reduction="none"
+    ).view(b, k, s)
     order = (~answer).int().argsort(dim=-1, stable=True)[..., : int(lengths.max())]  # the answers, one below the other
     counts = answer.gather(-1, order)
     if not bool((targets.gather(-1, order) == targets.gather(-1, order)[:, :1]).all()):
