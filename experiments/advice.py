@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from glassformer.figures.terminal import size
-from glassformer.laboratory.advice import MODEL, advise
+from glassformer.laboratory.advice import MODEL, AdviceQuestion, advise
 
 PAGE = Path(__file__).parents[1] / "docs" / "advice.md"
 MEASURED = "../src/glassformer/laboratory/measured"
@@ -26,26 +25,28 @@ def page() -> str:
     """The document: every question once."""
     told, asked = [BEGIN], set[str]()
     for goal in ("chat", "long", "train"):
-        for question in advise(goal, CONTEXT, MEMORY)["questions"]:
-            if question["asks"] not in asked:
-                asked.add(question["asks"])
+        for question in advise(goal=goal, context=CONTEXT, memory=MEMORY).questions:
+            if question.asks not in asked:
+                asked.add(question.asks)
                 told += _answer(question)
     return "\n".join(told)
 
 
-def _answer(question: dict[str, Any]) -> Iterator[str]:
-    yield f"## {question['asks']}\n"
+def _answer(question: AdviceQuestion) -> Iterator[str]:
+    yield f"## {question.asks}\n"
     yield "| option | change | weights, bf16 | state | fits with weights in | what speaks for it |"
     yield "|---|---|--:|--:|---|---|"
-    for one in question["options"]:
-        speaks = ", ".join(f"[{name}]({MEASURED}/{name}.json)" for name in one["for"]) or "nothing that is measured"
-        weights, state, fits = size(one["weight_bytes"]["bfloat16"]), size(one["state_bytes"]), ", ".join(one["fits"])
-        yield f"| {one['name']} | `{one['change']}` | {weights} | {state} | {fits or 'none'} | {speaks} |"
+    for one in question.options:
+        speaks = (
+            ", ".join(f"[{name}]({MEASURED}/{name}.json)" for name in one.supported_by) or "nothing that is measured"
+        )
+        weights, state, fits = size(one.weight_bytes["bfloat16"]), size(one.state_bytes), ", ".join(one.fits)
+        yield f"| {one.name} | `{one.change}` | {weights} | {state} | {fits or 'none'} | {speaks} |"
     yield ""
-    for one in question["evidence"]:
-        link = f"[{one['claim']}]({MEASURED}/{one['claim']}.json)"
-        yield f"- {link}: {one['statement']} **{one['words']}** ({one['sure']}; {one['measured']}, {one['processor']})"
-    yield from (f"- Not known: {words}" for words in question["undecided"])
+    for held in question.evidence:
+        link = f"[{held.claim}]({MEASURED}/{held.claim}.json)"
+        yield f"- {link}: {held.statement} **{held.words}** ({held.sure}; {held.measured}, {held.processor})"
+    yield from (f"- Not known: {words}" for words in question.undecided)
     yield ""
 
 

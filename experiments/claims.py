@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from glassformer.laboratory.claims import overview
+from glassformer.laboratory.claims import ClaimRow, overview
 from glassformer.laboratory.claims.figure import KINDS
 from glassformer.laboratory.claims.stored import MEASURED
-from glassformer.report.claims import (
+from glassformer.laboratory.pages.claim_page import (
     ORDER,
     VERDICTS,
     asked_words,
@@ -34,39 +33,39 @@ which stands beside it; what has not been measured has no verdict.
 """
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
+def page(rows: Sequence[ClaimRow]) -> str:
     """The document: a table for each class of claims."""
     told = [BEGIN, finding(rows), "", *_summary(rows)]
     for kind, title in ORDER.items():
-        own = [row for row in rows if row["kind"] == kind]
+        own = [row for row in rows if row.claim.kind == kind]
         if own:
             told += [f"## {title}", "", f"{KINDS[kind][:1].upper()}{KINDS[kind][1:]}.", ""]  # type: ignore[index]
             told += ["| claim | source | here | asked | verdict |", "|---|---|---|---|---|", *map(_row, own), ""]
     return "\n".join(told)
 
 
-def _summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _summary(rows: Sequence[ClaimRow]) -> list[str]:
     """Counts, and a line for each claim."""
     told = ["| class | " + " | ".join(VERDICTS) + " |", "|---|" + "---|" * len(VERDICTS)]
     told += [f"| {name} | " + " | ".join(map(str, many)) + " |" for name, many in counts(rows)]
     told += ["", "| claim | verdict | claim | verdict |", "|---|---|---|---|"]
-    lines = [f"| {row['name']} | {verdict_of(row)} " for kind in ORDER for row in rows if row["kind"] == kind]
+    lines = [f"| {row.name} | {verdict_of(row)} " for kind in ORDER for row in rows if row.claim.kind == kind]
     half = -(-len(lines) // 2)
     return [*told, *(a + b + "|" for a, b in zip_longest(lines[:half], lines[half:], fillvalue="| | ")), ""]
 
 
-def _row(row: dict[str, Any]) -> str:
-    name = f"**{row['name']}** {row['statement']}"
-    found = row["result"]
+def _row(row: ClaimRow) -> str:
+    name = f"**{row.name}** {row.claim.statement}"
+    found = row.result
     if found is None:
-        needs = f", with {row['needs']}" if row["needs"] else ""
-        cells = [name, row["source"], "", "", f"{verdict_of(row)} ({row['minutes']:g} min{needs})"]
+        needs = f", with {row.claim.needs}" if row.claim.needs else ""
+        cells = [name, row.claim.source, "", "", f"{verdict_of(row)} ({row.claim.minutes:g} min{needs})"]
     else:
-        judged = [one for one in found["outcome"]["figures"] if one["least"] is not None or one["most"] is not None]
-        here = "; ".join(f"{one['name']}: {figure_words(one)}" for one in judged) or " ".join(found["outcome"]["notes"])
-        shown = "" if row["kind"] == "exact" else f" ({found['outcome']['size']}; {found['outcome']['sure']})"
-        result = f"[{found['verdict']}](../src/glassformer/laboratory/measured/{row['name']}.json){shown}"
-        cells = [name, row["source"], here, "; ".join(map(asked_words, judged)), result]
+        judged = [one for one in found.outcome.figures if one.judged]
+        here = "; ".join(f"{one.name}: {figure_words(one)}" for one in judged) or " ".join(found.outcome.notes)
+        shown = "" if row.claim.kind == "exact" else f" ({found.outcome.size}; {found.outcome.sure})"
+        result = f"[{found.verdict}](../src/glassformer/laboratory/measured/{row.name}.json){shown}"
+        cells = [name, row.claim.source, here, "; ".join(map(asked_words, judged)), result]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

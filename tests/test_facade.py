@@ -39,28 +39,21 @@ LOADED_BEFORE = {"ask": ("load", "Session"), "chat": ("load", "Session"), "gener
 EXECUTOR = {"slots": "executor", "workers": "executor"}
 RUNNING = {"compile": "compiled", "state_dtype": "dtype"}
 OTHER_NAMES = {
-    "ablate": {"lr": "learning_rate", **EXECUTOR},
+    "ablate": EXECUTOR,
     "ask": RUNNING,
     "chat": {"system": "messages", **RUNNING},
-    "compare": {"lr": "learning_rate", "watch_every": "watch", **EXECUTOR},
+    "compare": {"watch_every": "watch", **EXECUTOR},
     "embed": {"text": "texts"},
     "generate": {"model": "self", **RUNNING},
     "plan": {"models": "model"},
-    "train": {
-        "lr": "learning_rate", "adam_eps": "optimizer", "betas": "optimizer", "warmup": "schedule",
-        "watch_every": "watch",
-    },
+    "run": EXECUTOR,
+    "scale": EXECUTOR,
+    "train": {"adam_eps": "optimizer", "betas": "optimizer", "warmup": "schedule", "watch_every": "watch"},
 }  # fmt: skip
 """Options that are part of another one in Python, or have another name there."""
 
 NOT_YET: dict[str, set[str]] = {
-    "claims": {"all"},
     "generate": {"beams", "draft", "speculate", "state"},
-    "run": {"executor", "experiment", "out", "seeds", "slots", "tune", "watch", "workers"},
-    "scale": {
-        "budgets", "columns", "far", "form", "hours", "isoflop", "lr", "predict", "slots", "where", "without_worst",
-        "workers",
-    },
 }  # fmt: skip
 """Options that a function does not take yet. Entries are only removed."""
 
@@ -115,7 +108,7 @@ def test_exceptions_name_verbs_and_options_that_exist() -> None:
     assert not [verb for verb, names in NOT_YET.items() if names - missing(verb, function_of(verb))]
 
 
-NAMED_LIKE_FUNCTIONS = {"laboratory/claims", "laboratory/pages/claims.py", "report/claims.py"}
+NAMED_LIKE_FUNCTIONS = {"laboratory/claims"}
 """Modules with the name of a function of `gf`. Entries are only removed."""
 
 

@@ -27,7 +27,7 @@ from glassformer.parts.kernel import Kernel
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.mixer.attend import SoftmaxAttentionConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig
-from glassformer.parts.position.scaling import Scaling
+from glassformer.parts.position.scaling import RotaryScaling
 from glassformer.parts.projection import Projection, ProjectionConfig
 from glassformer.parts.residual import ResidualConfig
 from glassformer.parts.visibility import CausalConfig, LongformerConfig, SlidingWindowConfig, Visibility
@@ -788,7 +788,7 @@ def part_name(cls: type[PartConfig]) -> str:
 def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
     config = cls(**NEEDED.get(cls.kind, {}))
     made = built(config)
-    assert isinstance(made, (nn.Module, Init, Scaling, Kernel, Visibility, Projection))
+    assert isinstance(made, (nn.Module, Init, RotaryScaling, Kernel, Visibility, Projection))
     if isinstance(made, nn.Module):
         assert config.num_params(CTX) == sum(p.numel() for p in made.parameters())
 

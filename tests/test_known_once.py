@@ -71,7 +71,7 @@ def test_a_model_is_told_its_ends_in_one_place():
             for to in node.targets
         )
     }
-    assert places == {"loaded.py", "training/run.py", "conversion/weights.py"}
+    assert places == {"loaded.py", "training/trained.py", "conversion/weights.py"}
 
 
 def moves_files(node: ast.AST) -> bool:
@@ -178,14 +178,16 @@ ROOM_OF_STATISTICS = {
     f"runs/{name}.py" for name in ("contrasts", "simultaneous", "looks", "verdicts", "power", "effects")
 }
 """The files that say which differences are shown."""
-READ_BY_PAGES = {"results", "arms", "diff", "wording"}
+PAGES = ("report/", "laboratory/pages/")
+"""Folders of pages."""
+READ_BY_PAGES = {"results", "arms", "diff", "wording", "effects"}
 """Files of `runs` that the report may use: types, and words about them."""
 
 
 def judging(path: str, tree: ast.Module) -> list[str]:
     """Marks of a second judge in a file: what only the room of statistics does, or only the words of verdicts say."""
     found = []
-    pages = path.startswith(("report/", "figures/"))
+    pages = path.startswith(PAGES) or path.startswith("figures/")
     documented = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, DOCUMENTED) and _has_text(node)}
     for node in ast.walk(tree):
         names = []
@@ -194,7 +196,7 @@ def judging(path: str, tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
         found += [one for one in names if one.startswith(("scipy.stats", "scipy.special"))]
-        if path.startswith("report/"):
+        if path.startswith(PAGES):
             inside = [one.split("runs.", 1)[1].split(".")[0] for one in names if "runs." in one]
             found += [f"runs.{one}" for one in inside if one not in READ_BY_PAGES]
         if isinstance(node, ast.Compare) and path not in BESIDES and ZERO.search(ast.unparse(node)):
@@ -211,7 +213,7 @@ ZERO = re.compile(r"\blow\b['\"\]]*( or 0\.0\)?)? > 0\b|\bhigh\b['\"\]]*( or 0\.
 """An interval held against zero."""
 BESIDES = {"runs/results.py", "text/patterns.py"}
 """A verdict's own property; and repetitions in a regular expression, which are no interval."""
-OPTIMA = {"report/scaling.py", "report/summary.py"}
+OPTIMA = {"laboratory/pages/scaling.py", "report/summary.py"}
 """The best use of compute by a law; and the mark of the best arm, which is named so in the style sheet."""
 
 

@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     from glassformer.introspection import capture as capture
     from glassformer.introspection import edit as edit
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
+    from glassformer.laboratory.advice import Advice as Advice
     from glassformer.laboratory.advice import advise as advise
+    from glassformer.laboratory.claims import Claims as Claims
     from glassformer.laboratory.claims import claims as claims
+    from glassformer.laboratory.experiments import run as run
     from glassformer.laboratory.exporting import convert as convert
     from glassformer.laboratory.inspection import inspect as inspect
+    from glassformer.laboratory.ladder import Ladder as Ladder
     from glassformer.laboratory.ladder import ablate as ablate
     from glassformer.laboratory.proof import check as check
+    from glassformer.laboratory.scaled import Scaling as Scaling
+    from glassformer.laboratory.scaled import ScalingLaw as ScalingLaw
     from glassformer.laboratory.scaling import scale as scale
     from glassformer.loaded import Loaded as Loaded
     from glassformer.naming import preset as preset
@@ -51,7 +57,12 @@ if TYPE_CHECKING:
     from glassformer.version import __version__ as __version__
 
 _HOMES = {
+    "Advice": "laboratory.advice",
     "Callback": "training",
+    "Claims": "laboratory.claims",
+    "Ladder": "laboratory.ladder",
+    "Scaling": "laboratory.scaled",
+    "ScalingLaw": "laboratory.scaled",
     "Completion": "generation.session",
     "Loaded": "loaded",
     "Comparison": "comparison",
@@ -84,6 +95,7 @@ _HOMES = {
     "plan": "planning",
     "preset": "naming",
     "presets": "architectures",
+    "run": "laboratory.experiments",
     "scale": "laboratory.scaling",
     "stream": "generation",
     "train": "comparison",
@@ -93,7 +105,12 @@ _HOMES = {
 """Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
 
 __all__ = [
+    "Advice",
     "Callback",
+    "Claims",
+    "Ladder",
+    "Scaling",
+    "ScalingLaw",
     "Completion",
     "Loaded",
     "Comparison",
@@ -125,6 +142,7 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "run",
     "save",
     "scale",
     "stream",

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from glassformer.cli import main
-from glassformer.cli.recipes import steps_of
 from glassformer.comparison.single import SingleRun
 from glassformer.errors import Code
+from glassformer.laboratory.experiments import steps_of
 from tests.refused import refused
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -27,7 +27,7 @@ def written(folder: Path, *steps: dict[str, Any], **fields: Any) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_designs(path: Path) -> None:
-    about, steps = steps_of(str(path), changes={"seeds": 7})
+    about, steps = steps_of(str(path), seeds=7)
     assert about and all(step.out.startswith("runs/") for step in steps)
     names = [step.out for step in steps]
     for step in steps:
@@ -47,7 +47,7 @@ def test_recipes_are_designs(path: Path) -> None:
         ({"verb": "compare", "models": ["gpt2@1m"], "data": "x", "json": True}, "unknown", "json"),
         ({"verb": "compare", "models": ["gpt2@1m"], "data": "x", "out": 3}, "type", "out"),
         ({"verb": "train", "model": ["gpt2@1m"], "data": "x"}, "missing", "model"),
-        ({"verb": "scale", "models": ["gpt2"], "data": "x"}, "missing", "design"),
+        ({"verb": "scale", "models": ["gpt2"], "data": "x"}, "missing", "sizes"),
         ({"verb": "ablate", "base": "gpt2@1m", "data": "x", "tokens": 1}, "missing", "to"),
     ],
 )
@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
     with refused(code="conflict", field="seeds"):
         steps_of(
             written(tmp_path, {"verb": "train", "model": "gpt2@1m", "data": "x", "out": "y", "tokens": 1}),
-            changes={"seeds": 2},
+            seeds=2,
         )
 
 

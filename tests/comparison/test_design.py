@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,23 @@ import pytest
 import yaml
 
 import glassformer as gf
-from glassformer.cli import main, show
+from glassformer.cli import main, options
 from glassformer.cli.verbs import training as verbs
+from glassformer.comparison import verbs as carrying
 from glassformer.comparison.design import FILE, to_yaml
 from glassformer.config import MAX_FILE_BYTES, read_tree
-from glassformer.errors import Code, RequestError
+from glassformer.errors import Code, RequestError, WorkError
 from glassformer.laboratory.ladder import LadderDesign
 from glassformer.laboratory.scaling import ScalingDesign
 from glassformer.naming import preset
 from glassformer.runs.events import Kept
+from glassformer.runs.executor import Local
+from glassformer.runs.results import VERSION, Budget, Data, Results
 from glassformer.text import Tokens, prepare
 from glassformer.training.objectives import MaskedConfig
 from glassformer.training.optimizers import MuonConfig
 from glassformer.training.schedule import CosineConfig
-from tests.refused import refused
+from tests.refused import failed, refused
 from tests.runs.stand_in import AT_ONCE
 
 TINY = "+layers=1+d_model=32+heads=2"
@@ -226,6 +230,63 @@ def test_a_comparison_is_a_value(source: Path, tmp_path: Path) -> None:
     assert found.to_dict() == read_tree(tmp_path / "out" / "results.json")
 
 
+class Losses(gf.Callback):
+    """Keeps the losses of every run that it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[float]]] = []
+
+    def started(self, run: Any) -> None:
+        self.seen.append((run.recipe.seed, []))
+
+    def after_update(self, run: Any, moment: Any) -> None:
+        self.seen[-1][1].append(moment.loss)
+
+
+def test_callbacks_see_every_run_of_a_comparison(source: Path, tmp_path: Path) -> None:
+    """In this process, with the measures that separate processes find."""
+    called, usual = Losses(), {"seeds": 2, **PLAN}
+    found = gf.compare([A], source, out=tmp_path / "here", callbacks=[called], **usual)
+    apart = gf.compare([A], source, out=tmp_path / "apart", **usual)
+    assert [seed for seed, _ in called.seen] == [0, 1] and {len(losses) for _, losses in called.seen} == {6}
+    assert called.seen[0][1] != called.seen[1][1]
+    assert [run.validation for run in found.runs] == [run.validation for run in apart.runs]
+    again = Losses()
+    gf.compare([A], source, out=tmp_path / "here", callbacks=[again], **usual)
+    assert again.seen == []  # the runs are kept
+
+
+def test_a_run_in_this_process_that_fails_is_a_result(source: Path, tmp_path: Path) -> None:
+    class Stops(gf.Callback):
+        def after_update(self, run: Any, moment: Any) -> None:
+            raise WorkError("the disk is full", code="disk")
+
+    found = gf.compare([A], source, out=tmp_path, callbacks=[Stops()], **PLAN)
+    assert (found.runs[0].status, found.runs[0].error) == ("failed", "the disk is full")
+    with failed(code="failed"):
+        found.check()
+
+
+@pytest.mark.parametrize("verb", ["compare", "tune", "ablate", "scale"])
+def test_callbacks_need_this_process(verb: str, source: Path, tmp_path: Path) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "compare": {"models": [A]}, "tune": {"models": [A, B]}, "ablate": {"base": A, "changes": "rope"},
+        "scale": {"models": ["gpt2"], "sizes": "0.05m,0.1m,0.2m", "budgets": "16k,32k,65k"},
+    }  # fmt: skip
+    plan = (
+        {name: value for name, value in PLAN.items() if name != "tokens"}
+        if verb == "scale"
+        else PLAN | {"tokens": 2048}
+    )
+    with refused(code="conflict", field="callbacks"):
+        getattr(gf, verb)(
+            data=source, out=tmp_path / "out", callbacks=[Losses()], executor=Local(), **asked[verb], **plan
+        )
+    with refused(code="type", field="callbacks"):
+        getattr(gf, verb)(data=source, out=tmp_path / "out", callbacks=[print], **asked[verb], **plan)
+    assert not (tmp_path / "out").exists()
+
+
 # The command line
 
 OPTIONS: dict[str, list[str]] = {
@@ -233,7 +294,7 @@ OPTIONS: dict[str, list[str]] = {
     "steps": ["--steps", "9"],
     "match": ["--match", "flops"], "seeds": ["--seeds", "2"],
     "tokenizer": ["--tokenizer", "bpe:300"], "batch_size": ["--batch-size", "4"], "context": ["--context", "32"],
-    "lr": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "prefix"],
+    "learning_rate": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "prefix"],
     "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
     "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
     "watch": ["--watch"],
@@ -250,7 +311,12 @@ def designed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], gf.Design
 
     def of(words: list[str]) -> gf.Design:
         made: list[gf.Design] = []
-        monkeypatch.setattr(show, "compare_and_show", lambda design, *rest: made.append(design))
+
+        def begun(design: gf.Design, *_: Any, **__: Any) -> gf.Comparison:
+            made.append(design)
+            return gf.Comparison(Results(version=VERSION, data=Data({"name": ""}), budget=Budget(), runs=[]), design)
+
+        monkeypatch.setattr(carrying, "begun", begun)
         assert main(["compare", "gpt2@1m", "llama@1m", "--data", "text.txt", *words]) == 0
         return made[0]
 
@@ -258,7 +324,9 @@ def designed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], gf.Design
 
 
 def test_every_option_of_compare_is_known_here() -> None:
-    assert OPTIONS.keys() | OTHER == inspect.signature(verbs.compare).parameters.keys()
+    named = inspect.signature(verbs.compare).parameters.keys() - {"run", "trains"}
+    shared = {field.name for kind in (options.RunOptions, options.ExecutorOptions) for field in fields(kind)}
+    assert OPTIONS.keys() | OTHER == named | shared
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -25,7 +25,7 @@ from glassformer.laboratory.claims.catalogue import SUBJECTS
 from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.contrast import Gap
 from glassformer.laboratory.claims.figure import FAILS, HOLDS, KINDS, OPEN, Figure, exact, sampled, verdict
-from glassformer.report.claims import counts, render_claims
+from glassformer.laboratory.pages.claim_page import counts, render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import VERSION, Budget, Data, Reach, Results, RunResult, TrainingResult, Validation
@@ -240,32 +240,32 @@ def test_what_cannot_be_decided_says_why(claim: Claim, tmp_path: Path) -> None:
 
 
 def test_a_result_is_kept_and_its_verdict_follows_from_its_figures(tmp_path: Path) -> None:
-    found = claims("gqa-cache", tmp_path)["gqa-cache"]
+    found = claims("gqa-cache", out=tmp_path)["gqa-cache"].result
     path = tmp_path / "gqa-cache.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
-    assert tree["verdict"] == found.verdict == HOLDS and tree["machine"]["cores"] >= 1
+    assert found is not None and tree["verdict"] == found.verdict == HOLDS and tree["machine"]["cores"] >= 1
     tree["outcome"]["figures"][0].update(value=0.5, low=0.5, high=0.5)
     path.write_text(json.dumps(tree), encoding="utf-8")
-    kept = claims("gqa-cache", tmp_path)["gqa-cache"]
+    kept = claims("gqa-cache", out=tmp_path)["gqa-cache"]
     assert kept.verdict == FAILS, "the file's own word is not taken"
-    assert claims("gqa-cache", tmp_path, again=True)["gqa-cache"].verdict == HOLDS
+    assert claims("gqa-cache", out=tmp_path, again=True)["gqa-cache"].verdict == HOLDS
 
 
 def test_a_claim_that_has_changed_is_measured_again(tmp_path: Path) -> None:
-    claims("gqa-cache", tmp_path)
+    claims("gqa-cache", out=tmp_path)
     path = tmp_path / "gqa-cache.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**tree, "statement": "Another."}), encoding="utf-8")
-    row = next(row for row in overview(tmp_path) if row["name"] == "gqa-cache")
-    assert row["result"] is None
-    assert claims("gqa-cache", tmp_path)["gqa-cache"].statement == known()["gqa-cache"].statement
+    row = next(row for row in overview(tmp_path) if row.name == "gqa-cache")
+    assert row.result is None
+    assert claims("gqa-cache", out=tmp_path)["gqa-cache"].result.statement == known()["gqa-cache"].statement
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"verdict": "holds"}', "\x00"])
 def test_a_file_of_another_kind_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "gqa-cache.json").write_text(text)
     with refused(code="damaged", field="out"):
-        claims("gqa-cache", tmp_path)
+        claims("gqa-cache", out=tmp_path)
 
 
 def test_every_stored_result_is_of_a_claim_that_stands_and_says_what_follows() -> None:
@@ -280,7 +280,7 @@ def test_every_stored_result_is_of_a_claim_that_stands_and_says_what_follows() -
 
 def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with refused(code="unknown", field="claim"):
-        gf.claims("gqa-cach", tmp_path)
+        gf.claims("gqa-cach", out=tmp_path)
 
 
 def test_the_terminal_lists_and_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,13 +301,13 @@ def test_the_list_shows_the_verdicts_of_the_release_and_the_own_ones_before_them
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    claims("gqa-cache", "claims")
+    claims("gqa-cache", out="claims")
     assert main(["claims", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert sum(row["verdict"] is not None for row in rows.values()) >= 40
     assert (
         rows["gqa-cache"]["result"]
-        == next(r for r in overview(tmp_path / "claims") if r["name"] == "gqa-cache")["result"]
+        == next(r for r in overview(tmp_path / "claims") if r.name == "gqa-cache").to_dict()["result"]
     )
     assert main(["claims"]) == 0
     assert "were measured for this release" in " ".join(capsys.readouterr().out.split())
@@ -358,13 +358,13 @@ def test_survivors_of_an_arm_that_diverged_decide_nothing() -> None:
 
 
 def test_what_was_measured_otherwise_is_refused_and_not_shown(tmp_path: Path) -> None:
-    claims(["score-variance"], tmp_path, tiny=True)
+    claims(["score-variance"], out=tmp_path, tiny=True)
     before = (tmp_path / "score-variance.json").read_text()
     for field, value in (("seeds", 9), ("data", "x/own.txt")):
         with refused(code="conflict", field=field):
-            claims(["score-variance"], tmp_path, tiny=True, **{field: value})
+            claims(["score-variance"], out=tmp_path, tiny=True, **{field: value})
     assert (tmp_path / "score-variance.json").read_text() == before
-    assert claims(["score-variance"], tmp_path, tiny=True, seeds=9, again=True)["score-variance"].seeds == 9
+    assert claims(["score-variance"], out=tmp_path, tiny=True, seeds=9, again=True)["score-variance"].result.seeds == 9
 
 
 def test_every_claim_has_a_line_of_the_summary() -> None:
@@ -376,5 +376,5 @@ def test_every_claim_has_a_line_of_the_summary() -> None:
         and [sum(of) for of in zip(*many[:-1], strict=True)] == many[-1]
     )
     told = document_of(rows).split("## Exact")[0]
-    assert all(f"| {row['name']} |" in told for row in rows)
-    assert not any(re.search(r"(^|; )guide", row["source"]) for row in rows)
+    assert all(f"| {row.name} |" in told for row in rows)
+    assert not any(re.search(r"(^|; )guide", row.claim.source) for row in rows)

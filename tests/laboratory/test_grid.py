@@ -99,7 +99,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scaling, "rates", lambda configs, text, recipe: dict.fromkeys(configs, 1e4))
 
 
-def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> dict[str, Any]:
+def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> Any:
     asked = {"sizes": SIZES_ASKED, "budgets": BUDGETS, "executor": executor or Planted(), **SMALL, **changes}
     return gf.scale(asked.pop("models", ["gpt2", "llama"]), source, out=out, **asked)
 
@@ -112,24 +112,24 @@ def planned(plans: list[scaling.ScalingPlan]) -> Any:
 def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path: Path) -> None:
     plans: list[scaling.ScalingPlan] = []
     found = trained(source, tmp_path, progress=planned(plans))
-    assert found["status"] == "complete" and len(found["runs"]) == 50 == len(plans[0].runs)
-    for law in found["laws"]:
-        figures = {one["name"]: one["value"] for one in law["figures"]}
-        for name, value in PLANTED[law["model"]].items():
+    assert found.status == "complete" and len(found.runs) == 50 == len(plans[0].runs)
+    for law in found.laws:
+        figures = law.values
+        for name, value in PLANTED[law.model].items():
             assert figures[name] == pytest.approx(value, rel=1e-4), name
-        assert law["held_out"]["error"] == pytest.approx(0, abs=1e-6)
-        assert law["held_out"]["params"] == max(run["params"] for run in found["runs"] if run["model"] == law["model"])
-        assert law["beside"]["form"] == "kaplan" and abs(law["beside"]["held_out"]["error"]) > 1e-5
-        assert law["budgets"]
-        a = PLANTED[law["model"]]["beta"] / (PLANTED[law["model"]]["alpha"] + PLANTED[law["model"]]["beta"])
-        assert law["allocation"]["parabolas"].get("a", a) == pytest.approx(a, abs=0.1)
-    (pair,) = found["differences"]
-    assert {one["name"]: one["difference"] for one in pair["figures"]}["alpha"] == pytest.approx(0.04, abs=1e-4)
-    assert all(one["difference"] < 0 for one in pair["losses"])
+        assert law.held_out.error == pytest.approx(0, abs=1e-6)
+        assert law.held_out.params == max(run.params for run in found.runs if run.model == law.model)
+        assert law.beside.form == "kaplan" and abs(law.beside.held_out.error) > 1e-5
+        assert law.budgets
+        a = PLANTED[law.model]["beta"] / (PLANTED[law.model]["alpha"] + PLANTED[law.model]["beta"])
+        assert getattr(law.allocation.parabolas, "a", a) == pytest.approx(a, abs=0.1)
+    (pair,) = found.differences
+    assert {one.name: one.difference for one in pair.figures}["alpha"] == pytest.approx(0.04, abs=1e-4)
+    assert all(one.difference < 0 for one in pair.losses)
     page = (tmp_path / "report.html").read_text()
     for told in ("The largest run, predicted from the others", "Exponents", "llama differs from gpt2 in", "6 N D"):
         assert told in page
-    assert json.loads((tmp_path / "scaling.json").read_text())["laws"] == found["laws"]
+    assert json.loads((tmp_path / "scaling.json").read_text())["laws"] == found.to_dict()["laws"]
     # and the folder is points for anybody's fit
     law = fit_scaling_law(tmp_path, where={"model": "llama"})
     assert law.alpha == pytest.approx(0.29, rel=1e-4) and len(law.points) == 25
@@ -150,8 +150,8 @@ def test_the_largest_run_is_left_out_of_its_own_prediction(source: Path, tmp_pat
                 else found
             )
 
-    (law,) = trained(source, tmp_path, Spoilt(), models=["gpt2"], **FEW)["laws"]
-    assert law["held_out"]["error"] == pytest.approx(1 / 1.1 - 1, abs=1e-6)
+    (law,) = trained(source, tmp_path, Spoilt(), models=["gpt2"], **FEW).laws
+    assert law.held_out.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
 
 
 def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
     assert sum(run.seconds > 0 for run in plans[0].runs) == len(second.trained) == 9 - 5
     third = Planted()
     found = trained(source, tmp_path, third, seeds=2, **few)
-    assert len(third.trained) == 9 and len(found["runs"]) == 18
+    assert len(third.trained) == 9 and len(found.runs) == 18
     kept: list[Any] = []
     trained(source, tmp_path, Planted(stop_after=0), seeds=2, progress=kept.append, **few)
     assert sum(isinstance(event, Kept) for event in kept) == 18
@@ -181,9 +181,9 @@ def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
 def test_runs_that_diverged_are_shown_and_left_out(source: Path, tmp_path: Path) -> None:
     lost = "gpt2@0.8m 0.8m-262144-tokens"
     found = trained(source, tmp_path, Planted([lost]), models=["gpt2"], **FEW)
-    first = found["laws"][0]
-    assert first["lost"] == 1 and first["points"] == 8
-    assert {one["name"]: one["value"] for one in first["figures"]}["alpha"] == pytest.approx(0.25, rel=1e-4)
+    first = found.laws[0]
+    assert first.lost == 1 and first.points == 8
+    assert first.values["alpha"] == pytest.approx(0.25, rel=1e-4)
     page = (tmp_path / "report.html").read_text()
     assert "diverged: the loss is not finite; left out" in page and "1 run of gpt2 diverged or failed" in page
     assert points(tmp_path, where={"model": "gpt2"}).left_out == 1
@@ -195,9 +195,9 @@ def test_too_few_that_did_not_diverge(source: Path, tmp_path: Path) -> None:
     found = trained(
         source, tmp_path, Planted(lost), models=["gpt2"], sizes=",".join(sizes), budgets="16384,32768,65536"
     )
-    assert "3 points cannot fit the 5 figures" in found["laws"][0]["why"]
+    assert "3 points cannot fit the 5 figures" in found.laws[0].why
     with failed(code="failed"):
-        scaling.refuse_failed(found)
+        found.check()
 
 
 def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
@@ -206,12 +206,12 @@ def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
     found = trained(source, tmp_path, budgets=None, isoflop="1e11,3e11,1e12", progress=planned(plans))
     for run in plans[0].runs:
         size = f"{run.model}@{run.size}"
-        exact = 3 * preset(size).vary(vocab_size=found["data"]["vocab_size"], context=32).flops(32) * run.tokens
+        exact = 3 * preset(size).vary(vocab_size=found.data["vocab_size"], context=32).flops(32) * run.tokens
         assert run.flops == pytest.approx(exact) and run.flops == pytest.approx(float(run.cell.split("-")[1]), rel=0.15)
         assert run.approximate == 6 * run.params * run.tokens < run.flops
     assert any("6 N D" in note for note in plans[0].notes)
-    for law in found["laws"]:
-        assert not law["allocation"]["read_between"] and len(law["budgets"]) >= 2
+    for law in found.laws:
+        assert not law.allocation.read_between and len(law.budgets) >= 2
 
 
 @pytest.mark.parametrize(
@@ -351,10 +351,10 @@ def test_the_command_trains(
 def test_a_few_real_steps_from_end_to_end(source: Path, tmp_path: Path) -> None:
     """Two sizes, two budgets, trained in processes of their own; half a minute of starting them."""
     found = gf.scale(["gpt2"], source, sizes="0.05m,0.2m", budgets="512,2048", out=tmp_path, form="compute", **SMALL)
-    assert [run["status"] for run in found["runs"]] == ["ok"] * 4
-    losses = {(run["size"], run["tokens"]): run["loss"] for run in found["runs"]}
+    assert [run.status for run in found.runs] == ["ok"] * 4
+    losses = {(run.size, run.tokens): run.loss for run in found.runs}
     assert losses["0.2m", 2048] < losses["0.2m", 512] and all(math.isfinite(loss) for loss in losses.values())
-    assert found["laws"][0]["points"] == 4 and (tmp_path / "report.html").is_file()
+    assert found.laws[0].points == 4 and (tmp_path / "report.html").is_file()
     again = gf.scale(["gpt2"], source, sizes="0.05m,0.2m", budgets="512,2048", out=tmp_path, form="compute",
                      executor=Instead(lambda place, notify: pytest.fail("trained again")), **SMALL)  # fmt: skip
-    assert again["laws"] == found["laws"]
+    assert again.laws == found.laws

@@ -17,8 +17,9 @@ from glassformer.cli import main
 from glassformer.comparison import summary
 from glassformer.config import read_tree
 from glassformer.errors import Code
-from glassformer.laboratory.ladder import LadderDesign, ablate, pairs_of
+from glassformer.laboratory.ladder import LadderDesign, ablate
 from glassformer.laboratory.ladder import _rungs as rungs_of
+from glassformer.laboratory.rungs import pairs_of
 from glassformer.laboratory.steps import Point, as_steps, between, join
 from glassformer.runs import slurm
 from glassformer.runs.effects import combined, effects
@@ -136,25 +137,25 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
     planted = Planted({"rope": -0.2, "nobias": 0.05})
     out = tmp_path / "out"
     found = ablate(BASE, source, changes=STEPS, out=out, executor=Instead(planted), **PLAN)
-    assert planted.runs == 6 * 3 and [arm["has"].count(True) for arm in found["arms"]] == [0, 1, 2, 3, 2, 2]
-    verdict = {key: [one["verdict"]["verdict"] for one in some] for key, some in found["pairs"].items()}
+    assert planted.runs == 6 * 3 and [arm.has.count(True) for arm in found.arms] == [0, 1, 2, 3, 2, 2]
+    verdict = {key: [one.verdict.verdict for one in some] for key, some in found.pairs.items()}
     assert verdict["before"] == ["b better", "equivalent", "a better"] == verdict["last"]
     assert verdict["base"] == ["b better"] * 3
-    for pair, planted_is in zip(found["pairs"]["before"], (-0.2, 0.0, 0.05), strict=True):
-        assert pair["verdict"]["low"] < planted_is < pair["verdict"]["high"]
-    first = found["arms"][0]
-    assert first["loss"] == pytest.approx(3.1, abs=0.005) and first["low"] < 3.1 < first["high"]
-    assert first["train.tokens_per_second"] == 128 and first["generation.state_bytes_per_token"] == 1
-    assert json.loads((out / "ladder.json").read_text()) == found
+    for pair, planted_is in zip(found.pairs["before"], (-0.2, 0.0, 0.05), strict=True):
+        assert pair.verdict.low < planted_is < pair.verdict.high
+    first = found.arms[0]
+    assert first.loss == pytest.approx(3.1, abs=0.005) and first.low < 3.1 < first.high
+    assert first.tokens_per_second == 128 and first.state_bytes_per_token == 1
+    assert json.loads((out / "ladder.json").read_text()) == found.to_dict()
     page = (out / "ladder.html").read_text()
     assert "rope: added in its place, it lowers the loss" in page and page.count("<svg") >= 4 + 3 * 4
-    assert found["command"] == f"glassformer run {out / 'design.yaml'}"
+    assert found.command == f"glassformer run {out / 'design.yaml'}"
     assert LadderDesign.from_dict(read_tree(out / "design.yaml")).steps == list(STEPS)
 
     again = Planted({"rope": -0.2, "nobias": 0.05})
-    assert ablate(BASE, source, changes=STEPS, out=out, executor=Instead(again), **PLAN)["arms"] == found["arms"]
+    assert ablate(BASE, source, changes=STEPS, out=out, executor=Instead(again), **PLAN).arms == found.arms
     more = ablate(BASE, source, changes=STEPS, out=out, seeds=4, executor=Instead(again), **PLAN)
-    assert again.runs == 6 and more["seeds"] == 4  # one seed more of each arm
+    assert again.runs == 6 and more.seeds == 4  # one seed more of each arm
 
 
 def test_speeds_of_runs_side_by_side_are_measured_in_turn(source: Path, tmp_path: Path) -> None:
@@ -162,15 +163,15 @@ def test_speeds_of_runs_side_by_side_are_measured_in_turn(source: Path, tmp_path
     side_by_side = Instead(Planted({"rope": -0.2}))
     side_by_side.workers = 2
     found = ablate(BASE, source, changes="rope", out=tmp_path / "out", executor=side_by_side, **PLAN)
-    assert all(arm["train.tokens_per_second"] > 0 for arm in found["arms"])
-    assert 128 not in [arm["train.tokens_per_second"] for arm in found["arms"]]
-    assert any("side by side" in note for note in found["notes"])
+    assert all(arm.tokens_per_second > 0 for arm in found.arms)
+    assert 128 not in [arm.tokens_per_second for arm in found.arms]
+    assert any("side by side" in note for note in found.notes)
 
 
 def test_a_change_that_another_one_undoes_shows_in_the_two_directions(source: Path, tmp_path: Path) -> None:
     planted = Planted({"rope": -0.2}, together={("rope", "nobias"): 0.2})
     found = ablate(BASE, source, changes=["rope", "nobias"], out=tmp_path / "out", executor=Instead(planted), **PLAN)
-    before, last = (found["pairs"][key][0]["verdict"]["verdict"] for key in ("before", "last"))
+    before, last = (found.pairs[key][0].verdict.verdict for key in ("before", "last"))
     assert before == "b better" and last == "equivalent"
 
 
@@ -193,7 +194,7 @@ def test_runs_that_fail_or_diverge(source: Path, tmp_path: Path) -> None:
         ablate(BASE, source, changes="rope", out=tmp_path, executor=Instead(fails), **PLAN)
     assert "has too few finished seeds" in (tmp_path / "ladder.html").read_text()
     found = ablate(BASE, source, changes="rope", out=tmp_path, executor=Instead(diverges), **PLAN)
-    assert found["arms"][1]["loss"] is None and found["arms"][1]["trouble"] == "diverged"
+    assert found.arms[1].loss is None and found.arms[1].trouble == "diverged"
     assert "diverged" in (tmp_path / "ladder.html").read_text()
 
 
@@ -218,9 +219,9 @@ def test_rungs_at_tuned_rates(source: Path, tmp_path: Path) -> None:
 
     planted = Basin({"rope": -0.2})
     found = ablate(BASE, source, changes="rope", tune=True, seeds=2, out=tmp_path, executor=Instead(planted), **PLAN)
-    assert found["tuned"] and [arm["name"] for arm in found["arms"]] == [BASE, f"{BASE}+rope"]
-    assert all(arm["learning_rate"] == pytest.approx(0.003, rel=0.1) for arm in found["arms"])
-    assert found["pairs"]["base"][0]["verdict"]["verdict"] == "b better"
+    assert found.tuned and [arm.name for arm in found.arms] == [BASE, f"{BASE}+rope"]
+    assert all(arm.learning_rate == pytest.approx(0.003, rel=0.1) for arm in found.arms)
+    assert found.pairs["base"][0].verdict.verdict == "b better"
     (tmp_path / "ladder.html").unlink()
 
     def fails(place: Path, notify: Any) -> tuple[str | None, int]:
@@ -280,12 +281,12 @@ def test_a_half_fraction_finds_planted_effects_and_their_interaction(source: Pat
     out = tmp_path / "out"
     found = ablate(BASE, source, changes=steps, design="factorial", seeds=2, out=out, executor=Instead(planted), **PLAN)
     assert planted.runs == 32
-    by = {tuple(one["of"]): one for one in found["effects"]}
+    by = {one.of: one for one in found.effects}
     assert len(by) == 5 + 10
-    assert by[0,]["effect"] == pytest.approx(-0.2 + 0.05, abs=0.002)  # on average over arms with and without rmsnorm
-    assert by[1,]["effect"] == pytest.approx(0.05, abs=0.002) and by[3,]["effect"] == pytest.approx(0.04, abs=0.002)
-    assert by[0, 1]["effect"] == pytest.approx(0.05, abs=0.002) and by[0, 1]["noticed"]
-    assert by[0,]["high"] < 0 < by[3,]["low"] and abs(by[4,]["effect"]) < 0.002
+    assert by[0,].effect == pytest.approx(-0.2 + 0.05, abs=0.002)  # on average over arms with and without rmsnorm
+    assert by[1,].effect == pytest.approx(0.05, abs=0.002) and by[3,].effect == pytest.approx(0.04, abs=0.002)
+    assert by[0, 1].effect == pytest.approx(0.05, abs=0.002) and by[0, 1].noticed
+    assert by[0,].high < 0 < by[3,].low and abs(by[4,].effect) < 0.002
     page = (out / "ladder.html").read_text()
     assert "rope x rmsnorm" in page and "beyond 2 standard errors" in page
 
@@ -310,6 +311,6 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.slow  # it trains for real, eight short runs
 def test_a_real_ladder(source: Path, tmp_path: Path) -> None:
     found = ablate(BASE, source, to=f"{BASE}+rope+rmsnorm", seeds=2, out=tmp_path / "out", **PLAN)
-    assert found["changes"] == ["rope", "rmsnorm"] and len(found["arms"]) == 4
-    assert all(len(arm["losses"]) == 2 and arm["parameters"] > 0 for arm in found["arms"])
+    assert found.changes == ("rope", "rmsnorm") and len(found.arms) == 4
+    assert all(len(arm.losses) == 2 and arm.parameters > 0 for arm in found.arms)
     assert (tmp_path / "out" / "ladder.html").is_file()

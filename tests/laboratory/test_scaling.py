@@ -16,10 +16,11 @@ from scipy.optimize import curve_fit
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.cli.laboratory import tables
 from glassformer.errors import Code
 from glassformer.laboratory import law as law_module
+from glassformer.laboratory.cells import CellRun
 from glassformer.laboratory.forms import FORMS
+from glassformer.laboratory.grid import Grid
 from glassformer.laboratory.isoflop import budgets as isoflop_budgets
 from glassformer.laboratory.isoflop import lowest, on_budgets, parabolas
 from glassformer.laboratory.law import (
@@ -36,10 +37,11 @@ from glassformer.laboratory.law import (
     held_out,
     optimal_difference,
 )  # fmt: skip
+from glassformer.laboratory.pages.scaling import finding, render_scaling, several_finding
 from glassformer.laboratory.points import Points, points
-from glassformer.laboratory.several import laws
-from glassformer.laboratory.summary import summary
-from glassformer.report.scaling import finding, render_scaling, several_finding
+from glassformer.laboratory.scaled import law_tables
+from glassformer.laboratory.several import LawsRecord, laws
+from glassformer.laboratory.summary import LawRecord
 from tests.refused import refused
 
 DATA = Path(__file__).parent / "data"
@@ -84,21 +86,23 @@ def test_a_planted_law_is_found(law: dict[str, float]) -> None:
 def test_losses_that_fall_off_a_law_are_not_described_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law_module, "DRAWS", 12)
     data = planted(LABORATORY, noise=0.004)
-    assert summary(fit_scaling_law(data), "chinchilla")["describes"]
+    assert LawRecord.of(fit_scaling_law(data), "chinchilla").describes
     learned = replace(
         data, loss=np.where(data.tokens > 0.9e6, 0.75, 1.0) * data.loss
     )  # something is found at 1M tokens
-    found = summary(fit_scaling_law(learned), "chinchilla")
-    assert not found["describes"] and "do not follow this form" in finding(found)
+    found = LawRecord.of(fit_scaling_law(learned), "chinchilla")
+    assert not found.describes and "do not follow this form" in finding(found)
     rows = [
-        {"model": name, "params": n, "tokens": d, "loss": loss, "status": "ok", "run": f"{n} {d}"}
+        CellRun(name, "", "", 0, f"{n} {d}", n, d, 6 * n * d, loss, "ok", None, None)
         for name, one in (("gpt2", data), ("llama", learned), ("bloom", data))
         for n, d, loss in zip(one.params.tolist(), one.tokens.tolist(), one.loss.tolist(), strict=True)
     ]
-    several = laws(rows, "chinchilla", [], [])
-    assert [(pair["a"], pair["b"]) for pair in several["differences"]] == [("gpt2", "bloom")]
-    assert [bool(law["optimal"]) for law in several["laws"]] == [True, False, True]
-    told = several_finding({"form": "chinchilla", **several})
+    fitted, differences = laws(rows, "chinchilla")
+    assert [(pair.a, pair.b) for pair in differences] == [("gpt2", "bloom")]
+    common = {"command": "", "data": {}, "recipe": {}, "form": "chinchilla", "notes": (), "status": "complete"}
+    several = LawsRecord(**common, grid=Grid((), (), False), runs=tuple(rows), laws=fitted, differences=differences)
+    assert [bool(law.optimal) for law in several.fitted] == [True, False, True]
+    told = several_finding(several)
     assert "The losses of llama do not follow this form" in told and "of bloom do not" not in told
 
 
@@ -275,11 +279,11 @@ def test_an_amplitude_at_its_bound_is_zero_and_marked() -> None:
     assert law.E == 0 and law.interval("E") == (0, 0) and law.remark("E") == AT_BOUND
     assert (law.alpha, np.log(law.A)) == pytest.approx((-slope, height), rel=1e-4)
     assert law.remark("alpha") is None and law.remark("A") is None
-    found = summary(law, "params")
-    assert {one["name"]: one["remark"] for one in found["figures"]} == {"E": AT_BOUND, "A": None, "alpha": None}
+    found = LawRecord.of(law, "params")
+    assert {one.name: one.remark for one in found.figures} == {"E": AT_BOUND, "A": None, "alpha": None}
     assert "0 to 0; at its bound" in render_scaling(found, "glassformer scale")
-    printed = tables(found)[0].columns[2]
-    assert next(iter(printed.cells)) == "0 to 0; at its bound"
+    printed = next(law_tables(found)).columns[2]
+    assert str(next(iter(printed.cells))) == "0 to 0; at its bound"
 
 
 def test_an_exponent_as_steep_as_allowed_is_marked() -> None:
@@ -626,7 +630,7 @@ def test_the_page_says_what_could_not_be_found() -> None:
     data = planted(LABORATORY)
     law = fit_scaling_law(data.take(data.tokens == data.tokens.max()), "params")
     law.__dict__["draws"] = np.stack([law.theta] * 3)
-    found = summary(law, "params")
+    found = LawRecord.of(law, "params")
     assert isinstance(law, Law) and gf.fit_scaling_law is fit_scaling_law
     assert "fewer than two budgets" in render_scaling(found, "glassformer scale")
     with pytest.raises(AttributeError, match="it has E, A, alpha"):

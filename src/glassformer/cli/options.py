@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from glassformer import units
 from glassformer.errors import RequestError
 from glassformer.options import DecodingOptions, GenerationOptions
-from glassformer.units import quantity
 
 LONGEST_TEXT = 1_000_000
 """Characters of a file or of standard input that are read."""
@@ -33,73 +33,108 @@ Data = Annotated[
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
 
 
-def counts(type_: Any, tokens: Any) -> list[float]:
+def count(type_: Any, tokens: Any) -> int:
+    """200k, 5M, 1.5B -> a whole number."""
+    return units.count(tokens[0].value, "count")
+
+
+def amount(type_: Any, tokens: Any) -> float:
+    """1e21, 5M -> a number."""
+    return units.quantity(tokens[0].value, field="count")
+
+
+def amounts(type_: Any, tokens: Any) -> list[float]:
     """1e21, 5M, each a number."""
-    return [quantity(token.value, field="count") for token in tokens]
+    return [units.quantity(token.value, field="count") for token in tokens]
 
 
-def count(type_: Any, tokens: Any) -> float:
-    """200k, 5M, 1.5B -> a number."""
-    return quantity(tokens[0].value, field="count")
+def pairs(given: list[str] | None, field: str) -> dict[str, str]:
+    """NAME=TEXT, each once. Raises RequestError."""
+    found: dict[str, str] = {}
+    for one in given or []:
+        name, equals, text = one.partition("=")
+        if not (name and equals and text) or name in found:
+            raise RequestError(code="type", field=field, value=one, expected="NAME=TEXT, each name once")
+        found[name] = text
+    return found
 
 
-Count = Annotated[float, Parameter(converter=count)]
-LearningRate = Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])]
+Count = Annotated[int, Parameter(converter=count)]
 Optimizer = Annotated[
     str, Parameter(help="adamw, muon, lion, adafactor or sgd; +recipe.optimizer.FIELD=VALUE sets its fields.")
 ]
-Objective = Annotated[
-    str,
-    Parameter(
-        help="next_token, masked:P (encoders), seq2seq (pairs), span:DENSITY:MEAN, infill:P:MEAN, prefix, "
-        "contrastive:TEMPERATURE; +recipe.objective.FIELD=VALUE sets its fields."
-    ),
-]
-Steps = Annotated[int | None, Parameter(converter=count, help="Budget of a run in optimizer steps.")]
-Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
-Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
-TokenizerName = Annotated[str, Parameter(help="auto, byte, char, bpe:SIZE, or a tokenizer.json.")]
-BatchSize = Annotated[int, Parameter(help="Sequences of one optimizer step.")]
-Context = Annotated[
-    int | None, Parameter(help="Tokens of one sequence; by default what the expression says (+context=N), or 256.")
-]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
-DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
 Threads = Annotated[
-    int | None,
-    Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
-]
-Workers = Annotated[
-    int,
-    Parameter(help="Runs to train side by side, each with its share of the cores; more than one for small runs alone."),
-]
-Compile = Annotated[
-    bool | None,
-    Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
+    int | None, Parameter(help="CPU threads; by default one per core, fewer while other processes are busy.")
 ]
 
 
-ExecutorName = Annotated[
-    str,
-    Parameter(
-        help="here; or slurm, slurm:partition=NAME,time=MINUTES,gpus=1 and other options of sbatch: every run is a job "
-        "of a cluster."
-    ),
-]
-SlotNames = Annotated[
-    str | None, Parameter(help="Train several runs at once on this machine, one on each device: cuda:0,cuda:1.")
-]
-WatchEvery = Annotated[int | None, Parameter(help="Steps between looks with --watch; by default 25.")]
-LogTo = Annotated[
-    list[str] | None,
-    Parameter(
-        help="Send the numbers to tensorboard, wandb or trackio as well; files in the run folder hold them anyway."
-    ),
-]
-OnSpike = Annotated[
-    Literal["go_on", "skip", "roll_back"],
-    Parameter(help="A step whose loss or gradient spikes: take it, leave it out, or return to the last checkpoint."),
-]
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Options of all verbs that train."""
+
+    learning_rate: Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])] = None
+    """Peak learning rate; by default a rule by size and optimizer."""
+    optimizer: Optimizer = "adamw"
+    tokenizer: str = "auto"
+    """auto, byte, char, bpe:SIZE, or a tokenizer.json."""
+    batch_size: int = 16
+    """Sequences per optimizer step."""
+    context: int | None = None
+    """Tokens per sequence; by default that of the expression (+context=N), or 256."""
+    device: Device = "auto"
+    dtype: str = "auto"
+    """auto, float32, bfloat16."""
+    threads: Threads = None
+    compile: bool | None = None
+    """Compile the layers; by default if there is a compiler and the run is long enough to gain from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TrainingOptions):
+    """Options of train and compare: the budget of a run, its objective, its metrics."""
+
+    tokens: Count | None = None
+    """Training budget of a run in tokens (200k, 5M); or give --minutes, --flops or --steps."""
+    minutes: float | None = None
+    """Training budget of a run in minutes."""
+    flops: Annotated[float | None, Parameter(converter=amount)] = None
+    """Training budget of a run in FLOPs."""
+    steps: Count | None = None
+    """Training budget of a run in optimizer steps."""
+    objective: str = "next_token"
+    """next_token, masked:P (encoders), seq2seq (pairs), span:DENSITY:MEAN, infill:P:MEAN, prefix,
+    contrastive:TEMPERATURE; +recipe.objective.FIELD=VALUE sets its fields."""
+    on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
+    """A step whose loss or gradient spikes: take it, skip it, or return to the last checkpoint."""
+    log_to: Annotated[list[str] | None, Parameter(negative="")] = None
+    """Also send the metrics to tensorboard, wandb or trackio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorOptions:
+    """Options of verbs of several runs: the place where they are trained."""
+
+    workers: int = 1
+    """Runs trained at the same time on this machine, each with its share of the cores; for small runs."""
+    slots: str | None = None
+    """Train several runs at the same time, one on each device: cuda:0,cuda:1."""
+    executor: str = "here"
+    """here; or slurm, slurm:partition=NAME,time=MINUTES,gpus=1 and other options of sbatch: each run is a job."""
+
+    def made(self, device: str = "auto") -> Any:
+        """Returns the executor for runs on a device. Raises RequestError."""
+        from glassformer.runs.slurm import executor_of
+
+        return executor_of(self.executor, self.slots, self.workers, device)
+
+
+Trained = Annotated[TrainingOptions, Parameter(name="*")]
+Ran = Annotated[RunOptions, Parameter(name="*")]
+Executed = Annotated[ExecutorOptions, Parameter(name="*")]
+TRAINED, RAN, HERE = TrainingOptions(), RunOptions(), ExecutorOptions()
+"""Options at their defaults."""
+WatchEvery = Annotated[int | None, Parameter(help="Steps between observations with --watch; by default 25.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +207,6 @@ def watch_interval(watch: bool, every: int | None) -> int | None:
             code="range", field="watch_every", value=every,
         )  # fmt: skip
     return every or WATCH
-
-
-def whole(value: float | None, field: str) -> int | None:
-    """A count as an int. Raises RequestError for a part of one."""
-    if value is not None and value != int(value):
-        raise RequestError(code="type", field=field, value=value, expected="a whole number")
-    return None if value is None else int(value)
 
 
 @contextmanager

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from rich.console import RenderableType
 
 from glassformer.comparison.design import Design
-from glassformer.figures import tag
+from glassformer.comparison.terminal import comparison_lines
+from glassformer.errors import WorkError
+from glassformer.figures.terminal import Printed, unbroken
 from glassformer.report import write_report
 from glassformer.runs.results import Power, Results, RunResult, Tuning, Verdict
-from glassformer.runs.wording import verdict_sentence
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A finished comparison.
+class Comparison(Printed):
+    """A finished comparison; `print` shows its tables, verdicts and notes.
 
     Attributes
     ----------
@@ -30,6 +34,11 @@ class Comparison:
     results: Results
     design: Design
     folder: Path | None = None
+
+    @property
+    def page(self) -> Path | None:
+        """The report in the folder; None if nothing was written."""
+        return None if self.folder is None else self.folder / "report.html"
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -76,6 +85,28 @@ class Comparison:
         write_report(self.results, Path(path))
         return Path(path)
 
+    def lines(self) -> Iterator[str | RenderableType]:
+        """Yields tables, verdicts and notes, and the place of the report."""
+        yield from comparison_lines(self.results)
+        if self.page is not None:
+            yield unbroken(f"report: {self.page}")
+
+    def without_notes(self, known: Collection[str]) -> Self:
+        """Returns the comparison without the notes that a reader knows."""
+        budget = self.results.budget
+        notes = [note for note in budget.notes if note not in known]
+        return replace(self, results=self.results.changed(budget=budget.changed(notes=notes)))
+
+    def check(self) -> None:
+        """Raises WorkError if a run failed; a run that diverged is a result."""
+        if failed := [one for one in self.runs if one.status == "failed"]:
+            first = failed[0]
+            name = first.name if self.results.budget.seeds == 1 else f"{first.name} seed {first.seed}"
+            place = "" if self.page is None else f"; the report is at {self.page}"
+            raise WorkError(
+                f"{len(failed)} of {len(self.runs)} runs failed: {name}: {first.error}{place}", code="failed"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of results.json."""
         return self.results.to_dict()
@@ -85,24 +116,6 @@ class Comparison:
         import pandas
 
         return pandas.DataFrame([row_of(run) for run in self.runs])
-
-    def __str__(self) -> str:
-        """Returns the verdicts in words, a line each."""
-        return "\n".join(map(verdict_sentence, self.verdicts))
-
-    def _repr_html_(self) -> str:
-        """In a notebook: a row for each run, and the verdicts in words."""
-        rows = [row_of(run) for run in self.runs]
-        heads = ["name", "seed", "status", "loss", "parameters", "tokens_per_second"]
-        return tag(
-            "div",
-            tag(
-                "table",
-                tag("tr", *(tag("th", head) for head in heads)),
-                *(tag("tr", *(tag("td", _short(row[head])) for head in heads)) for row in rows),
-            ),
-            *(tag("p", verdict_sentence(verdict)) for verdict in self.verdicts),
-        )
 
 
 def row_of(run: RunResult) -> dict[str, Any]:
@@ -128,10 +141,3 @@ def row_of(run: RunResult) -> dict[str, Any]:
         "state_bytes_per_token": None if generation is None else generation.state_bytes_per_token,
         "error": run.error,
     }
-
-
-def _short(value: Any) -> str:
-    """A number of a cell as people read it."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:,.4f}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"

@@ -25,7 +25,6 @@ from glassformer.runs.answers import answers
 from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.live import shown
 from glassformer.runs.measure import describe
-from glassformer.runs.results import Answers
 from glassformer.text import DataLike, Tokenizer
 from glassformer.training import Callback, Pretrained, Recipe, Report, Reporter, Request, Run, prepare_run, run_request
 from glassformer.training.overrides import with_recipe
@@ -107,9 +106,9 @@ class SingleRun:
         """The first arguments of `training.prepare_run`."""
         return self.config, self.data, self.recipe, self.out, self.resume, self.tokenizer, self.vocab_size
 
-    def train(self, notify: Notify, callbacks: Sequence[Callback] = ()) -> tuple[Run, Answers | None]:
-        """Trains; returns the run, and its answers if it was trained on pairs and has a folder. Of several processes
-        that share the run, only the first tells and writes."""
+    def train(self, notify: Notify, callbacks: Sequence[Callback] = ()) -> Run:
+        """Trains, and answers held-out sources if the run is on pairs and has a folder. Of several processes that
+        share the run, only the first tells and writes."""
         leads = one_voice()
         notify = notify if leads else silent
         request = prepare_run(*self.arguments, reading(notify), self.pretrained, self.layout)
@@ -121,15 +120,14 @@ class SingleRun:
             tell = telling(self.name, request.recipe.seed, notify)
             done = run_request(request, [*callbacks, Reporter(log), Reporter(tell)])
         if not leads or place is None:
-            return done, None
+            return done
         if self.recipe.watch:
             write_run(describe(self.name, done, None), place / PAGE)
-        if done.status != "ok":
-            return done, None
-        found = answers(done.model, request.text, self.recipe.objective, self.recipe.context)
-        if found is not None:
-            replace_text(place / ANSWERS, found.model_dump_json(indent=1))
-        return done, found
+        if done.status == "ok":
+            done.answers = answers(done.model, request.text, self.recipe.objective, self.recipe.context)
+        if done.answers is not None:
+            replace_text(place / ANSWERS, done.answers.model_dump_json(indent=1))
+        return done
 
 
 def _begun(
@@ -248,4 +246,4 @@ def train(
         vocab_size=vocab_size, layout=layout, log_to=log_to, **fields,
     )  # fmt: skip
     with shown(progress) as notify:
-        return asked.train(notify, callbacks)[0]
+        return asked.train(notify, callbacks)

@@ -16,10 +16,10 @@ from glassformer.comparison.result import Comparison
 from glassformer.comparison.tuning import tuned
 from glassformer.naming.resolve import ModelLike
 from glassformer.runs.events import Notify
-from glassformer.runs.executor import Executor
+from glassformer.runs.executor import Executor, with_callbacks
 from glassformer.runs.live import shown
 from glassformer.text import DataLike, Tokens, named_or_read
-from glassformer.training import Recipe
+from glassformer.training import Callback, Recipe
 
 
 def compare(
@@ -39,6 +39,7 @@ def compare(
     recipe: Recipe | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     executor: Executor | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool | Notify = True,
     command: str | None = None,
     **options: Any,
@@ -77,6 +78,9 @@ def compare(
         Folder of results.json, report.html and design.yaml. If None, nothing is kept.
     executor
         Trains the runs; by default `runs.executor.Local`, one after the other.
+    callbacks
+        `Callback` objects, called at every step of every run that is trained. Runs then take this process, and no
+        `executor` may be given.
     progress
         True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
         receives the events of `glassformer.runs.events`.
@@ -117,6 +121,7 @@ def compare(
         design = design if data is None else replace(design, data=name)
     else:
         design = Design.of(models, name, **given)
+    executor = with_callbacks(executor, callbacks)
     return begun(design, text, out, executor=executor, progress=progress, command=command)
 
 

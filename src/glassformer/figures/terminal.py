@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
+
+from .markup import Markup, plain_table, tag
 
 WIDTH = 120
 """Columns of text that is not written to a terminal."""
@@ -62,6 +65,20 @@ def short(count: int) -> str:
     return str(count)
 
 
+def clock(seconds: float) -> str:
+    """75 -> 1:15."""
+    if not math.isfinite(seconds):
+        return "–:––"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def decimals(value: float | None) -> str:
+    """Four, or `no` for what could not be measured."""
+    return "no" if value is None else f"{value:.4f}"
+
+
 def output() -> Console:
     """Returns standard output, as wide as its terminal, or `WIDTH` columns when redirected to a file or pipe."""
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
@@ -98,6 +115,10 @@ class Printed:
         """Yields the text from top to bottom: literal strings, tables, rich's `Text` where a line has a style."""
         raise NotImplementedError
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the same text, with tables."""
+        return tag("div", *map(_html, self.lines()))
+
     def __rich__(self) -> Group:
         return Group(*(Text(one) if isinstance(one, str) else one for one in self.lines()))
 
@@ -106,3 +127,10 @@ class Printed:
         target = io.StringIO()
         Console(file=target, width=WIDTH, color_system=None, highlight=False).print(self, crop=False)
         return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
+
+
+def _html(line: str | RenderableType) -> Markup:
+    if not isinstance(line, Table):
+        return tag("p", str(line))
+    rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in line.columns), strict=True)]
+    return plain_table(str(line.title or ""), [str(column.header) for column in line.columns], rows)

@@ -152,9 +152,9 @@ def _is_folder(source: Any) -> bool:
 
 
 def _from_folder(path: Path) -> list[Mapping[str, Any]]:
-    from glassformer.laboratory.cells import rows_of  # imports torch, which a table does without
+    from glassformer.laboratory.cells import runs_of  # imports torch, which a table does without
 
-    return [row for row in rows_of(path) if row["params"] and row["tokens"]]
+    return [run.row for run in runs_of(path) if run.params and run.tokens]
 
 
 def _from_csv(path: Path) -> list[Mapping[str, Any]]:

@@ -14,63 +14,32 @@ from glassformer.comparison.design import FILE, Design, from_tree, to_yaml
 from glassformer.comparison.experiment import carry_out, checked_folder, command_of, read_text
 from glassformer.comparison.verbs import place_of_work
 from glassformer.config import ModelConfig, first_difference
-from glassformer.errors import RequestError, WorkError, shown
-from glassformer.files import SCHEMAS, check_schema, only_writer, replace_text
-from glassformer.laboratory.cells import CELLS, rows_of
+from glassformer.errors import RequestError, shown
+from glassformer.files import check_schema, only_writer, replace_text
+from glassformer.laboratory.cells import CELLS, runs_of
 from glassformer.laboratory.estimate import SOURCE, rates
 from glassformer.laboratory.forms import FORMS
 from glassformer.laboratory.grid import Cell, Grid, grid
-from glassformer.laboratory.law import different, refuse_far
+from glassformer.laboratory.law import different, fit_scaling_law, refuse_far
+from glassformer.laboratory.points import points
+from glassformer.laboratory.scaled import REPORT, Planned, Scaling, ScalingLaw, ScalingPlan
 from glassformer.laboratory.several import laws
 from glassformer.naming import at_size
+from glassformer.naming.resolve import ModelLike, expression_of
 from glassformer.parts.core.base import to_plain
-from glassformer.report.scaling import write_several
 from glassformer.runs.events import Notify, PlanEvent
-from glassformer.runs.executor import Executor, interruptible
+from glassformer.runs.executor import Executor, interruptible, with_callbacks
 from glassformer.runs.live import shown as showing
 from glassformer.text import DataLike, Tokens, named_or_read
-from glassformer.training import Interrupted, Recipe
+from glassformer.training import Callback, Interrupted, Recipe
 from glassformer.training.pace import run_seconds
 from glassformer.training.request import fit
+from glassformer.units import quantity
 
 VERB = "scale"
 RECORD = "scaling.json"
-REPORT = "report.html"
 OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "power", "looks")
 """Words of `compare` that have another meaning here, or none."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One run, before it is trained."""
-
-    model: str
-    size: str
-    cell: str
-    params: int
-    """Of the layers, without the embedding."""
-    tokens: int
-    """In whole steps."""
-    flops: float
-    """Of training, exactly: attention and the vocabulary's products with them."""
-    approximate: float
-    """6 N D, which laws are written in."""
-    learning_rate: float
-    seed: int
-    seconds: float
-    """Estimated; 0 of a run that is finished."""
-
-
-@dataclass(frozen=True)
-class ScalingPlan:
-    runs: list[Planned]
-    source: str
-    """Where the times are from."""
-    notes: list[str]
-
-    @property
-    def seconds(self) -> float:
-        return sum(run.seconds for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +62,10 @@ class ScalingDesign:
     @classmethod
     def of(
         cls,
-        models: Sequence[str],
+        models: Sequence[ModelLike],
         data: str | Path | None = None,
         *,
-        sizes: str | Sequence[str],
+        sizes: str | Sequence[str] | None = None,
         budgets: str | Sequence[Any] | float | None = None,
         isoflop: str | Sequence[Any] | float | None = None,
         form: str = "chinchilla",
@@ -107,6 +76,10 @@ class ScalingDesign:
         **options: Any,
     ) -> Self:
         """Takes what `scale` takes. Raises RequestError."""
+        if sizes is None:
+            message = "give the sizes of the models: --sizes 0.3m,1m..10m"
+            raise RequestError(message, code="missing", field="sizes")
+        named_models = [expression_of(model, "models") for model in models]
         chosen = grid(sizes, budgets, isoflop)
         chosen.check(form)
         if flops and len(FORMS[form].reads) < 2:
@@ -117,13 +90,14 @@ class ScalingDesign:
         _refuse_others(options)
         if hours is not None and not hours > 0:
             raise RequestError(code="range", field="hours", value=hours, expected="above 0")
-        named = {size: [at_size(one, size) for one in models] for size in chosen.sizes}
+        named = {size: [at_size(one, size) for one in named_models] for size in chosen.sizes}
         plain = {"allow_unmatched": True, "loss_alone": True, **options}
         Design.of([name for names in named.values() for name in names], data, tokens=1, **plain)  # one context for all
         cells = {cell: Design.of(named[cell.size], data, **plain, **cell.given) for cell in chosen.cells}
         return cls(
-            models=tuple(models), sizes=sizes, budgets=budgets, isoflop=isoflop, grid=chosen, form=form, hours=hours,
-            predict=tuple((float(n), float(d)) for n, d in predict), flops=tuple(flops), far=far, cells=cells,
+            models=tuple(named_models), sizes=sizes, budgets=budgets, isoflop=isoflop, grid=chosen, form=form,
+            hours=hours, predict=tuple((float(n), float(d)) for n, d in predict), flops=tuple(flops), far=far,
+            cells=cells,
         )  # fmt: skip
 
     @property
@@ -163,46 +137,142 @@ class ScalingDesign:
 
 
 def scale(
-    models: Sequence[str] | ScalingDesign,
+    models: Sequence[ModelLike] | ScalingDesign | None,
     data: DataLike | None = None,
     *,
-    sizes: str | Sequence[str] = (),
+    sizes: str | Sequence[str] | None = None,
+    budgets: str | Sequence[Any] | float | None = None,
+    isoflop: str | Sequence[Any] | float | None = None,
+    hours: float | None = None,
+    form: str = "chinchilla",
+    columns: Mapping[str, str] | None = None,
+    where: Mapping[str, str] | None = None,
+    without_worst: int = 0,
+    predict: Sequence[tuple[float, float]] = (),
+    flops: Sequence[float] = (),
+    far: bool = False,
     out: str | Path | None = None,
     executor: Executor | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool | Notify = True,
     command: str | None = None,
     **options: Any,
-) -> dict[str, Any]:
-    """Trains every model at every size with every budget, and fits a scaling law of each: exponents with intervals, the
-    largest run predicted from the others, and what differs between two architectures.
+) -> Scaling | ScalingLaw:
+    """Trains models at several sizes and budgets and fits a scaling law of each; or fits one to a table of runs.
 
-    Each size and budget is one `compare` in `out`/cells, so that the same call goes on where it stopped, and more
-    models, sizes, budgets or seeds are added to what is there. Every run has a schedule of its own that ends with its
-    budget. Writes `out`/scaling.json and report.html; returns the content of the first.
+    Each size and budget is one comparison in `out`/cells, so that the same call continues where it stopped, and more
+    models, sizes, budgets or seeds are added to those in the folder. Every run has its own schedule, which ends with
+    its budget. Runs that diverge are shown and left out.
 
-    models    expressions without a size; or a `ScalingDesign`
-    sizes     "0.3m,0.6m,1m..10m": those of the table or any number of parameters; A..B is a ladder of about factor 2,
-              A..B:N one of N rungs
-    budgets   of each run in tokens, "250k,1M..4M"
-    isoflop   instead: of each run in training FLOPs, "1e13,3e13"; the tokens follow from the model's own FLOPs a token
-    hours     what the runs may take: if the estimate is longer, nothing is trained
-    predict   (N, D) whose loss is asked for
-    flops     budgets of compute (6 N D) at which the best losses are compared; by default that of the largest run and
-              ten times it
-    far       predict beyond ten times the largest run
-    executor  trains the runs
-    all else  seeds, tokenizer, and fields of the recipe of all runs, as in `compare`
+    Parameters
+    ----------
+    models
+        Expressions without a size, or a `ScalingDesign`. None if `data` is a table.
+    data
+        As in `compare`. Without models, a table as `fit_scaling_law` reads it: a .csv file, the folder of a `scale` or
+        `compare`, columns or rows.
+    sizes
+        "0.3m,0.6m,1m..10m": those of the table or any number of parameters. A..B is a ladder of about factor 2, A..B:N
+        one of N rungs.
+    budgets
+        Budgets of each run in tokens, "250k,1M..4M".
+    isoflop
+        Instead, budgets of each run in training FLOPs, "1e13,3e13". Tokens follow from the FLOPs of the model.
+    hours
+        Limit of the time of all runs. If the estimate is longer, nothing is trained.
+    form
+        "chinchilla", "kaplan", "overtraining", "params", "tokens" or "compute".
+    columns, where, without_worst
+        Of a table: names of its columns, rows to choose by the text of a column, number of highest losses to leave out.
+    predict
+        Parameters and tokens whose loss is predicted.
+    flops
+        Budgets of compute (6 N D) at which the best losses are compared; by default that of the largest run and ten
+        times it.
+    far
+        Predict beyond ten times the largest run.
+    out
+        Folder of scaling.json, report.html and the runs; of a table, the page to write. If None, nothing is kept.
+    executor, callbacks, progress, command
+        As in `compare`.
+    **options
+        Seeds, tokenizer, and fields of the recipe of all runs, as in `compare`.
 
-    Runs that diverge are shown and left out. Raises RequestError before anything is trained: for sizes and budgets that
-    are too few for the form, an expression with a size of its own, a prediction out of reach, too little time.
+    Returns
+    -------
+    Scaling or ScalingLaw
+        The laws of the models with their runs and differences; or the law of a table.
+
+    Raises
+    ------
+    RequestError
+        Before anything is trained: for sizes and budgets that are too few for the form, an expression with its own
+        size, a prediction out of reach, too little time, and options of the other form of this verb.
+    Interrupted
+        On Ctrl-C; the same call continues.
+
+    Examples
+    --------
+    >>> found = gf.scale(["gpt2"], "python-docs", sizes="0.1m..1m", budgets="50k,100k")  # doctest: +SKIP
+    >>> found.laws[0].values["alpha"]  # doctest: +SKIP
     """
+    asked: dict[str, Any] = {
+        "predict": tuple(pairs(predict)), "flops": tuple(quantity(one, field="flops") for one in flops), "far": far,
+    }  # fmt: skip
+    if not models:
+        training = {"sizes": sizes, "budgets": budgets, "isoflop": isoflop, "hours": hours, **options}
+        return _of_table(data, form, columns, where, without_worst, out, command, training, **asked)
+    if columns or where or without_worst:
+        raise RequestError(
+            "--columns, --where and --without-worst are for a table of runs; leave the models out",
+            code="conflict", field="columns" if columns else "where" if where else "without_worst",
+        )  # fmt: skip
     name, text = named_or_read(data, options.get("tokenizer"))
     if isinstance(models, ScalingDesign):
-        asked = models.vary(**options) if options else models
+        design = replace(models.vary(**options) if options else models, **{k: v for k, v in asked.items() if v})
     else:
-        asked = ScalingDesign.of(models, name, sizes=sizes, **options)
+        design = ScalingDesign.of(
+            models, name, sizes=sizes, budgets=budgets, isoflop=isoflop, form=form, hours=hours, **asked, **options
+        )
+    executor = with_callbacks(executor, callbacks)
     with showing(progress) as notify, place_of_work(out) as place:
-        return _trained(asked, text, Path(place), notify, executor, command)
+        found = _trained(design, text, Path(place), notify, executor, command)
+    return found if out is not None else replace(found, folder=None)
+
+
+def _of_table(
+    data: Any, form: str, columns: Mapping[str, str] | None, where: Mapping[str, str] | None, without_worst: int,
+    out: str | Path | None, command: str | None, training: Mapping[str, Any], *, predict: Sequence[tuple[float, float]],
+    flops: Sequence[float], far: bool,
+) -> ScalingLaw:  # fmt: skip
+    if given := [name for name, value in training.items() if value is not None]:
+        message = f"{_option(given[0])} is for training; name the models, such as gpt2 llama"
+        raise RequestError(message, code="missing", field="models")
+    read = points(data, columns, where)
+    if not 0 <= without_worst < len(read):
+        raise RequestError(code="range", field="without_worst", value=without_worst, expected=f"0 to {len(read) - 1}")
+    law = fit_scaling_law(read.without_worst(without_worst), form)
+    found = ScalingLaw.of(law, form, predict, flops, far, command=command or "gf.scale")
+    if out is not None:
+        found.report(out)
+    return found
+
+
+def _option(name: str) -> str:
+    """A keyword as the command line has it."""
+    return {"learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def pairs(given: Sequence[Any]) -> list[tuple[float, float]]:
+    """Parameters and tokens as numbers; each pair may be text such as "7b,140b". Raises RequestError."""
+    found = []
+    for one in given:
+        sizes = one.split(",") if isinstance(one, str) else list(one)
+        if len(sizes) != 2:
+            expected = "PARAMETERS,TOKENS such as 7b,140b"
+            raise RequestError(code="type", field="predict", value=str(one), expected=expected)
+        found.append((quantity(sizes[0], field="predict"), quantity(sizes[1], field="predict")))
+    return found
 
 
 def _trained(
@@ -212,7 +282,7 @@ def _trained(
     notify: Notify,
     executor: Executor | None,
     command: str | None,
-) -> dict[str, Any]:
+) -> Scaling:
     folder, first, form, far = _folder(out), asked.first, asked.form, asked.far
     text = read_text(first, first.tokenizer, notify) if text is None else text
     together = {name: config for design in asked.cells.values() for name, config in design.configs.items()}
@@ -243,30 +313,30 @@ def _trained(
     plan = ScalingPlan(runs, SOURCE, [*text.notes, *_notes(asked.grid, fitted, len(text.train), runs)])
     if asked.hours is not None and plan.seconds > asked.hours * 3600:
         raise RequestError(
-            f"the {sum(run.seconds > 0 for run in runs)} runs would take about {plan.seconds / 3600:.1f} hours "
+            f"the {plan.left} runs would take about {plan.seconds / 3600:.1f} hours "
             f"({SOURCE}), and hours={asked.hours:g} is given; leave out the largest sizes or budgets",
             code="range", field="hours", value=asked.hours, expected=f"at least {plan.seconds / 3600:.1f}",
         )  # fmt: skip
     notify(PlanEvent(plan=plan))
     command = command or command_of(asked, folder)
-    head = {
-        "schema": SCHEMAS["scaling"], "command": command, **record, "form": form, "grid": asdict(asked.grid),
-        "notes": plan.notes,
-    }  # fmt: skip
+    begun = Scaling(
+        command=command, **record, form=form, grid=asked.grid, notes=tuple(plan.notes),
+        status=f"{len(done)} of {len(runs)} runs so far", folder=folder,
+    )  # fmt: skip
     ended = 0
     try:
         with only_writer(folder), interruptible():
             asked.save(folder)
             if not (folder / RECORD).exists():  # the laws of an earlier end stay until the new ones are there
-                _write(folder, {**head, "status": f"{len(done)} of {len(runs)} runs so far"})
+                _write(begun, folder)
             for cell, design in asked.cells.items():
                 carry_out(design, text, folder / CELLS / cell.name, notify=notify, command=command, executor=executor)
                 ended += 1
-            rows = [row for row in rows_of(folder) if row["model"] in asked.models]
-            told = laws(rows, form, list(asked.predict), list(asked.flops), far)
-            found = {**head, "status": "complete", **told}
-            _write(folder, found)
-            write_several(found, folder / REPORT)
+            trained = [run for run in runs_of(folder) if run.model in asked.models]
+            fits, differences = laws(trained, form, asked.predict, asked.flops, far)
+            found = replace(begun, status="complete", runs=tuple(trained), laws=fits, differences=differences)
+            _write(found, folder)
+            found.report(folder / REPORT)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
             f"stopped; {ended} of {len(asked.cells)} sizes and budgets are finished, in {folder}; the same command "
@@ -372,22 +442,10 @@ def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: S
 def _finished(folder: Path) -> set[tuple[str, str, int]]:
     """(cell, model, seed) of the runs that need not be trained again."""
     try:
-        return {(row["cell"], row["model"], row["seed"]) for row in rows_of(folder) if row["status"] != "failed"}
+        return {(run.cell, run.model, run.seed) for run in runs_of(folder) if run.status != "failed"}
     except RequestError:
         return set()
 
 
-def _write(folder: Path, found: Mapping[str, Any]) -> None:
-    replace_text(folder / RECORD, json.dumps(found, indent=1, allow_nan=False))
-
-
-def refuse_failed(found: Mapping[str, Any]) -> None:
-    """WorkError where runs failed, or no law could be fitted."""
-    if failed := [run for run in found["runs"] if run["status"] == "failed"]:
-        first = failed[0]
-        raise WorkError(
-            f"{len(failed)} of {len(found['runs'])} runs failed: {first['model']}@{first['size']}: {first['error']}",
-            code="failed",
-        )  # fmt: skip
-    if all("why" in law for law in found["laws"]):
-        raise WorkError(f"no law could be fitted: {found['laws'][0]['why']}", code="failed")
+def _write(found: Scaling, folder: Path) -> None:
+    replace_text(folder / RECORD, json.dumps(found.to_dict(), indent=1, allow_nan=False))

@@ -1,16 +1,20 @@
-"""The laws of several models that were trained on one grid, beside each other, as plain data."""
+"""The laws of several models that were trained on one grid, next to each other, as typed values."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
+from glassformer.figures.plain import plain
+from glassformer.files import SCHEMAS
+from glassformer.laboratory.cells import CellRun
+from glassformer.laboratory.grid import Grid
 from glassformer.laboratory.law import FURTHEST, Law, difference, fit_scaling_law, held_out, optimal_difference
 from glassformer.laboratory.points import points
-from glassformer.laboratory.summary import figures_of, or_why, summary
+from glassformer.laboratory.summary import HeldOut, LawFigure, LawRecord, Unfitted, figures_of, or_why
 from glassformer.runs.contrasts import excludes_zero
 
 OTHER_FORM = {"chinchilla": "kaplan", "kaplan": "chinchilla"}
@@ -19,48 +23,159 @@ COMPARED = ("alpha", "beta", "a", "alpha_N", "alpha_D", "eta", "gamma")
 """Figures that two models are compared by: exponents, and no amplitudes, which these move."""
 
 
+@dataclass(frozen=True)
+class OtherLaw:
+    """A law of another form of the same runs."""
+
+    form: str
+    formula: str
+    figures: tuple[LawFigure, ...]
+    held_out: HeldOut | Unfitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLaw(LawRecord):
+    """The law of one of several models."""
+
+    model: str
+    lost: int
+    """Runs that diverged or failed, which are left out."""
+    not_carried: int
+    """Requested predictions that are out of reach."""
+    beside: OtherLaw | Unfitted | None
+    """The law in `OTHER_FORM`; None if the form has no other."""
+
+
+@dataclass(frozen=True)
+class NoLaw:
+    """A model to whose runs no law could be fitted, with the reason."""
+
+    model: str
+    why: str
+    lost: int
+
+
+@dataclass(frozen=True)
+class FigureGap:
+    """The difference of a figure between two models; `shown` if its interval excludes zero."""
+
+    name: str
+    difference: float
+    low: float
+    high: float
+    shown: bool
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """The difference of the lowest loss of a budget between two models."""
+
+    flops: float
+    difference: float
+    low: float
+    high: float
+    shown: bool
+
+
+@dataclass(frozen=True)
+class LawDifference:
+    """Differences between the laws of two models, b minus a."""
+
+    a: str
+    b: str
+    figures: tuple[FigureGap, ...]
+    losses: tuple[LossGap, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawsRecord:
+    """Content of scaling.json.
+
+    Attributes
+    ----------
+    command
+        Command that repeats the runs.
+    data, recipe
+        Text and recipe that all runs share, as plain values.
+    form, grid, notes
+        Form of the laws; sizes and budgets; remarks.
+    status
+        "complete", or how many runs are finished.
+    runs : tuple of CellRun
+        All runs, with those that diverged.
+    laws : tuple of ModelLaw or NoLaw
+        A law for each model.
+    differences : tuple of LawDifference
+        Differences between every two models whose laws describe their runs.
+    """
+
+    command: str
+    data: dict[str, Any]
+    recipe: dict[str, Any]
+    form: str
+    grid: Grid
+    notes: tuple[str, ...]
+    status: str
+    runs: tuple[CellRun, ...] = ()
+    laws: tuple[ModelLaw | NoLaw, ...] = ()
+    differences: tuple[LawDifference, ...] = ()
+
+    @property
+    def fitted(self) -> list[ModelLaw]:
+        """The laws that could be fitted."""
+        return [law for law in self.laws if isinstance(law, ModelLaw)]
+
+    def check(self) -> None:
+        """Raises WorkError if runs failed, or no law could be fitted."""
+        if failed := [run for run in self.runs if run.status == "failed"]:
+            first = failed[0]
+            raise WorkError(
+                f"{len(failed)} of {len(self.runs)} runs failed: {first.model}@{first.size}: {first.error}",
+                code="failed",
+            )  # fmt: skip
+        if (unfitted := [law for law in self.laws if isinstance(law, NoLaw)]) and not self.fitted:
+            raise WorkError(f"no law could be fitted: {unfitted[0].why}", code="failed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content of scaling.json."""
+        told = {name: plain(getattr(self, name)) for name in LawsRecord.__dataclass_fields__}
+        return {"schema": SCHEMAS["scaling"], **told}
+
+
 def laws(
-    rows: Sequence[dict[str, Any]],
-    form: str,
-    predict: list[tuple[float, float]],
-    flops: list[float],
-    far: bool = False,
-    level: float = 0.95,
-) -> dict[str, Any]:
-    """`runs`, with those that diverged; the law of each model, or why there is none; and how every two models differ
-    whose laws describe their runs.
-    `rows` are those of `cells.rows_of`."""
-    names = list(dict.fromkeys(row["model"] for row in rows))
-    fitted, without, told = dict[str, Law](), dict[str, str](), []
+    runs: Sequence[CellRun], form: str, predict: Sequence[tuple[float, float]] = (), flops: Sequence[float] = (),
+    far: bool = False, level: float = 0.95,
+) -> tuple[tuple[ModelLaw | NoLaw, ...], tuple[LawDifference, ...]]:  # fmt: skip
+    """The law of each model, or why it has none, and how every two models differ whose laws describe their runs."""
+    names = list(dict.fromkeys(run.model for run in runs))
+    fitted, without = dict[str, Law](), dict[str, str]()
     for name in names:
         try:
-            own = [row for row in rows if row["model"] == name and row["params"] and row["tokens"]]
+            own = [run.row for run in runs if run.model == name and run.params and run.tokens]
             fitted[name] = fit_scaling_law(points(own), form)
         except RequestError as why:
             without[name] = str(why)
     most = min((float(law.points.flops.max()) for law in fitted.values()), default=0.0)
+    told: list[ModelLaw | NoLaw] = []
     for name in names:
-        lost = [row for row in rows if row["model"] == name and row["status"] != "ok"]
+        lost = sum(run.model == name and run.status != "ok" for run in runs)
         if name in without:
-            told.append({"model": name, "why": without[name], "lost": len(lost)})
+            told.append(NoLaw(name, without[name], lost))
             continue
-        law = fitted[name]
+        law, other = fitted[name], OTHER_FORM.get(form)
         carried = [(n, d) for n, d in predict if far or 6 * n * d <= FURTHEST * most]
-        found = summary(law, form, carried, budgets_of(law, flops, most, far), far, level)
-        other = OTHER_FORM.get(form)
-        told.append({
-            "model": name, "lost": len(lost), "not_carried": len(predict) - len(carried), **found,
-            "beside": _beside(law, other, level) if other else None,
-        })  # fmt: skip
+        told.append(ModelLaw.of(
+            law, form, carried, budgets_of(law, flops, most, far), far, level, model=name, lost=lost,
+            not_carried=len(predict) - len(carried), beside=_beside(law, other, level) if other else None,
+        ))  # fmt: skip
     described = [name for name, law in fitted.items() if law.describes]
-    pairs = [
+    return tuple(told), tuple(
         _pair(a, b, fitted, budgets_of(fitted[a], flops, most, far), level)
         for a, b in itertools.combinations(described, 2)
-    ]
-    return {"runs": [_plain(row) for row in rows], "laws": told, "differences": pairs}
+    )
 
 
-def budgets_of(law: Law, asked: list[float], most: float, far: bool) -> list[float]:
+def budgets_of(law: Law, asked: Sequence[float], most: float, far: bool) -> list[float]:
     """The budgets of compute to share out best: those asked for that runs of up to `most` carry, or `most` and as much
     as they carry."""
     if len(law.form.reads) < 2 or not (asked or law.describes):
@@ -68,36 +183,23 @@ def budgets_of(law: Law, asked: list[float], most: float, far: bool) -> list[flo
     return [one for one in asked if far or one <= FURTHEST * most] if asked else [most, FURTHEST * most]
 
 
-def _beside(law: Law, form: str, level: float) -> dict[str, Any]:
-    """The same runs in another form."""
+def _beside(law: Law, form: str, level: float) -> OtherLaw | Unfitted:
+    """Fits the same runs in another form."""
 
-    def found() -> dict[str, Any]:
+    def found() -> OtherLaw:
         other = fit_scaling_law(law.points, form)
-        return {
-            "form": form, "formula": other.form.formula, "figures": figures_of(other, level),
-            "held_out": or_why(lambda: held_out(law.points, form)),
-        }  # fmt: skip
+        out = or_why(lambda: HeldOut(**held_out(law.points, form)))  # type: ignore[arg-type]
+        return OtherLaw(form, other.form.formula, figures_of(other, level), out)
 
     return or_why(found)
 
 
-def _pair(a: str, b: str, fitted: dict[str, Law], budgets: list[float], level: float) -> dict[str, Any]:
+def _pair(a: str, b: str, fitted: dict[str, Law], budgets: list[float], level: float) -> LawDifference:
     first, second = fitted[a], fitted[b]
-    figures = []
-    for name in (name for name in COMPARED if name in first.values):
-        value, low, high = difference(first, second, name, level)
-        figures.append({"name": name, **_gap(value, low, high)})
-    losses = []
-    for budget in budgets:
-        value, low, high = optimal_difference(first, second, budget, level, far=True)
-        losses.append({"flops": budget, **_gap(value, low, high)})
-    return {"a": a, "b": b, "figures": figures, "losses": losses}
-
-
-def _gap(value: float, low: float, high: float) -> dict[str, Any]:
-    return {"difference": value, "low": low, "high": high, "shown": excludes_zero(low, high)}
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """For JSON, which has no NaN."""
-    return {**row, "loss": row["loss"] if math.isfinite(row["loss"]) else None}
+    gaps = {name: difference(first, second, name, level) for name in COMPARED if name in first.values}
+    lowest = {budget: optimal_difference(first, second, budget, level, far=True) for budget in budgets}
+    return LawDifference(
+        a, b,
+        tuple(FigureGap(name, *gap, excludes_zero(*gap[1:])) for name, gap in gaps.items()),
+        tuple(LossGap(budget, *gap, excludes_zero(*gap[1:])) for budget, gap in lowest.items()),
+    )  # fmt: skip

@@ -1,127 +1,305 @@
-"""A fitted law as plain data: for the terminal, a page, and programs."""
+"""A fitted law as typed values: for the terminal, a page, and programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from glassformer.errors import RequestError
+from glassformer.figures.plain import plain
 from glassformer.laboratory.isoflop import LEAST, Allocation, each_parabola, lowest, on_budgets, parabolas
 from glassformer.laboratory.law import Law, held_out, middle
-from glassformer.laboratory.points import Points
+from glassformer.laboratory.points import Numbers, Points
 
 CURVES = 8
 """Sizes of which a page draws the losses: the smallest, the largest, and some between."""
 FURTHEST_LEFT_OUT = 5
 """Points left out to see what hangs on few of them."""
 
-
-def summary(
-    law: Law,
-    form: str,
-    predict: list[tuple[float, float]] | None = None,
-    flops: list[float] | None = None,
-    far: bool = False,
-    level: float = 0.95,
-) -> dict[str, Any]:
-    """Figures with their intervals, what was asked to be predicted, the largest run predicted from the others, the
-    other ways to find the compute-optimal size, what hangs on few points, and the fit itself."""
-    data = law.points
-    without = law.without_furthest(FURTHEST_LEFT_OUT) if len(data) > 3 * len(law.form.names) else {}
-    figures = [{**one, "without_furthest": without.get(one["name"])} for one in figures_of(law, level)]
-    predicted = []
-    for params, tokens in predict or []:
-        loss = law.predict(params, tokens, far)
-        low, high = law.predict_interval(params, tokens, level, far=True)
-        predicted.append({"params": params, "tokens": tokens, "loss": loss, "low": low, "high": high})
-    optimal = []
-    for budget in flops or []:
-        params, tokens = law.optimal(budget, far)
-        loss = law.predict(params, tokens, far=True)
-        low, high = middle(law.optimal_losses(budget, far=True), level)
-        optimal.append({"flops": budget, "params": params, "tokens": tokens, "ratio": tokens / params, "loss": loss,
-                        "low": low, "high": high})  # fmt: skip
-    budgets = on_budgets(data)
-    return {
-        "form": form, "formula": law.form.formula, "source": law.form.source, "points": len(data),
-        "runs": len(np.unique(data.run)), "left_out": data.left_out, "largest_flops": float(data.flops.max()),
-        "level": level, "error": law.error, "worst_error": float(np.abs(law.residuals).max()),
-        "describes": law.describes,
-        "starts_that_agree": law.reached, "figures": figures, "predicted": predicted, "optimal": optimal,
-        "held_out": or_why(lambda: held_out(data, form, delta=law.delta)),
-        "allocation": {
-            "parabolas": _allocated(parabolas, budgets), "lowest": _allocated(lowest, budgets),
-            "read_between": budgets is not data,
-        },
-        "curves": curves(law), "sizes": sizes(law), "budgets": slices(budgets),
-    }  # fmt: skip
+Line = tuple[tuple[float, float], ...]
+"""Points of a curve."""
+Found = TypeVar("Found")
 
 
-def figures_of(law: Law, level: float = 0.95) -> list[dict[str, Any]]:
-    """Every figure of the law with its interval, and a `remark` if it is at its bound or outside its interval."""
-    return [
-        {"name": name, "value": value, "low": low, "high": high, "remark": law.remark(name, level)}
+@dataclass(frozen=True)
+class Unfitted:
+    """A quantity that the runs do not give, with the reason."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class LawFigure:
+    """A fitted figure of a law with its bootstrap interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    remark: str | None
+    """A warning if the figure is at its bound or outside its interval."""
+    without_furthest: float | None = None
+    """The figure without the points that are furthest off; None if there are too few points."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The loss of `params` parameters trained on `tokens` tokens, with the interval of the law."""
+
+    params: float
+    tokens: float
+    loss: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class BestUse:
+    """The compute-optimal size and tokens of a budget, with the loss there."""
+
+    flops: float
+    params: float
+    tokens: float
+    ratio: float
+    """Tokens for each parameter."""
+    loss: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The largest runs, predicted from all others; `error` is relative."""
+
+    params: float
+    tokens: float
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    runs: int
+    error: float
+    error_low: float
+    error_high: float
+    reach: float
+    """Compute of the largest run over that of the largest of the others."""
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """N_opt ~ C^a and D_opt ~ C^b, over `optima` budgets."""
+
+    a: float
+    b: float
+    optima: int
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """Compute-optimal exponents in ways that fit no law: a parabola through each budget, the lowest loss of each."""
+
+    parabolas: Exponents | Unfitted
+    lowest: Exponents | Unfitted
+    read_between: bool
+    """True if budgets of compute were interpolated between the runs."""
+
+
+@dataclass(frozen=True)
+class SizeCurve:
+    """Measured and fitted loss against tokens, at one size."""
+
+    params: float
+    measured: Line
+    fitted: Line
+
+
+@dataclass(frozen=True)
+class TokensCurve:
+    """Measured and fitted loss against parameters, at one number of tokens."""
+
+    tokens: float
+    measured: Line
+    fitted: Line
+
+
+@dataclass(frozen=True)
+class BudgetCurve:
+    """Losses of one budget of compute against parameters, and the parabola through them."""
+
+    flops: float
+    params: float
+    """Size at which the parabola is lowest."""
+    inside: bool
+    """True if smaller and larger models were measured."""
+    loss: float
+    measured: Line
+    fitted: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawRecord:
+    """A law of one model: figures with intervals, predictions, and what it was fitted to.
+
+    Attributes
+    ----------
+    form, formula, source
+        Name, formula and paper of the form.
+    points, runs, left_out
+        Points that were fitted, the runs that they are of, and rows without a finite loss.
+    largest_flops
+        6 N D of the largest run.
+    level
+        Level of all intervals.
+    error, worst_error
+        Mean and largest error of the logarithm of the loss.
+    describes
+        True if the form describes the runs.
+    starts_that_agree
+        Share of the starts of the optimiser that ended in this fit.
+    figures : tuple of LawFigure
+        Fitted figures.
+    predicted : tuple of Prediction
+        Requested predictions.
+    optimal : tuple of BestUse
+        The best use of each requested budget.
+    held_out : HeldOut or Unfitted
+        The largest runs predicted from the others.
+    allocation : Allocations
+        Compute-optimal exponents in other ways.
+    curves, sizes, budgets
+        Curves that pages draw.
+    """
+
+    form: str
+    formula: str
+    source: str
+    points: int
+    runs: int
+    left_out: int
+    largest_flops: float
+    level: float
+    error: float
+    worst_error: float
+    describes: bool
+    starts_that_agree: float
+    figures: tuple[LawFigure, ...]
+    predicted: tuple[Prediction, ...]
+    optimal: tuple[BestUse, ...]
+    held_out: HeldOut | Unfitted
+    allocation: Allocations
+    curves: tuple[SizeCurve, ...]
+    sizes: tuple[TokensCurve, ...]
+    budgets: tuple[BudgetCurve, ...]
+
+    @classmethod
+    def of(
+        cls, law: Law, form: str, predict: Sequence[tuple[float, float]] = (), flops: Sequence[float] = (),
+        far: bool = False, level: float = 0.95, **more: Any,
+    ) -> Self:  # fmt: skip
+        """The record of a fitted law: `predict` are sizes and tokens, `flops` budgets of compute. Raises RequestError
+        for a prediction that is out of reach, unless `far`."""
+        data = law.points
+        without = law.without_furthest(FURTHEST_LEFT_OUT) if len(data) > 3 * len(law.form.names) else {}
+        budgets = on_budgets(data)
+        return cls(
+            form=form, formula=law.form.formula, source=law.form.source, points=len(data),
+            runs=len(np.unique(data.run)), left_out=data.left_out, largest_flops=float(data.flops.max()), level=level,
+            error=law.error, worst_error=float(np.abs(law.residuals).max()), describes=law.describes,
+            starts_that_agree=law.reached,
+            figures=tuple(replace(one, without_furthest=without.get(one.name)) for one in figures_of(law, level)),
+            predicted=tuple(
+                Prediction(n, d, law.predict(n, d, far), *law.predict_interval(n, d, level, far=True))
+                for n, d in predict
+            ),
+            optimal=tuple(_best_use(law, budget, far, level) for budget in flops),
+            held_out=or_why(lambda: HeldOut(**held_out(data, form, delta=law.delta))),  # type: ignore[arg-type]
+            allocation=Allocations(
+                parabolas=_allocated(parabolas, budgets), lowest=_allocated(lowest, budgets),
+                read_between=budgets is not data,
+            ),
+            curves=curves(law), sizes=sizes(law), budgets=slices(budgets), **more,
+        )  # fmt: skip
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The fitted figures by name."""
+        return {one.name: one.value for one in self.figures}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the law as plain values."""
+        return plain(self)
+
+
+def _best_use(law: Law, budget: float, far: bool, level: float) -> BestUse:
+    params, tokens = law.optimal(budget, far)
+    loss = law.predict(params, tokens, far=True)
+    return BestUse(
+        budget, params, tokens, tokens / params, loss, *middle(law.optimal_losses(budget, far=True), level)
+    )  # fmt: skip
+
+
+def figures_of(law: Law, level: float = 0.95) -> tuple[LawFigure, ...]:
+    """Every figure of the law with its interval, and a remark if it is at its bound or outside its interval."""
+    return tuple(
+        LawFigure(name, value, *law.interval(name, level), law.remark(name, level))
         for name, value in law.values.items()
-        for low, high in [law.interval(name, level)]
-    ]
+    )
 
 
-def curves(law: Law) -> list[dict[str, Any]]:
+def curves(law: Law) -> tuple[SizeCurve, ...]:
     """Measured and fitted loss against tokens, for some of the sizes."""
-    return _curves(law, "params", "tokens")
+    return tuple(SizeCurve(*curve) for curve in _curves(law, "params", "tokens"))
 
 
-def sizes(law: Law) -> list[dict[str, Any]]:
+def sizes(law: Law) -> tuple[TokensCurve, ...]:
     """Measured and fitted loss against parameters, for some of the budgets of tokens that several sizes had."""
-    return [one for one in _curves(law, "tokens", "params") if len({n for n, _ in one["measured"]}) >= LEAST]
+    found = (TokensCurve(*curve) for curve in _curves(law, "tokens", "params"))
+    return tuple(one for one in found if len({n for n, _ in one.measured}) >= LEAST)
 
 
-def _curves(law: Law, of: str, along: str) -> list[dict[str, Any]]:
+def _curves(law: Law, of: str, along: str) -> Iterator[tuple[float, Line, Line]]:
     """The loss along one of N and D at some values of the other: the smallest, the largest, and some between."""
     data = law.points
     values = np.round(np.log(getattr(data, of)), 2)
     there = np.unique(values)
-    shown = there[np.unique(np.linspace(0, len(there) - 1, CURVES).round().astype(int))]
-    found = []
-    for value in shown:
+    for value in there[np.unique(np.linspace(0, len(there) - 1, CURVES).round().astype(int))]:
         own = data.take(values == value)
         fixed, moving = float(np.median(getattr(own, of))), getattr(own, along)
         line = np.geomspace(moving.min() / 1.5, moving.max() * 1.5, 25)
         fitted = law.predict(**{of: np.full(len(line), fixed), along: line}, far=True)
         order = np.argsort(moving, kind="stable")
-        found.append({
-            of: fixed, "measured": np.stack([moving, own.loss], 1)[order].tolist(),
-            "fitted": np.stack([line, fitted], 1).tolist(),
-        })  # fmt: skip
-    return found
+        yield fixed, _line(moving[order], own.loss[order]), _line(line, fitted)
 
 
-def slices(data: Points) -> list[dict[str, Any]]:
+def slices(data: Points) -> tuple[BudgetCurve, ...]:
     """Of every budget of compute: losses by size, the parabola through them, and its lowest place."""
     found = []
     for one in each_parabola(data):
         line = np.geomspace(one.points.params.min() / 1.2, one.points.params.max() * 1.2, 25)
-        found.append({
-            "flops": one.optimum.flops, "params": one.optimum.params, "inside": one.optimum.inside, "loss": one.height,
-            "measured": np.stack([one.points.params, one.points.loss], 1).tolist(),
-            "fitted": np.stack([line, one.at(line)], 1).tolist(),
-        })  # fmt: skip
-    return found
+        measured, fitted = _line(one.points.params, one.points.loss), _line(line, one.at(line))
+        best = one.optimum
+        found.append(BudgetCurve(best.flops, best.params, best.inside, one.height, measured, fitted))
+    return tuple(found)
 
 
-def _allocated(read: Callable[[Points], Allocation], data: Points) -> dict[str, Any]:
-    def found() -> dict[str, Any]:
+def _line(x: Numbers, y: Numbers) -> Line:
+    return tuple(zip(x.tolist(), y.tolist(), strict=True))
+
+
+def _allocated(read: Callable[[Points], Allocation], data: Points) -> Exponents | Unfitted:
+    def found() -> Exponents:
         allocation = read(data)
-        return {"a": allocation.a, "b": allocation.b, "optima": sum(one.inside for one in allocation.optima)}
+        return Exponents(allocation.a, allocation.b, sum(one.inside for one in allocation.optima))
 
     return or_why(found)
 
 
-def or_why(find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was found, or `why` it was not."""
+def or_why(find: Callable[[], Found]) -> Found | Unfitted:
+    """Returns what `find` returns, or why it is refused."""
     try:
         return find()
     except RequestError as why:
-        return {"why": str(why)}
+        return Unfitted(str(why))

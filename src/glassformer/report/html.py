@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
-from ..figures import Markup, breakable, join, swatch, tag
+from ..figures import Markup, breakable, document, embedded, join, swatch, tag
 from ..figures.style import colour
 from ..runs.arms import Arm
 
@@ -17,6 +19,19 @@ class Absent:
     title: str
     reason: str
     command: str = ""
+
+
+def framed(
+    title: str, header: Markup, contents: Mapping[str, tuple[str, Markup]], data: object, name: str, skip: str
+) -> str:  # fmt: skip
+    """A page as text: header, table of contents, sections by key with their headings, and its data under `name`.
+    `skip` names what a reader of the keyboard goes to."""
+    links = [tag("li", tag("a", heading, href=f"#{key}")) for key, (heading, _) in contents.items()]
+    nav = tag("nav", tag("ul", *links), aria_label="Contents") if len(links) > 1 else None
+    main = tag("main", *(part for _, part in contents.values()), id="content", tabindex="-1")
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    skipping = tag("a", f"Skip to the {skip}", href="#content", class_="gf-skip")
+    return document(title, skipping, tag("div", header, nav, main, class_="page"), embedded(data, name), style=style)
 
 
 def section(key: str, title: str, *children: object) -> Markup:

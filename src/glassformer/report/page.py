@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import datetime
-from importlib.resources import files
 from pathlib import Path
 
-from ..figures import Markup, copyable, count, document, embedded, join, si, tag, write_document
+from ..figures import Markup, copyable, count, join, si, tag, write_document
 from ..runs.arms import PARAMETERS, Arm, arms_of
 from ..runs.results import Results, RunResult
 from ..thresholds import WORTH_SAYING
@@ -17,7 +16,7 @@ from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
 from .facts import cost_section, facts_section, plain, sample_section
 from .finding import sentence
-from .html import Absent, section
+from .html import Absent, framed, section
 from .summary import summary
 from .tuning import tuning_section
 from .verdicts import verdict_section
@@ -76,17 +75,8 @@ def _document(title: str, header: Markup, made: dict[str, Markup | Absent], resu
     absent = [part for part in made.values() if isinstance(part, Absent)]
     if absent:
         there["absent"] = _absent(absent)
-    links = [tag("li", tag("a", _CONTENTS[key], href=f"#{key}")) for key in there]
-    body = tag(
-        "div",
-        header,
-        tag("nav", tag("ul", *links), aria_label="Contents"),
-        tag("main", *there.values(), id="content", tabindex="-1"),
-        class_="page",
-    )
-    skip = tag("a", "Skip to the results", href="#content", class_="gf-skip")
-    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    return document(title, skip, body, embedded(plain(results), "results"), style=style)
+    contents = {key: (_CONTENTS[key], part) for key, part in there.items()}
+    return framed(title, header, contents, plain(results), "results", "results")
 
 
 def _absent(parts: Sequence[Absent]) -> Markup:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 
@@ -15,8 +14,6 @@ from ..figures import (
     Markup,
     Series,
     copyable,
-    document,
-    embedded,
     fixed,
     join,
     legend,
@@ -28,7 +25,7 @@ from ..runs.arms import Arm
 from ..runs.results import Results, TunedArm, Tuning, Verdict
 from ..runs.wording import outcome
 from .facts import plain
-from .html import Absent, arm_name, caption, cell, figure, scroll, section, two_sizes
+from .html import Absent, arm_name, caption, cell, figure, framed, scroll, section, two_sizes
 
 _TITLE = "Learning rates"
 _TUNED = re.compile(r" --tune( |$)|gf\.tune\(")
@@ -58,13 +55,8 @@ def render_tuning(tuning: Tuning, command: str) -> str:
     header = tag(
         "header", tag("p", "Glassformer tuning", class_="kicker"), tag("h1", title), copyable(command)
     )  # fmt: skip
-    body = tag(
-        "div", header, tag("main", section("tuning", _TITLE, *_parts(tuning)), id="content", tabindex="-1"),
-        class_="page",
-    )  # fmt: skip
-    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    skip = tag("a", "Skip to the results", href="#content", class_="gf-skip")
-    return document(title, skip, body, embedded(plain(tuning.to_dict()), "tuning"), style=style)
+    contents = {"tuning": (_TITLE, section("tuning", _TITLE, *_parts(tuning)))}
+    return framed(title, header, contents, plain(tuning.to_dict()), "tuning", "results")
 
 
 def finding(tuning: Tuning) -> str:

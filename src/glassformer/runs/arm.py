@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,12 +26,13 @@ from glassformer.files import only_writer
 from glassformer.parts.core.outside import import_modules
 from glassformer.parts.region import forget_compiled
 from glassformer.runs import events
+from glassformer.runs.events import Notify
 from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
 from glassformer.runs.request import REQUEST, RUN
 from glassformer.runs.results import MachineRecord, RunResult
 from glassformer.text import Tokens
-from glassformer.training import Interrupted, Pretrained, Recipe, Report, Reporter, train
+from glassformer.training import Callback, Interrupted, Pretrained, Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
 from glassformer.training.sinks import open_sinks
 
@@ -94,13 +96,17 @@ def _complain_to(path: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def train_one(folder: Path) -> int:
-    """Trains the run of a folder and leaves its result; the exit status."""
+def say(event: events.Event) -> None:
+    print(events.encode(event), flush=True)
+
+
+def train_one(folder: Path, say: Notify = say, callbacks: Sequence[Callback] = ()) -> int:
+    """Trains the run of a folder and leaves its result; returns the exit status. `say` receives its events."""
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     try:
         with only_writer(folder, shared=True):
-            write_result(measure(folder, request), folder)
+            write_result(measure(folder, request, say, callbacks), folder)
     except Interrupted as error:
         say(events.Error(**who, error=str(error)))
         return STOPPED
@@ -116,11 +122,7 @@ def train_one(folder: Path) -> int:
     return 0
 
 
-def say(event: events.Event) -> None:
-    print(events.encode(event), flush=True)
-
-
-def measure(folder: Path, request: dict[str, Any]) -> RunResult:
+def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Sequence[Callback] = ()) -> RunResult:
     """Trains the run, from its latest checkpoint where it has one, and takes every measure of it."""
     import_modules(request.get("imports", {}))
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
@@ -149,12 +151,11 @@ def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     name, step = f"{request['name']}-seed{recipe.seed}", read_state(found)["step"] if found else 0
     what = {"model": request["config"], "recipe": request["recipe"]}
     with open_sinks(request.get("log_to", ()), run_folder, name, what, step) as logger:
-        callbacks = [Reporter(watch)]
         begins = "pretrained" in request
         first = Pretrained.read(request["pretrained_file"], request["pretrained"]) if begins else None
         run = train(
-            config, text, recipe, run_folder, found is not None, callbacks, vocab_size=config.vocab_size,
-            pretrained=first,
+            config, text, recipe, run_folder, found is not None, [*callbacks, Reporter(watch)],
+            vocab_size=config.vocab_size, pretrained=first,
         )  # fmt: skip
     peak = machine.peak_memory(run.how.device)
     say(events.Measuring(**who))

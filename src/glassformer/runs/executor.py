@@ -19,12 +19,14 @@ from glassformer.errors import RequestError
 from glassformer.files import disk_errors
 from glassformer.machine import available_cores
 from glassformer.parts.core.base import to_plain
-from glassformer.runs.events import End, Event, Kept, Notify, Start, silent
+from glassformer.runs.arm import STOPPED, train_one
+from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, silent
 from glassformer.runs.files import RESULT, read_result
 from glassformer.runs.request import RUN, RunRequest
 from glassformer.runs.results import Dynamics, Key, RunResult
 from glassformer.runs.workers import WorkerRun
-from glassformer.training import Interrupted
+from glassformer.training import Callback, Interrupted
+from glassformer.training.callbacks.base import check_callbacks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -143,6 +145,48 @@ class Local:
         if ended.status == 0:
             error = f"{place / RESULT} is not what a trained arm leaves"
         return failed(request, place, error or ending(ended.status))
+
+
+class InProcess:
+    """Runs in this process, one after the other, so that callbacks see each of them. Its speeds are those of a process
+    that does other things too."""
+
+    def __init__(self, callbacks: Sequence[Callback] = ()):
+        """Raises RequestError for a value that is not a callback."""
+        check_callbacks(callbacks)
+        self.callbacks = callbacks
+        self.workers, self.shared = 1, False
+
+    def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
+        for request in requests:
+            notify(Start(name=request.name, seed=request.seed))
+            told: list[str] = []
+
+            def tell(event: Event, told: list[str] = told) -> None:
+                told.extend([event.error] if isinstance(event, Error) else [])
+                notify(event)
+
+            place = laid(request, folder)
+            status = train_one(place, tell, self.callbacks)
+            if status == STOPPED:
+                raise Interrupted("stopped", code="stopped")
+            result = finished(request, folder) or failed(request, place, told[-1] if told else ending(status))
+            notify(End(name=result.name, seed=result.seed, result=result))
+            yield result
+
+
+def with_callbacks(executor: Executor | None, callbacks: Sequence[Callback]) -> Executor | None:
+    """Returns the executor that calls the callbacks of a verb; without callbacks, the given one. Raises RequestError
+    for an executor that trains in other processes, which callbacks do not reach."""
+    if not callbacks:
+        return executor
+    if executor is not None:
+        kind = type(executor).__name__
+        raise RequestError(
+            f"callbacks are called in this process, and executor={kind} trains runs in others; leave the executor out",
+            code="conflict", field="callbacks", value=kind, expected="no executor",
+        )  # fmt: skip
+    return InProcess(callbacks)
 
 
 class Slots(Local):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from glassformer.figures.terminal import clock, decimals
 from glassformer.runs import events
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.results import RunResult
@@ -33,20 +33,6 @@ def shown(progress: bool | Notify) -> Iterator[Notify]:
             yield view.event
     else:
         yield silent
-
-
-def clock(seconds: float) -> str:
-    """75 -> 1:15."""
-    if not math.isfinite(seconds):
-        return "–:––"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def decimals(value: float | None) -> str:
-    """Four, or `no` for what could not be measured."""
-    return "no" if value is None else f"{value:.4f}"
 
 
 class View:
@@ -107,6 +93,10 @@ class ComparisonView(View):
         self.tasks: dict[tuple[str, int], TaskID] = {}
         self.several = False
         self.noted: list[str] = []
+        self.all_runs: TaskID | None = None
+        """The bar of all runs of a plan."""
+        self.planned = self.ended = 0
+        self.heard: set[str] = set()
 
     def event(self, event: events.Event) -> None:
         if isinstance(event, events.StageEvent):
@@ -115,18 +105,28 @@ class ComparisonView(View):
             self.progress(event.stage, event.done, event.total)
         elif isinstance(event, events.Begin):
             self._begin(event)
-        elif not isinstance(event, events.PlanEvent) and event.key in self.tasks:
+        elif isinstance(event, events.PlanEvent):
+            self.console.print(event.plan)
+            self.heard.update(event.plan.notes)
+            self.planned = len(event.plan.runs)
+            self.all_runs = self.bars.add_task("all runs", total=self.planned, note="")
+        elif event.key in self.tasks:
             self._progress(event, self.tasks[event.key])
+            if self.all_runs is not None and isinstance(event, events.Kept | events.End):
+                self.ended += 1
+                note = f"{self.ended} of {self.planned}"
+                self.bars.update(self.all_runs, completed=self.ended, note=note)
 
     def _begin(self, event: events.Begin) -> None:
         for stage in self.reading.values():
             self.bars.update(stage, visible=False)
-        if event.how:
-            self.say(event.how)
+        planned = self.all_runs is not None  # many comparisons, which repeat nothing
+        said = [*([event.how] if event.how else []), *(f"note: {note}" for note in event.notes)]
+        for words in said if not planned else [one for one in said if one.removeprefix("note: ") not in self.heard]:
+            self.say(words)
+            self.heard.add(words.removeprefix("note: "))
         self.noted = event.notes
-        for note in event.notes:
-            self.say(f"note: {note}")
-        self.several = any(seed for _, seed in event.runs)
+        self.several = planned or any(seed for _, seed in event.runs)
         for task in self.tasks.values():  # of a comparison before this one
             self.bars.remove_task(task)
         self.tasks.clear()

@@ -171,6 +171,16 @@ class Answers(Entry):
     samples: list[list[str]] = []
     """[source, target, answer]"""
 
+    @property
+    def words(self) -> str:
+        """The shares and scores in a sentence."""
+        told = [f"{self.pairs:,} held-out sources answered greedily: {self.exact:.1%} exactly"]
+        if self.placeholders is not None:
+            told.append(f"placeholders kept in {self.placeholders:.1%} of those that have any")
+        if self.bleu is not None and self.chrf is not None:
+            told.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
+        return ", ".join(told)
+
 
 class Reach(Entry):
     """Held-out loss at one context length, or the reason why there is none."""

@@ -18,8 +18,8 @@ from glassformer.training.optimizers import (
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, prepare_run
-from glassformer.training.run import Interrupted, Run, load_run, training_of
 from glassformer.training.schedule import ConstantConfig, CosineConfig, NoamConfig, ScheduleConfig, WsdConfig
+from glassformer.training.trained import Interrupted, Run, load_run, training_of
 
 __all__ = [
     "AdafactorConfig",

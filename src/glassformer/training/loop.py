@@ -27,8 +27,8 @@ from glassformer.training.gradients import clip
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, check_alike, check_unchanged, prepare_run
-from glassformer.training.run import Interrupted, Run
 from glassformer.training.state import Training
+from glassformer.training.trained import Interrupted, Run
 
 EVALUATIONS = 8  # in a run, where the recipe names no interval
 

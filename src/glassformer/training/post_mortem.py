@@ -12,7 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.core.base import to_plain
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import Recipe
-from glassformer.training.run import Run
+from glassformer.training.trained import Run
 
 METRICS = "metrics.jsonl"
 MOST_BYTES = 1 << 29

@@ -25,7 +25,7 @@ from glassformer.training.evaluate import evaluate
 from glassformer.training.gradients import Order, Sums, sums_of
 from glassformer.training.progress import Progress
 from glassformer.training.request import Request
-from glassformer.training.run import Run, load_run, reading
+from glassformer.training.trained import Run, load_run, reading
 
 
 class Hooks(Protocol):

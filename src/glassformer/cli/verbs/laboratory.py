@@ -6,38 +6,25 @@ A verb imports what computes inside its function, so that its help imports no to
 from __future__ import annotations
 
 import sys
-from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from glassformer.cli.options import (
-    BatchSize,
-    Compile,
-    Context,
+    HERE,
+    TRAINED,
     Count,
     Data,
-    Device,
-    DType,
-    ExecutorName,
+    Executed,
     Expression,
     Flag,
     Json,
-    LearningRate,
-    Minutes,
-    Optimizer,
-    SlotNames,
-    Threads,
-    TokenizerName,
-    Workers,
+    Trained,
+    amounts,
     command_line,
-    count,
-    counts,
+    pairs,
     watch_interval,
-    whole,
 )
-from glassformer.errors import RequestError
-from glassformer.units import quantity
 
 
 def ablate(
@@ -49,24 +36,14 @@ def ablate(
     changes: str | None = None,
     design: Literal["ladder", "factorial"] = "ladder",
     tokens: Count | None = None,
-    minutes: Minutes = None,
+    minutes: float | None = None,
     seeds: int = 3,
     tune: Flag = False,
     within: float | None = None,
     out: str = "ladder",
-    tokenizer: TokenizerName = "auto",
-    batch_size: BatchSize = 16,
-    context: Context = None,
-    lr: LearningRate = None,
-    optimizer: Optimizer = "adamw",
-    device: Device = "auto",
-    dtype: DType = "auto",
-    threads: Threads = None,
-    workers: Workers = 1,
-    slots: SlotNames = None,
-    executor: ExecutorName = "here",
-    compile: Compile = None,
+    training: Trained = TRAINED,
     allow_unmatched: Flag = False,
+    trains: Executed = HERE,
     json: Json = False,
 ) -> None:
     """Walk from one model to another, one change at a time: what each change does to the loss, and what it costs.
@@ -74,41 +51,44 @@ def ablate(
     Parameters
     ----------
     base
-        The model to begin with: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
+        The first model: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
     to
-        The model at the other end; the changes that lead there are found.
+        The model at the other end; the changes that lead to it are found.
     changes
         The changes in their order, such as rope,rmsnorm,swiglu; without --to they make the other end.
     design
         ladder: the changes added one after the other, and each left out of the target. factorial: every combination of
         up to four changes, or half of those of five, for the effect of each and of two together.
+    tokens
+        Training budget of a run in tokens (200k, 5M); or give --minutes.
+    minutes
+        Training budget of a run in minutes.
     seeds
         Runs of each model, two or more.
     tune
-        Choose the learning rate of each model first, as in compare.
+        First choose the learning rate of each model, as in compare.
     within
-        With --tune, minutes that it may take.
+        With --tune: refuse a ladder that would take more minutes.
+    out
+        Folder of the ladder. The same command continues it; more seeds are added.
     allow_unmatched
-        Compare models of different size all the same.
+        Allow models of different size.
     """
-    from glassformer.cli.laboratory import show_ladder
-    from glassformer.laboratory.ladder import LadderDesign
-    from glassformer.runs.slurm import executor_of
+    from glassformer.cli.show import call_and_show
+    from glassformer.laboratory import ladder
 
-    ladder = LadderDesign.of(
-        base, data, to=to, changes=changes, design=design, tokens=whole(tokens, "tokens"), minutes=minutes,
-        seeds=seeds, tune=tune, within=within, tokenizer=tokenizer, batch_size=batch_size, context=context,
-        learning_rate=lr, optimizer=optimizer, device=device, dtype=dtype, threads=threads, compile=compile,
-        allow_unmatched=allow_unmatched,
+    call_and_show(
+        ladder.ablate, base, data, to=to, changes=changes, design=design, tokens=tokens, minutes=minutes, seeds=seeds,
+        tune=tune, within=within, out=out, allow_unmatched=allow_unmatched, **vars(training),
+        executor=trains.made(training.device), command=command_line(), as_json=json,
     )  # fmt: skip
-    show_ladder(ladder, out, command_line(), executor_of(executor, slots, workers, device), json)
 
 
 def scale(
     models: Annotated[list[str] | None, Parameter(negative="")] = None,
     /,
     *,
-    data: Data,
+    data: Annotated[str, Parameter(allow_leading_hyphen=True)],
     sizes: str | None = None,
     budgets: str | None = None,
     isoflop: str | None = None,
@@ -119,21 +99,11 @@ def scale(
     where: Annotated[list[str] | None, Parameter(negative="")] = None,
     without_worst: int = 0,
     predict: Annotated[list[str] | None, Parameter(negative="")] = None,
-    flops: Annotated[list[float] | None, Parameter(negative="", converter=counts)] = None,
+    flops: Annotated[list[float] | None, Parameter(negative="", converter=amounts)] = None,
     far: Flag = False,
     out: str | None = None,
-    tokenizer: TokenizerName = "auto",
-    batch_size: BatchSize = 16,
-    context: Context = None,
-    lr: LearningRate = None,
-    optimizer: Optimizer = "adamw",
-    device: Device = "auto",
-    dtype: DType = "auto",
-    threads: Threads = None,
-    workers: Workers = 1,
-    slots: SlotNames = None,
-    executor: ExecutorName = "here",
-    compile: Compile = None,
+    training: Trained = TRAINED,
+    trains: Executed = HERE,
     json: Json = False,
 ) -> None:
     """Scaling laws: train models at several sizes and budgets and fit one of each, or fit one to a table of runs.
@@ -141,116 +111,100 @@ def scale(
     Parameters
     ----------
     models
-        Expressions without a size, gpt2 llama+gqa:2, to be trained at all of --sizes. Without any, --data is a table.
+        Expressions without a size, gpt2 llama+gqa:2, to train at all of --sizes. Without models, --data is a table.
     data
-        Text to train on; or a .csv file with a line of names: params, tokens (or flops, 6 N D) and loss; and run, where
-        a run has several rows, which are then drawn together; or the folder of an earlier `scale` or `compare`.
+        Text to train on. Without models: a .csv file with a line of names, params, tokens (or flops, 6 N D) and loss,
+        and run if a run has several rows, which are then resampled together; or the folder of an earlier scale or
+        compare.
     sizes
         0.3m,0.6m,1m..10m: sizes, or numbers of parameters in the layers; A..B is a ladder of about factor 2, A..B:N
         has N rungs.
     budgets
-        Of each run in tokens: 250k,1M..4M. All sizes have all of them.
+        Training budgets of a run in tokens: 250k,1M..4M. Each size is trained with each.
     isoflop
-        Instead, of each run in training FLOPs: 1e13,3e13. Its tokens follow from the FLOPs of its model.
+        Instead, training budgets of a run in FLOPs: 1e13,3e13. Tokens follow from the FLOPs of the model.
     seeds
-        Runs of each model, size and budget. The same command goes on where it stopped; seeds, sizes, budgets and models
-        are added to those there are.
+        Runs of each model, size and budget. The same command continues; seeds, sizes, budgets and models can be added.
     hours
-        What all runs may take: where the estimate is longer, nothing is trained.
+        Train nothing if all runs would take longer.
     form
         chinchilla: E + A N^-alpha + B D^-beta. kaplan: without E, of N and D together. overtraining: of C and D / N.
-        params, tokens, compute: of one of them alone.
+        params, tokens, compute: of one of them.
     columns
-        What this table calls them: --columns loss=val_c4 --columns params="Model Size".
+        Names of the columns of a table: --columns loss=val_c4 --columns params="Model Size".
     where
-        Only rows that have this text in this column: --where dataset=c4; of a folder, --where model=gpt2.
+        Only rows with this text in this column: --where dataset=c4; of a folder, --where model=gpt2.
     without_worst
-        So many of the highest losses are left out.
+        Drop the N runs of highest loss.
     predict
-        PARAMETERS,TOKENS whose loss is asked for: --predict 7b,140b.
+        PARAMETERS,TOKENS whose loss is predicted: --predict 7b,140b.
     flops
-        Budgets of compute to share out best: --flops 1e21.
+        Compute budgets to split optimally into N and D: --flops 1e21.
     far
         Predict more than ten times beyond the largest run, too.
     out
-        With models, the folder of their runs, scaling by default; else a page to write.
-    lr
-        Peak learning rate of every run; by default a rule by size and optimizer.
+        Folder of the runs, scaling by default; of a table, a page to write.
     """
-    if not models:
-        trained = {"--sizes": sizes, "--budgets": budgets, "--isoflop": isoflop, "--hours": hours, "--lr": lr,
-                   "--context": context}  # fmt: skip
-        if given := [name for name, value in trained.items() if value is not None]:
-            raise RequestError(
-                f"{given[0]} is for training; name the models, such as gpt2 llama", code="missing", field="models"
-            )
-        from glassformer.cli.laboratory import show_law
+    from glassformer.cli.show import call_and_show
+    from glassformer.laboratory import scaling
 
-        show_law(data, form, columns, where, without_worst, predict, flops, far, out, command_line(), json)
-        return
-    if columns or where or without_worst:
-        raise RequestError(
-            "--columns, --where and --without-worst are for a table of runs; leave the models out",
-            code="conflict", field="columns" if columns else "where" if where else "without_worst",
-        )  # fmt: skip
-    if sizes is None:
-        raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
-    from glassformer.cli.laboratory import pair, train_laws
-    from glassformer.laboratory.scaling import ScalingDesign
-    from glassformer.runs.slurm import executor_of
-
-    asked = ScalingDesign.of(
-        models, data, sizes=sizes, budgets=budgets, isoflop=isoflop, predict=[pair(one) for one in predict or []],
-        form=form, seeds=seeds, hours=hours, flops=flops or (), far=far, tokenizer=tokenizer, batch_size=batch_size,
-        context=context, learning_rate=lr, optimizer=optimizer, device=device, dtype=dtype, threads=threads,
-        compile=compile,
+    usual = {} if models else vars(TRAINED) | {"seeds": 1}
+    options: dict[str, Any] = vars(training) | {"seeds": seeds}
+    options = {name: value for name, value in options.items() if name not in usual or value != usual[name]}
+    call_and_show(
+        scaling.scale, models, data, sizes=sizes, budgets=budgets, isoflop=isoflop, hours=hours, form=form,
+        columns=pairs(columns, "columns"), where=pairs(where, "where"), without_worst=without_worst,
+        predict=scaling.pairs(predict or []), flops=flops, far=far, out=out or ("scaling" if models else None),
+        executor=trains.made(training.device) if models else None, command=command_line(), as_json=json, **options,
     )  # fmt: skip
-    train_laws(asked, out or "scaling", command_line(), executor_of(executor, slots, workers, device), json)
 
 
 def run(
-    experiment: str,
+    file: str,
     /,
     *,
     seeds: int | None = None,
     tune: Flag = False,
     watch: Flag = False,
     out: str | None = None,
-    workers: Workers = 1,
-    slots: SlotNames = None,
-    executor: ExecutorName = "here",
+    trains: Executed = HERE,
 ) -> None:
     """Run an experiment that a file describes: glassformer run recipes/gpt2-to-llama.yaml
 
     Parameters
     ----------
-    experiment
-        The design.yaml of an experiment, which its folder holds and which continues there; or a .yaml file with a
-        sentence `about` it and `steps`, designs each with a `verb` (train, compare, ablate, scale) and a folder `out`.
-        All are checked before the first starts. The same command continues.
+    file
+        The design.yaml of an experiment, which continues in its folder; or a .yaml file with a sentence `about` it and
+        `steps`, designs each with a `verb` (train, compare, ablate, scale) and a folder `out`. All are checked before
+        the first starts. The same command continues.
     seeds
-        Instead of those in the file: more are added to those that are there.
+        Override the seeds of the file; finished ones are kept.
     tune
-        Choose the learning rate of each model first, as in compare.
+        First choose the learning rate of each model, as in compare.
     watch
-        Look inside while the models train, as in compare.
+        Record statistics while the models train, as in compare.
     out
-        Another folder than that of the file.
+        Override the folder of the file.
     """
-    from glassformer.cli.laboratory import show_step
-    from glassformer.cli.recipes import run_experiment
-    from glassformer.runs.slurm import executor_of
+    from glassformer.cli.show import show
+    from glassformer.laboratory.experiments import steps_of
+    from glassformer.runs.live import ComparisonView
 
-    changes = {"seeds": seeds, "tune": tune or None, "watch": watch_interval(watch, None)}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    trains = executor_of(executor, slots, workers, "auto")
-    run_experiment(experiment, out, changes, partial(show_step, executor=trains), partial(print, file=sys.stderr))
+    about, steps = steps_of(file, out, seeds=seeds, tune=tune or None, watch=watch_interval(watch, None))
+    executor = trains.made()
+    for words in [about] if about else []:
+        print(words, file=sys.stderr)
+    for step in steps:
+        print(f"{step.verb}, in {step.out}", file=sys.stderr)
+        with ComparisonView() as view:
+            found = step.carry_out(view.event, executor)
+        show(found, False)
 
 
 def advise(
     *,
     goal: Literal["chat", "long", "train"],
-    context: Annotated[Count, Parameter(converter=count)] = 8192,
+    context: Count = 8192,
     memory: str = "16GB",
     model: Expression = "llama-3-8b",
     claims: str | None = None,
@@ -261,21 +215,20 @@ def advise(
     Parameters
     ----------
     goal
-        chat: to answer from a cache; long: to read texts longer than those of training; train: to train from scratch.
+        chat: generate from a cache; long: read texts longer than those of training; train: train from scratch.
     context
-        Tokens that are kept: 8k.
+        Tokens in the cache: 8k.
     memory
-        Of the machine: 16GB. Weights and the decode state have to fit.
+        Memory of the machine: 16GB. Weights and the decode state have to fit.
     model
-        What the options change.
+        The model that the options change.
     claims
-        A folder of measured claims, as `glassformer claims --out` leaves it; by default those of the library.
+        A folder of measured claims, as glassformer claims --out leaves it; by default those of the library.
     """
-    from glassformer.cli.laboratory import show_advice
+    from glassformer.cli.show import show
+    from glassformer.laboratory import advice
 
-    tokens = whole(context, "context")
-    assert tokens is not None
-    show_advice(goal, tokens, quantity(memory, "B", "memory"), claims, model, json)
+    show(advice.advise(model, goal=goal, context=context, memory=memory, claims=claims), json)
 
 
 def claims(
@@ -297,21 +250,24 @@ def claims(
     names
         Claims to measure: glassformer claims gqa-cache switch-loss.
     all
-        Every claim, but for those about a text that is not given: hours, which go on where they were broken off.
+        Measure every claim, except those about a text that is not given: hours; the same command continues.
     quick
-        The exact ones: counts and identities, in a minute or two.
+        Measure the exact claims: counts and identities, in a minute or two.
     out
-        The folder of the results, NAME.json each, and of a page that draws them all, by default claims; what it holds
-        is not measured again. Without it the list shows the verdicts of this release where the folder has none.
+        Folder of the results, NAME.json each, and of a page of all claims; by default claims. Its results are not
+        measured again. Without this option the list shows the verdicts of this release for claims without a result.
     data
-        The text that models are trained on, by default python-docs; a claim about a text of its own needs it. What the
-        folder holds from another text is refused.
+        Training text, by default python-docs; a claim about a text of its own needs it. Results from another text are
+        refused.
     seeds
-        For each arm of what is trained; by default as many as the claim takes. What the folder holds from other seeds
-        is refused.
+        Runs of each arm; by default as many as the claim takes. Results from other seeds are refused.
     again
-        Measure what the folder holds as well; its finished runs are kept, so that to train anew takes another folder.
+        Re-measure claims in --out. Finished training runs are reused; to train again, name another folder.
     """
-    from glassformer.cli.laboratory import show_claims
+    from glassformer.cli.show import call_and_show
+    from glassformer.laboratory import claims as measured
 
-    show_claims(names or [], all, quick, out, data, seeds, again, command_line(), json)
+    call_and_show(
+        measured.claims, names or (), all=all, quick=quick, out=out or "claims", released=out is None, data=data,
+        seeds=seeds, again=again, command=command_line(), as_json=json,
+    )  # fmt: skip

@@ -15,8 +15,6 @@ from glassformer.cli.options import (
     Json,
     Optimizer,
     command_line,
-    count,
-    whole,
 )
 
 
@@ -24,7 +22,7 @@ def plan(
     models: Annotated[list[str], Parameter(negative="")],
     /,
     *,
-    context: Annotated[Count | None, Parameter(converter=count)] = None,
+    context: Count | None = None,
     batch: int = 1,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
@@ -35,7 +33,7 @@ def plan(
     explain: Flag = False,
     generate: Flag = False,
     train: Flag = False,
-    tokens: Annotated[Count | None, Parameter(converter=count)] = None,
+    tokens: Count | None = None,
     optimizer: Optimizer = "adamw",
     recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
@@ -102,7 +100,7 @@ def plan(
     from glassformer.cli.show import show
 
     planned = planning.plan(
-        models, generate=generate, train=train, find=find, here=here, context=whole(context, "context"), batch=batch,
+        models, generate=generate, train=train, find=find, here=here, context=context, batch=batch,
         dtype=dtype, state_dtype=state_dtype, machine=machine, nodes=nodes, machines=machines, price=price,
         explain=explain, tokens=tokens, optimizer=optimizer, recompute=recompute, layout=layout, weights=weights,
         loss=loss, finetune=finetune, out=out, command=command_line(),

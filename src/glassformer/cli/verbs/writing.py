@@ -13,13 +13,12 @@ from cyclopts import Parameter
 from glassformer.cli.options import (
     AskOptions,
     ChatOptions,
+    Count,
     Data,
     GenerateOptions,
     Json,
     Texts,
-    count,
     standard_input,
-    whole,
 )
 
 Decoder = Annotated[
@@ -88,7 +87,7 @@ def index(
     *,
     out: str,
     encoder: Encoder = "minilm",
-    passage_tokens: Annotated[int | None, Parameter(converter=count)] = None,
+    passage_tokens: Count | None = None,
     json: Json = False,
 ) -> None:
     """Cut texts into passages and embed them, for ask; the same command resumes an interrupted index.
@@ -103,8 +102,7 @@ def index(
     from glassformer import retrieval
     from glassformer.cli.show import call_and_show
 
-    tokens = whole(passage_tokens, "passage_tokens")
-    call_and_show(retrieval.index, data, out, encoder, passage_tokens=tokens, as_json=json)
+    call_and_show(retrieval.index, data, out, encoder, passage_tokens=passage_tokens, as_json=json)
 
 
 def ask(

@@ -6,10 +6,12 @@ contrast    measurements of trained models by their losses
 timing      measurements of two pieces of work by their time
 stored      results as files, with machine and date
 catalogue   the list of all claims
-measuring   claims measured and stored
+rows        claims with what is stored of each
+measuring   claims measured, stored and listed
 """
 
 from glassformer.laboratory.claims.catalogue import known, named
-from glassformer.laboratory.claims.measuring import claims, overview
+from glassformer.laboratory.claims.measuring import Claims, claims
+from glassformer.laboratory.claims.rows import ClaimRow, overview
 
-__all__ = ["claims", "known", "named", "overview"]
+__all__ = ["ClaimRow", "Claims", "claims", "known", "named", "overview"]

@@ -1,51 +1,220 @@
-"""Claims measured and stored, and all that is stored of them."""
+"""Claims measured and stored, and listed with all that is stored of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text as Line
+
+from glassformer.comparison.verbs import place_of_work
 from glassformer.errors import RequestError
+from glassformer.figures.terminal import Printed, TextTable, dim, ruled, unbroken
 from glassformer.laboratory.claims.bench import TINY, Bench, Text
 from glassformer.laboratory.claims.catalogue import known, named
 from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.stored import Stored, read, write
+from glassformer.laboratory.claims.figure import Outcome
+from glassformer.laboratory.claims.rows import ClaimRow, overview
+from glassformer.laboratory.claims.stored import MEASURED, Stored, read, write
+from glassformer.laboratory.pages.claim_page import asked_words, figure_words, finding, verdict_of, write_claims
 from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor
 from glassformer.runs.live import shown
 
 RUNS = "runs"
-"""Folder of the models that are trained for claims, beside their results."""
+"""Folder of the models that are trained for claims, next to their results."""
+PAGE = "index.html"
+
+
+@dataclass(frozen=True)
+class Claims(Printed):
+    """Published claims with their verdicts; `print` shows their list, or the figures of those that were measured.
+
+    Attributes
+    ----------
+    rows : tuple of ClaimRow
+        The claims; `found["gqa-cache"]` is one by its name.
+    measured : bool
+        True if these claims were requested, False for the list of all.
+    command : str
+        Command that repeats the request.
+    page : Path or None
+        The page of all claims in the folder; None if nothing was written.
+    notes : tuple of str
+        Remarks on the list.
+
+    Examples
+    --------
+    >>> found = gf.claims("gqa-cache")
+    >>> found["gqa-cache"].verdict
+    'holds'
+    """
+
+    rows: tuple[ClaimRow, ...]
+    measured: bool
+    command: str
+    page: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> ClaimRow:
+        """Returns a claim by its name."""
+        return {row.name: row for row in self.rows}[name]
+
+    def lines(self) -> Iterator[Any]:
+        """Yields the list of claims, or each measured one with its figures.
+
+        Yields
+        ------
+        str or rich.console.RenderableType
+            The text from top to bottom.
+
+        Examples
+        --------
+        >>> next(found.lines())  # doctest: +SKIP
+        """
+        if not self.measured:
+            yield self._list()
+            yield finding(self.rows)
+        for row in self.rows:
+            if self.measured and row.result is not None:
+                yield Line(row.claim.statement, style="bold")
+                yield f"{row.result.words}; {row.result.outcome.sure}"
+                yield _figures(row.result.outcome)
+        yield from map(dim, self.notes)
+        if self.page is not None:
+            yield unbroken(f"page: {self.page}")
+
+    def _list(self) -> TextTable:
+        table = ruled()
+        for heading in ("claim", "what it says", "class", "minutes", "verdict", "date"):
+            table.add_column(heading, justify="right" if heading == "minutes" else "left")
+        for row in self.rows:
+            claim, date = row.claim, row.result.measured if row.result else ""
+            table.add_row(row.name, claim.statement, claim.kind, f"{claim.minutes:g}", verdict_of(row), date)
+        return table
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page of these claims, one file that opens offline.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Examples
+        --------
+        >>> gf.claims().report("claims.html")  # doctest: +SKIP
+        """
+        return write_claims(self.rows, self.command, path)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Returns the claims as plain values.
+
+        Returns
+        -------
+        list of dict
+            The content that --json prints.
+
+        Examples
+        --------
+        >>> found.to_dict()[0]["verdict"]
+        'holds'
+        """
+        return [row.to_dict() for row in self.rows]
+
+    def to_pandas(self) -> Any:
+        """Returns a row for each claim.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Needs pandas.
+
+        Examples
+        --------
+        >>> found.to_pandas()  # doctest: +SKIP
+        """
+        import pandas
+
+        return pandas.DataFrame([{k: v for k, v in row.to_dict().items() if k != "result"} for row in self.rows])
 
 
 def claims(
     names: Sequence[str] | str = (),
-    out: str | Path = "claims",
     *,
+    all: bool = False,
     quick: bool = False,
-    tiny: bool = False,
+    out: str | Path | None = None,
     data: str | Path | None = None,
     seeds: int | None = None,
     again: bool = False,
+    released: bool | None = None,
+    tiny: bool = False,
     executor: Executor | None = None,
     progress: bool | Notify = True,
-) -> dict[str, Stored]:
-    """Measures published claims, and gives what was found, by name.
+    command: str = "gf.claims",
+) -> Claims:
+    """Puts published claims to the test; without names, lists them with what was found.
 
-    names    of claims; none: all, but for those whose text is not given
-    quick    exact claims alone: counts and identities, which take seconds
-    out      the folder of the results, FOLDER/NAME.json; what it holds is kept, and what was broken off goes on
-    again    measures also what `out` holds, from the runs there that have finished: to train them anew, name another
-    tiny     a few steps of two seeds, to see that it runs: the verdict of what is trained is then open
-    data     the text that models are trained on, by default python-docs; claims about a text of their own need it
-    progress as in `compare`
+    Parameters
+    ----------
+    names
+        Claims to measure, a name or several.
+    all
+        Measure every claim, except those about a text that is not given.
+    quick
+        Measure the exact claims only: counts and identities, which take seconds.
+    out
+        Folder of the results, NAME.json each, with a page of all claims. Its results are kept, and interrupted work
+        continues. If None, nothing is kept.
+    data
+        The text that models are trained on, by default python-docs. Claims about a text of their own need it.
+    seeds
+        Runs of each arm; by default the number that the claim takes.
+    again
+        Measure claims that `out` holds too, from its finished runs.
+    released
+        List the verdicts of this release for claims that `out` does not hold; by default only without `out`.
+    tiny
+        Take a few steps of two seeds only: the verdict of what is trained is then open.
+    executor, progress
+        As in `compare`.
+    command
+        Command that the page names.
 
-    Raises RequestError for an unknown claim, for one whose text is missing, and for one that `out` holds from another
-    text or other seeds than those given, before anything is measured.
+    Returns
+    -------
+    Claims
+        The list of all claims, or those that were measured.
+
+    Raises
+    ------
+    RequestError
+        Before anything is measured: for an unknown claim, one whose text is missing, and one that `out` holds from
+        another text or with other seeds.
+
+    Examples
+    --------
+    >>> gf.claims("gqa-cache")["gqa-cache"].verdict
+    'holds'
     """
-    chosen = named([names] if isinstance(names, str) else names)
+    names = [names] if isinstance(names, str) else list(names)
+    if names and (all or quick):
+        raise RequestError("give names, or --all, or --quick", code="conflict", field="claims", value=names)
+    if not (names or all or quick):
+        held = [] if out is None else [Path(out)]
+        also = held if released is False or (released is None and out is not None) else [*held, MEASURED]
+        said = f"Verdicts that are not in {out} were measured for this release; the last column has their dates."
+        return Claims(tuple(overview(*also)), False, command, notes=(said,) if also != held and held else ())
+    chosen = named(names)
     for claim in chosen:
         if claim.needs and data is None:
             raise missing(claim)
@@ -53,8 +222,22 @@ def claims(
         chosen = [claim for claim in known().values() if data is not None or not claim.needs]
     if quick:
         chosen = [claim for claim in chosen if claim.quick]
-    with shown(progress) as notify:
-        return _measured(chosen, Path(out), Text(data, notify), tiny, seeds, again, executor, notify)
+    with shown(progress) as notify, place_of_work(out) as place:
+        found = _measured(chosen, Path(place), Text(data, notify), tiny, seeds, again, executor, notify)
+        told = Claims(tuple(ClaimRow(claim, found[claim.name]) for claim in chosen), True, command)
+        if out is None:
+            return told
+        return replace(told, page=write_claims(overview(Path(out)), command, Path(out) / PAGE))
+
+
+def _figures(outcome: Outcome) -> TextTable:
+    table = ruled()
+    for heading in ("figure", "here", "published", "the claim asks"):
+        table.add_column(heading)
+    for one in outcome.figures:
+        published = "" if one.published is None else f"{one.published:g}"
+        table.add_row(one.name, figure_words(one), published, asked_words(one))
+    return table
 
 
 def _measured(
@@ -86,25 +269,3 @@ def missing(claim: Claim) -> RequestError:
         f"{claim.name} is about {claim.needs}, which is not here; give the file as --data FILE",
         code="missing", field="data", value=None, expected=claim.needs,
     )  # fmt: skip
-
-
-def overview(folder: Path, besides: Path | None = None) -> list[dict[str, Any]]:
-    """All claims as plain data, with what is stored of each: for the terminal, a page, and programs.
-
-    measured, low, high   of the first figure that is judged, with its interval
-    verdict               "holds", "does not hold", "cannot be shown at this size"; None: not measured
-    result                all that is stored, of `folder`, or else of the folder `besides`
-    """
-    rows = []
-    for claim in known().values():
-        stored = (read(place, claim.name) for place in (folder, besides) if place is not None)
-        held = next((one for one in stored if one is not None and one.answers(claim, tiny=True)), None)
-        judged = next((one for one in held.outcome.figures if one.judged), None) if held else None
-        rows.append({
-            "name": claim.name, "statement": claim.statement, "source": claim.source, "published": claim.published,
-            "kind": claim.kind, "size": claim.size, "minutes": claim.minutes, "needs": claim.needs,
-            "measured": judged and judged.value, "low": judged and judged.low, "high": judged and judged.high,
-            "verdict": held and held.verdict,
-            "result": held and held.model_dump(mode="json") | {"words": held.words},
-        })  # fmt: skip
-    return rows

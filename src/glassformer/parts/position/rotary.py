@@ -13,7 +13,7 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
-from glassformer.parts.position.scaling import RotaryScalingConfig, Scaling
+from glassformer.parts.position.scaling import RotaryScaling, RotaryScalingConfig
 from glassformer.parts.position.turn import turn
 from glassformer.parts.precision import wide
 
@@ -34,7 +34,7 @@ class Rotary(AttentionPosition):
         base: float = 10000.0,
         dim: int | None = None,
         pairing: Pairing = "half",
-        scaling: Scaling | None = None,
+        scaling: RotaryScaling | None = None,
     ):
         super().__init__()
         self.dim = head_dim if dim is None else dim
@@ -44,13 +44,13 @@ class Rotary(AttentionPosition):
                 f"between 2 and {head_dim}",
                 code="range", field="position.dim", value=self.dim,
             )  # fmt: skip
-        self.base, self.scaling = base, scaling or Scaling()
+        self.base, self.scaling = base, scaling or RotaryScaling()
         self.scaling.check(self.dim)
         self.pairing = pairing
         self._pair_axis = -2 if pairing == "half" else -1
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
-    def frequencies(self, t: int, device: Any = None, scaling: Scaling | None = None) -> Float[Tensor, " i"]:
+    def frequencies(self, t: int, device: Any = None, scaling: RotaryScaling | None = None) -> Float[Tensor, " i"]:
         """theta_i in radians a token, in a text of t tokens; by another `scaling` where one is given."""
         exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
@@ -78,7 +78,7 @@ class Rotary(AttentionPosition):
     def picture(self, length: int) -> dict[str, Plot]:
         """Wavelengths 2 pi / theta_i; cos(theta_i k) by pair and distance k; and its mean over pairs, the score of two
         equal vectors k apart, times magnitude^2. Where frequencies are scaled, before and after."""
-        forms = {"plain": Scaling(), "scaled": self.scaling}
+        forms = {"plain": RotaryScaling(), "scaled": self.scaling}
         used = ("plain", "scaled") if self.scaling.key else ("plain",)
         theta = torch.stack([self.frequencies(length, scaling=forms[name]) for name in used])  # (plain, scaled; r/2)
         at, pairs = some(length), torch.arange(self.dim // 2)

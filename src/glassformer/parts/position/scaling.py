@@ -21,7 +21,7 @@ Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38
 """Of one pair's frequency; 1e30 is llama.cpp's word for a pair that does not turn."""
 
 
-class Scaling:
+class RotaryScaling:
     """theta_i = base^(-2i/r), unchanged; subclasses stretch it. `exponent` (r/2,) holds 2i/r.
 
     `magnitude` multiplies cos and sin. `t` is the number of tokens of the sequence so far.
@@ -49,11 +49,11 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     def resolved(self, ctx: BuildContext) -> Any:
         return self.vary(original_context=self.original_context or ctx.context)
 
-    def build(self, ctx: BuildContext) -> Scaling:
+    def build(self, ctx: BuildContext) -> RotaryScaling:
         raise NotImplementedError
 
 
-class _Bound(Scaling):
+class _Bound(RotaryScaling):
     """A scaling with its config's numbers and the context it starts from."""
 
     def __init__(self, config: RotaryScalingConfig, context: int):

@@ -10,18 +10,27 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from glassformer.comparison import Design
+from glassformer.comparison import Comparison, Design, compare
 from glassformer.comparison.design import FILE, OWN
 from glassformer.comparison.single import SingleRun
 from glassformer.config import read_tree, validated
 from glassformer.errors import RequestError, did_you_mean, shown
-from glassformer.laboratory.ladder import LadderDesign
-from glassformer.laboratory.scaling import ScalingDesign
+from glassformer.laboratory.ladder import Ladder, LadderDesign, ablate
+from glassformer.laboratory.scaled import Scaling
+from glassformer.laboratory.scaling import ScalingDesign, scale
 from glassformer.parts.core.base import Value
+from glassformer.runs.events import Notify
+from glassformer.runs.executor import Executor
+from glassformer.runs.live import shown as showing
 from glassformer.runs.power import PILOT
-from glassformer.training import Recipe
+from glassformer.training import Recipe, Run
 
 Asked = Design | LadderDesign | ScalingDesign | SingleRun
+Result = Comparison | Ladder | Scaling | Run
+KINDS: dict[str, tuple[type[Design | LadderDesign | ScalingDesign], Callable[..., Any]]] = {
+    "compare": (Design, compare), "ablate": (LadderDesign, ablate), "scale": (ScalingDesign, scale),
+}  # fmt: skip
+"""Design of each verb of several runs, and the function that carries it out."""
 FOLDERS = {"compare": "comparison", "ablate": "ladder", "scale": "scaling", "train": "run"}
 """The folder of each verb, by default."""
 
@@ -52,11 +61,16 @@ class ExperimentStep:
         """The design of the step. Raises RequestError."""
         if self.verb == "train":
             return _run_of(self.tree, self.out, self.where)
-        kinds: dict[str, type[Design | LadderDesign | ScalingDesign]] = {
-            "compare": Design, "ablate": LadderDesign, "scale": ScalingDesign,
-        }  # fmt: skip
-        found = kinds[self.verb].from_dict(self.tree, self.where)
+        found = KINDS[self.verb][0].from_dict(self.tree, self.where)
         return found.vary(**self.changes) if self.changes else found
+
+    def carry_out(self, progress: bool | Notify = True, executor: Executor | None = None) -> Result:
+        """Runs the step, or what is left of it."""
+        asked = self.made()
+        if isinstance(asked, SingleRun):
+            with showing(progress) as notify:
+                return asked.train(notify)
+        return KINDS[self.verb][1](asked, out=self.out, progress=progress, executor=executor)
 
     def check(self, before: list[str]) -> None:
         """Raises RequestError for what is wrong with the step. What it takes from the folder of a step `before` is
@@ -86,16 +100,18 @@ def _run_of(tree: Mapping[str, Any], out: str, where: str) -> SingleRun:
 
 
 def steps_of(
-    path: str, out: str | None = None, changes: Mapping[str, Any] | None = None
-) -> tuple[str, list[ExperimentStep]]:
-    """(what a file asks, its steps), all of them checked. `out` is the folder, of a file with one step; `changes` are
-    fields that count instead of the file's. Raises RequestError that names the file, the step and the field."""
-    tree, changes = read_tree(path), changes or {}
+    path: str | Path, out: str | Path | None = None, **changes: Any
+) -> tuple[str, list[ExperimentStep]]:  # fmt: skip
+    """The sentence about an experiment with the name of its file, and its steps, all of them checked. `out` is the
+    folder of a file with one step; `changes` are fields that count instead of the file's, if not None. Raises
+    RequestError that names the file, the step and the field."""
+    tree, changes = read_tree(path), {name: value for name, value in changes.items() if value is not None}
+    path, out = str(path), None if out is None else str(out)
     if isinstance(tree, dict) and "steps" not in tree:
         about, trees, numbered = "", [tree], False
     else:
         experiment: Experiment = validated(Experiment, tree, "experiment", str(path))
-        about, trees, numbered = experiment.about, list(experiment.steps), True
+        about, trees, numbered = f"{Path(path).name}: {experiment.about}", list(experiment.steps), True
     if out is not None and len(trees) > 1:
         raise RequestError(f"{path} has {len(trees)} steps with a folder each; leave --out out", code="conflict",
                            field="out", value=out)  # fmt: skip
@@ -130,14 +146,50 @@ def _step(tree: Mapping[str, Any], where: str, out: str | None, changes: Mapping
     return ExperimentStep(verb, rest, out or own or FOLDERS[verb], where, {} if verb == "train" else changes)
 
 
-def run_experiment(
-    path: str, out: str | None, changes: Mapping[str, Any], show: Callable[[ExperimentStep, Asked], None],
-    say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Runs the steps of an experiment one after the other; each goes on where it stopped."""
-    about, steps = steps_of(path, out, changes)
-    if about:
-        say(f"{Path(path).name}: {about}")
-    for step in steps:
-        say(f"{step.verb}, in {step.out}")
-        show(step, step.made())
+def run(
+    file: str | Path,
+    *,
+    seeds: int | None = None,
+    tune: bool | None = None,
+    watch: int | None = None,
+    out: str | Path | None = None,
+    executor: Executor | None = None,
+    progress: bool | Notify = True,
+) -> Result | list[Result]:
+    """Runs an experiment that a file describes; the same call continues it.
+
+    Parameters
+    ----------
+    file
+        The design.yaml of an experiment, which continues in its folder; or a .yaml file with a sentence `about` it and
+        `steps`, designs each with a `verb` (train, compare, ablate, scale) and a folder `out`. All are checked before
+        the first starts.
+    seeds, tune, watch
+        Fields of the designs that count instead of the file's: runs of each model, the choice of learning rates, steps
+        between observations.
+    out
+        Folder instead of the file's.
+    executor, progress
+        As in `compare`.
+
+    Returns
+    -------
+    Comparison, Ladder, Scaling or Run
+        The result, or a list of the results of several steps.
+
+    Raises
+    ------
+    RequestError
+        Before anything starts, with the file, the step and the field.
+    WorkError
+        If a run of a step failed; later steps are not started.
+
+    Examples
+    --------
+    >>> gf.run("recipes/gpt2-to-llama.yaml", seeds=5)  # doctest: +SKIP
+    """
+    found = []
+    for step in steps_of(file, out, seeds=seeds, tune=tune, watch=watch)[1]:
+        found.append(step.carry_out(progress, executor))
+        found[-1].check()
+    return found[0] if len(found) == 1 else found

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from ..figures import (
+from glassformer.figures import (
     Markup,
     copyable,
     count,
-    document,
-    embedded,
     fixed,
     interval_axis,
     interval_domain,
@@ -26,85 +22,76 @@ from ..figures import (
     tag,
     write_document,
 )
-from ..figures.intervals import Domain
-from ..runs.results import Verdict
-from .html import caption, cell, none, scroll, section
+from glassformer.figures.intervals import Domain
+from glassformer.laboratory.rungs import LadderArm, LadderPair, LadderRecord
+from glassformer.report.html import caption, cell, framed, none, scroll, section
+from glassformer.runs.effects import Effect
+from glassformer.runs.results import Verdict
 
 _WIDE = 220
 _BASE = "against the base"
 
 
-def write_ladder(found: dict[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Writes the page of what `laboratory.ladder.ablate` returns."""
+def write_ladder(found: LadderRecord, path: str | os.PathLike[str]) -> Path:
+    """Writes the page of a ladder."""
     return write_document(render_ladder(found), path)
 
 
-def render_ladder(found: dict[str, Any]) -> str:
+def render_ladder(found: LadderRecord) -> str:
     """The page as text."""
     parts = {
         "ladder": ("From the base", _ladder), "last": ("From the target", _last), "effects": ("Effects", _effects),
         "arms": ("Arms and costs", _arms),
     }  # fmt: skip
-    made = {key: (title, part) for key, (title, draw) in parts.items() if (part := draw(found)) is not None}
-    title = f"{found['base']} to {found['target']}"
-    notes = [tag("li", note) for note in found["notes"]]
+    made = {key: (title, section(key, title, part)) for key, (title, draw) in parts.items() if (part := draw(found))}
+    title = f"{found.base} to {found.target}"
+    notes = [tag("li", note) for note in found.notes]
     header = tag(
         "header", tag("p", "Glassformer ladder", class_="kicker"), tag("h1", title),
-        tag("p", " ".join(findings(found)), class_="finding"), copyable(found["command"]),
+        tag("p", " ".join(findings(found)), class_="finding"), copyable(found.command),
         caption(_terms(found)), tag("ul", *notes) if notes else None,
     )  # fmt: skip
-    links = [tag("li", tag("a", title, href=f"#{key}")) for key, (title, _) in made.items()]
-    there = [section(key, title, part) for key, (title, part) in made.items()]
-    body = tag(
-        "div", header, tag("nav", tag("ul", *links), aria_label="Contents"),
-        tag("main", *there, id="content", tabindex="-1"), class_="page",
-    )  # fmt: skip
-    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    skip = tag("a", "Skip to the rungs", href="#content", class_="gf-skip")
-    return document(title, skip, body, embedded(found, "ladder"), style=style)
+    return framed(title, header, made, found.to_dict(), "ladder", "rungs")
 
 
-def findings(found: dict[str, Any]) -> list[str]:
+def findings(found: LadderRecord) -> list[str]:
     """What each change does, in a sentence each."""
-    if found["design"] == "factorial":
+    if found.design == "factorial":
         return _effect_findings(found)
     told = []
-    for at, step in enumerate(found["changes"]):
-        added, last = (_words(_verdict(found["pairs"][key][at])) for key in ("before", "last"))
+    for at, step in enumerate(found.changes):
+        added, last = (_words(found.pairs[key][at].verdict) for key in ("before", "last"))
         if added == last:
             told.append(f"{step}: added in its place or as the last change, it {added}.")
         else:
             told.append(f"{step}: added in its place, it {added}; as the last change, it {last}.")
-    whole = _words(_verdict(found["pairs"]["base"][-1]))
+    whole = _words(found.pairs["base"][-1].verdict)
     return [f"All changes together: {whole}.", *told]
 
 
-def _effect_findings(found: dict[str, Any]) -> list[str]:
-    if not found["effects"]:
-        return [f"Only {found['whole_seeds']} of the seeds were finished by every arm: no effect has an interval."]
-    told = [f"{_of(found, one)}: {_effect_words(one)}." for one in found["effects"] if len(one["of"]) == 1]
-    pairs = [one for one in found["effects"] if len(one["of"]) == 2]
-    noticed = [one for one in pairs if one["noticed"]]
-    names = "; ".join(f"{_of(found, one)} {fixed(one['effect'], 4, signed=True)}" for one in noticed)
+def _effect_findings(found: LadderRecord) -> list[str]:
+    if not found.effects:
+        return [f"Only {found.whole_seeds} of the seeds were finished by every arm: no effect has an interval."]
+    assert found.by_chance is not None  # it comes with the effects
+    told = [f"{_of(found, one)}: {_effect_words(one)}." for one in found.effects if len(one.of) == 1]
+    pairs = [one for one in found.effects if len(one.of) == 2]
+    noticed = [one for one in pairs if one.noticed]
+    names = "; ".join(f"{_of(found, one)} {fixed(one.effect, 4, signed=True)}" for one in noticed)
     told.append(
         f"{len(noticed)} of {len(pairs)} interactions {'is' if len(noticed) == 1 else 'are'} beyond two standard errors"
-        f"{': ' + names if names else ''}; chance alone gives {found['by_chance']:.1%} of them."
+        f"{': ' + names if names else ''}; chance alone gives {found.by_chance:.1%} of them."
     )
     return told
 
 
-def _of(found: dict[str, Any], one: dict[str, Any]) -> str:
-    return " x ".join(found["changes"][at] for at in one["of"])
+def _of(found: LadderRecord, one: Effect) -> str:
+    return " x ".join(found.changes[at] for at in one.of)
 
 
-def _effect_words(one: dict[str, Any]) -> str:
-    ends = f"{fixed(one['low'], 4, signed=True)} to {fixed(one['high'], 4, signed=True)}"
-    kind = ("lowers the loss" if one["effect"] < 0 else "raises the loss") if one["shown"] else "no effect shown"
-    return f"{kind} ({fixed(one['effect'], 4, signed=True)}; {ends})"
-
-
-def _verdict(pair: dict[str, Any]) -> Verdict | None:
-    return None if pair["verdict"] is None else Verdict.of(pair["verdict"])
+def _effect_words(one: Effect) -> str:
+    ends = f"{fixed(one.low, 4, signed=True)} to {fixed(one.high, 4, signed=True)}"
+    kind = ("lowers the loss" if one.effect < 0 else "raises the loss") if one.shown else "no effect shown"
+    return f"{kind} ({fixed(one.effect, 4, signed=True)}; {ends})"
 
 
 def _words(verdict: Verdict | None) -> str:
@@ -125,31 +112,31 @@ def _words(verdict: Verdict | None) -> str:
     return f"{kind} ({fixed(verdict.difference, 4, signed=True)}; {ends})"
 
 
-def _terms(found: dict[str, Any]) -> str:
-    rate = "each at its own tuned rate" if found["tuned"] else "at the rates of the rule by size"
+def _terms(found: LadderRecord) -> str:
+    rate = "each at its own tuned rate" if found.tuned else "at the rates of the rule by size"
     family = (
         "The intervals of the main effects hold together, and so do those of the interactions"
-        if found["design"] == "factorial"
+        if found.design == "factorial"
         else "The intervals of all differences on this page hold together"
     )
-    return f"{found['seeds']} seeds, {rate}; {found['terms']}. {family}, with {found['confidence']:.0%} confidence."
+    return f"{found.seeds} seeds, {rate}; {found.terms}. {family}, with {found.confidence:.0%} confidence."
 
 
-def _ladder(found: dict[str, Any]) -> Markup | None:
+def _ladder(found: LadderRecord) -> Markup | None:
     """The changes added one after the other."""
-    if "pairs" not in found:
+    if not found.pairs:
         return None
-    base, before = found["pairs"]["base"], found["pairs"]["before"]
-    rungs = [before[0]["a"], *(pair["b"] for pair in before)]
+    base, before = found.pairs["base"], found.pairs["before"]
+    rungs = [before[0].a, *(pair.b for pair in before)]
     levels = level_domain(
-        value for at in rungs for arm in [found["arms"][at]] for value in (arm["low"], arm["high"], *arm["losses"])
+        value for at in rungs for arm in [found.arms[at]] for value in (arm.low, arm.high, *arm.losses)
     )
     gaps = _domain([*base, *before])
     heads = ("rung", "validation loss, nats", _BASE, "against the one before")
-    first = _row("base", _level(found["arms"][rungs[0]], levels), None, None)
+    first = _row("base", _level(found.arms[rungs[0]], levels), None, None)
     rows = [
-        _row(f"+{step}", _level(found["arms"][one["b"]], levels), _gap(one, gaps), _gap(other, gaps))
-        for step, one, other in zip(found["changes"], base, before, strict=True)
+        _row(f"+{step}", _level(found.arms[one.b], levels), _gap(one, gaps), _gap(other, gaps))
+        for step, one, other in zip(found.changes, base, before, strict=True)
     ]
     axes = ("", level_axis(levels), interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
     words = (
@@ -160,16 +147,16 @@ def _ladder(found: dict[str, Any]) -> Markup | None:
     return join([_table("Rungs", heads, [first, *rows], axes), caption(words)])
 
 
-def _last(found: dict[str, Any]) -> Markup | None:
+def _last(found: LadderRecord) -> Markup | None:
     """The target against itself without each change."""
-    if "pairs" not in found:
+    if not found.pairs:
         return None
-    pairs, added = found["pairs"]["last"], found["pairs"]["before"]
+    pairs, added = found.pairs["last"], found.pairs["before"]
     gaps = _domain([*pairs, *added])
     heads = ("change", "as the last of all", "in its place on the ladder")
     rows = [
         _row(step, _gap(one, gaps), _gap(other, gaps))
-        for step, one, other in zip(found["changes"], pairs, added, strict=True)
+        for step, one, other in zip(found.changes, pairs, added, strict=True)
     ]
     axes = ("", interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
     words = (
@@ -179,11 +166,11 @@ def _last(found: dict[str, Any]) -> Markup | None:
     return join([_table("Changes left out", heads, rows, axes), caption(words)])
 
 
-def _effects(found: dict[str, Any]) -> Markup | None:
-    if not found.get("effects"):
+def _effects(found: LadderRecord) -> Markup | None:
+    if not found.effects:
         return None
-    gaps = interval_domain(value for one in found["effects"] for value in (one["low"], one["high"]))
-    rows = [_row(_of(found, one), _effect(found, one, gaps), *_effect_figures(one)) for one in found["effects"]]
+    gaps = interval_domain(value for one in found.effects for value in (one.low, one.high))
+    rows = [_row(_of(found, one), _effect(found, one, gaps), *_effect_figures(one)) for one in found.effects]
     heads = ("change, or two together", "effect on the loss, nats", "effect", "interval", "standard error", "")
     axes = ("", interval_axis(gaps, _WIDE), "", "", "", "")
     words = (
@@ -193,48 +180,48 @@ def _effects(found: dict[str, Any]) -> Markup | None:
     return join([_table("Effects", heads, rows, axes), caption(words)])
 
 
-def _effect(found: dict[str, Any], one: dict[str, Any], gaps: Domain) -> Markup:
-    clear = one["noticed"] if len(one["of"]) == 2 else one["shown"]
+def _effect(found: LadderRecord, one: Effect, gaps: Domain) -> Markup:
+    clear = one.noticed if len(one.of) == 2 else one.shown
     title = f"{_of(found, one)}: {_effect_words(one)}"
-    return interval_row(one["effect"], one["low"], one["high"], gaps, title, clear, width=_WIDE)
+    return interval_row(one.effect, one.low, one.high, gaps, title, clear, width=_WIDE)
 
 
-def _effect_figures(one: dict[str, Any]) -> tuple[str, str, str, str]:
-    ends = f"{fixed(one['low'], 4, signed=True)} to {fixed(one['high'], 4, signed=True)}"
-    noticed = "beyond 2 standard errors" if one["noticed"] else ""
-    return fixed(one["effect"], 4, signed=True), ends, fixed(one["error"], 4), noticed
+def _effect_figures(one: Effect) -> tuple[str, str, str, str]:
+    ends = f"{fixed(one.low, 4, signed=True)} to {fixed(one.high, 4, signed=True)}"
+    noticed = "beyond 2 standard errors" if one.noticed else ""
+    return fixed(one.effect, 4, signed=True), ends, fixed(one.error, 4), noticed
 
 
-def _arms(found: dict[str, Any]) -> Markup:
+def _arms(found: LadderRecord) -> Markup:
     """Every arm with its costs."""
     heads = ("arm", "loss", "parameters", "tokens/s", "peak memory", "state a token", "learning rate")
     rows = [
         _row(
-            arm["name"], "–" if arm["loss"] is None else fixed(arm["loss"], 4), _si(arm["parameters"]),
-            _count(arm["train.tokens_per_second"]), _bytes(arm["train.peak_memory_bytes"]),
-            _bytes(arm["generation.state_bytes_per_token"]), _rate(arm["learning_rate"]) + arm["trouble"],
+            arm.name, "–" if arm.loss is None else fixed(arm.loss, 4), _si(arm.parameters),
+            _count(arm.tokens_per_second), _bytes(arm.peak_memory_bytes),
+            _bytes(arm.state_bytes_per_token), _rate(arm.learning_rate) + arm.trouble,
         )
-        for arm in found["arms"]
+        for arm in found.arms
     ]  # fmt: skip
     words = "Means over the finished seeds. Speed is of training, state what a token adds to the cache of generation."
     return join([_table("Arms", heads, rows), caption(words)])
 
 
-def _domain(pairs: Sequence[dict[str, Any]]) -> Domain:
-    told = [pair["verdict"] for pair in pairs if pair["verdict"] is not None]
-    return interval_domain(verdict[key] for verdict in told for key in ("low", "high", "difference"))
+def _domain(pairs: Sequence[LadderPair]) -> Domain:
+    told = [pair.verdict for pair in pairs if pair.verdict is not None]
+    return interval_domain(value for one in told for value in (one.low, one.high, one.difference))
 
 
-def _level(arm: dict[str, Any], domain: Domain) -> Markup:
-    if arm["loss"] is None:
-        return none(arm["trouble"] or "not measured")
-    title = f"{arm['name']}: {fixed(arm['loss'], 4)} nats"
-    picture = level_row(arm["loss"], arm["low"], arm["high"], arm["losses"], domain, title)
-    return join([picture, tag("small", fixed(arm["loss"], 4), f" {arm['trouble']}" if arm["trouble"] else "")])
+def _level(arm: LadderArm, domain: Domain) -> Markup:
+    if arm.loss is None:
+        return none(arm.trouble or "not measured")
+    title = f"{arm.name}: {fixed(arm.loss, 4)} nats"
+    picture = level_row(arm.loss, arm.low, arm.high, arm.losses, domain, title)
+    return join([picture, tag("small", fixed(arm.loss, 4), f" {arm.trouble}" if arm.trouble else "")])
 
 
-def _gap(pair: dict[str, Any], domain: Domain) -> Markup:
-    verdict = _verdict(pair)
+def _gap(pair: LadderPair, domain: Domain) -> Markup:
+    verdict = pair.verdict
     words = _words(verdict)
     if verdict is None or verdict.difference is None:
         return none(words)

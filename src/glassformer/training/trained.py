@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.errors import RequestError, WorkError
-from glassformer.figures import tag
+from glassformer.figures.terminal import Printed, clock, decimals, unbroken
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
@@ -23,8 +24,8 @@ class Interrupted(WorkError):
 
 
 @dataclass
-class Run:
-    """A training run that has finished or diverged."""
+class Run(Printed):
+    """A training run that has finished or diverged; `print` shows its budget and held-out loss."""
 
     model: Model
     config: ModelConfig
@@ -45,6 +46,8 @@ class Run:
     """The peak."""
     read: dict[str, int] = field(default_factory=dict)
     """`tokens`, and of pairs those of the `sources` and `targets`, each with its end."""
+    answers: Any = field(default=None, repr=False)
+    """`runs.results.Answers` to held-out sources; None for a run on text, or without a folder."""
 
     def __post_init__(self) -> None:
         """Tells the model where a text ends, as loading the run's folder does."""
@@ -73,7 +76,31 @@ class Run:
             "status": self.status, "error": self.error, "steps": self.steps, **self.read, "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second, "validation": self.validation,
             "run": None if self.folder is None else str(self.folder),
+            **({} if self.answers is None else {"answers": self.answers.model_dump()}),
         }  # fmt: skip
+
+    def lines(self) -> Iterator[Any]:
+        """Yields the budget with the held-out loss, or why the run diverged, and the place of the run."""
+        if self.status == "ok" and self.validation is not None:
+            nats = f", perplexity {self.validation['perplexity']:.2f}" if self.recipe.objective.in_nats else ""
+            bits = self.validation["bits_per_byte"]
+            sides = ", ".join(f"{self.read[side]:,} of {side}" for side in ("sources", "targets") if side in self.read)
+            yield (
+                f"{self.tokens:,} tokens{f' ({sides})' if sides else ''} in {clock(self.seconds)}, "
+                f"{self.tokens_per_second:,.0f} tokens/s; held-out loss {self.validation['loss']:.4f}{nats}"
+                + ("" if bits is None else f", {decimals(bits)} bits per byte")
+            )
+        elif self.status != "ok":
+            yield f"diverged after {self.steps:,} steps: {self.error}"
+        if self.answers is not None:
+            yield self.answers.words
+        if self.folder is not None:
+            yield unbroken(f"run: {self.folder}")
+
+    def check(self) -> None:
+        """Raises WorkError if the run diverged."""
+        if self.status != "ok":
+            raise WorkError(f"the run diverged: {self.error}", code="diverged")
 
     def to_pandas(self) -> Any:
         """Returns the curve as a DataFrame: a row for each step and each evaluation, held-out measures in columns named
@@ -81,16 +108,6 @@ class Run:
         import pandas
 
         return pandas.json_normalize(self.metrics)
-
-    def _repr_html_(self) -> str:
-        """In a notebook: size, budget, and held-out measures."""
-        loss = "" if self.validation is None else f"{self.validation['loss']:.4f}"
-        rows = {
-            "parameters": f"{self.config.num_params():,}", "status": self.error or self.status,
-            "steps": f"{self.steps:,}", "tokens": f"{self.tokens:,}", "seconds": f"{self.seconds:,.1f}",
-            "tokens per second": f"{self.tokens_per_second:,.0f}", "held-out loss": loss,
-        }  # fmt: skip
-        return tag("table", *(tag("tr", tag("th", name), tag("td", value)) for name, value in rows.items()))
 
 
 def load_run(path: str | Path) -> Loaded:

@@ -1,0 +1,55 @@
+"""All claims, with what is stored of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.laboratory.claims.catalogue import known
+from glassformer.laboratory.claims.claim import Claim
+from glassformer.laboratory.claims.figure import Figure, Verdict
+from glassformer.laboratory.claims.stored import Stored, read
+
+
+@dataclass(frozen=True)
+class ClaimRow:
+    """A claim and its stored result; None if it is not measured."""
+
+    claim: Claim
+    result: Stored | None
+
+    @property
+    def name(self) -> str:
+        return self.claim.name
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """ "holds", "does not hold" or "cannot be shown at this size"; None if it is not measured."""
+        return None if self.result is None else self.result.verdict
+
+    @property
+    def judged(self) -> Figure | None:
+        """The first figure that the claim puts bounds on."""
+        figures = () if self.result is None else self.result.outcome.figures
+        return next((one for one in figures if one.judged), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the claim, its first judged figure with interval, its verdict, and all that is stored."""
+        claim, held, judged = self.claim, self.result, self.judged
+        return {
+            "name": claim.name, "statement": claim.statement, "source": claim.source, "published": claim.published,
+            "kind": claim.kind, "size": claim.size, "minutes": claim.minutes, "needs": claim.needs,
+            "measured": judged and judged.value, "low": judged and judged.low, "high": judged and judged.high,
+            "verdict": self.verdict, "result": held and held.model_dump(mode="json") | {"words": held.words},
+        }  # fmt: skip
+
+
+def overview(*folders: Path) -> list[ClaimRow]:
+    """All claims, each with its result in the first folder that holds one."""
+    rows = []
+    for claim in known().values():
+        stored = (read(place, claim.name) for place in folders)
+        held = next((one for one in stored if one is not None and one.answers(claim, tiny=True)), None)
+        rows.append(ClaimRow(claim, held))
+    return rows

@@ -1,0 +1,1 @@
+"""Pages of ladders, scaling laws and claims, drawn from their typed results."""

@@ -1,0 +1,137 @@
+"""The page of claims: what was published against what was measured here."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from glassformer.figures import Markup, against_row, copyable, tag, write_document
+from glassformer.laboratory.claims.figure import Figure
+from glassformer.laboratory.claims.rows import ClaimRow
+from glassformer.report.html import caption, cell, framed, scroll, section
+
+UNMEASURED = "not measured yet"
+ORDER = {"exact": "Exact", "measured": "Measured", "scoped": "Measured, at one size",
+         "undecidable": "Out of reach"}  # fmt: skip
+"""Headings by class, in their order on the page."""
+SUMMARY = "Summary"
+VERDICTS = ("holds", "does not hold", "cannot be shown at this size", UNMEASURED)
+
+
+def write_claims(rows: Sequence[ClaimRow], command: str, path: str | os.PathLike[str]) -> Path:
+    """Writes the page of claims."""
+    return write_document(render_claims(rows, command), path)
+
+
+def verdict_of(row: ClaimRow) -> str:
+    return row.verdict or UNMEASURED
+
+
+def finding(rows: Sequence[ClaimRow]) -> str:
+    """How many claims have which verdict."""
+    counted = Counter(map(verdict_of, rows))
+    told = ", ".join(f"{words}: {many}" for words, many in counted.most_common())
+    return f"{len(rows)} claims; {told}."
+
+
+def number(value: float) -> str:
+    """In four figures; a count whole."""
+    if value == round(value) and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def figure_words(one: Figure) -> str:
+    """A figure in words: value, unit, interval where there is one."""
+    told = f"{number(one.value)} {one.unit}".strip()
+    if one.low is None or one.high is None or one.low == one.high:
+        return told
+    return f"{told} ({number(one.low)} to {number(one.high)})"
+
+
+def asked_words(one: Figure) -> str:
+    """What the claim asks of a figure."""
+    least, most = one.least, one.most
+    if least is not None and most is not None:
+        low, high = number(least), number(most)
+        return low if low == high else f"{low} to {high}"
+    if least is not None:
+        return f"at least {number(least)}"
+    return "" if most is None else f"at most {number(most)}"
+
+
+def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
+    """The page as text."""
+    groups = {kind: [row for row in rows if row.claim.kind == kind] for kind in ORDER}
+    there = {kind: own for kind, own in groups.items() if own}
+    contents = {
+        "summary": (SUMMARY, section("summary", SUMMARY, _counts(rows), _lines(rows))),
+        **{kind: (ORDER[kind], section(kind, ORDER[kind], *map(_claim, own))) for kind, own in there.items()},
+    }
+    header = tag(
+        "header", tag("p", "Glassformer claims", class_="kicker"), tag("h1", "What is said, and what is found here"),
+        tag("p", finding(rows), class_="finding"), copyable(command),
+        caption("A band is where the claim puts a figure, a diamond what its source has, a dot with its bar what was "
+                "measured here. A verdict follows from the figures: it holds where the whole bar lies in the band, "
+                "does not hold where all of it lies outside, and is open in between."),
+    )  # fmt: skip
+    return framed("Claims", header, contents, [row.to_dict() for row in rows], "claims", "claims")
+
+
+def counts(rows: Sequence[ClaimRow]) -> list[tuple[str, list[int]]]:
+    """How many claims of each class have which of the verdicts VERDICTS, and all together."""
+    of_class = {kind: Counter(verdict_of(row) for row in rows if row.claim.kind == kind) for kind in ORDER}
+    told = [(ORDER[kind], found) for kind, found in of_class.items() if found]
+    told.append(("All", sum((found for _, found in told), Counter())))
+    return [(name, [found[words] for words in VERDICTS]) for name, found in told]
+
+
+def _counts(rows: Sequence[ClaimRow]) -> Markup:
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("class", *VERDICTS))))
+    body = [tag("tr", tag("th", name, scope="row"), *map(cell, map(str, many))) for name, many in counts(rows)]
+    return scroll("Verdicts by class", tag("table", head, tag("tbody", *body)))
+
+
+def _lines(rows: Sequence[ClaimRow]) -> Markup:
+    """A line for each claim, which leads to it."""
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("claim", "it says", "verdict"))))
+    body = [
+        tag("tr", tag("th", tag("a", row.name, href=f"#{row.name}"), scope="row"), cell(row.claim.statement),
+            cell(verdict_of(row)))
+        for kind in ORDER for row in rows if row.claim.kind == kind
+    ]  # fmt: skip
+    return scroll("Verdicts by claim", tag("table", head, tag("tbody", *body)))
+
+
+def _claim(row: ClaimRow) -> Markup:
+    found = row.result
+    told = [tag("h3", row.claim.statement, id=row.name), tag("p", *_verdict(row))]
+    if found is None:
+        asks = f", about {row.claim.minutes:g} minutes" + (f", and {row.claim.needs}" if row.claim.needs else "")
+        told.append(caption(f"{row.claim.source}: {row.claim.published}. It takes {row.claim.size}{asks}."))
+        return tag("article", *told)
+    outcome = found.outcome
+    if outcome.figures:
+        heads = ("figure", "drawn", "here", "published", "the claim asks")
+        head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in heads)))
+        body = tag("tbody", *map(_figure, outcome.figures))
+        told.append(scroll(f"Figures of {row.name}", tag("table", head, body)))
+    where = f"{found.machine.get('processor', '')}, {found.measured}"
+    notes = " ".join(outcome.notes)
+    shown = f"Shown at: {outcome.size}; {outcome.sure}; {where}."
+    told.append(caption(f"{row.claim.source}: {row.claim.published}. {shown} {notes}"))
+    return tag("article", *told)
+
+
+def _verdict(row: ClaimRow) -> list[object]:
+    return [tag("strong", row.result.words if row.result else UNMEASURED), f" · {row.name}"]
+
+
+def _figure(one: Figure) -> Markup:
+    drawn = against_row(one.value, one.low, one.high, one.published, one.least, one.most,
+                        f"{one.name}: {figure_words(one)}")  # fmt: skip
+    published = "" if one.published is None else number(one.published)
+    return tag("tr", tag("th", one.name, scope="row"), cell(drawn), cell(figure_words(one)), cell(published),
+               cell(asked_words(one)))  # fmt: skip

@@ -1,0 +1,283 @@
+"""Scaling laws as values: the plan of a grid, the law of a table of runs, the laws of trained models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from glassformer.figures.plain import plain
+from glassformer.figures.terminal import Printed, TextTable, clock, ruled, short, unbroken
+from glassformer.laboratory.pages.scaling import (
+    finding,
+    interval_words,
+    several_finding,
+    write_scaling,
+    write_several,
+)
+from glassformer.laboratory.several import LawDifference, LawsRecord
+from glassformer.laboratory.summary import BestUse, LawRecord, Prediction
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run, before it is trained."""
+
+    model: str
+    size: str
+    cell: str
+    params: int
+    """Parameters of the layers, without the embedding."""
+    tokens: int
+    """In whole steps."""
+    flops: float
+    """FLOPs of training, exactly: attention and the vocabulary's products with them."""
+    approximate: float
+    """6 N D, which laws are written in."""
+    learning_rate: float
+    seed: int
+    seconds: float
+    """Estimated; 0 of a run that is finished."""
+
+
+@dataclass(frozen=True)
+class ScalingPlan(Printed):
+    """The runs of a grid before the first is trained; `print` shows a row for each model, size and budget."""
+
+    runs: list[Planned]
+    source: str
+    """The origin of the times."""
+    notes: list[str]
+
+    @property
+    def seconds(self) -> float:
+        return sum(run.seconds for run in self.runs)
+
+    @property
+    def left(self) -> int:
+        """Number of runs that are still to be trained."""
+        return sum(run.seconds > 0 for run in self.runs)
+
+    def lines(self) -> Iterator[Any]:
+        """Yields a table of the runs, the notes, and how long they take."""
+        table = ruled()
+        for heading in ("model", "parameters", "tokens", "FLOPs", "6 N D", "lr", "runs", "time"):
+            table.add_column(heading, justify="left" if heading == "model" else "right")
+        rows: dict[tuple[str, str], list[Planned]] = {}
+        for run in self.runs:
+            rows.setdefault((run.model, run.cell), []).append(run)
+        for runs in rows.values():
+            one, left = runs[0], sum(run.seconds for run in runs)
+            table.add_row(
+                f"{one.model}@{one.size}", short(one.params), short(one.tokens), f"{one.flops:.3g}",
+                f"{one.approximate:.3g}", f"{one.learning_rate:.2g}", str(len(runs)), clock(left) if left else "done",
+            )  # fmt: skip
+        table.caption = "parameters of the layers, without embeddings; FLOPs of training are exact"
+        yield table
+        yield from (f"note: {note}" for note in self.notes)
+        yield (
+            f"{self.left} of {len(self.runs)} runs are to be trained, about {clock(self.seconds)} ({self.source}). "
+            "Training starts now; Ctrl-C stops it, and the same command continues"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingLaw(LawRecord, Printed):
+    """A law that was fitted to a table of runs; `print` shows its figures and predictions.
+
+    Attributes
+    ----------
+    command : str
+        Command that repeats the fit. The other attributes are those of `LawRecord`.
+
+    Examples
+    --------
+    >>> law = gf.scale(None, "runs.csv")  # doctest: +SKIP
+    >>> law.values["alpha"]  # doctest: +SKIP
+    """
+
+    command: str = ""
+
+    def lines(self) -> Iterator[Any]:
+        """Yields the formula, what the fit says, and tables.
+
+        Yields
+        ------
+        str or rich.console.RenderableType
+            The text from top to bottom.
+
+        Examples
+        --------
+        >>> next(law.lines())  # doctest: +SKIP
+        """
+        yield Text(self.formula, style="bold")
+        yield finding(self)
+        yield from law_tables(self)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page of the law, one file that opens offline.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Examples
+        --------
+        >>> law.report("law.html")  # doctest: +SKIP
+        """
+        return write_scaling(self, self.command, path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the law as plain values, without the command.
+
+        Returns
+        -------
+        dict
+            The content that --json prints.
+
+        Examples
+        --------
+        >>> law.to_dict()["form"]  # doctest: +SKIP
+        """
+        told = super().to_dict()
+        del told["command"]
+        return told
+
+    def to_pandas(self) -> Any:
+        """Returns a row for each figure.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Needs pandas.
+
+        Examples
+        --------
+        >>> law.to_pandas()  # doctest: +SKIP
+        """
+        import pandas
+
+        return pandas.DataFrame([plain(one) for one in self.figures])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(LawsRecord, Printed):
+    """Scaling laws of models that were trained on a grid; `print` shows their figures and what differs.
+
+    Attributes
+    ----------
+    folder : Path or None
+        Folder of scaling.json, report.html and the comparisons; None if nothing was written. The other attributes are
+        those of `LawsRecord`.
+
+    Examples
+    --------
+    >>> found = gf.scale(["gpt2"], "tiny.txt", sizes="0.1m..1m", budgets="50k,100k")  # doctest: +SKIP
+    >>> found.fitted[0].values["alpha"]  # doctest: +SKIP
+    """
+
+    folder: Path | None = None
+
+    def lines(self) -> Iterator[Any]:
+        """Yields what the laws say, their tables, differences, and the place of the report.
+
+        Yields
+        ------
+        str or rich.console.RenderableType
+            The text from top to bottom.
+
+        Examples
+        --------
+        >>> next(found.lines())  # doctest: +SKIP
+        """
+        yield several_finding(self)
+        for law in self.fitted:
+            yield Text(f"{law.model}: {law.formula}", style="bold")
+            yield finding(law)
+            yield from law_tables(law)
+        yield from map(difference_table, self.differences)
+        if self.folder is not None:
+            yield unbroken(f"report: {self.folder / REPORT}")
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page of the laws, one file that opens offline.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Examples
+        --------
+        >>> found.report("report.html")  # doctest: +SKIP
+        """
+        return write_several(self, path)
+
+    def to_pandas(self) -> Any:
+        """Returns a row for each run.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Needs pandas.
+
+        Examples
+        --------
+        >>> found.to_pandas()  # doctest: +SKIP
+        """
+        import pandas
+
+        return pandas.DataFrame([plain(run) for run in self.runs])
+
+
+def law_tables(law: LawRecord) -> Iterator[TextTable]:
+    """Yields the figures of a law, and its predictions if it has any."""
+    figures = ruled()
+    for heading in ("figure", "fitted", f"interval of {law.level:.0%}"):
+        figures.add_column(heading, justify="left" if heading == "figure" else "right")
+    for figure in law.figures:
+        figures.add_row(figure.name, f"{figure.value:.6g}", interval_words(figure))
+    yield figures
+    if not (law.predicted or law.optimal):
+        return
+    predicted = ruled()
+    for heading in ("parameters", "tokens", "a parameter", "FLOPs", "loss", "interval"):
+        predicted.add_column(heading, justify="right")
+    rows: list[tuple[Prediction | BestUse, float, str]] = [
+        *((one, 6 * one.params * one.tokens, "") for one in law.predicted),
+        *((best, best.flops, ", the best") for best in law.optimal),
+    ]
+    for one, flops, best_ in rows:
+        n, d = one.params, one.tokens
+        told = f"{one.low:.4f} to {one.high:.4f}{best_}"
+        predicted.add_row(f"{n:.3g}", f"{d:.3g}", f"{d / n:.1f}", f"{flops:.3g}", f"{one.loss:.4f}", told)
+    yield predicted
+
+
+def difference_table(found: LawDifference) -> TextTable:
+    """Returns what differs between two models."""
+    table = ruled(f"{found.b} minus {found.a}")
+    for heading in ("", "difference", "interval"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for one in found.figures:
+        table.add_row(one.name, f"{one.difference:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}")
+    for gap in found.losses:
+        told = f"{gap.low:+.4f} to {gap.high:+.4f}"
+        table.add_row(f"best loss of {gap.flops:.3g} FLOPs", f"{gap.difference:+.4f}", told)
+    return table
