@@ -20,7 +20,7 @@ from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
 from glassformer.generation.speculate import Speculation, agreeing
 from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
-from glassformer.generation.text import GrowingText
+from glassformer.generation.text import GrowingText, special_stops
 from glassformer.introspection import at_rest, rows_of, sites
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
@@ -268,7 +268,7 @@ class Engine:
 
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):
-            prompt = check_text(self.tokenizer, prompt).encode(prompt).tolist()
+            prompt = check_text(self.tokenizer, prompt).encode_prompt(prompt).tolist()
             if not prompt:
                 raise RequestError(
                     "the prompt is empty; give at least one token", code="range", field="prompt", value=0
@@ -302,6 +302,7 @@ class Engine:
         if rules is not None:
             rules.check(self.model.vocab_size)
         most, ends = min(max_new_tokens, context - len(ids)), self.ends if stop_at_eos else frozenset[int]()
+        ends |= special_stops(self.tokenizer, stop)
         request = GenerationRequest(
             ids,
             self._samplings.setdefault(rule.key, rule),  # equal ones warp together

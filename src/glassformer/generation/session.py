@@ -41,6 +41,7 @@ from glassformer.model import Model
 from glassformer.options import GenerationKeywords, GenerationOptions
 from glassformer.text import Tokenizer
 from glassformer.text.chat_template import ChatTemplate, Message
+from glassformer.text.messages import chat_ids
 from glassformer.text.pairs import START, source_ids
 
 __all__ = ["Completion", "GenerationOptions", "TextPiece", "Prompt", "Reply", "Session"]
@@ -457,10 +458,10 @@ class Session:
         Raises RequestError for what this model cannot read."""
         read = source_of(self.model, self.tokenizer, source)
         if isinstance(prompt, str):
-            ids = [*([] if read is None else [self._start()]), *self._tokens(prompt)]
+            ids = self._tokens(prompt) if read is None else [self._start(), *self._tokens(prompt, bare=True)]
         elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            text = self.template.render(list(prompt))  # type: ignore[arg-type]
-            ids = self.tokenizer.encode(text, parse_specials=True).tolist()  # type: ignore[union-attr, call-arg]
+            template = self.template  # which refuses a missing tokenizer
+            ids = chat_ids(self.tokenizer, template, list(prompt))  # type: ignore[arg-type]
         elif not isinstance(prompt, Sequence | Tensor | np.ndarray):
             raise RequestError(code="type", field="prompt", value=prompt, expected="a text, token ids or messages")
         else:
@@ -498,13 +499,14 @@ class Session:
             )  # fmt: skip
         return int(start)
 
-    def _tokens(self, prompt: str) -> list[int]:
+    def _tokens(self, prompt: str, bare: bool = False) -> list[int]:
+        """Ids of a text; `bare` ones without the special tokens that the tokenizer adds."""
         tokenizer = check_text(self.tokenizer, prompt)
         if len(prompt) > CHARACTERS * self.longest:
             read = len(tokenizer.encode(prompt[: CHARACTERS * self.longest]))
             if read > 2 * self.longest:  # the cut may have parted a few
                 self._refuse(f"over {read // 2:,}")
-        return tokenizer.encode(prompt).tolist()
+        return (tokenizer.encode(prompt) if bare else tokenizer.encode_prompt(prompt)).tolist()
 
     def new_tokens(self, prompt: int, most: int | None) -> int:
         """Returns the largest number of new tokens after `prompt` ones: `most`, or the default. Raises RequestError for

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from glassformer.options import check_stops
+from glassformer.text import Tokenizer
 
 __all__ = ["GrowingText", "Detokenizer", "Stops"]
 
@@ -197,6 +198,14 @@ class GrowingText:
                 piece += self._stops.flush()
         self.text += piece
         return piece
+
+
+def special_stops(tokenizer: Tokenizer | None, stop: str | Sequence[str]) -> frozenset[int]:
+    """Returns the ids of the stop strings that are special tokens: they end a text without being part of it."""
+    strings = [stop] if isinstance(stop, str) else stop
+    if tokenizer is None or not strings:
+        return frozenset()
+    return frozenset(i for i in map(tokenizer.id_of, strings) if i is not None and i in tokenizer.special_ids)
 
 
 @lru_cache(maxsize=2)

@@ -223,7 +223,9 @@ def _read(
         limit = min(LONGEST, inner.config.context)
 
         def ids(words: str) -> list[int]:
-            return [*([] if start is None else [start]), *tokenizer.encode(words).tolist()]
+            if start is None:
+                return tokenizer.encode_prompt(words).tolist()
+            return [start, *tokenizer.encode(words).tolist()]
 
         found = ids(str(texts["text"]))
         if len(found) > limit:

@@ -16,10 +16,9 @@ from glassformer.generation.session import Completion, Reply, Session
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import GenerationKeywords, GenerationOptions
 from glassformer.retrieval.indexing import Found, Index
-from glassformer.text import Tokenizer
 from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.documents import utf8
-from glassformer.text.subword import FileTokenizer
+from glassformer.text.messages import chat_ids, quoted, quoting_ids
 
 TASK = (
     "Answer the question from the passages below, and from nothing else. If they do not hold the answer, say that they "
@@ -172,7 +171,6 @@ class Asker:
         self.tokenizer: Any = self.loaded.tokenizer
         self.template = ChatTemplate.of(self.tokenizer)
         self.context = min(self.loaded.config.context, LONGEST_STATE)
-        self.specials = special_texts(self.tokenizer)
         self.session = Session(self.loaded, slots=1, kept=0, dtype=dtype)
 
     def prompt(self, question: str, k: int = 4, max_new_tokens: int = 200) -> Prompt:
@@ -218,20 +216,14 @@ class Asker:
 
     def ids(self, question: str, passages: Sequence[str]) -> list[int]:
         """The prompt's tokens."""
-        numbered = "\n\n".join(f"[{i}] {self.quoted(text)}" for i, text in enumerate(passages, 1))
-        question = self.quoted(question)
+        numbered = "\n\n".join(f"[{i}] {text}" for i, text in enumerate(passages, 1))
         if self.template is None:
             text = PLAIN.format(task=TASK, passages=numbered, question=question)
-            return self.tokenizer.encode(text).tolist()
+            return quoting_ids(self.tokenizer, quoted(self.tokenizer, text), add_specials=True)
         asked = f"{numbered}\n\nQuestion: {question}"
-        text = self.template.render([{"role": "system", "content": TASK}, {"role": "user", "content": asked}])
-        return self.tokenizer.encode(text, parse_specials=True).tolist()
-
-    def quoted(self, text: str) -> str:
-        """A stranger's text, in which no special token is spelled: a passage cannot end the turn that it stands in."""
-        for special in self.specials:
-            text = text.replace(special, f"{special[0]} {special[1:]}")
-        return text
+        return chat_ids(
+            self.tokenizer, self.template, [{"role": "system", "content": TASK}, {"role": "user", "content": asked}]
+        )
 
     def submit(
         self, question: str, k: int = 4, options: GenerationOptions | None = None, **given: Unpack[GenerationKeywords]
@@ -260,11 +252,3 @@ def source_lines(sources: Sequence[Source]) -> Iterator[str]:
         yield f"[{number}] {source.score:.3f}  {printable(source.document)} at {source.start:,}{share}"
         yield f"    {words if len(words) <= EXCERPT else f'{words[:EXCERPT]}…'}"
     yield ""
-
-
-def special_texts(tokenizer: Tokenizer) -> list[str]:
-    """The special tokens of a tokenizer's file as they are spelled, the longest first."""
-    if not isinstance(tokenizer, FileTokenizer):
-        return []
-    found = [text for text, i in tokenizer.ids().items() if i in tokenizer.special_ids and len(text) > 1]
-    return sorted(found, key=len, reverse=True)

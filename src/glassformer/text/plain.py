@@ -49,7 +49,7 @@ class ByteTokenizer(_Own):
         return np.frombuffer(utf8(text), np.uint8).astype(np.int32)
 
     def decode(self, ids: Any) -> str:
-        array = self._checked(ids)
+        array = self._known(ids)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def token_bytes(self) -> np.ndarray:
@@ -109,7 +109,7 @@ class CharTokenizer(_Own):
         return ids.astype(np.int32)
 
     def decode(self, ids: Any) -> str:
-        array = self._checked(ids)
+        array = self._known(ids)
         table = np.append(self._codes, np.uint32(0xFFFD))  # `<unk>`, where there is one, follows the alphabet
         return table[array[array != self.eos_id] if self.separator else array].tobytes().decode("utf-32-le")
 
@@ -146,7 +146,7 @@ class IdTokenizer(_Own):
         return self._checked([int(word) for word in words]).astype(np.int32)
 
     def decode(self, ids: Any) -> str:
-        return " ".join(map(str, self._checked(ids).tolist()))
+        return " ".join(map(str, self._known(ids).tolist()))
 
     def token_bytes(self) -> np.ndarray:
         return np.zeros(self.vocab_size, np.int64)

@@ -116,6 +116,9 @@ class FileTokenizer(Tokenizer):
             self._library.encode_special_tokens = not parse_specials
             return np.array(self._library.encode(text, add_special_tokens=add_specials).ids, dtype=np.int32)
 
+    def encode_prompt(self, text: str) -> Ids:
+        return self.encode(text, parse_specials=True, add_specials=True)
+
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         for text in texts:
             utf8(text)
@@ -144,14 +147,20 @@ class FileTokenizer(Tokenizer):
         return [np.array(encoding.ids, dtype=np.int32) for encoding in whole]
 
     def decode(self, ids: Any, *, keep_specials: bool = False) -> str:
-        checked = self._checked(ids).tolist()
+        known = self._known(ids).tolist()
         with self._working():
-            return self._library.decode(checked, skip_special_tokens=not keep_specials)
+            return self._library.decode(known, skip_special_tokens=not keep_specials)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids of tokens that the file calls special: they have no text."""
         return frozenset(i for i, token in self._library.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def spelled_specials(self) -> tuple[str, ...]:
+        """Texts of the special tokens, the longest first."""
+        found = (token.content for token in self._library.get_added_tokens_decoder().values() if token.special)
+        return tuple(sorted((one for one in found if one), key=len, reverse=True))
 
     def token_bytes(self) -> np.ndarray:
         """(vocab_size,) int64. Exact for byte-level BPE (GPT-2, Llama 3, Qwen, those trained here).
@@ -193,7 +202,6 @@ class FileTokenizer(Tokenizer):
         return json.loads(self._library.to_str())
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token by its exact text."""
         return self._library.token_to_id(token)
 
     def with_special(self, name: str, token: str) -> FileTokenizer:

@@ -49,11 +49,21 @@ class Tokenizer(ABC):
         """`encode` of each text; faster than one by one where the tokenizer can use threads."""
         return [self.encode(text) for text in texts]
 
+    def encode_prompt(self, text: str) -> Ids:
+        """Returns the ids (n,) int32 of a prompt, as the published tokenizer reads it: special tokens spelled in the
+        text, and those that its file adds to a text."""
+        return self.encode(text)
+
+    def id_of(self, token: str) -> int | None:
+        """Returns the id of a token by its exact text; None if tokens have no names here, or it is missing."""
+        return None
+
     @abstractmethod
     def decode(self, ids: Any) -> str:
-        """The text of a sequence, array or tensor of ids. Special tokens have no text; broken UTF-8 becomes
-        U+FFFD.
-        """
+        """Returns the text of a sequence, array or tensor of ids.
+
+        Special tokens have no text, nor have ids past the vocabulary, which a model of a padded one may draw; broken
+        UTF-8 becomes U+FFFD. Raises RequestError for a negative id."""
 
     @abstractmethod
     def token_bytes(self) -> np.ndarray:
@@ -69,6 +79,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def save(self, folder: str | Path) -> None:
         """Writes what `load_tokenizer(folder)` reads, and a `tokenizer.json` that Hugging Face reads."""
+
+    def _known(self, ids: Any) -> np.ndarray:
+        """Returns ids (n,) without those past the vocabulary. Raises RequestError for a negative one."""
+        array = np.asarray(ids, dtype=np.int64).reshape(-1)
+        return self._checked(array[array < self.vocab_size])
 
     def _checked(self, ids: Any) -> np.ndarray:
         array = np.asarray(ids, dtype=np.int64).reshape(-1)

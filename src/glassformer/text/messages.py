@@ -1,0 +1,45 @@
+"""Prompts that quote texts of others: a special token spelled in a quotation stays text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glassformer.text.chat_template import ChatTemplate
+from glassformer.text.subword import FileTokenizer
+from glassformer.text.vocabulary import Tokenizer
+
+MARK = f"\u2063{secrets.token_hex(8)}\u2063"
+"""Separator inside a quoted special token; nobody can write it in advance."""
+
+
+def quoted(tokenizer: Tokenizer, value: Any) -> Any:
+    """Returns a text, or a tree of texts, with `MARK` inside each special token that is spelled in it."""
+    if isinstance(value, Mapping):
+        return {key: quoted(tokenizer, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [quoted(tokenizer, one) for one in value]
+    if not isinstance(value, str) or not isinstance(tokenizer, FileTokenizer):
+        return value
+    for special in tokenizer.spelled_specials:
+        value = value.replace(special, special[0] + MARK + special[1:])
+    return value
+
+
+def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int]:
+    """Returns the ids of a text with quotations: its own special tokens are read, those of quotations are not.
+
+    With `add_specials` those that the tokenizer's file adds are added."""
+    if not isinstance(tokenizer, FileTokenizer):
+        return tokenizer.encode(text).tolist()
+    first, *rest = text.split(MARK)
+    ids = tokenizer.encode(first, parse_specials=True, add_specials=add_specials).tolist()
+    for piece in rest:
+        ids += tokenizer.encode(piece, parse_specials=True).tolist()
+    return ids
+
+
+def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns the ids of a conversation as its template writes it; the template adds its own special tokens."""
+    return quoting_ids(tokenizer, template.render(quoted(tokenizer, list(messages))), add_specials=False)
