@@ -22,8 +22,8 @@ from glassformer.text.subword import FileTokenizer
 SPECIALS = ["<s>", "</s>", "<|user|>", "<|end|>", "[CLS]", "[SEP]"]
 ADDED = {
     "nothing": None,
-    "a beginning": "<s> $A",
-    "a beginning and an end": "<s> $A </s>",
+    "a start": "<s> $A",
+    "a start and an end": "<s> $A </s>",
     "BERT's": "[CLS] $A [SEP]",
 }  # fmt: skip
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
@@ -63,7 +63,7 @@ def test_a_prompt_is_read_as_by_transformers(added: str, text: str, tmp_path: Pa
 
 
 def test_inspection_reads_the_same_tokens(tmp_path: Path) -> None:
-    place = folder(tmp_path, ADDED["a beginning"])
+    place = folder(tmp_path, ADDED["a start"])
     seen = gf.inspect(place, text="to be", progress=False)
     assert seen.ids.flatten().tolist() == AutoTokenizer.from_pretrained(place)("to be").input_ids
 
@@ -84,7 +84,7 @@ print("FOUND" + json.dumps(found))
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (xllamacpp)")
-@pytest.mark.parametrize("added", ["nothing", "a beginning"])
+@pytest.mark.parametrize("added", ["nothing", "a start"])
 def test_a_prompt_of_a_gguf_has_as_many_tokens_as_in_llama_cpp(added: str, tmp_path: Path) -> None:
     loaded = gf.load(folder(tmp_path, ADDED[added]))
     path = tmp_path / "model.gguf"
@@ -99,7 +99,7 @@ def test_a_prompt_of_a_gguf_has_as_many_tokens_as_in_llama_cpp(added: str, tmp_p
 
 def test_special_tokens_in_a_message_stay_text(tmp_path: Path) -> None:
     """A message cannot end its turn; the template's own special tokens are read."""
-    llm = gf.load(folder(tmp_path, ADDED["a beginning"]))
+    llm = gf.load(folder(tmp_path, ADDED["a start"]))
     assert isinstance(llm.tokenizer, FileTokenizer)
     user, end = (llm.tokenizer.id_of(one) for one in ("<|user|>", "<|end|>"))
     with gf.Session(llm) as session:
@@ -135,3 +135,16 @@ def test_a_padded_vocabulary_writes_on(tmp_path: Path, capsys: pytest.CaptureFix
         bias = ["--logit-bias", "263=100", "--max-new-tokens", "4"]
         assert main(["generate", str(place), "--prompt", "to be", *bias, *more]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["tokens"] == 4
+
+
+def test_a_chat_ends_where_the_tokenizer_says(tmp_path: Path) -> None:
+    """A folder whose configs name no end: that of the tokenizer ends generate and chat alike."""
+    place = folder(tmp_path, None)
+    for name in ("config.json", "generation_config.json"):
+        said = json.loads((place / name).read_text())
+        (place / name).write_text(json.dumps({key: value for key, value in said.items() if "eos" not in key}))
+    llm = gf.load(place)
+    assert llm.tokenizer is not None and (end := llm.tokenizer.eos_id) is not None
+    given: dict[str, Any] = {"max_new_tokens": 5, "logit_bias": {end: 100.0}}
+    assert llm.generate("to be", **given).tokens == [end]
+    assert llm.chat([{"role": "user", "content": "to be"}], **given).tokens == [end]

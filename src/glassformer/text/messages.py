@@ -11,7 +11,7 @@ from glassformer.text.subword import FileTokenizer
 from glassformer.text.vocabulary import Tokenizer
 
 MARK = f"\u2063{secrets.token_hex(8)}\u2063"
-"""Separator inside a quoted special token; nobody can write it in advance."""
+"""Separator inside a quoted special token, drawn for each process: a text cannot spell it in advance."""
 
 
 def quoted(tokenizer: Tokenizer, value: Any) -> Any:
