@@ -144,7 +144,9 @@ def test_a_chat_ends_where_the_tokenizer_says(tmp_path: Path) -> None:
         said = json.loads((place / name).read_text())
         (place / name).write_text(json.dumps({key: value for key, value in said.items() if "eos" not in key}))
     llm = gf.load(place)
-    assert llm.tokenizer is not None and (end := llm.tokenizer.eos_id) is not None
+    assert llm.tokenizer is not None
+    end = llm.tokenizer.eos_id
+    assert end is not None
     given: dict[str, Any] = {"max_new_tokens": 5, "logit_bias": {end: 100.0}}
     assert llm.generate("to be", **given).tokens == [end]
     assert llm.chat([{"role": "user", "content": "to be"}], **given).tokens == [end]
