@@ -1,6 +1,6 @@
-"""What watching a run costs: the calls of the monitor inside real training steps.
+"""What watching a run costs: the calls of the watch inside real training steps.
 
-Training steps of llama@10m and gpt2@10m (16 x 256 tokens, bf16, compiled regions, fused AdamW) go on while the monitor
+Training steps of llama@10m and gpt2@10m (16 x 256 tokens, bf16, compiled regions, fused AdamW) go on while the watch
 is called as `--watch` calls it: at every step the norms of weights and gradients, at every 25th a look at activations
 and updates, at every 200th the spectra of the weights. Each kind of call is timed by itself where it happens; the cost
 of watching is their sum over 200 steps, against the time of 200 steps without. Medians.
@@ -25,7 +25,7 @@ from glassformer.training.gradients import clip, gradient_norm
 from glassformer.training.recipe import WATCH
 
 KINDS = {"norms": WATCH + 1, "look": 2 * WATCH, "spectra": SPECTRA * WATCH}
-"""What the monitor does, and the number of a step at which it does that."""
+"""What the watch does, and the number of a step at which it does that."""
 
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
 
 
 def measure(family: str, how: machine.Settings, rounds: int, quiet: bool) -> dict[str, list[float]]:
-    """Seconds of a step without the monitor, and of the monitor's calls of each kind."""
+    """Seconds of a step without the watch, and of the watch's calls of each kind."""
     model = config(family).build(seed=0)
     optimizer = AdamWConfig().create(model, 1e-3, 0.1)
     inputs, targets = batch()

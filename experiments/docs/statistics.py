@@ -1,4 +1,4 @@
-"""The figures of docs/statistics: two short runs that a monitor watched, one healthy and one failing, and SmolLM2.
+"""The figures of docs/statistics: two short watched runs, one healthy and one failing, and SmolLM2.
 
 The runs: 2 layers, width 64, 2 heads, 64 tokens of a random bigram source whose second half repeats the first, AdamW
 (0.9, 0.95), no weight decay, clip 1, 300 steps of which 30 warm up (the setting of Wortsman et al. 2023, arXiv
@@ -96,7 +96,7 @@ def repeated(table: Tensor, step: int) -> Tensor:
 
 @cache
 def trained() -> dict[str, dict[str, Any]]:
-    """What a monitor would record of SmolLM2-135M reading PASSAGE, gradients aside."""
+    """What a watch would record of SmolLM2-135M reading PASSAGE, gradients aside."""
     loaded = smollm2()
     found: dict[str, dict[str, Any]] = probe(loaded.model, loaded.tokens(PASSAGE))
     for name, places in spectra(named_matrices(loaded.model)).items():

@@ -151,7 +151,7 @@ def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], nam
 
 
 def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
-    """Rows and the monitor's state are those of the run that did not stop; what came after the checkpoint is cut."""
+    """Rows and the watch's state are those of the run that did not stop; what came after the checkpoint is cut."""
 
     recipe = {**TEN, "watch": 2}
     train(model(), text, recipe, tmp_path / "straight")

@@ -227,7 +227,7 @@ class Evidence:
         return next((event for event in reversed(self.events) if event["event"] == kind), None)
 
     def batch(self, step: int) -> tuple[str, ...]:
-        """The texts that a monitor kept of a step."""
+        """The texts that a watch kept of a step."""
         return next((tuple(x["batch"]) for x in self.events if x["step"] == step and x.get("batch")), ())
 
     # What went wrong, if anything did
@@ -283,7 +283,7 @@ class Evidence:
 
     @cached_property
     def gradient_spikes(self) -> dict[int, float]:
-        """Step -> sigma of the spikes of the gradient norm that the monitor recorded."""
+        """Step -> sigma of the spikes of the gradient norm that the watch recorded."""
         return {
             event.get("from", event["step"]): event.get("sigmas", math.inf)
             for event in self.events

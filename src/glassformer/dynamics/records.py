@@ -1,4 +1,4 @@
-"""dynamics.jsonl: what a monitor found, one JSON object a line.
+"""dynamics.jsonl: what a watch found, one JSON object a line.
 
     {"step": 50, "statistics": {STATISTIC: {WHERE: number, or [one per head]}}}
     {"step": 61, "event": "spike", "what": "loss", "value": 9.1, "sigmas": 8.2, "batch": [text, ...], ...}
@@ -140,7 +140,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _checked(found: Any) -> dict[str, Any]:
-    """Raises ValueError for what no monitor writes."""
+    """Raises ValueError for what no watch writes."""
     found = _is(found, dict)
     step, row = _is(found.get("step"), int), {"step": found.get("step")}
     if not 0 <= step < LAST_STEP or not found.keys() & {"statistics", "event"}:

@@ -1,4 +1,4 @@
-"""The monitor of a training run: statistics at an interval, spikes at every step, and what was going on around them.
+"""The watch of a training run: statistics at an interval, spikes at every step, and what was going on around them.
 
 Watching changes nothing: values come from a pass of its own over a few sequences of the batch, in the mode of
 evaluation and without gradients, and from the gradients and weights that are there. `weight_norm`, `gradient_norm` and
@@ -177,7 +177,7 @@ class Watch:
         self._write(*self._unwritten(), {"step": moment.step, "event": "skipped"})
 
     def rolled_back(self, step: int, to: int) -> list[dict[str, Any]]:
-        """The run has gone back from `step` to the checkpoint of `to`, with this monitor's state of then: what came
+        """The run has gone back from `step` to the checkpoint of `to`, with this watch's state of then: what came
         between is no part of it any more, but for the spikes that made it go back. Returns the event."""
         self.before = {}
         event = {"step": to, "event": "rolled_back", "from": step, "to": to}
@@ -214,12 +214,12 @@ class Watch:
         rows = state.get("ring") if isinstance(state, dict) else None
         if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
             raise RequestError(
-                "the state of the monitor is damaged: it has no ring of rows", code="damaged", field="state.ring"
+                "the state of the watch is damaged: it has no ring of rows", code="damaged", field="state.ring"
             )
         written = state.get("written")
         if not isinstance(written, list) or any(type(step) is not int for step in (*written, state.get("dense_until"))):
             raise RequestError(
-                "the state of the monitor is damaged: it does not say what is written",
+                "the state of the watch is damaged: it does not say what is written",
                 code="damaged", field="state.written",
             )  # fmt: skip
         for what, spikes in self.spikes.items():

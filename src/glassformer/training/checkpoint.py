@@ -239,7 +239,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_watch(checkpoint: Path) -> dict[str, Any]:
-    """What the monitor kept. Raises RequestError where it is missing or damaged."""
+    """What the watch kept. Raises RequestError where it is missing or damaged."""
     path = checkpoint / WATCH
     with way_on(checkpoint):
         try:
