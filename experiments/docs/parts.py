@@ -261,7 +261,7 @@ def index_of_parts() -> str:
         "Each is one part, for any layer of any model: `+word` behind a model's name puts it into every layer, and "
         "`+stack:mamba2*3,attention` makes a pattern of them. All open up and are counted by the same code, and those "
         "that see nothing of what comes after train on the next token and generate from a state. Costs are those of "
-        f"one mixer of `{PartPage.model}@{BASE}` in bf16, for a prompt of {at:,} tokens; of experts, of one network; "
+        f"one mixer of `{PartPage.model}@{BASE}` in bf16, for a prompt of {at:,} tokens; of experts, of one FFN; "
         "of cross_attention, of one of `transformer` and a source as long.",
         "| | in an expression | what it does | FLOPs per token | state |\n|---|---|---|--:|--:|\n" + "\n".join(rows),
         (HERE / "kernels.md").read_text(encoding="utf-8").strip(),

@@ -60,7 +60,7 @@ def answers() -> Iterator[Answer]:
             f"{one.parameters - ends:,}", "mixer + ffn + norms",
             f"12 * {one.config.n_layers} * {one.config.d_model}^2 = {rule:,}",
             f"{rule / (one.parameters - ends) - 1:+.1%}"
-            + (": fewer KV heads, a gated network" if name != "gpt2" else ": biases and norms are missing"),
+            + (": fewer KV heads, a gated FFN" if name != "gpt2" else ": biases and norms are missing"),
         )  # fmt: skip
     block = "gpt2+layers=1+heads=8+context=512"
     flops = of(block).forward_of_layers

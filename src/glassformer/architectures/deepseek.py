@@ -27,7 +27,7 @@ def deepseek(
     vocab_size: int,
     share: float,
 ) -> ModelConfig:
-    """`dense`: how many layers come first that have one network of width `hidden`. Scores grow with the square of
+    """`dense`: how many layers come first that have one FFN of width `hidden`. Scores grow with the square of
     YaRN's magnitude, 1 + 0.1 share ln 40, where others let cos and sin grow by it."""
     scaling = YarnScalingConfig(factor=40.0, original_context=4096, attention_factor=1.0)
     mixer = LatentAttentionConfig(

@@ -1,5 +1,5 @@
 """Warner et al. 2024, 2412.13663, "Smarter, Better, Faster, Longer": BERT with what decoders have learnt since. Rotary
-positions, gated networks, norms before the branches and no biases; one layer in three sees all, the others 64 tokens to
+positions, gated FFNs, norms before the branches and no biases; one layer in three sees all, the others 64 tokens to
 each side."""
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class EachHead(TensorLayout):
 
 class EachExpert(TensorLayout):
     """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number.
-    `dense`: the name in layers that have one network instead."""
+    `dense`: the name in layers that have one FFN instead."""
 
     def __init__(self, name: str, dense: str = ""):
         super().__init__(name)
@@ -189,7 +189,7 @@ class OfExperts(Bare):
     the other, or every k-th (gpt-oss)."""
 
     def __init__(self, name: str, i: int = 0, k: int = 1, interleaved: bool = False, dense: str = ""):
-        """`dense`: the name in layers that have one network instead."""
+        """`dense`: the name in layers that have one FFN instead."""
         super().__init__(name)
         self.i, self.k, self.interleaved, self.dense = i, k, interleaved, dense
 

@@ -48,7 +48,7 @@ def with_experts(names: Names, modules: Mapping[str, str | TensorLayout]) -> Nam
 
 
 def name_of(network: FFNConfig | TransformConfig) -> str:
-    """The published name of a network's activation."""
+    """The published name of an FFN's activation."""
     ours = str(getattr(network, "activation", None) or getattr(network, "kind", ""))
     return _THEIRS.get(ours, ours)
 
@@ -63,7 +63,7 @@ def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | No
 
 
 def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
-    """hidden and activation of a network; the family's own activation, in their word, where the fields say nothing."""
+    """hidden and activation of an FFN; the family's own activation, in their word, where the fields say nothing."""
     return {
         "hidden": fields.whole("intermediate_size"),
         "activation": fields.one_of("hidden_act", ACTIVATIONS, activation),

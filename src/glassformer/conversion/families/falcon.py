@@ -28,7 +28,7 @@ TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residua
 
 
 class _Gguf(Names):
-    """The first norm is that of the network, and of the attention too where it has none of its own."""
+    """The first norm is that of the FFN, and of the attention too where it has none of its own."""
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         two = any(path.endswith(".ffn_norm") for path in modules)

@@ -1,4 +1,4 @@
-"""Activations and gates of the networks."""
+"""Activations and gates of the FFNs."""
 
 import math
 from itertools import product
@@ -115,7 +115,7 @@ CLAIMS = [
     ),
     Claim(
         name="swiglu-width", kind="exact", minutes=0.01,
-        statement="A gated network of width 8/3 d has as many parameters as a plain one of 4 d.",
+        statement="A gated FFN of width 8/3 d has as many parameters as a plain one of 4 d.",
         source="2002.05202", published="equal", size="any",
         measure=swiglu_width,
     ),

@@ -40,7 +40,7 @@ def qwen3_ffn_share(bench: Bench) -> Outcome:
     claimed, rounded = 0.789, 0.0005
     cost = preset("qwen3-8b").costs(Shape())
     layer, network = cost["layers.0"].parameters, cost["layers.0.ffn"].parameters
-    figure = exact("share of the network in a layer's parameters", network / layer, least=claimed - rounded,
+    figure = exact("share of the FFN in a layer's parameters", network / layer, least=claimed - rounded,
                    most=claimed + rounded, published=claimed)  # fmt: skip
     return Outcome(figures=(figure,), size=f"qwen3-8b, {layer:,} parameters in a layer", sure="counted")
 
@@ -120,7 +120,7 @@ def attention_quadratic(bench: Bench) -> Outcome:
     figures = [
         exact(f"exponent of the FLOPs of {what} in n", exponent(of), least=wanted - tolerance, most=wanted + tolerance,
               published=wanted)
-        for what, of, wanted in (("attention", products, 2), ("the network", network, 1))
+        for what, of, wanted in (("attention", products, 2), ("the FFN", network, 1))
     ]  # fmt: skip
     return Outcome(figures=tuple(figures), size=f"gpt2@124m, {short:,} to {long:,} tokens", sure="counted")
 
@@ -200,7 +200,7 @@ CLAIMS = [
     ),
     Claim(
         name="qwen3-ffn-share", kind="exact", minutes=0.01,
-        statement="In Qwen3-8B the network holds 78.9 % of the parameters of a layer.",
+        statement="In Qwen3-8B the FFN holds 78.9 % of the parameters of a layer.",
         source="a first lesson on language models, by the example of Qwen3-8B", published="78.9 %", size="any",
         measure=qwen3_ffn_share,
     ),
@@ -230,7 +230,7 @@ CLAIMS = [
     ),
     Claim(
         name="attention-quadratic", kind="exact", minutes=0.01,
-        statement="Attention costs O(n^2 d) and the network O(n d^2).",
+        statement="Attention costs O(n^2 d) and the FFN O(n d^2).",
         source="1706.03762", published="exponents 2 and 1", size="any",
         measure=attention_quadratic,
     ),

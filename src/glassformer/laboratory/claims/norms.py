@@ -85,7 +85,7 @@ def rank_collapse(bench: Bench) -> Outcome:
 def bloom_parallel(bench: Bench) -> Outcome:
     layers = list(preset("bloom-7b1").layers())
     parallel = sum(block.residual.kind.startswith("parallel") for block in layers)
-    figure = exact("layers that run attention beside the network", parallel, least=len(layers), most=len(layers),
+    figure = exact("layers that run attention beside the FFN", parallel, least=len(layers), most=len(layers),
                    published=len(layers))  # fmt: skip
     return Outcome(figures=(figure,), size=f"bloom-7b1, {len(layers)} layers", sure="read off the published model")
 
@@ -99,7 +99,7 @@ def falcon_parallel(bench: Bench) -> Outcome:
     shared = config.costs(Shape(s=1, t=tokens, phase="decode")).state_bytes
     heads = round(whole / shared)
     figures = (
-        exact("layers that run attention beside the network", parallel, least=len(layers), most=len(layers),
+        exact("layers that run attention beside the FFN", parallel, least=len(layers), most=len(layers),
               published=len(layers)),
         exact("heads that share one KV head", heads, least=71, most=71, published=71),
     )  # fmt: skip
@@ -165,20 +165,20 @@ CLAIMS = [
     ),
     Claim(
         name="parallel-loses-nothing", kind="scoped", minutes=18,
-        statement="Blocks with attention beside the network end at the loss of sequential ones.",
+        statement="Blocks with attention beside the FFN end at the loss of sequential ones.",
         source="2204.02311, section 2: small loss at 8B, none at 62B", published="none at 62B",
         size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",
         measure=contrast(alike("gpt2@1m", "gpt2@1m+parallel"), tokens=LONG, seeds=5),
     ),
     Claim(
         name="bloom-parallel", kind="exact", minutes=0.01,
-        statement="BLOOM runs attention and the network side by side.",
+        statement="BLOOM runs attention and the FFN side by side.",
         source="a guide to improvements of the architecture", published="parallel", size="any",
         measure=bloom_parallel,
     ),
     Claim(
         name="falcon-parallel", kind="exact", minutes=0.01,
-        statement="Falcon-7B runs attention beside the network, and its 71 heads share one KV head.",
+        statement="Falcon-7B runs attention beside the FFN, and its 71 heads share one KV head.",
         source="2311.16867", published="parallel, multi-query", size="any",
         measure=falcon_parallel,
     ),

@@ -127,7 +127,7 @@ def says_how(part: nn.Module) -> bool:
 
 
 def is_branch(part: nn.Module) -> bool:
-    """Whether its input enters, as that of a mixer and of a network does."""
+    """Whether its input enters, as that of a mixer and of an FFN does."""
     return hasattr(part, "enter")
 
 

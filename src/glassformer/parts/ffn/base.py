@@ -75,7 +75,7 @@ EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "re
 
 class FFN(nn.Module):
     """forward(x (b,s,d), pass_) -> (b,s,d), every token by itself, or at least without the later ones where it is
-    `causal`. The pass tells a network that counts tokens which of them are padding; without one, none is."""
+    `causal`. The pass tells an FFN that counts tokens which of them are padding; without one, none is."""
 
     causal: bool = True
     """No output depends on later tokens."""
@@ -84,7 +84,7 @@ class FFN(nn.Module):
     by_token: bool = False
     """Whether each output depends on its own token alone, whatever the others are."""
     enter: Seam | None = None
-    """What x passes first where several owners share the network (`parts/core/owner.py`)."""
+    """What x passes first where several owners share the FFN (`parts/core/owner.py`)."""
 
     @property
     def spreads(self) -> bool:
@@ -120,7 +120,7 @@ class FFNConfig(PartConfig, axis="ffn"):
         """`hidden`, or the width that its default stands for."""
 
     def divided(self, ctx: BuildContext, owners: int) -> FFNConfig:
-        """What one of so many owners computes: a network of its share of the hidden layer."""
+        """What one of so many owners computes: an FFN of its share of the hidden layer."""
         return self.vary(hidden=self.width(ctx) // owners)
 
     def check_built(self, ffn: FFN) -> None:

@@ -146,7 +146,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:
-        """As for `ExpertsConfig`: experts of the kind of the network there, each 1/K of its width."""
+        """As for `ExpertsConfig`: experts of the kind of the FFN there, each 1/K of its width."""
         if old is None or type(old) is cls:
             return old and old.vary(**fields)
         if (like := old.as_experts()) is None:

@@ -389,7 +389,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu", "relu2"] = "silu"
     bias: bool = False
     n_shared: int = Field(0, ge=0, le=1 << 16)
-    """Experts that see every token, as one network of n_shared times the width."""
+    """Experts that see every token, as one FFN of n_shared times the width."""
     shared_hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width of that network; None: n_shared times `hidden`."""
     shared_gate: bool = False
@@ -450,7 +450,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Experts of the kind of the network there, none where there is none. A token meets as many weights as before:
+        """Experts of the kind of the FFN there, none where there is none. A token meets as many weights as before:
         each of the K that it is sent to has 1/K of the width. Raises RequestError for a kind that experts cannot be."""
         if old is None:
             return None
@@ -535,5 +535,5 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
 
 def share_of(hidden: int, experts: int) -> int:
-    """The width of each of so many experts that make up a network of this width, up to a multiple of 8."""
+    """The width of each of so many experts that make up an FFN of this width, up to a multiple of 8."""
     return hidden if experts == 1 else -(-hidden // (8 * experts)) * 8
