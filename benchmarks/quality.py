@@ -75,7 +75,7 @@ def step_by_step(model: Model, text: Tensor, memory: torch.dtype) -> Tensor:
 
 def distance(a: Tensor, b: Tensor, text: Tensor) -> dict[str, float]:
     """Of logits (s, v): largest difference over the largest logit, mean difference in nats of the log-probability of
-    the text's next token, and choices of the likeliest token that differ."""
+    the text's next token, and choices of the most likely token that differ."""
     next_token = text[0, 1:, None]
     nats = [x[:-1].log_softmax(-1).gather(-1, next_token) for x in (a, b)]
     return {
@@ -97,7 +97,7 @@ def read_table(rows: list[dict[str, Any]]) -> str:
     what = (
         "largest difference of the logits, of the largest; mean difference in nats of the log-probability of the next"
     )
-    return "\n".join([*lines, "", f"{READ} tokens: {what} token; how many of the likeliest tokens differ."])
+    return "\n".join([*lines, "", f"{READ} tokens: {what} token; how many of the most likely tokens differ."])
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -2,8 +2,8 @@
 
 `transformers`' MarianMTModel (6 + 6 layers, width 512, 8 heads, 58,101 tokens: 74 million parameters) with random
 weights, drawn so that the text does not repeat itself, is saved and loaded by us. Both answer the same sources of 32
-tokens with 64 tokens, the likeliest each time, one source at a time: first encoded, then written with a cache, nothing
-ends early. All sides are in one process and in turn: ours in fp32, and packed in 16, 8 and 4 bits; `transformers` in
+tokens with 64 tokens, the most likely one each time, one source at a time: first encoded, then generated with a
+cache, nothing ends early. All sides are in one process and in turn: ours in fp32, and quantised to 16, 8 and 4 bits; `transformers` in
 fp32 and bf16, in inference mode. Reported are tokens/s of whole calls, medians over the sources and rounds, and whether
 the ids are those of `transformers` in fp32.
 """
@@ -108,8 +108,8 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
     lines += [
         "",
         f"{how.threads} threads; {SOURCES} sources, {rounds} rounds; of the {SOURCES * NEW} tokens of `transformers` "
-        f"in fp32 {different} are different ones. Of random weights the likeliest token has little lead, so fewer bits "
-        "soon lead to another text; in fp32 it has to be the same.",
+        f"in fp32 {different} are different ones. Of random weights the most likely token has little lead, so fewer "
+        "bits soon lead to another text; in fp32 it has to be the same.",
     ]
     return {
         "machine": machine.machine(), "rounds": rounds, "threads": how.threads, "tokens_per_second": speed,

@@ -27,7 +27,7 @@ holds for every composition and not for one family.
 ```
 glassformer plan qwen3-8b --explain                                 # every figure with its formula
 glassformer plan llama-3-8b --gpu h100 --batch 8 --context 4k       # decoding: what fits, time of a token, cost
-glassformer plan llama-2-70b --weights int4 --gpu h100              # weights packed in 4 bits, products in bf16
+glassformer plan llama-2-70b --weights int4 --gpu h100              # weights quantised to 4 bits, products in bf16
 glassformer plan llama-3-8b --train --gpu h100:8 --nodes 4 --batch 64 --recompute full --tokens 15T --explain
 glassformer plan llama-3-8b --train --gpu h100 --batch 64 --layout dp=4,tp=8,sp=1,zero=1 --price 2.5USD
 glassformer plan llama-3-8b --train --gpu h100:8 --find             # layouts that fit, the fastest first

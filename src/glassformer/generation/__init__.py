@@ -2,7 +2,7 @@
 
 stream, generate   rows in one batch, as a tensor or as lists of ids of any lengths
 Engine             requests of any length, as text or tokens, that join and leave a running batch
-speculate, beams   the same text in fewer passes; the likeliest text among several
+speculate, beams   the same text in fewer passes; the most likely text among several
 """
 
 from glassformer.generation.compiled import CompiledStep

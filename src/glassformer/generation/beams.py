@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts among the `width` that are kept open at each length."""
+"""Beam search: the most likely texts among the `width` that are kept open at each length."""
 
 from __future__ import annotations
 

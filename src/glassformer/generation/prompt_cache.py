@@ -1,4 +1,4 @@
-"""A state on disk: a long prompt is read once, and later runs go on from there."""
+"""The prompt cache on disk: a long prompt is prefilled once, and later runs continue from its state."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def keep_top_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
 
 
 def keep_min_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
-    """Tokens at least p times as likely as the likeliest: Nguyen et al. 2024, 2407.01082."""
+    """Tokens at least p times as likely as the most likely one: Nguyen et al. 2024, 2407.01082."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -math.inf)
 
 
@@ -269,7 +269,7 @@ def choose(
 
     Rows that share a Sampling object are warped together. `histories` and `generated_from` are read where a row
     penalizes, `generators` where it has a temperature (None: torch's own). With `top`, the log-probabilities of the
-    k likeliest tokens too. By one thread: a row of logits is too little for several to meet over."""
+    k most likely tokens too. By one thread: a row of logits is too little for several to meet over."""
     best, tokens = logits.max(-1)  # one pass: in bf16 on the CPU, argmax takes four times as long
     bad = ~best.isfinite()  # NaN counts as the largest
     alike: dict[int, list[int]] = {}

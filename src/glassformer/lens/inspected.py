@@ -147,7 +147,7 @@ class Inspected:
     attention: dict[int, LayerMaps]
     """layer -> its maps. A layer whose mixer has none is missing."""
     top_ids: Tensor
-    """(l + 1, s, k) the likeliest tokens at each depth and position, by the model's own final norm and head (logit
+    """(l + 1, s, k) the most likely tokens at each depth and position, by the model's own final norm and head (logit
     lens, nostalgebraist 2020)."""
     top_probabilities: Tensor
     """(l + 1, s, k)"""
@@ -182,7 +182,7 @@ class Inspected:
 
     @cached_property
     def settled(self) -> float:
-        """The depth from which the likeliest token stays what it is at the end: the median over positions."""
+        """The depth from which the most likely token stays what it is at the end: the median over positions."""
         first = self.top_ids[:, :, 0]
         same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
         return statistics.median((len(first) - same).tolist())
@@ -241,7 +241,7 @@ class Inspected:
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def predictions(self, position: int) -> list[list[tuple[str, int, float]]]:
-        """(word, id, probability) of the likeliest tokens at each depth."""
+        """(word, id, probability) of the most likely tokens at each depth."""
         rows = zip(self.top_ids[:, position].tolist(), self.top_probabilities[:, position].tolist(), strict=True)
         return [[(self.spelled[i], i, p) for i, p in zip(ids, shares, strict=True)] for ids, shares in rows]
 

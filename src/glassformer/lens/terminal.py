@@ -129,7 +129,7 @@ def prediction_table(seen: Inspected) -> TextTable:
     table = ruled(f"what each depth would say {where} {quoted(seen.words[last])}")
     table.add_column("depth", no_wrap=True)
     for rank in range(SHOWN_WORDS):
-        table.add_column("likeliest" if not rank else str(rank + 1), overflow="fold")
+        table.add_column("most likely" if not rank else str(rank + 1), overflow="fold")
     depths = seen.predictions(last)
     step = max(1, math.ceil(seen.layers / (SHOWN_DEPTHS - 1)))
     for depth in sorted({*range(seen.layers, -1, -step), 0}):

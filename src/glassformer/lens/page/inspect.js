@@ -812,7 +812,7 @@
     if (data.causal) lead.append(...(known_ ? [", before ", chip(data.words[target])] : [", where the text ends"]));
     const table = $("predictions");
     const head = make("tr");
-    const titles = ["depth", ...Array.from({ length: data.k }, (_, i) => (i ? `${i + 1}.` : "likeliest"))];
+    const titles = ["depth", ...Array.from({ length: data.k }, (_, i) => (i ? `${i + 1}.` : "most likely"))];
     titles.forEach((words) => head.append(make("th", "", words)));
     if (known_) {
       const cell = make("th", "came");
