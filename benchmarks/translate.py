@@ -3,9 +3,9 @@
 `transformers`' MarianMTModel (6 + 6 layers, width 512, 8 heads, 58,101 tokens: 74 million parameters) with random
 weights, drawn so that the text does not repeat itself, is saved and loaded by us. Both answer the same sources of 32
 tokens with 64 tokens, the most likely one each time, one source at a time: first encoded, then generated with a
-cache, nothing ends early. All sides are in one process and in turn: ours in fp32, and quantised to 16, 8 and 4 bits; `transformers` in
-fp32 and bf16, in inference mode. Reported are tokens/s of whole calls, medians over the sources and rounds, and whether
-the ids are those of `transformers` in fp32.
+cache, nothing ends early. All sides are in one process and in turn: ours in fp32, and quantised to 16, 8 and 4 bits;
+`transformers` in fp32 and bf16, in inference mode. Reported are tokens/s of whole calls, medians over the sources and
+rounds, and whether the ids are those of `transformers` in fp32.
 """
 
 from __future__ import annotations

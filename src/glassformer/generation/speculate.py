@@ -81,8 +81,8 @@ class PromptLookup:
 
 
 class Draft:
-    """A draft model: a smaller model of the same vocabulary, which proposes tokens by the `Sampling` of the large model,
-    or by `sampling` (`Sampling()` is greedy). Raises RequestError if the vocabularies differ in size."""
+    """A draft model: a smaller model of the same vocabulary, which proposes tokens by the `Sampling` of the large
+    model, or by `sampling` (`Sampling()` is greedy). Raises RequestError if the vocabularies differ in size."""
 
     def __init__(self, model: Model, sampling: Sampling | None = None):
         self.model, self.sampling = model.eval(), sampling
