@@ -59,8 +59,14 @@ class Design:
         The models with their names and their changes of the recipe.
     data
         Name of the text, as `gf.train` takes it. None if the text is in memory; it is then given to `gf.compare`.
-    tokens, minutes, flops, steps
-        Budget of each run, one of them. `steps` count as the tokens of n steps of the common batch size and context.
+    tokens
+        Budget of each run in tokens; one of `tokens`, `minutes`, `flops`, `steps` is given.
+    minutes
+        Budget of each run in minutes of training.
+    flops
+        Budget of each run in training FLOPs.
+    steps
+        Budget of each run: the tokens of this many steps of the common batch size and context.
     match
         Quantity that is equal between arms; by default that of the budget. "flops" with a budget in tokens gives every
         arm the FLOPs of the first.
@@ -146,6 +152,7 @@ class Design:
         Returns
         -------
         Design
+            The experiment.
 
         Raises
         ------
@@ -222,7 +229,28 @@ class Design:
             raise RequestError(code="range", field="within", value=self.within, expected="a number of minutes above 0")
 
     def vary(self, **changes: Any) -> Self:
-        """Returns the design with some fields changed, of the recipe too. Raises RequestError."""
+        """Returns the design with some fields changed.
+
+        Parameters
+        ----------
+        **changes
+            Fields of the design and of the recipe.
+
+        Returns
+        -------
+        Design
+            The changed design.
+
+        Raises
+        ------
+        RequestError
+            If the experiment is wrong or unfair.
+
+        Examples
+        --------
+        >>> design.vary(seeds=2, batch_size=8).recipe["batch_size"]
+        8
+        """
         own = {name: changes.pop(name) for name in list(changes) if name in OWN or name in ("arms", "data")}
         own = _as_fields(own)
         return replace(self, **own, recipe=_changed({**self.recipe, **changes}))
@@ -246,6 +274,7 @@ class Design:
 
     @property
     def first_seed(self) -> int:
+        """Seed of the first run of each arm; the others follow it."""
         return self.recipe.get("seed", 0)
 
     @cached_property
@@ -285,14 +314,49 @@ class Design:
         )  # fmt: skip
 
     def plans(self, configs: Mapping[str, ModelConfig], vocab_size: int, **changes: Any) -> dict[str, Recipe]:
-        """The recipe of each arm. `configs` are the models, `vocab_size` that of the text; `changes` are of the
-        recipe. Raises RequestError."""
+        """Returns the recipe of each arm.
+
+        Parameters
+        ----------
+        configs
+            Arm -> its model.
+        vocab_size
+            Size of the text's vocabulary.
+        **changes
+            Fields of the recipe of all arms.
+
+        Returns
+        -------
+        dict of str to Recipe
+            Arm -> its recipe, with the budget that makes the arms equal in `match`.
+
+        Raises
+        ------
+        RequestError
+            For wrong fields.
+
+        Examples
+        --------
+        >>> {name: recipe.tokens for name, recipe in design.plans(design.configs, vocab_size=256).items()}
+        {'gpt2@1m': 200000, 'llama@1m': 200000}
+        """
         return recipes(self.named, configs, {**self.all_fields, **changes}, self.match, vocab_size)
 
     # Files
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the design as plain values, without what has its default: the content of its file."""
+        """Returns the design as plain values, without those that are the default.
+
+        Returns
+        -------
+        dict
+            The content of design.yaml.
+
+        Examples
+        --------
+        >>> design.to_dict()["models"]
+        ['gpt2@1m', 'llama@1m']
+        """
         listed = [arm.told for arm in self.arms]
         names = [arm.name for arm in self.arms]
         tree: dict[str, Any] = {
@@ -307,17 +371,71 @@ class Design:
         return tree | {name: to_plain(value) for name, value in self.recipe.items()}
 
     def save(self, folder: Path) -> None:
-        """Writes design.yaml into the folder."""
+        """Writes design.yaml.
+
+        Parameters
+        ----------
+        folder
+            Folder of the file.
+
+        Examples
+        --------
+        >>> design.save(Path("."))
+        """
         replace_text(folder / FILE, to_yaml(self.to_dict()))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
-        """Makes a design from plain values. Complaints name `where`. Raises RequestError."""
+        """Makes a design from plain values.
+
+        Parameters
+        ----------
+        tree
+            The content of design.yaml.
+        where
+            Name of the file, for messages.
+
+        Returns
+        -------
+        Design
+            The design.
+
+        Raises
+        ------
+        RequestError
+            For unknown fields, and if the experiment is wrong or unfair.
+
+        Examples
+        --------
+        >>> gf.Design.from_dict(design.to_dict()) == design
+        True
+        """
         return from_tree(tree, VERB, where, cls.of)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Reads a design.yaml. Raises RequestError."""
+        """Reads a design.yaml.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        Design
+            The design.
+
+        Raises
+        ------
+        RequestError
+            For a file that is missing or damaged, and if the experiment is wrong or unfair.
+
+        Examples
+        --------
+        >>> gf.Design.from_file("design.yaml") == design
+        True
+        """
         return cls.from_dict(read_tree(path), str(path))
 
 
