@@ -33,18 +33,15 @@ ONLY_TYPED = {
 }
 """Options that Python says in another way."""
 
-LOADED_BEFORE = {"ask": ("load", "Session"), "chat": ("load", "Session"), "generate": ("load", "Session")}
+LOADED_BEFORE = {"generate": ("load", "Session")}
 """Verbs whose model Python may load before, with these functions and some of the options."""
 
 EXECUTOR = {"slots": "executor", "workers": "executor"}
-RUNNING = {"compile": "compiled", "state_dtype": "dtype"}
 OTHER_NAMES = {
     "ablate": EXECUTOR,
-    "ask": RUNNING,
-    "chat": {"system": "messages", **RUNNING},
     "compare": {"watch_every": "watch", **EXECUTOR},
     "embed": {"text": "texts"},
-    "generate": {"model": "self", **RUNNING},
+    "generate": {"model": "self", "compile": "compiled", "state_dtype": "dtype"},
     "plan": {"models": "model"},
     "run": EXECUTOR,
     "scale": EXECUTOR,
@@ -53,7 +50,6 @@ OTHER_NAMES = {
 """Options that are part of another one in Python, or have another name there."""
 
 NOT_YET: dict[str, set[str]] = {
-    "generate": {"beams", "draft", "speculate", "state"},
 }  # fmt: skip
 """Options that a function does not take yet. Entries are only removed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Unpack, cast, overload
 
 from jaxtyping import Float
@@ -13,9 +14,10 @@ from torch import Tensor
 from glassformer.config import ModelConfig
 from glassformer.figures import Markup, tag
 from glassformer.generation.session import Completion, Prompt, Session, Source, TextPiece
+from glassformer.generation.texts import TextRun
 from glassformer.generation.vectors import Embedder, Pooling
 from glassformer.model import Model
-from glassformer.options import GenerationKeywords
+from glassformer.options import DecodingOptions, GenerationKeywords
 from glassformer.text import Tokenizer
 from glassformer.text.chat_template import Message
 
@@ -86,7 +88,15 @@ class Loaded:
 
     @overload
     def generate(
-        self, prompt: Prompt = "", *, source: Source | None = None, **options: Unpack[GenerationKeywords]
+        self,
+        prompt: Prompt = "",
+        *,
+        source: Source | None = None,
+        beams: int | None = None,
+        speculate: bool = False,
+        draft: Loaded | None = None,
+        state: str | Path | None = None,
+        **options: Unpack[GenerationKeywords],
     ) -> Completion: ...
 
     @overload
@@ -96,6 +106,10 @@ class Loaded:
         *,
         source: Source | Prompts | None = None,
         n: int,
+        beams: int | None = None,
+        speculate: bool = False,
+        draft: Loaded | None = None,
+        state: str | Path | None = None,
         **options: Unpack[GenerationKeywords],
     ) -> list[Completion]: ...
 
@@ -105,7 +119,16 @@ class Loaded:
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Any = "", *, source: Any = None, n: int | None = None, **options: Unpack[GenerationKeywords]
+        self,
+        prompt: Any = "",
+        *,
+        source: Any = None,
+        n: int | None = None,
+        beams: int | None = None,
+        speculate: bool = False,
+        draft: Loaded | None = None,
+        state: str | Path | None = None,
+        **options: Unpack[GenerationKeywords],
     ) -> Completion | list[Completion]:
         """Returns the text that continues a prompt.
 
@@ -117,6 +140,14 @@ class Loaded:
             Text that the encoder of an encoder-decoder reads; a list for a list of prompts, or without prompts.
         n
             Number of texts for each prompt; with it, a list is returned.
+        beams
+            Beam search with this many beams, for the `n` most likely texts of one prompt.
+        speculate
+            Speculative decoding with drafts copied from earlier text: the same distribution in fewer passes.
+        draft
+            Speculative decoding with a smaller draft model of the same vocabulary.
+        state
+            Prompt cache: file with the decode state of one prompt, read if it holds its start, else written.
         **options
             max_new_tokens, stop, stop_at_eos, seed, logprobs; temperature, top_k, top_p, min_p, typical_p,
             repetition_penalty, frequency_penalty, presence_penalty, logit_bias, logits_processor (`GenerationOptions`).
@@ -138,7 +169,19 @@ class Loaded:
             prompt = [cast("Prompt", prompt)] * len(source)
         prompts = cast("list[Prompt]", list(prompt) if several else [prompt])
         sources = None if source is None else list(source) if several else [source]
-        found = self.session.complete(prompts, sources=sources, n=1 if n is None else n, **options)
+        if beams is None and not speculate and draft is None and state is None:
+            found = self.session.complete(prompts, sources=sources, n=1 if n is None else n, **options)
+        else:
+            defaults = {} if beams is not None else self.generation
+            how = DecodingOptions.of(
+                defaults, n=1 if n is None else n, source=source, beams=beams, speculate=speculate, state=state,
+                draft=None if draft is None else "draft", **options,
+            )  # fmt: skip
+            run = TextRun(self, prompts, how)
+            run.start(draft)
+            for _ in run:
+                continue
+            found = list(run.result().completions)
         return found[0] if n is None and not several else found
 
     def stream(

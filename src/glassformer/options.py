@@ -3,7 +3,9 @@
 SamplingOptions     how the next token is chosen
 GenerationOptions   these, and the length, the end and the number of texts
 DecodingOptions     these, and the way of decoding: beam search, draft tokens, a prompt cache
-GenerationKeywords  their names and types, so that editors complete keyword arguments
+ModelOptions        how a model is loaded and run
+
+GenerationKeywords and ModelKeywords have their names and types, so that editors complete keyword arguments.
 """
 
 # Annotations are types, not text: the command line resolves them in the modules of subclasses.
@@ -11,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from glassformer.errors import RequestError, check_whole
 
@@ -125,7 +127,7 @@ class GenerationOptions(SamplingOptions):
 class DecodingOptions(GenerationOptions):
     """How prompts are continued, and in which way their texts are decoded."""
 
-    source: str | None = None
+    source: str | Sequence[int] | None = None
     """Text that the encoder of an encoder-decoder reads; the prompt is then the start of its output, or omitted."""
     beams: int | None = None
     """Beam search with this many beams instead of sampling."""
@@ -133,7 +135,7 @@ class DecodingOptions(GenerationOptions):
     """Speculative decoding with drafts copied from earlier text: the same distribution in fewer passes."""
     draft: str | None = None
     """Speculative decoding with a smaller draft model of the same vocabulary."""
-    state: str | None = None
+    state: str | Path | None = None
     """Prompt cache: file with the decode state of the prompt, read if it holds the start of this prompt, else
     written."""
 
@@ -175,6 +177,25 @@ class DecodingOptions(GenerationOptions):
             )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is loaded and run."""
+
+    quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
+    """Quantise weights to 8 or 4 bits; keep leaves those of a .gguf file quantised; bf16 prepacks them, with the same
+    results."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype of weights and decode state; by default the checkpoint's, and bfloat16 with bf16, int8 and int4."""
+    state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """Dtype of the decode state only; int8 keeps a scale for each vector."""
+    device: str = "auto"
+    """auto, cpu, cuda, mps."""
+    threads: int | None = None
+    """Threads of the processor; by default one per core, fewer while other processes use them."""
+    compile: bool = False
+    """Compile the decode step (about a minute once, then cached)."""
+
+
 class GenerationKeywords(TypedDict, total=False):
     """Fields of `GenerationOptions` but `n` as keyword arguments."""
 
@@ -193,6 +214,17 @@ class GenerationKeywords(TypedDict, total=False):
     stop_at_eos: bool
     seed: int | None
     logprobs: int | None
+
+
+class ModelKeywords(GenerationKeywords, total=False):
+    """Fields of `GenerationOptions` but `n`, and of `ModelOptions`, as keyword arguments."""
+
+    quantize: Literal["bf16", "int8", "int4", "keep"] | None
+    dtype: Literal["float32", "bfloat16"] | None
+    state_dtype: Literal["float32", "bfloat16", "int8"] | None
+    device: str
+    threads: int | None
+    compile: bool
 
 
 def check_stops(strings: str | Sequence[str]) -> list[str]:

@@ -67,6 +67,16 @@ def test_each_answer_is_what_the_whole_conversation_gives(talker: str):
     assert talk.messages == messages
 
 
+def test_one_turn_is_a_function(talker: str):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]
+    expected = answer(talker, messages)
+    for model in (talker, gf.load(talker)):
+        assert gf.chat(model, messages[1:], system="Be brief.", max_new_tokens=10).text == expected
+        assert gf.chat(model, messages, max_new_tokens=10, state_dtype="float32").text == expected
+    with refused(code="conflict", field="quantize"):
+        gf.chat(gf.load(talker), messages, quantize="int8")
+
+
 def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPatch):
     lengths: list[int] = []
     whole = Model.states_of
@@ -113,7 +123,7 @@ def test_an_answer_that_was_stopped_is_kept_as_far_as_it_went(
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     talk = conversation(talker)
     monkeypatch.setattr(chat, "Conversation", lambda *_, **__: talk)
-    monkeypatch.setattr(chat, "fetch", lambda *_: None)
+    monkeypatch.setattr(chat, "loaded_as", lambda *_: None)
     assert main(["chat", talker, "--max-new-tokens", "9", "--threads", "1"]) == 0
     capsys.readouterr()
     first, second = (one["content"] for one in talk.messages if one["role"] == "assistant")
@@ -266,7 +276,7 @@ def test_a_wrong_request_does_not_wait_for_the_model(
     def fetch(*_: Any) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(chat, "fetch", fetch)
+    monkeypatch.setattr(chat, "loaded_as", fetch)
     monkeypatch.setattr(machine, "apply", lambda chosen: None)
     assert main(["chat", "smollm2", *arguments]) == 2
     said = capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_what_is_not_text_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Standard input, where it was that; else the file."""
-    monkeypatch.setattr(import_module("glassformer.cli.conversation"), "fetch", lambda *_: None)
+    monkeypatch.setattr(import_module("glassformer.cli.conversation"), "loaded_as", lambda *_: None)
     monkeypatch.setattr(import_module("glassformer.cli.conversation"), "Conversation", lambda *_, **__: None)
     for verb in ("generate", "chat"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))

@@ -98,7 +98,7 @@ def test_it_ends_before_a_stop_string_and_at_the_end_of_text(model: str, capsys:
     assert made(capsys, model, *options, "--stop", stop)["finish"] == "stop"
     with pytest.MonkeyPatch.context() as patch:
         loaded = dataclasses.replace(gf.load(model), ends=(greedy(model, PROMPT, 5)[-1],))
-        patch.setattr(import_module("glassformer.cli.running"), "load", lambda *_, **__: loaded)
+        patch.setattr(import_module("glassformer.naming.chatting"), "load", lambda *_, **__: loaded)
         found = made(capsys, model, *options)
         assert found["finish"] == "stop" and found["text"] == BYTES.decode(greedy(model, PROMPT, found["tokens"]))
         assert found["tokens"] < 5
@@ -358,7 +358,7 @@ def test_a_wrong_request_does_not_wait_for_the_model(
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(import_module("glassformer.cli.running"), "load", load)
+    monkeypatch.setattr(import_module("glassformer.naming.chatting"), "load", load)
     monkeypatch.setattr(machine, "apply", lambda chosen: None)
     assert main(["generate", "smollm2", "--prompt", "x", *arguments]) == 2
     said = capsys.readouterr()
@@ -371,7 +371,7 @@ def test_logits_that_are_no_numbers(model: str, capsys: Said, monkeypatch: pytes
     with torch.no_grad():
         loaded.model.embedding.weight[ord("y")] = float("nan")
         loaded.model.head.weight = torch.nn.Parameter(loaded.model.embedding.weight.nan_to_num())
-    monkeypatch.setattr(import_module("glassformer.cli.running"), "load", lambda *_, **__: loaded)
+    monkeypatch.setattr(import_module("glassformer.naming.chatting"), "load", lambda *_, **__: loaded)
     monkeypatch.setattr(type(loaded.model.head), "forward", lambda self, x, *_, **__: x @ self.weight.T)
     options = ["--temperature", "0", "--max-new-tokens", "5", "--ignore-eos"]
     assert "not numbers after 2 tokens" in run(capsys, model, "--prompt", "xy", *options, status=1)[1]
@@ -461,7 +461,7 @@ def test_ctrl_c_while_the_model_is_loaded(model: str, capsys: Said, monkeypatch:
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("glassformer.cli.running"), "load", stopped)
+    monkeypatch.setattr(import_module("glassformer.naming.chatting"), "load", stopped)
     assert run(capsys, model, "--prompt", PROMPT, status=130) == ("", "stopped\n")
 
 

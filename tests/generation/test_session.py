@@ -573,3 +573,20 @@ def test_ids_may_be_what_a_tokenizer_gives():
     ids = BYTES.encode("Once")
     found = [loaded.generate(one, max_new_tokens=6).tokens for one in (ids, ids.tolist(), torch.from_numpy(ids))]
     assert found == [ids_of(loaded, "Once", 6)] * 3
+
+
+def test_ways_of_decoding_are_options(tmp_path: Path):
+    loaded = llm()
+    plain = loaded.generate("Once", max_new_tokens=8)
+    for way in ({"speculate": True}, {"draft": llm()}, {"state": tmp_path / "kept"}, {"state": tmp_path / "kept"}):
+        assert loaded.generate("Once", max_new_tokens=8, **way).tokens == plain.tokens
+    found = loaded.generate("Once", max_new_tokens=8, n=2, beams=3)
+    options = GenerationOptions(max_new_tokens=8, n=2)
+    assert [one.tokens for one in found] == [one.tokens for one in gf.Session(loaded).search("Once", 3, options)]
+    for wrong, field in (
+        ({"speculate": True, "draft": llm()}, "speculate"), ({"beams": 2, "top_k": 3}, "beams"),
+        ({"state": tmp_path / "no" / "kept"}, "state"), ({"beams": 2, "n": 3}, "n"),
+    ):  # fmt: skip
+        with pytest.raises(RequestError) as caught:
+            loaded.generate("Once", **wrong)
+        assert caught.value.field == field

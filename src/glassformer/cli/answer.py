@@ -7,9 +7,10 @@ import time
 from rich.console import Console
 
 from glassformer.cli.options import AskOptions
-from glassformer.cli.running import INTERRUPTED, fetch, put, ready, say, state_dtype
+from glassformer.cli.running import INTERRUPTED, put, ready, say
 from glassformer.cli.show import show
 from glassformer.figures.terminal import dim
+from glassformer.naming.chatting import loaded_as, state_dtype
 from glassformer.retrieval import Asker, Index
 from glassformer.retrieval.asking import source_lines
 
@@ -19,7 +20,9 @@ def answer(
 ) -> None:
     """Shows the answer to a question. Ends the program as Ctrl-C does if it was pressed."""
     asked = ready(asked)
-    reply = Asker(Index(folder, encoder), fetch(model, asked), state_dtype(asked), model).submit(question, k, asked)
+    opened = Index(folder, encoder)
+    asker = Asker(opened, loaded_as(model, asked), state_dtype(asked), name=model, compiled=asked.compile)
+    reply = asker.submit(question, k, asked)
     if not as_json:
         put("".join(f"{line}\n" for line in source_lines(reply.sources)))
     began, interrupted = time.perf_counter(), False

@@ -8,18 +8,19 @@ import time
 from rich.console import Console
 
 from glassformer.cli.options import ChatOptions
-from glassformer.cli.running import building, fetch, put, ready, state_dtype
+from glassformer.cli.running import building, put, ready
 from glassformer.cli.show import show
 from glassformer.errors import RequestError
 from glassformer.figures.terminal import dim
 from glassformer.generation.conversation import Conversation
+from glassformer.naming.chatting import loaded_as, state_dtype
 
 
 def converse(expression: str, asked: ChatOptions, as_json: bool) -> None:
     """Reads turns from the terminal or from standard input, one a line; Ctrl-C stops the answer, Ctrl-D the program."""
     asked, console = ready(asked), Console(stderr=True, highlight=False)
     talk = Conversation(
-        fetch(expression, asked), asked, system=asked.system, dtype=state_dtype(asked), compiled=asked.compile,
+        loaded_as(expression, asked), asked, system=asked.system, dtype=state_dtype(asked), compiled=asked.compile,
         on_build=building,
     )  # fmt: skip
     terminal = sys.stdin.isatty()

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from glassformer import units
 from glassformer.errors import RequestError
-from glassformer.options import DecodingOptions, GenerationOptions
+from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions
 
 LONGEST_TEXT = 1_000_000
 """Characters of a file or of standard input that are read."""
@@ -138,8 +138,8 @@ WatchEvery = Annotated[int | None, Parameter(help="Steps between observations wi
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(GenerationOptions):
-    """Options of verbs that generate text: `GenerationOptions`, and how the model is loaded and run."""
+class TextOptions(GenerationOptions, ModelOptions):
+    """Options of verbs that generate text."""
 
     temperature: float = 0.8
     top_k: int | None = None
@@ -151,17 +151,6 @@ class TextOptions(GenerationOptions):
     logits_processor: Annotated[Any, Parameter(parse=False)] = None
     n: Annotated[int, Parameter(parse=False)] = 1
     logprobs: Annotated[int | None, Parameter(parse=False)] = None
-    quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
-    """Quantise weights to 8 or 4 bits; keep leaves those of a .gguf file quantised; bf16 prepacks them, with the same
-    results."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Dtype of weights and decode state; by default the checkpoint's, and bfloat16 with bf16, int8 and int4."""
-    state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
-    """Dtype of the decode state only; int8 keeps a scale for each vector."""
-    device: Device = "auto"
-    threads: Threads = None
-    compile: bool = False
-    """Compile the decode step (about a minute once, then cached)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +180,7 @@ class GenerateOptions(TextOptions, DecodingOptions, PromptOptions):
     """Options of generate. Fields of the last base come first."""
 
     source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    state: str | None = None
     n: int = 1
     logprobs: int | None = None
 

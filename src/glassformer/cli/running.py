@@ -1,4 +1,4 @@
-"""Loading a model as the options of generate, chat and ask say, and showing its text."""
+"""Setting the process up as the options of generate, chat and ask say, and showing text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ import torch
 
 from glassformer import machine
 from glassformer.cli.options import TextOptions
-from glassformer.conversion.weights import fold
-from glassformer.errors import RequestError, WorkError, no_memory
+from glassformer.errors import RequestError
 from glassformer.generation import Sampling
-from glassformer.loaded import Loaded
-from glassformer.naming.loading import load
-from glassformer.parts.precision import onednn_in_bf16
-from glassformer.parts.quantized import QUANTIZED, quantize
+from glassformer.naming.chatting import device_of
 
 TOP_K = 40
 """Top-k sampling of verbs that generate text, unless top_k, top_p, min_p or typical_p is given."""
-STATE_DTYPES = {**machine.DTYPES, "int8": torch.int8}
 MOST = {"n": 1000, "beams": 256, "logprobs": 100, "max_new_tokens": 1_000_000}
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as in a shell."""
@@ -60,36 +55,6 @@ def biases(given: Iterable[str]) -> dict[int, float]:
                 f"logit_bias={text!r}: write ID=VALUE, such as 42=-100", code="syntax", field="logit_bias", value=text
             ) from None
     return found
-
-
-def state_dtype(asked: TextOptions) -> torch.dtype | None:
-    """Returns the dtype of the decode state; None for that of the weights."""
-    return None if asked.state_dtype is None else STATE_DTYPES[asked.state_dtype]
-
-
-def device_of(asked: TextOptions) -> str:
-    """The device asked for; `auto` stays on the CPU with what only that can do."""
-    chosen = machine.device_named(asked.device)
-    only_here = asked.quantize == "bf16" or (asked.compile and not machine.can_compile(chosen))
-    return "cpu" if asked.device == "auto" and only_here else chosen
-
-
-def fetch(expression: str, asked: TextOptions) -> Loaded:
-    dtype = asked.dtype or ("bfloat16" if asked.quantize in QUANTIZED else None)
-    device = device_of(asked)
-    try:
-        loaded = load(expression, dtype=dtype and machine.DTYPES[dtype], device=device, quantize=asked.quantize)
-    except RuntimeError as error:
-        if device == "cpu" or not no_memory(error):
-            raise
-        raise WorkError(
-            f"{expression} does not fit into the memory of {device}; use --device cpu", code="memory"
-        ) from None
-    half = asked.quantize is None and loaded.model.dtype == torch.bfloat16
-    if half and not asked.compile and onednn_in_bf16(loaded.model.device.type):  # the same numbers, read sooner
-        loaded.model = fold(loaded.model)
-        quantize(loaded.model, "bf16")
-    return loaded
 
 
 def building() -> None:

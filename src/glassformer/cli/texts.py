@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 from glassformer.cli.options import GenerateOptions
-from glassformer.cli.running import INTERRUPTED, building, fetch, put, ready, say, state_dtype
+from glassformer.cli.running import INTERRUPTED, building, put, ready, say
 from glassformer.cli.show import show
 from glassformer.errors import RequestError
 from glassformer.generation.engine import LONGEST_PROMPT
 from glassformer.generation.texts import GeneratedTexts, TextRun, heading
+from glassformer.naming.chatting import loaded_as, state_dtype
 from glassformer.text.documents import utf8
 
 
@@ -23,7 +24,7 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
         )
     prompts = read_prompts(asked)
     try:
-        loaded, dtype = fetch(expression, asked), state_dtype(asked)
+        loaded, dtype = loaded_as(expression, asked), state_dtype(asked)
         run = TextRun(loaded, prompts, asked, dtype=dtype, compiled=asked.compile, on_build=building)
     except KeyboardInterrupt:  # before there was anything to show
         say("stopped")
@@ -32,7 +33,7 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
         say(f"the model's folder has {', '.join(run.not_applied)}, which is not applied here")
     view = _View(run, as_json)
     try:
-        if not run.start(None if asked.draft is None else fetch(asked.draft, asked)):
+        if not run.start(None if asked.draft is None else loaded_as(asked.draft, asked)):
             say(f"{asked.state} does not hold the start of this prompt; it is written again")
         view.follow()
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from glassformer.figures.terminal import Printed, size
 from glassformer.generation.engine import MOST_READ
 from glassformer.generation.rules import Rules, not_applied
 from glassformer.generation.sampling import Sampling
-from glassformer.generation.session import SLOTS, Completion, Ready, Reply, Session
+from glassformer.generation.session import SLOTS, Completion, Prompt, Ready, Reply, Session
 from glassformer.generation.speculate import Draft, PromptLookup, Proposer, check_same_tokens
 from glassformer.options import DecodingOptions
 
@@ -27,7 +27,7 @@ from glassformer.options import DecodingOptions
 class GeneratedTexts(Printed):
     """Completions of some prompts, with the speed of generation."""
 
-    prompts: Sequence[str]
+    prompts: Sequence[Any]
     """Prompt of each completion."""
     completions: Sequence[Completion]
     ends: frozenset[int]
@@ -120,7 +120,7 @@ class TextRun:
     loaded
         A model with its tokenizer.
     prompts
-        Texts.
+        Texts, lists of token ids, or chats.
     options
         How each is continued; `options.n` texts of each prompt.
     dtype
@@ -139,7 +139,7 @@ class TextRun:
     def __init__(
         self,
         loaded: Ready,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         options: DecodingOptions,
         *,
         dtype: torch.dtype | None = None,

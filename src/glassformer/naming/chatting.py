@@ -1,27 +1,45 @@
-"""One turn of a chat with whatever names a model."""
+"""A model that is loaded and run as its options say, and one turn of a chat with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Unpack
 
-from glassformer.generation.session import Completion
+import torch
+
+from glassformer import machine
+from glassformer.conversion.weights import fold
+from glassformer.errors import RequestError, WorkError, no_memory
+from glassformer.generation.session import Completion, Session
+from glassformer.loaded import Loaded
+from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
-from glassformer.options import GenerationKeywords
+from glassformer.options import ModelKeywords, ModelOptions
+from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
 
+STATE_DTYPES = {**machine.DTYPES, "int8": torch.int8}
 
-def chat(model: ModelLike, messages: Sequence[Message], **options: Unpack[GenerationKeywords]) -> Completion:
+
+def chat(
+    model: ModelLike, messages: Sequence[Message], *, system: str | None = None, **options: Unpack[ModelKeywords]
+) -> Completion:
     """Returns the model's answer to the messages of a chat.
 
     Parameters
     ----------
-    model
-        A model with a chat template, as `gf.load` takes it, or a loaded one.
-    messages
-        Mappings such as {"role": "user", "content": "Hello"}.
+    model : str, Path, Model or Loaded
+        A model with a chat template.
+    messages : sequence of mappings
+        Such as {"role": "user", "content": "Hello"}.
+    system : str, optional
+        System message, placed first.
     **options
-        As for `Loaded.generate`.
+        How the answer is generated, as for `Loaded.generate`, and how the model is run: quantize, dtype, state_dtype,
+        device, threads, compile (`ModelOptions`).
 
     Returns
     -------
@@ -35,7 +53,58 @@ def chat(model: ModelLike, messages: Sequence[Message], **options: Unpack[Genera
 
     Examples
     --------
-    >>> import glassformer as gf
     >>> gf.chat("smollm2", [{"role": "user", "content": "Hello"}], max_new_tokens=20).text  # doctest: +SKIP
     """
-    return resolve(model, weights=True).chat(messages, **options)
+    run, rest = split(options)
+    loaded = loaded_as(model, run)
+    first = [{"role": "system", "content": system}] if system else []
+    with Session(loaded, slots=1, kept=0, dtype=state_dtype(run), compiled=run.compile) as session:
+        return session.complete([[*first, *messages]], **rest)[0]
+
+
+def split(options: Mapping[str, Any]) -> tuple[ModelOptions, dict[str, Any]]:
+    """Returns the options of how a model is run, and the others."""
+    names = {one.name for one in fields(ModelOptions)}
+    run = ModelOptions(**{name: value for name, value in options.items() if name in names})
+    return run, {name: value for name, value in options.items() if name not in names}
+
+
+def state_dtype(options: ModelOptions) -> torch.dtype | None:
+    """Returns the dtype of the decode state; None for that of the weights."""
+    return None if options.state_dtype is None else STATE_DTYPES[options.state_dtype]
+
+
+def device_of(options: ModelOptions) -> str:
+    """Returns the device that is meant; `auto` stays on the CPU if only the CPU can do what is asked."""
+    chosen = machine.device_named(options.device)
+    only_here = options.quantize == "bf16" or (options.compile and not machine.can_compile(chosen))
+    return "cpu" if options.device == "auto" and only_here else chosen
+
+
+def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
+    """Returns a model ready to run; one that is built or loaded stays on its device if that is `auto`.
+
+    Raises RequestError if it cannot be loaded so, WorkError if the device has too little memory."""
+    if options.threads is not None:
+        machine.apply(machine.settings(device_of(options), threads=options.threads, compile=options.compile))
+    if not isinstance(model, str | Path):
+        if options.quantize is not None:
+            raise RequestError(
+                "quantize is decided when a model is loaded; give its name, or gf.load(..., quantize=...)",
+                code="conflict", field="quantize", value=options.quantize,
+            )  # fmt: skip
+        device = None if options.device == "auto" else options.device
+        return resolve(model, weights=True, dtype=options.dtype, device=device)
+    dtype = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None)
+    device = device_of(options)
+    try:
+        loaded = load(model, dtype=dtype and machine.DTYPES[dtype], device=device, quantize=options.quantize)
+    except RuntimeError as error:
+        if device == "cpu" or not no_memory(error):
+            raise
+        raise WorkError(f"{model} does not fit into the memory of {device}; use --device cpu", code="memory") from None
+    half = options.quantize is None and loaded.model.dtype == torch.bfloat16
+    if half and not options.compile and onednn_in_bf16(loaded.model.device.type):  # the same numbers, read sooner
+        loaded.model = fold(loaded.model)
+        quantize(loaded.model, "bf16")
+    return loaded

@@ -13,8 +13,9 @@ from glassformer.errors import RequestError, check_whole, printable
 from glassformer.figures import Markup, tag
 from glassformer.figures.terminal import Printed
 from glassformer.generation.session import Completion, Reply, Session
+from glassformer.naming.chatting import loaded_as, split, state_dtype
 from glassformer.naming.resolve import ModelLike, resolve
-from glassformer.options import GenerationKeywords, GenerationOptions
+from glassformer.options import GenerationKeywords, GenerationOptions, ModelKeywords
 from glassformer.retrieval.indexing import Found, Index
 from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.documents import utf8
@@ -113,7 +114,7 @@ def ask(
     *,
     k: int = 4,
     encoder: ModelLike | None = None,
-    **options: Unpack[GenerationKeywords],
+    **options: Unpack[ModelKeywords],
 ) -> Answer:
     """Answers a question from the passages of an index that are nearest to it.
 
@@ -131,7 +132,8 @@ def ask(
     encoder
         Encoder of the index, if it is not where the index was made.
     **options
-        As for `Loaded.generate`; by default the most likely tokens, at most 200.
+        How the answer is generated, as for `Loaded.generate` (by default the most likely tokens, at most 200), and how
+        the model is run: quantize, dtype, state_dtype, device, threads, compile (`ModelOptions`).
 
     Returns
     -------
@@ -149,7 +151,10 @@ def ask(
     >>> gf.ask("How do I read a file line by line?", "docs.index").text  # doctest: +SKIP
     """
     opened = index if isinstance(index, Index) else Index(index, encoder)
-    return Asker(opened, model).submit(question, k, **options).result()
+    run, rest = split(options)
+    name = str(model) if isinstance(model, str | Path) else ""
+    asker = Asker(opened, loaded_as(model, run), state_dtype(run), name, compiled=run.compile)
+    return asker.submit(question, k, **rest).result()
 
 
 class Asker:
@@ -159,7 +164,9 @@ class Asker:
     >>> for piece in Asker(Index("docs.index"), "smollm2").submit("How do I read a file?"): print(piece, end="")
     """
 
-    def __init__(self, index: Index, model: ModelLike, dtype: torch.dtype | None = None, name: str = ""):
+    def __init__(
+        self, index: Index, model: ModelLike, dtype: torch.dtype | None = None, name: str = "", compiled: bool = False
+    ):
         self.index, self.name = index, name or (str(model) if isinstance(model, str | Path) else "")
         self.loaded = resolve(model, weights=True)
         if self.loaded.tokenizer is None or self.loaded.config.encoder is not None or not self.loaded.model.writes:
@@ -171,7 +178,7 @@ class Asker:
         self.tokenizer: Any = self.loaded.tokenizer
         self.template = ChatTemplate.of(self.tokenizer)
         self.context = min(self.loaded.config.context, LONGEST_STATE)
-        self.session = Session(self.loaded, slots=1, kept=0, dtype=dtype)
+        self.session = Session(self.loaded, slots=1, kept=0, dtype=dtype, compiled=compiled)
 
     def prompt(self, question: str, k: int = 4, max_new_tokens: int = 200) -> Prompt:
         """The tokens of the prompt, with as much of the k best passages as there is room for."""
