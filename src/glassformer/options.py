@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from glassformer.errors import RequestError, check_whole
 
@@ -108,7 +108,7 @@ class GenerationOptions(SamplingOptions):
             )  # fmt: skip
 
     @classmethod
-    def of(cls, generation: Mapping[str, Any], **options: Any) -> "GenerationOptions":
+    def of(cls, generation: Mapping[str, Any], **options: Any) -> Self:
         """Returns the options given, and for the others those of a generation_config.json: `do_sample` decides between
         its temperature (1 by default) and greedy decoding, and its top_k, top_p, min_p, typical_p and
         repetition_penalty apply. Raises RequestError for an unknown option."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.errors import WorkError
+from glassformer.errors import RequestError, WorkError
 from glassformer.generation.engine import Engine, TextPiece
 from glassformer.generation.session import GenerationOptions, Reply
 from glassformer.generation.speculate import Draft, PromptLookup

@@ -151,7 +151,7 @@ class TextRun:
         options.check(len(prompts), compiled)
         self.loaded, self.options, self.tokenizer, beams = loaded, options, loaded.tokenizer, options.beams
         Sampling.of(options).check(loaded.model.vocab_size)
-        self.prompts = list(prompts) if beams else [prompt for prompt in prompts for _ in range(options.n)]
+        self.prompts: list[Any] = list(prompts) if beams else [prompt for prompt in prompts for _ in range(options.n)]
         """Prompt of each text."""
         count = len(self.prompts)
         slots = min(SLOTS, count)
