@@ -85,7 +85,7 @@ def test_configs_are_frozen_values():
         with pytest.raises(ValidationError):
             setattr(holder, name, 1)
     assert preset(f"llama@1m+{TINY}") == LLAMA
-    assert LLAMA.vary(d_model=64) != LLAMA and LLAMA.d_model == 32
+    assert LLAMA.replace(d_model=64) != LLAMA and LLAMA.d_model == 32
     assert hash(LLAMA.stack[0].blocks[0].norm) == hash(RMSNormConfig(eps=1e-6))
 
 
@@ -106,7 +106,7 @@ def test_choices_of_different_class_are_different_values():
 
 
 def test_diff_names_every_path_and_is_the_other_way_round():
-    a, b = LLAMA, LLAMA.vary(d_model=64, final_norm=None)
+    a, b = LLAMA, LLAMA.replace(d_model=64, final_norm=None)
     assert a.diff(a) == {} and a.diff(b) == {path: (x, y) for path, (y, x) in b.diff(a).items()}
     assert a.diff(b) == {
         "d_model": (32, 64),
@@ -123,7 +123,7 @@ def test_flatten():
 
 def test_layers_are_the_stages_unrolled():
     block = LLAMA.stack[0].blocks[0]
-    other = block.vary(norm=LayerNormConfig())
+    other = block.replace(norm=LayerNormConfig())
     config = ModelConfig.from_dict(
         LLAMA.to_dict() | {"stack": [{"repeat": 2, "blocks": [block, other]}, {"repeat": 1, "blocks": [other]}]}
     )
@@ -810,7 +810,7 @@ def test_weights_that_are_filled_through_their_data_are_filled(registry: None):
         def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
             return Cost.weights(ctx.d_model)
 
-    config = preset("llama@1m+layers=1+d_model=32+heads=4+vocab_size=61").vary(final_norm=HalvedConfig())
+    config = preset("llama@1m+layers=1+d_model=32+heads=4+vocab_size=61").replace(final_norm=HalvedConfig())
     assert config.build(seed=0).final_norm.weight.unique().tolist() == [0.5]  # type: ignore[union-attr]
 
 

@@ -632,7 +632,7 @@ def test_kinds_are_told_apart_by_their_fields():
 def test_a_schedule_comes_with_its_own_fields():
     plain = Recipe.of(tokens=1)
     noam = with_recipe(plain, {"schedule": "noam", "warmup": "100"})
-    assert noam.schedule == NoamConfig(warmup=100) and noam.vary(schedule=plain.schedule) == plain
+    assert noam.schedule == NoamConfig(warmup=100) and noam.replace(schedule=plain.schedule) == plain
     assert with_recipe(plain, {"warmup": "100", "schedule.kind": "noam"}) == noam
     assert with_recipe(plain, {"schedule": "wsd", "schedule.decay": "0.3"}).schedule == WsdConfig(decay=0.3)
     assert with_recipe(plain, {"tokens": "none", "minutes": "2"}).minutes == 2

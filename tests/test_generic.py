@@ -166,7 +166,7 @@ def _config(expression: str, scaling: str, layers: tuple[str, ...]) -> ModelConf
     config = preset(expression)
     if layers:
         blocks = tuple(preset(f"{expression}+{change}").stack[0].blocks[0] for change in layers)
-        config = config.vary(stack=(Stage(blocks=blocks),))
+        config = config.replace(stack=(Stage(blocks=blocks),))
         config.check()
     if scaling:
         tree = config.to_dict()

@@ -37,7 +37,7 @@ def towers(tied: bool = False, **changes: object) -> ModelConfig:
     reads = BlockConfig(mixer=AttentionConfig(n_heads=2, visibility=BidirectionalConfig()), ffn=FFN, norm=NORM)
     encoder = TowerConfig(
         d_model=None if tied else 24, context=13,
-        embedding=LEARNED.vary(tied=tied), stack=(Stage(repeat=2, blocks=(reads,)),), final_norm=NORM,
+        embedding=LEARNED.replace(tied=tied), stack=(Stage(repeat=2, blocks=(reads,)),), final_norm=NORM,
     )  # fmt: skip
     own = BlockConfig(mixer=AttentionConfig(n_heads=2), ffn=None, norm=NORM)
     cross = BlockConfig(mixer=CrossAttentionConfig(n_heads=2), ffn=FFN, norm=NORM)
@@ -45,7 +45,7 @@ def towers(tied: bool = False, **changes: object) -> ModelConfig:
         vocab_size=V, d_model=16, context=11, embedding=LEARNED, stack=(Stage(repeat=2, blocks=(own, cross)),),
         final_norm=NORM, head=HeadConfig(tied=tied), encoder=encoder,
     )  # fmt: skip
-    return config.vary(**changes)
+    return config.replace(**changes)
 
 
 @pytest.fixture(params=[False, True], ids=["apart", "tied"])
@@ -218,8 +218,8 @@ def test_a_decoder_takes_no_source(texts):
     [
         ({"embedding": EmbeddingConfig(tied=True)}, "embedding.tied"),
         ({"stack": (Stage(blocks=(BlockConfig(mixer=AttentionConfig(n_heads=2), ffn=FFN, norm=NORM),)),)}, "encoder"),
-        ({"encoder": towers().encoder.vary(embedding=EmbeddingConfig(tied=True))}, "encoder.d_model"),  # type: ignore[union-attr]
-        ({"encoder": towers().encoder.vary(stack=towers().stack)}, "encoder.stack"),  # type: ignore[union-attr]
+        ({"encoder": towers().encoder.replace(embedding=EmbeddingConfig(tied=True))}, "encoder.d_model"),  # type: ignore[union-attr]
+        ({"encoder": towers().encoder.replace(stack=towers().stack)}, "encoder.stack"),  # type: ignore[union-attr]
     ],
 )
 def test_towers_that_do_not_fit(change: dict[str, object], field: str):

@@ -25,7 +25,7 @@ ROUNDS = 60
 
 @pytest.fixture(scope="module")
 def model() -> gf.Model:
-    return gf.preset("llama@1m").vary(vocab_size=16, context=8, d_model=24).build(seed=0).eval()
+    return gf.preset("llama@1m").replace(vocab_size=16, context=8, d_model=24).build(seed=0).eval()
 
 
 @pytest.fixture(autouse=True)

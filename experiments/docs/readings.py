@@ -98,7 +98,7 @@ def position_picture() -> tuple[Figure, str]:
         "SmolLM2": smollm2().model,
         "yarn x 8": scaled("yarn", 8.0),
         "ALiBi": gf.preset("bloom@1m"),
-        "sinusoidal": gf.preset("gpt2@1m+sinusoidal").vary(context=256),
+        "sinusoidal": gf.preset("gpt2@1m+sinusoidal").replace(context=256),
         "learned": run("healthy").last,
     }
     figure = blank(10.4, 11.6)

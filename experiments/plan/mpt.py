@@ -36,7 +36,7 @@ A100 99 % of its peak, and the elementwise parts what is left, which splits wron
 @cache
 def config_of(model: str, context: int = 2048) -> gf.ModelConfig:
     if context != 2048:
-        return config_of(model).vary(context=context)
+        return config_of(model).replace(context=context)
     d, layers, heads = SIZES[model]
     return gf.preset(f"gpt2+d_model={d}+layers={layers}+heads={heads}+vocab_size=50368+context={context}")
 

@@ -87,7 +87,7 @@ def windowed(name: str) -> gf.ModelConfig:
     """With a window of 4,096 tokens in three layers of four, as Olmo 3 has."""
     far = config(name)
     near = next(config(f"{name}+window:4096").layers())
-    return far.vary(stack=stack_of([block if i % 4 == 3 else near for i, block in enumerate(far.layers())]))
+    return far.replace(stack=stack_of([block if i % 4 == 3 else near for i, block in enumerate(far.layers())]))
 
 
 def flops(name: str, context: int) -> float:

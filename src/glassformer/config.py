@@ -46,7 +46,7 @@ class BlockConfig(Value):
     residual: ResidualConfig = PreConfig()
 
     def resolved(self, ctx: BuildContext) -> BlockConfig:
-        return self.vary(
+        return self.replace(
             mixer=self.mixer.resolved(ctx),
             ffn=self.ffn.resolved(ctx) if self.ffn else None,
             residual=self.residual.resolved(ctx),
@@ -324,7 +324,7 @@ class ModelConfig(TowerConfig):
         >>> config.resolved().stack[0].blocks[0].mixer.head_dim
         44
         """
-        return self.vary(
+        return self.replace(
             **self.parts_within(self.ctx),
             head=self.head.resolved(self.ctx),
             init=Gpt2InitConfig(),
@@ -337,7 +337,7 @@ class ModelConfig(TowerConfig):
             return None
         ctx = self.encoder_ctx
         sizes = {"vocab_size": ctx.vocab_size, "d_model": ctx.d_model, "context": ctx.context}
-        return self.encoder.vary(**sizes, **self.encoder.parts_within(ctx))
+        return self.encoder.replace(**sizes, **self.encoder.parts_within(ctx))
 
     # What it costs
 

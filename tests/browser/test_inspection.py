@@ -52,7 +52,7 @@ def hybrid() -> Model:
     small = "llama@1m+layers=1+d_model=16+context=64+vocab_size=257"
     kinds = ("mamba", "mamba", "heads=4+gqa:2", "heads=4+gqa:2+window:9")
     blocks = [preset(f"{small}+{kind}").stack[0].blocks[0] for kind in kinds]
-    return preset(small).vary(stack=(Stage(blocks=tuple(blocks)),)).build(seed=0).eval()
+    return preset(small).replace(stack=(Stage(blocks=tuple(blocks)),)).build(seed=0).eval()
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
     assert list(configs_of(named).values()) == [preset("gpt2@1m"), preset("gpt2@1m"), preset("gpt2@1m+relu+nobias")]
     plain, warm, other = planned(named).values()
     assert (plain.schedule.warmup, warm.schedule.warmup) == (0.05, 0.3)
-    assert warm.vary(schedule=plain.schedule) == plain  # and nothing else
+    assert warm.replace(schedule=plain.schedule) == plain  # and nothing else
     assert (other.optimizer.eps, other.clip, other.schedule) == (1e-6, None, plain.schedule)
     assert other.learning_rate == planned(arms(["gpt2@1m+relu+nobias"]))["gpt2@1m+relu+nobias"].learning_rate
     first, second = likeness(named, configs_of(named), planned(named))
@@ -557,7 +557,7 @@ def test_flops_are_matched_with_the_padded_vocabulary() -> None:
     name = "gpt2@1m+vocab_size=5000"
     config = preset(name)
     (plan,) = planned(arms([name]), {**PLAN, "tokens": 1000}, "flops").values()
-    assert plan.flops == 3.0 * config.vary(context=32).flops(32) * 1000
+    assert plan.flops == 3.0 * config.replace(context=32).flops(32) * 1000
 
 
 def test_an_empty_out_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_file_is_read_as_the_design_that_was_written(name: str, tmp_path: Path
 
 def test_an_arm_at_a_changed_rate_is_read_as_it_was_written() -> None:
     design = DESIGNS["named"]()
-    tried = design.vary(arms=tuple(arm.at("learning_rate", "0.003") for arm in design.arms))
+    tried = design.replace(arms=tuple(arm.at("learning_rate", "0.003") for arm in design.arms))
     assert gf.Design.from_dict(tried.to_dict()) == tried
     rates = [plan.learning_rate for plan in tried.plans(tried.configs, 1).values()]
     assert rates == [0.003, 0.003]
@@ -85,7 +85,7 @@ def test_counts_and_usual_values_make_the_same_design() -> None:
 def test_a_tuned_design_is_the_plain_one_that_tunes() -> None:
     plain = gf.Design.of([A, B], "x", seeds=3, **PLAN)
     tuned = gf.Design.of([A, B], "x", tune=True, **PLAN)
-    assert tuned.vary(tune=False) == plain and plain.vary(tune=True) == tuned
+    assert tuned.replace(tune=False) == plain and plain.replace(tune=True) == tuned
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_folder_continues_from_its_design(
     assert main(["run", str(out / FILE), "--seeds", "2"]) == 0
     assert f"report: {out / 'report.html'}" in capsys.readouterr().out
     held = gf.Design.from_file(out / FILE)
-    assert held.seeds == 2 and held.vary(seeds=1) == first.design
+    assert held.seeds == 2 and held.replace(seeds=1) == first.design
     assert main(["run", str(out / FILE), "--out", str(tmp_path / "copy")]) == 0
     assert gf.Design.from_file(tmp_path / "copy" / FILE) == held
 

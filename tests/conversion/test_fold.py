@@ -58,7 +58,7 @@ def test_folding_is_not_the_weights_as_they_are():
     folded = fold(model)
     assert not torch.allclose(folded.layers[0].ffn.up_proj.weight, model.layers[0].ffn.up_proj.weight, rtol=1e-2)
     assert folded.embedding.weight.data_ptr() == model.embedding.weight.data_ptr()
-    assert folded.config == model.config.vary(reparam=None) and not folded.training and fold(model.train()).training
+    assert folded.config == model.config.replace(reparam=None) and not folded.training and fold(model.train()).training
 
 
 def test_a_plain_model_is_itself():

@@ -64,8 +64,8 @@ def test_classes_and_vectors_are_those_of_the_oracle(tmp_path: Path):
         ("", transformers.AutoModel, wrapped.GlassformerModel),
     ):
         config = gf.preset(f"bert-base@1m+{TINY}")
-        head = config.head.vary(vector=False, classes=3, bias=True) if change else config.head
-        mine = config.vary(head=head).build(1)
+        head = config.head.replace(vector=False, classes=3, bias=True) if change else config.head
+        mine = config.replace(head=head).build(1)
         bert, ours = theirs(mine, tmp_path / f"bert{change}", auto), cls.of(mine)
         a, b = (one(SOURCE, attention_mask=REAL) for one in (ours.eval(), bert))
         if change:

@@ -277,7 +277,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     backwards = written(list(reversed(range(18))), samplings)
     for row in range(18):
         assert together[row] == backwards[row] == written([row], samplings)[row]
-    apart = [sampling.vary() for sampling in samplings]  # equal, and not the same object
+    apart = [sampling.replace() for sampling in samplings]  # equal, and not the same object
     assert written(list(range(18)), apart) == together
 
 
@@ -399,8 +399,8 @@ def test_a_bias_on_a_token_that_is_not_there() -> None:
 def test_a_sampling_is_a_value() -> None:
     sampling = Sampling(temperature=0.5, logit_bias={3: 1.0})
     assert sampling.plain is False and sampling.penalizes is False  # kept once asked for, and no part of the value
-    assert sampling == Sampling(**to_plain(sampling)) == GREEDY.vary(temperature=0.5, logit_bias={"3": 1})
-    assert sampling.vary(temperature=0, logit_bias={}).plain
+    assert sampling == Sampling(**to_plain(sampling)) == GREEDY.replace(temperature=0.5, logit_bias={"3": 1})
+    assert sampling.replace(temperature=0, logit_bias={}).plain
 
     class Request(Value):
         sampling: Sampling = GREEDY

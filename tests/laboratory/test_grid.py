@@ -206,7 +206,7 @@ def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
     found = trained(source, tmp_path, budgets=None, isoflop="1e11,3e11,1e12", progress=planned(plans))
     for run in plans[0].runs:
         size = f"{run.model}@{run.size}"
-        exact = 3 * preset(size).vary(vocab_size=found.data["vocab_size"], context=32).flops(32) * run.tokens
+        exact = 3 * preset(size).replace(vocab_size=found.data["vocab_size"], context=32).flops(32) * run.tokens
         assert run.flops == pytest.approx(exact) and run.flops == pytest.approx(float(run.cell.split("-")[1]), rel=0.15)
         assert run.approximate == 6 * run.params * run.tokens < run.flops
     assert any("6 N D" in note for note in plans[0].notes)
@@ -304,7 +304,7 @@ def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatc
 
     text = prepare(source, "auto", 32)
     recipe = Recipe.of(tokens=1, **SMALL)
-    configs = {size: preset(f"gpt2@{size}").vary(vocab_size=text.tokenizer.vocab_size, context=32)
+    configs = {size: preset(f"gpt2@{size}").replace(vocab_size=text.tokenizer.vocab_size, context=32)
                for size in ("0.05m", "3m")}  # fmt: skip
     monkeypatch.setattr(estimate, "PROBE", 0.2)
     assert min(estimate.rates(configs, text, recipe).values()) > 0

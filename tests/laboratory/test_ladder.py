@@ -75,7 +75,7 @@ def test_the_way_from_gpt2_to_llama_is_found() -> None:
     steps = between("gpt2@1m", "llama@1m")
     assert steps == ["rope", "nobias", "rmsnorm+norm.eps=1e-06", "swiglu", "untied"]
     end, llama = gf.preset(join("gpt2@1m", steps)), gf.preset("llama@1m")
-    assert end.vary(vocab_size=1, context=1).resolved() == llama.vary(vocab_size=1, context=1).resolved()
+    assert end.replace(vocab_size=1, context=1).resolved() == llama.replace(vocab_size=1, context=1).resolved()
 
 
 @pytest.mark.parametrize(

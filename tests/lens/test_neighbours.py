@@ -28,7 +28,7 @@ def closeness(table: torch.Tensor, token: int, by: str) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def model():
-    return gf.preset("gpt2@1m").vary(vocab_size=101).build(seed=0)
+    return gf.preset("gpt2@1m").replace(vocab_size=101).build(seed=0)
 
 
 @settings(max_examples=20, deadline=None)
@@ -62,14 +62,14 @@ def test_a_planted_neighbour_is_found(model, by):
 
 
 def test_the_head_and_a_tied_one():
-    untied = gf.preset("llama@1m").vary(vocab_size=40)
-    untied = untied.vary(head=untied.head.vary(tied=False)).build(seed=0)
+    untied = gf.preset("llama@1m").replace(vocab_size=40)
+    untied = untied.replace(head=untied.head.replace(tied=False)).build(seed=0)
     mine, heads = embedding_neighbours(untied, [3], 5), embedding_neighbours(untied, [3], 5, of="head")
     assert mine.ids.tolist() != heads.ids.tolist()
     assert embedding_neighbours(untied, 3, 5).ids.tolist() == mine.ids.tolist()
     torch.testing.assert_close(heads.closeness[0].double(), closeness(untied.head.weight, 3, "cosine")[heads.ids[0]])
-    tied = gf.preset("gpt2@1m").vary(vocab_size=40)
-    tied = tied.vary(head=tied.head.vary(tied=True)).build(seed=0)
+    tied = gf.preset("gpt2@1m").replace(vocab_size=40)
+    tied = tied.replace(head=tied.head.replace(tied=True)).build(seed=0)
     assert (
         embedding_neighbours(tied, [3], 5).to_dict()["ids"]
         == embedding_neighbours(tied, [3], 5, of="head").to_dict()["ids"]

@@ -57,7 +57,7 @@ def test_learned_is_the_table():
 
 
 def test_a_learned_table_ends_and_is_thinned():
-    config = gf.preset("gpt2@1m").vary(context=3000)
+    config = gf.preset("gpt2@1m").replace(context=3000)
     plot = only(position_picture(config))["cosine of positions"]
     assert plot.values.shape == (1000, 1000) and plot.at[1] == 3 and plot.at[-1] < 3000
     assert plot.values.diagonal().allclose(torch.ones(1000))
@@ -171,7 +171,7 @@ def test_a_table_of_a_config_is_drawn_by_its_own_rule_and_a_large_one_is_refused
     table = config.build(seed=0).embedding.position.weight.detach()
     assert float(norms.mean()) == pytest.approx(float(table.norm(dim=-1).mean()), rel=0.05)
     with refused(code="range", field="position"):
-        position_picture(config.vary(context=1 << 25))
+        position_picture(config.replace(context=1 << 25))
 
 
 def test_refusals():

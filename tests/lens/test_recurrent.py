@@ -21,7 +21,7 @@ TOKENS = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(0))
 def hybrid(*layers: str) -> Model:
     """A layer for each change."""
     blocks = tuple(gf.preset(f"llama@1m+{SIZE}+{change}").stack[0].blocks[0] for change in layers)
-    return gf.preset(f"llama@1m+{SIZE}").vary(stack=(Stage(blocks=blocks),)).build(seed=0).eval()
+    return gf.preset(f"llama@1m+{SIZE}").replace(stack=(Stage(blocks=blocks),)).build(seed=0).eval()
 
 
 def test_the_map_of_a_channel_is_its_effective_attention():

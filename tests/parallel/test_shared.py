@@ -29,7 +29,7 @@ from glassformer.training.shared import check_shared, layout_of
 from tests.parallel.threads import as_threads
 from tests.refused import refused
 
-CONFIG = preset("llama@1m+layers=2+d_model=16+heads=2").vary(vocab_size=32, context=8)
+CONFIG = preset("llama@1m+layers=2+d_model=16+heads=2").replace(vocab_size=32, context=8)
 RECIPE = Recipe(steps=2, batch_size=8, micro_batch=2, context=8)
 
 
@@ -102,7 +102,7 @@ def test_what_ranks_cannot_share_is_refused(layout: str, recipe: dict[str, objec
 
 def test_no_power_of_two_is_said():
     with pytest.warns(UserWarning, match="within rounding, not bit for bit"):
-        check_shared(CONFIG, RECIPE.vary(batch_size=6, micro_batch=1), Layout.of("fsdp=3"), "run")
+        check_shared(CONFIG, RECIPE.replace(batch_size=6, micro_batch=1), Layout.of("fsdp=3"), "run")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_shared(CONFIG, RECIPE, Layout.of("fsdp=2,replicate=2"), "run")

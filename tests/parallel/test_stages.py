@@ -27,7 +27,7 @@ TINY = "layers=5+d_model=32+heads=4+untied"
 
 
 def model(expression: str) -> Model:
-    return preset(expression).vary(vocab_size=VOCAB, context=CONTEXT).build(seed=0).train()
+    return preset(expression).replace(vocab_size=VOCAB, context=CONTEXT).build(seed=0).train()
 
 
 def draw(atoms: int) -> tuple[Tensor, Tensor]:

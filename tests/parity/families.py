@@ -301,26 +301,28 @@ def shrink(config: ModelConfig, size: Tiny) -> ModelConfig:
     def heads(mixer: Any) -> Any:
         groups = mixer.n_kv_heads if mixer.n_kv_heads in (None, 1) else size.g
         windowed = isinstance(mixer.visibility, SlidingWindowConfig)
-        return mixer.vary(
+        return mixer.replace(
             n_heads=size.n,
             n_kv_heads=groups,
             head_dim=mixer.head_dim and size.h,
             visibility=SlidingWindowConfig(window=size.window) if windowed else mixer.visibility,
         )
 
-    blocks = tuple(block.vary(ffn=block.ffn and block.ffn.vary(hidden=size.f)) for block in config.stack[0].blocks)
+    blocks = tuple(
+        block.replace(ffn=block.ffn and block.ffn.replace(hidden=size.f)) for block in config.stack[0].blocks
+    )
     assert len(config.stack) == 1
     scale = config.embedding.scale and size.d**0.5
-    config = config.vary(
+    config = config.replace(
         vocab_size=size.vocab,
         d_model=size.d,
         context=size.context,
-        embedding=config.embedding.vary(scale=scale),
+        embedding=config.embedding.replace(scale=scale),
         stack=(Stage(repeat=size.layers // len(blocks), blocks=blocks),),
     )
 
     def fit(block: BlockConfig) -> BlockConfig:
-        return block.vary(mixer=heads(block.mixer)) if isinstance(block.mixer, AttentionConfig) else block
+        return block.replace(mixer=heads(block.mixer)) if isinstance(block.mixer, AttentionConfig) else block
 
     return each_block(config, fit)
 
@@ -331,8 +333,8 @@ def published(name: str, change: str = "") -> ModelConfig:
     if name != "gemma-2":
         return config
     block = config.stack[0].blocks[0]  # Gemma 2 alternates windows with the whole
-    local = block.vary(mixer=block.mixer.vary(visibility=SlidingWindowConfig(window=4096)))
-    return config.vary(stack=(Stage(repeat=13, blocks=(local, block)),))
+    local = block.replace(mixer=block.mixer.replace(visibility=SlidingWindowConfig(window=4096)))
+    return config.replace(stack=(Stage(repeat=13, blocks=(local, block)),))
 
 
 def theirs(name: str, size: Tiny, seed: int) -> nn.Module:

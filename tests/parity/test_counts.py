@@ -86,7 +86,7 @@ def test_the_first_transformers_have_about_the_size_their_paper_says():
     for name, millions in {"transformer-base": 65, "transformer-big": 213}.items():
         config = PRESETS[name]()
         assert config.num_params() == pytest.approx(millions * 1e6, rel=0.035)
-        assert config.vary(head=config.head.vary(tied=False)).num_params() > 1.15 * millions * 1e6
+        assert config.replace(head=config.head.replace(tied=False)).num_params() > 1.15 * millions * 1e6
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

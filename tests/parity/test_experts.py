@@ -162,7 +162,7 @@ def test_a_layer_of_deepseek() -> None:
     other.gate.e_score_correction_bias.copy_(bias)
     block = gf.preset(f"llama@1m+d_model={D}+heads=4+moe:8:3:{F_}").stack[0].blocks[0]
     assert isinstance(block.ffn, ExpertsConfig)
-    ffn = block.ffn.vary(score="sigmoid", scale=2.5, n_shared=2, balance_rate=0.0, balance_loss=0.0)
+    ffn = block.ffn.replace(score="sigmoid", scale=2.5, n_shared=2, balance_rate=0.0, balance_loss=0.0)
     mine = ffn.build(gf.preset(f"llama@1m+d_model={D}+heads=4").ctx)
     assert isinstance(mine, Experts)
     weights = experts(dict(other.named_parameters()))

@@ -20,8 +20,8 @@ D, N, F, V, S, T, LAYERS = 24, 3, 40, 37, 6, 9, 2
 def tiny(bias: bool) -> ModelConfig:
     config = transformer_base(D, F, N, bias=bias)
     assert config.encoder is not None
-    encoder = config.encoder.vary(stack=(config.encoder.stack[0].vary(repeat=LAYERS),))
-    return config.vary(vocab_size=V, context=16, stack=(config.stack[0].vary(repeat=LAYERS),), encoder=encoder)
+    encoder = config.encoder.replace(stack=(config.encoder.stack[0].replace(repeat=LAYERS),))
+    return config.replace(vocab_size=V, context=16, stack=(config.stack[0].replace(repeat=LAYERS),), encoder=encoder)
 
 
 def sinusoid(length: int) -> Tensor:

@@ -113,12 +113,12 @@ def test_one_of_them_may_take_anothers_keys():
     pass."""
     plain = gf.preset(f"llama@1m+{SIZE}")
     block = next(plain.layers())
-    own = block.mixer.vary(shares="kv")
+    own = block.mixer.replace(shares="kv")
     assert isinstance(own, AttentionConfig)
     taker = SharedAttentionConfig(n_heads=4, position=own.position)
     for mixers in ((own, BesideConfig(mixers=(taker, Mamba2Config()))), (BesideConfig(mixers=(own, taker)), own)):
-        blocks = tuple(block.vary(mixer=mixer) for mixer in mixers)
-        config = plain.vary(stack=(Stage(blocks=blocks),))
+        blocks = tuple(block.replace(mixer=mixer) for mixer in mixers)
+        config = plain.replace(stack=(Stage(blocks=blocks),))
         model, text = config.build(seed=0).eval(), tokens(2, 9)
         with torch.no_grad():
             full, state = model(text), model.init_state(2, 12, rewind=2)
@@ -135,12 +135,12 @@ def test_a_prefix_is_taken_where_it_is_the_only_look_ahead():
     """By mixers side by side, if the others are causal, and by layers that take another's keys."""
     taking = gf.preset(f"llama@1m+{SIZE}+prefix")
     block = next(taking.layers())
-    owner = block.vary(mixer=block.mixer.vary(shares="kv"))
+    owner = block.replace(mixer=block.mixer.replace(shares="kv"))
     sharing = {name: getattr(block.mixer, name) for name in ("n_heads", "n_kv_heads", "position", "visibility")}
-    taker = block.vary(mixer=SharedAttentionConfig(**sharing))
-    shared = taking.vary(stack=(Stage(blocks=(owner, taker)),))
-    both_ways = block.mixer.vary(visibility=BidirectionalConfig())
-    mixed = taking.vary(stack=(Stage(blocks=(block.vary(mixer=BesideConfig(mixers=(block.mixer, both_ways))),)),))
+    taker = block.replace(mixer=SharedAttentionConfig(**sharing))
+    shared = taking.replace(stack=(Stage(blocks=(owner, taker)),))
+    both_ways = block.mixer.replace(visibility=BidirectionalConfig())
+    mixed = taking.replace(stack=(Stage(blocks=(block.replace(mixer=BesideConfig(mixers=(block.mixer, both_ways))),)),))
     for config, takes in (
         (gf.preset(f"llama@1m+{SIZE}+prefix+beside:mamba2"), True), (shared, True), (mixed, False),
         (gf.preset(f"llama@1m+{SIZE}+beside:mamba2"), False),

@@ -340,8 +340,8 @@ def test_a_part_that_asks_for_its_layer_is_counted_for_each(monkeypatch: pytest.
             return Cost.weights(10**ctx.layer)
 
     config = gf.preset(f"gpt2@1m+{SMALL}+heads=4")
-    block = config.stack[0].blocks[0].vary(norm=ByLayerConfig())
-    layers = config.vary(stack=(config.stack[0].vary(blocks=(block,)),)).costs(Shape())["layers"]
+    block = config.stack[0].blocks[0].replace(norm=ByLayerConfig())
+    layers = config.replace(stack=(config.stack[0].replace(blocks=(block,)),)).costs(Shape())["layers"]
     assert [layers[f"{i}.ffn_norm"].parameters for i in range(2)] == [1, 10]
 
 

@@ -149,8 +149,8 @@ def test_depth_factors_count_residual_additions(change: str):
     """12 additions: 6 layers of two, and 4 of three in 8 blocks (a decoder's: self, cross, ffn)."""
     config = preset(f"gpt2@1m+layers=6+d_model=64+heads=4+vocab_size=61+context=32+{change}")
     (block,) = config.stack[0].blocks
-    alone = block.vary(ffn=None)
-    split = config.vary(stack=(Stage(repeat=4, blocks=(alone, block)),))
+    alone = block.replace(ffn=None)
+    split = config.replace(stack=(Stage(repeat=4, blocks=(alone, block)),))
     assert config.n_branches == split.n_branches == 12 and split.n_layers == 8
 
     def factors(config: ModelConfig) -> list[float]:
@@ -158,7 +158,7 @@ def test_depth_factors_count_residual_additions(change: str):
         std = [config.init.build(ctx).std(role, 64.0, 64.0) for role in ("score", "hidden", "output")]
         return [*std, *wiring.numbers(ctx).values()]
 
-    assert factors(split) == factors(config) != factors(config.vary(stack=(Stage(blocks=(block,)),)))
+    assert factors(split) == factors(config) != factors(config.replace(stack=(Stage(blocks=(block,)),)))
 
 
 def test_a_stack_of_mixers_alone_begins_as_before():

@@ -442,7 +442,7 @@ def flex_by_row() -> None:
             case = long_case(visibility, s, t, index=index)
             case = case._replace(q=case.q.tile(2), k=case.k.tile(2), v=case.v.tile(2))
             with torch.no_grad():
-                z = Flex()(case.call().vary(once=pass_.once))
+                z = Flex()(case.call().replace(once=pass_.once))
                 torch.testing.assert_close(z, case.run(Naive()), rtol=1e-4, atol=1e-5)
 
 

@@ -171,7 +171,7 @@ def test_the_word_takes_over_heads_and_the_papers_shares():
     assert mixer.shape(config.ctx) == LatentShape(32, 128, 64, 128, 512, 0)
     assert mixer.position.base == 5e5
     assert config.state_bytes(1) == 32 * (512 + 64) * 2
-    with_queries: Any = mixer.vary(q_rank=None)
+    with_queries: Any = mixer.replace(q_rank=None)
     assert with_queries.shape(config.ctx).q_rank == 1536
     grouped: Any = next(gf.preset("llama-3-8b").layers()).mixer
     assert grouped.n_kv_heads == 8 and mixer.heads(config.ctx).n_kv_heads == 32  # has no groups, as its docstring says

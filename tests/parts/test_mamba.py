@@ -333,5 +333,5 @@ def test_what_is_left_alone_and_what_follows():
     assert gf.preset("gpt2@1m+mamba").embedding.position is None  # the recurrence knows the order
     assert next(gf.preset("mamba@1m+bias+dropout:0.1").layers()).mixer == MambaConfig(bias=True)
     assert gf.preset("mamba@10m") == gf.preset("mamba-130m@10m")
-    mixed = llama.vary(stack=gf.preset("llama@10m+mamba").stack + llama.stack)
+    mixed = llama.replace(stack=gf.preset("llama@10m+mamba").stack + llama.stack)
     assert ModelConfig.from_dict(mixed.to_dict()) == mixed

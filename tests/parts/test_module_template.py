@@ -111,6 +111,6 @@ def test_a_part_that_asks_for_its_layer_is_built_for_each():
             return Cost.weights(2 * ctx.d_model)
 
     config = gf.preset("gpt2@1m+layers=3")
-    block = config.stack[0].blocks[0].vary(norm=ByLayerConfig())
-    layers: Any = config.vary(stack=(config.stack[0].vary(blocks=(block,)),)).build(seed=0).layers
+    block = config.stack[0].blocks[0].replace(norm=ByLayerConfig())
+    layers: Any = config.replace(stack=(config.stack[0].replace(blocks=(block,)),)).build(seed=0).layers
     assert [round(layer.residual.mixer_norm.eps * 1e5) for layer in layers] == [1, 2, 3]

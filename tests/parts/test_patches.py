@@ -32,7 +32,7 @@ def small(**changes: object) -> ModelConfig:
     )  # fmt: skip
     embedding = EmbeddingConfig(position=LearnedConfig(), patches=SMALL)
     sizes = {"d_model": 16, "context": SMALL.tokens, "stack": (Stage(repeat=2, blocks=(block,)),)}
-    return config.vary(**{**sizes, "embedding": embedding, **changes})
+    return config.replace(**{**sizes, "embedding": embedding, **changes})
 
 
 def test_patches_are_a_convolution() -> None:
@@ -88,7 +88,7 @@ def test_images_are_no_tokens_and_a_text_is_no_image() -> None:
     with refused(code="conflict", field="tokens"):
         preset("gpt2@1m+layers=1+vocab_size=61").build().hidden_states(IMAGES)
     with refused(code="conflict", field="head"):
-        small(head=preset("gpt2").head.vary(tied=False))
+        small(head=preset("gpt2").head.replace(tied=False))
     with refused(code="range", field="context"):
         small(context=9)
     with refused(code="range", field="patch"):

@@ -158,8 +158,8 @@ def test_a_latent_is_kept_in_place_of_keys_and_values(visibility: SlidingWindow 
 def test_a_latent_counts_itself():
     config = gf.preset(f"{TINY}+nope+kernel=naive")
     block = config.stack[0].blocks[0]
-    config = config.vary(
-        stack=(config.stack[0].vary(blocks=(block.vary(mixer=block.mixer.vary(projection=LatentConfig())),)),)
+    config = config.replace(
+        stack=(config.stack[0].replace(blocks=(block.replace(mixer=block.mixer.replace(projection=LatentConfig())),)),)
     )
     model = config.build(seed=0)
     assert config.num_params() == sum(p.numel() for p in model.parameters())

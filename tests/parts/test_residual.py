@@ -195,7 +195,7 @@ CONFIGS = [
 def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool):
     residual = config.build(CTX.within(has_ffn=has_ffn))
     assert config.num_params(CTX.within(has_ffn=has_ffn)) == sum(p.numel() for p in residual.parameters())
-    assert residual.scale == 1.0 and config.vary(scale=0.3).build(CTX.within(has_ffn=has_ffn)).scale == 0.3
+    assert residual.scale == 1.0 and config.replace(scale=0.3).build(CTX.within(has_ffn=has_ffn)).scale == 0.3
     (mixer, ffn), x = branches(), torch.randn(2, 3, D, requires_grad=True)
     y = residual(x, mixer, ffn if has_ffn else None)
     grads = torch.autograd.grad(y.sum() ** 2, [x, *residual.parameters(), *mixer.parameters()])
@@ -210,7 +210,7 @@ def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool
 def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
     """The stream itself passes; a dropped branch adds nothing, a kept one adds twice."""
     dropped, plain = (
-        config.vary(dropout=0.5).build(CTX),
+        config.replace(dropout=0.5).build(CTX),
         config.build(CTX),
     )
     dropped.load_state_dict(plain.state_dict())

@@ -75,8 +75,8 @@ class OwnRelativeConfig(AttentionPositionConfig, kind="toy_own_relative"):
 def config_of(position: AttentionPositionConfig, layers: int = 3) -> ModelConfig:
     config = gf.preset("llama@1m+d_model=32+heads=4+vocab_size=61+context=32+nope")
     (block,) = config.stack[0].blocks
-    mixer = block.mixer.vary(position=position, kernel=NaiveConfig())
-    return config.vary(stack=(Stage(repeat=layers, blocks=(block.vary(mixer=mixer),)),))
+    mixer = block.mixer.replace(position=position, kernel=NaiveConfig())
+    return config.replace(stack=(Stage(repeat=layers, blocks=(block.replace(mixer=mixer),)),))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_model_on_meta_shares_too():
 def test_what_differs_is_not_shared():
     """Other keys: tables of 4 and of 5 rows, each shared by two layers."""
     four, five = (config_of(SharedRelativeConfig(buckets=n), 1).stack[0].blocks[0] for n in (4, 5))
-    config = config_of(SharedRelativeConfig()).vary(stack=(Stage(repeat=2, blocks=(four, five)),))
+    config = config_of(SharedRelativeConfig()).replace(stack=(Stage(repeat=2, blocks=(four, five)),))
     shapes = {name: len(value) for name, value in config.build().state_dict().items() if "table" in name}
     assert shapes == {f"layers.{i}.mixer.position.table.weight": rows for i, rows in ((0, 4), (1, 5))}
 

@@ -47,8 +47,8 @@ def config_of(owner: dict[str, Any] | None = None, taker: dict[str, Any] | None 
         AttentionConfig(shares="near", **{**sizes, **near}),
         SharedAttentionConfig(source="near", q_norm=RMSNormConfig(), **{**sizes, **near}),
     ]
-    blocks = tuple(block.vary(mixer=mixer) for mixer in mixers)
-    return plain.vary(stack=(Stage(repeat=2, blocks=blocks[:2]), Stage(blocks=blocks[2:])))
+    blocks = tuple(block.replace(mixer=mixer) for mixer in mixers)
+    return plain.replace(stack=(Stage(repeat=2, blocks=blocks[:2]), Stage(blocks=blocks[2:])))
 
 
 def draw(b: int, s: int, seed: int = 0) -> Tensor:

@@ -239,8 +239,8 @@ def test_a_sink_takes_its_part_of_the_softmax():
     hidden = ~seen(SlidingWindow(3), 6)[0]
     lse = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)  # (b, n, s)
     part = torch.sigmoid(lse - sinks.view(1, 2, 1)).transpose(1, 2)[..., None]
-    torch.testing.assert_close(naive_attention(call.vary(sinks=sinks)), part * naive_attention(call))
-    none = call.vary(sinks=torch.full((2,), float("-inf"), dtype=torch.float64))
+    torch.testing.assert_close(naive_attention(call.replace(sinks=sinks)), part * naive_attention(call))
+    none = call.replace(sinks=torch.full((2,), float("-inf"), dtype=torch.float64))
     torch.testing.assert_close(naive_attention(none), naive_attention(call))
 
 

@@ -147,7 +147,9 @@ def test_sinks_are_those_of_gpt_oss(kernel: str, window: int | None):
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     config = preset(f"llama@1m+vocab_size=61+d_model={D}+heads={N}+gqa:2+sinks+nope+kernel={kernel}")
-    mixer = next(config.layers()).mixer.vary(bias=True, **({} if window is None else {"visibility": _window(window)}))
+    mixer = next(config.layers()).mixer.replace(
+        bias=True, **({} if window is None else {"visibility": _window(window)})
+    )
     ours = moved(mixer.build(config.ctx), 3)
     s = 11
     x = torch.randn(2, s, D, generator=torch.Generator().manual_seed(1)).double()

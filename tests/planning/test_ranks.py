@@ -159,7 +159,9 @@ def test_experts_see_the_tokens_that_tensor_parallelism_leaves_them():
     of_experts = config.n_layers * ffn.costs(config.ctx.at(0), shape).kept
     assert kept(1) - kept(2) == pytest.approx(of_experts / 2, rel=0.05)
     assert kept(2) - kept(4) == pytest.approx(of_experts / 4, rel=0.05)
-    with_shared = config.vary(stack=(Stage(blocks=tuple(b.vary(ffn=ffn.vary(n_shared=1)) for b in config.layers())),))
+    with_shared = config.replace(
+        stack=(Stage(blocks=tuple(b.replace(ffn=ffn.replace(n_shared=1)) for b in config.layers())),)
+    )
     plans = [
         plan_training(with_shared, 4, 64, torch.float32, AdamWConfig(), Layout.of(layout)).moments["loss"].activations
         for layout in ("tp=2", "tp=2,sp=1")

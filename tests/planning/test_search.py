@@ -22,7 +22,7 @@ CONFIG = gf.preset("llama@1m+vocab_size=512+layers=2")
 def among(memory: float, batch: int = 8, node: int = 4, config: gf.ModelConfig = CONFIG, most: int = TRIED):
     """Of 4 with so much memory each, and no driver in it."""
     on = cluster(f"h100:{node}", nodes=4 // node)
-    on = replace(on, machine=on.machine.vary(memory=memory, device="cpu"))
+    on = replace(on, machine=on.machine.replace(memory=memory, device="cpu"))
     return find_layouts(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
 
 

@@ -229,7 +229,7 @@ def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
 
     def planned(layout: Layout, **machine: object):
         on = cluster("h100:4")
-        on = replace(on, machine=on.machine.vary(**machine))
+        on = replace(on, machine=on.machine.replace(**machine))
         return gf.plan(config, train=True, batch=8, context=128, layout=layout, machine=on, **asked)  # type: ignore[call-overload]
 
     slow = Layout.of("dp=4,zero=3,recompute=full")

@@ -225,7 +225,7 @@ def test_layouts_that_do_not_divide_name_the_nearest_that_does(model: str, layou
         Layout.of(layout).check(config, 16, 2048)
     if near:
         assert caught.value.expected == near
-        Layout.of(layout).vary(**{field: int(near)}).check(config, 16, 2048)
+        Layout.of(layout).replace(**{field: int(near)}).check(config, 16, 2048)
 
 
 def test_a_layout_is_read_by_words():
@@ -268,7 +268,7 @@ def test_adapters_alone_have_gradients_and_states():
 def test_scores_that_flex_attention_bends_are_not_kept_on_a_gpu(word: str):
     """Of each query and head FlexAttention keeps the logarithm of its sum, as SDPA does; with sinks what they left, in
     fp32 and as z is. No mask and no score: twice the tokens hold twice as much."""
-    config = gf.preset("llama@1m").vary(context=1024)
+    config = gf.preset("llama@1m").replace(context=1024)
     held = {}
     for name, one in (("plain", config), (word, change_of(word)(config))):
         for s in (256, 512):

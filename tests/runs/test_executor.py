@@ -42,8 +42,8 @@ def test_a_result_answers_its_own_request_alone(asked: list[RunRequest], tmp_pat
     (result,) = AT_ONCE.run([request], tmp_path)
     assert finished(request, tmp_path) == result and kept(asked, tmp_path) == {request.key: result}
     for wanted in (
-        replace(request, recipe=request.recipe.vary(learning_rate=0.5)),
-        replace(request, config=request.config.vary(vocab_size=99)),
+        replace(request, recipe=request.recipe.replace(learning_rate=0.5)),
+        replace(request, config=request.config.replace(vocab_size=99)),
         replace(request, config=other.config),
     ):
         assert not wanted.answered_by(result) and finished(wanted, tmp_path) is None
@@ -124,7 +124,7 @@ def test_nothing_of_a_run_lies_elsewhere(asked: list[RunRequest], tmp_path: Path
 
 def test_one_process_trains_run_after_run(asked: list[RunRequest], tmp_path: Path) -> None:
     """Two side by side in a process each, which go on to the next run; every result is that of a process of its own."""
-    more = [replace(one, recipe=one.recipe.vary(seed=9)) for one in asked]
+    more = [replace(one, recipe=one.recipe.replace(seed=9)) for one in asked]
     with_processes: dict[str, list[str]] = {}
 
     class Watched(Local):

@@ -36,7 +36,7 @@ def test_each_run_sees_its_own_device(asked: list[RunRequest], tmp_path: Path, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     slots = Slots(["cuda:0", "cuda:1"])
     assert (slots.workers, slots.shared) == (2, False) and threads_of(slots, None, "minutes") is not None
-    three = [*asked, replace(asked[0], recipe=asked[0].recipe.vary(seed=9))]
+    three = [*asked, replace(asked[0], recipe=asked[0].recipe.replace(seed=9))]
     results = list(slots.run(three, tmp_path))
     assert [one.error for one in results] == ["ValueError: met"] * 3
     seen = [(one.place(tmp_path) / "there").read_text() for one in three]

@@ -124,7 +124,7 @@ def test_spans_take_their_share_in_stretches(text: TextData):
 def test_pieces_of_a_batch_weigh_as_many_targets_as_they_have(text: TextData):
     """Micro-batches have the loss and the gradients of the whole, though masks are not spread evenly."""
     with_mask = MaskedConfig().with_tokens(text)
-    built = preset(ENCODER).vary(vocab_size=with_mask.tokenizer.vocab_size, context=16).build(seed=0)
+    built = preset(ENCODER).replace(vocab_size=with_mask.tokenizer.vocab_size, context=16).build(seed=0)
     batch = batches_of(text, MaskedConfig(), 6, 16)[0]
     counts = (batch.targets != IGNORED).sum(1)
     assert counts.unique().numel() > 1

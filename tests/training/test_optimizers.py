@@ -227,7 +227,7 @@ def test_default_rates_follow_adamws() -> None:
     for kind, times in (("adamw", 1.0), ("muon", 1.0), ("lion", 1 / 3)):
         recipe = Recipe.of(tokens=1, optimizer=kind)
         assert recipe.peak_learning_rate(config) == pytest.approx(times * default_learning_rate(config))
-        assert recipe.vary(learning_rate=0.5).peak_learning_rate(config) == 0.5
+        assert recipe.replace(learning_rate=0.5).peak_learning_rate(config) == 0.5
 
 
 def test_nesterov_needs_momentum() -> None:

@@ -109,14 +109,14 @@ def test_a_prefix_is_read_both_ways_and_the_rest_is_not(text: TextData):
     """Rows with prefixes of their own are what a model with the fixed visibility of that length makes of them, and a
     prediction does not depend on what it is to predict, by autograd."""
     how = PrefixObjectiveConfig()
-    config = gf.preset(f"{DECODER}+prefix").vary(vocab_size=text.tokenizer.vocab_size, context=32)
+    config = gf.preset(f"{DECODER}+prefix").replace(vocab_size=text.tokenizer.vocab_size, context=32)
     batch = how.batches(text, 6, 32, 0, config)[0]
     model = config.build(seed=0).double().eval()
     logits = model(batch.inputs, **batch.beside)
     lengths = batch.beside["global_tokens"].sum(1).tolist()
     assert len(set(lengths)) > 2
     for row, length in enumerate(lengths):
-        fixed = gf.preset(f"{DECODER}+prefix:{length}").vary(vocab_size=config.vocab_size, context=32).build(seed=0)
+        fixed = gf.preset(f"{DECODER}+prefix:{length}").replace(vocab_size=config.vocab_size, context=32).build(seed=0)
         torch.testing.assert_close(fixed.double().eval()(batch.inputs[row : row + 1])[0], logits[row])
         scored = np.flatnonzero(batch.targets[row] != IGNORED)
         assert scored.tolist() == list(range(length - 1, 32))
@@ -178,7 +178,7 @@ def test_batches_are_a_function_of_seed_and_step(name: str, model: str, text: Te
     assert rows(one[4]) == rows(again[4]) != rows(other[4])
     assert one[4].inputs.shape[1] <= 48 and all(given.shape[1] <= 48 for given in one[4].beside.values())
     assert one.read(7) == {"tokens": 7 * one.tokens_per_step}
-    built = config.vary(vocab_size=text.tokenizer.vocab_size, context=48).build(seed=0)
+    built = config.replace(vocab_size=text.tokenizer.vocab_size, context=48).build(seed=0)
     loss = how.loss(built, one[0])
     loss.backward()
     assert 0 < float(loss.detach()) < 20

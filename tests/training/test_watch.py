@@ -126,7 +126,7 @@ def test_watching_changes_nothing_where_regions_are_compiled(
 @pytest.mark.parametrize("name", ["llama@1m", "gpt2@1m"])
 def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], name: str) -> None:
     """And that is said once for each look, whichever of the two contexts is the outer one."""
-    net = model(name).vary(vocab_size=11, context=CONTEXT).build(seed=0).eval()
+    net = model(name).replace(vocab_size=11, context=CONTEXT).build(seed=0).eval()
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         plain = net(tokens)
@@ -177,7 +177,7 @@ def test_a_damaged_state_is_refused(text: TextData, tmp_path: Path) -> None:
 
 def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
     """Each against the tensors themselves."""
-    net = model().vary(vocab_size=text.tokenizer.vocab_size, context=CONTEXT).build(seed=0)
+    net = model().replace(vocab_size=text.tokenizer.vocab_size, context=CONTEXT).build(seed=0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watch = Watch(net, every=1)
     tokens = torch.randint(0, 10, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -220,7 +220,7 @@ def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
 
 def test_a_zero_weight_that_moved_has_moved_by_inf(tmp_path: Path) -> None:
     """As `update_ratio` says it, in the row, in the file and in the checkpoint; what stays zero has not moved."""
-    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    net = model().replace(vocab_size=11, context=CONTEXT).build(seed=0)
     net.layers[0].ffn.down_proj.weight.data.zero_()
     net.layers[1].ffn.up_proj.weight.data.zero_()
     net.layers[1].ffn.up_proj.weight.requires_grad_(False)
@@ -249,7 +249,7 @@ def test_a_zero_weight_that_moved_has_moved_by_inf(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama@1m+gqa:1", "bloom@1m", "llama@1m+window:5", "falcon@1m"])
 def test_activations_are_measured(name: str) -> None:
     """Each against what capture sees."""
-    net = model(name).vary(vocab_size=11, context=CONTEXT).build(seed=0).train()
+    net = model(name).replace(vocab_size=11, context=CONTEXT).build(seed=0).train()
     tokens = torch.randint(0, 11, (2, 16), generator=torch.Generator().manual_seed(0))
     found = probe(net, tokens)
     assert net.training
@@ -306,7 +306,7 @@ class Streams(Callback):
 def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Path) -> None:
     """Of what stands in dynamics.jsonl, against singular values that numpy takes of what the layers put out."""
     streams = Streams(3)
-    config = model().vary(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: they can be told apart
+    config = model().replace(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: they can be told apart
     recipe = {**TEN, "watch": 3, "learning_rate": 0.03, "dtype": "float32"}
     train(config, text, recipe, tmp_path, callbacks=[streams])
     recorded = {
@@ -349,7 +349,7 @@ def test_a_loop_of_ones_own_can_be_watched(
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_routers_are_measured(score: str) -> None:
     expression = f"llama@1m+moe:4:2+ffn.score={score}+ffn.balance_rate=0.1+ffn.capacity=0.9"
-    net = model(expression).vary(vocab_size=11, context=CONTEXT).build(seed=0).train()
+    net = model(expression).replace(vocab_size=11, context=CONTEXT).build(seed=0).train()
     for layer in net.layers:
         layer.ffn.router.weight.data *= 30
         layer.ffn.router.selection_bias.copy_(torch.tensor([0.0, 0.2, -0.2, 0.0]))
@@ -429,7 +429,7 @@ def test_a_spike_is_found_and_noted(text: TextData, tmp_path: Path, one_bad_batc
 
 def test_sequences_of_a_spike_are_chosen_by_their_own_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of them are run together; targets that do not count are left out of the means."""
-    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    net = model().replace(vocab_size=11, context=CONTEXT).build(seed=0)
     tokens = torch.randint(0, 11, (5, 16), generator=torch.Generator().manual_seed(0))
     targets = tokens.roll(-1, 1).index_fill(1, torch.tensor([2, 15]), -100)
     alone = [net.eval().loss(x, y).item() for x, y in zip(tokens.split(1), targets.split(1), strict=True)]
@@ -502,7 +502,7 @@ def test_wrong_requests_are_refused(text: TextData, recipe: dict[str, Any], code
 
 
 def test_the_monitor_refuses_an_interval_of_zero_and_a_damaged_state() -> None:
-    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    net = model().replace(vocab_size=11, context=CONTEXT).build(seed=0)
     with refused(code="range", field="watch"):
         Watch(net, every=0)
     for state in (None, [], {}, {"ring": 3}, {"ring": [3]}):
@@ -512,7 +512,7 @@ def test_the_monitor_refuses_an_interval_of_zero_and_a_damaged_state() -> None:
 
 def test_the_spectra_are_those_of_what_is_applied() -> None:
     """A sigma-reparametrised matrix has the norm gamma, however large the one beneath it grows."""
-    net = model("llama@1m+sigmareparam").vary(vocab_size=11, context=CONTEXT).build(seed=0).eval()
+    net = model("llama@1m+sigmareparam").replace(vocab_size=11, context=CONTEXT).build(seed=0).eval()
     up = net.layers[1].ffn.up_proj
     with torch.no_grad():
         up.weight.mul_(50.0)

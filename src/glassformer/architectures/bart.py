@@ -42,7 +42,7 @@ def bart_base(
         final_norm=None,
         head=HeadConfig(tied=True, offset=True),
         encoder=TowerConfig(
-            embedding=embedding.vary(tied=True), stack=(Stage(repeat=n_layers, blocks=(layer,)),), final_norm=None
+            embedding=embedding.replace(tied=True), stack=(Stage(repeat=n_layers, blocks=(layer,)),), final_norm=None
         ),
     )
 

@@ -46,12 +46,12 @@ def bert_base_mlm(
 
 
 def bert_base() -> ModelConfig:
-    return bert_base_mlm().vary(head=POOLER)
+    return bert_base_mlm().replace(head=POOLER)
 
 
 def minilm_l6() -> ModelConfig:
     """all-MiniLM-L6-v2 (Wang et al. 2020, 2002.10957, trained for sentences)."""
-    return bert_base_mlm(6, 384).vary(head=POOLER)
+    return bert_base_mlm(6, 384).replace(head=POOLER)
 
 
 def roberta_base() -> ModelConfig:
@@ -81,4 +81,4 @@ def bigbird_base() -> ModelConfig:
 def _seeing(config: ModelConfig, mixer: AttentionConfig) -> ModelConfig:
     """With this attention in every layer, and 4,096 tokens of context."""
     stage = config.stack[0]
-    return config.vary(context=4096, stack=(stage.vary(blocks=(stage.blocks[0].vary(mixer=mixer),)),))
+    return config.replace(context=4096, stack=(stage.replace(blocks=(stage.blocks[0].replace(mixer=mixer),)),))

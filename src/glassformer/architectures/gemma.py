@@ -47,7 +47,7 @@ def gemma_2(n_layers: int, d_model: int, hidden: int, n_heads: int, n_kv_heads: 
     far = AttentionConfig(
         n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=256, scale=256**-0.5, softcap=50.0, position=RotaryConfig()
     )
-    near = far.vary(visibility=SlidingWindowConfig(window=4096))
+    near = far.replace(visibility=SlidingWindowConfig(window=4096))
     return gemma(n_layers, d_model, hidden, 256000, 8192, near, far, every=2, cap=30.0)
 
 
@@ -56,7 +56,7 @@ def gemma_3(n_layers: int, d_model: int, hidden: int) -> ModelConfig:
         n_heads=4, n_kv_heads=1, head_dim=256, scale=256**-0.5, position=RotaryConfig(base=1e6),
         qk_norm=QKNormConfig(norm=NORM),
     )  # fmt: skip
-    near = far.vary(visibility=SlidingWindowConfig(window=512), position=RotaryConfig(base=1e4))
+    near = far.replace(visibility=SlidingWindowConfig(window=512), position=RotaryConfig(base=1e4))
     return gemma(n_layers, d_model, hidden, 262144, 32768, near, far, every=6, cap=None)
 
 

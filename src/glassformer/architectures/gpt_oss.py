@@ -24,7 +24,7 @@ def gpt_oss(n_layers: int, n_experts: int) -> ModelConfig:
     )
     near, far_block = (
         BlockConfig(mixer=mixer, ffn=experts, norm=RMSNormConfig(eps=1e-5))
-        for mixer in (far.vary(visibility=SlidingWindowConfig(window=128)), far)
+        for mixer in (far.replace(visibility=SlidingWindowConfig(window=128)), far)
     )
     return ModelConfig(
         vocab_size=201088,

@@ -46,4 +46,4 @@ def mixtral_8x7b() -> ModelConfig:
         norm=RMSNormConfig(eps=1e-5),
         residual=PreConfig(),
     )
-    return mistral_7b().vary(stack=(Stage(repeat=32, blocks=(block,)),))
+    return mistral_7b().replace(stack=(Stage(repeat=32, blocks=(block,)),))

@@ -21,14 +21,14 @@ def modernbert_base() -> ModelConfig:
     mixer = AttentionConfig(n_heads=12, position=RotaryConfig(base=160_000.0), visibility=BidirectionalConfig())
     wide = BlockConfig(mixer=mixer, ffn=GluConfig(hidden=1152, activation="gelu"), norm=norm)
     window = LongformerConfig(window=128, globals=0, causal=False)
-    near = wide.vary(mixer=mixer.vary(position=RotaryConfig(base=10_000.0), visibility=window))
+    near = wide.replace(mixer=mixer.replace(position=RotaryConfig(base=10_000.0), visibility=window))
     return ModelConfig(
         vocab_size=50368,
         d_model=768,
         context=8192,
         embedding=EmbeddingConfig(norm=norm),
         stack=(
-            Stage(blocks=(wide.vary(residual=PreConfig(mixer_normed=False)),)),
+            Stage(blocks=(wide.replace(residual=PreConfig(mixer_normed=False)),)),
             Stage(repeat=7, blocks=(near, near, wide)),
         ),
         final_norm=norm,

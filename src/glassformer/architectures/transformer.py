@@ -37,7 +37,7 @@ def transformer_base(
         head=HeadConfig(tied=True, smoothing=0.1),
         init=XavierInitConfig(),
         encoder=TowerConfig(
-            embedding=embedding.vary(tied=True), stack=(Stage(repeat=6, blocks=(layer,)),), final_norm=None
+            embedding=embedding.replace(tied=True), stack=(Stage(repeat=6, blocks=(layer,)),), final_norm=None
         ),
     )
 

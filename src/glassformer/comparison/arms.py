@@ -246,8 +246,8 @@ def likeness(
     notes = []
     own: dict[str, list[str]] = {}  # arms by what their recipes change
     for name, config in configs.items():
-        if wishes := arms[name].recipe:
-            told = "(" + ", ".join(f"{field}={value}" for field, value in wishes.items()) + ")"
+        if overrides := arms[name].recipe:
+            told = "(" + ", ".join(f"{field}={value}" for field, value in overrides.items()) + ")"
             twins = [other for other, its in configs.items() if its == config and plans[other] != plans[name]]
             if twins:
                 but = f"it is the model of {' and '.join(twins)}, so what differs is the recipe"
@@ -339,7 +339,7 @@ def recipes(
             plan.optimizer.check(config)
         except RequestError as error:
             raise error.of(name) from None
-        made[name] = plan.vary(learning_rate=plan.peak_learning_rate(config))
+        made[name] = plan.replace(learning_rate=plan.peak_learning_rate(config))
     return made
 
 
@@ -348,7 +348,7 @@ def compiled_alike(
 ) -> tuple[dict[str, Recipe], machine.Settings]:
     """The recipes with `compile` decided, and the settings to report. All arms compile or none does: as the runs
     `before` did, else if it pays for at least one arm. An arm whose expression sets `compile` keeps its value."""
-    plans = {name: plan.vary(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
+    plans = {name: plan.replace(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
-    return {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}, how
+    return {n: plan.replace(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}, how

@@ -102,7 +102,7 @@ class Design:
     Examples
     --------
     >>> design = gf.Design.of(["gpt2@1m", "llama@1m"], "python-docs", tokens="200k", seeds=3)
-    >>> design.vary(seeds=5).seeds
+    >>> design.replace(seeds=5).seeds
     5
     """
 
@@ -228,7 +228,7 @@ class Design:
         if self.within is not None and not 0 < self.within < math.inf:
             raise RequestError(code="range", field="within", value=self.within, expected="a number of minutes above 0")
 
-    def vary(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Returns the design with some fields changed.
 
         Parameters
@@ -248,7 +248,7 @@ class Design:
 
         Examples
         --------
-        >>> design.vary(seeds=2, batch_size=8).recipe["batch_size"]
+        >>> design.replace(seeds=2, batch_size=8).recipe["batch_size"]
         8
         """
         own = {name: changes.pop(name) for name in list(changes) if name in OWN or name in ("arms", "data")}

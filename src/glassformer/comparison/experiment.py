@@ -94,7 +94,7 @@ def carry_out(
     asked = design
     if design.power is not None:
         folder = folder / PILOT
-        asked = design.vary(
+        asked = design.replace(
             seeds=max(design.seeds, PILOT_SEEDS, seeds_before(folder)), seed=FIRST_SEED + design.first_seed
         )
     held_looks, planned = check_looks(folder, design.looks)
@@ -136,7 +136,7 @@ def carry_out(
         RunRequest(
             name,
             configs[name],
-            plans[name].vary(seed=seed),
+            plans[name].replace(seed=seed),
             places,
             asked.log_to,
             asked.loss_alone,

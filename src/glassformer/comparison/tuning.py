@@ -170,7 +170,7 @@ class _Work:
         """A comparison within this one: the design with other arms and seeds, and with `changes`."""
         plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
         found = carry_out(
-            self.design.vary(arms=tuple(arms), **plain), self.text, folder, notify=notify or self.notify,
+            self.design.replace(arms=tuple(arms), **plain), self.text, folder, notify=notify or self.notify,
             executor=self.executor, command=self.command, tuning=tuning, origin=origin,
         )  # fmt: skip
         _refuse_failed(found.runs, folder)

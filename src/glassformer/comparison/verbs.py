@@ -117,7 +117,7 @@ def compare(
     given |= recipe_fields(recipe, options)
     name, text = named_or_read(data, given.get("tokenizer"))
     if isinstance(models, Design):
-        design = models.vary(**given) if given else models
+        design = models.replace(**given) if given else models
         design = design if data is None else replace(design, data=name)
     else:
         design = Design.of(models, name, **given)

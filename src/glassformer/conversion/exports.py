@@ -47,7 +47,7 @@ class ExportTarget:
 def export_target(config: ModelConfig, family: Family) -> ExportTarget:
     """Writes the config as the family's config.json and reads it back: fields that do not return are the blockers.
     Reparametrised matrices block no family, as they are folded before they are written."""
-    mine = config.vary(reparam=None).resolved()
+    mine = config.replace(reparam=None).resolved()
     try:
         fields = family.write(mine)
         theirs = family.config(Fields(fields)).resolved()

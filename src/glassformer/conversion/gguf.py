@@ -337,7 +337,7 @@ def write(
 
 def llama_cpp(config: ModelConfig) -> ExportTarget:
     """Returns the nearest of llama.cpp's families; supported if its file, read back, gives the same config."""
-    config = config.vary(reparam=None)
+    config = config.replace(reparam=None)
     seen = [target for target in export_targets(config) if target.family.gguf]
     through = [_through(config, target) for target in seen if target.supported]
     return min(through or seen, key=lambda target: len(target.blockers))

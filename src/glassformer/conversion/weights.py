@@ -190,7 +190,7 @@ class _Theirs:
             f"{self.file.path} has a {head} that differs from {embedding}, and the config ties them: they are loaded "
             "untied; set tie_word_embeddings to false there"
         )
-        return config.vary(head=config.head.vary(tied=False))
+        return config.replace(head=config.head.replace(tied=False))
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two tensors have the same values, as they are loaded; looked at piece by piece, where they lie."""
@@ -267,7 +267,7 @@ def fold(model: Model) -> Model:
             weights[f"{path}.weight"] = module.applied()
             for name in module.reparam.state_dict():
                 del weights[f"{path}.reparam.{name}"]
-    plain = model.config.vary(reparam=None).outline()
+    plain = model.config.replace(reparam=None).outline()
     plain.load_state_dict(weights, assign=True)
     plain.ends = model.ends
     return plain.train(model.training)

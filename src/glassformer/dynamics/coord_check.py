@@ -194,13 +194,13 @@ def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
         mixer = mixer.resized(HEADS if heads is None else min(HEADS, 1 << (heads.n_heads.bit_length() - 1)))
         mixer = mixer.changed("dropout", lambda old: 0.0) or mixer
         if ffn is not None and ffn.hidden is not None:
-            ffn = ffn.vary(hidden=max(8, round(ffn.hidden * width / config.d_model / 8) * 8))
-        return block.vary(mixer=mixer, ffn=ffn, residual=block.residual.vary(dropout=0.0))
+            ffn = ffn.replace(hidden=max(8, round(ffn.hidden * width / config.d_model / 8) * 8))
+        return block.replace(mixer=mixer, ffn=ffn, residual=block.residual.replace(dropout=0.0))
 
-    stack = tuple(stage.vary(blocks=tuple(fit(block) for block in stage.blocks)) for stage in config.stack)
-    embedding = config.embedding.vary(dropout=0.0)
+    stack = tuple(stage.replace(blocks=tuple(fit(block) for block in stage.blocks)) for stage in config.stack)
+    embedding = config.embedding.replace(dropout=0.0)
     vocabulary = min(config.vocab_size, VOCABULARY)
-    return config.vary(d_model=width, stack=stack, embedding=embedding, vocab_size=vocabulary, context=length)
+    return config.replace(d_model=width, stack=stack, embedding=embedding, vocab_size=vocabulary, context=length)
 
 
 def slope(widths: Sequence[int], values: Sequence[float]) -> float:

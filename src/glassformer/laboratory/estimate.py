@@ -19,7 +19,7 @@ def rates(configs: Mapping[str, ModelConfig], text: Tokens, recipe: Recipe) -> d
     """Returns tokens per second of training for each model on this machine: the smallest are timed first, each for its
     share of `PROBE` seconds. Once these have passed, larger models are assumed to reach as many FLOP/s."""
     flops = {name: config.flops(recipe.context) for name, config in configs.items()}
-    recipe = recipe.vary(tokens=None, flops=None, minutes=None, steps=10**6, compile=False)
+    recipe = recipe.replace(tokens=None, flops=None, minutes=None, steps=10**6, compile=False)
     found: dict[str, float] = {}
     left, last = PROBE, ""
     for i, name in enumerate(sorted(configs, key=flops.__getitem__)):

@@ -62,7 +62,7 @@ class ExperimentStep:
         if self.verb == "train":
             return _run_of(self.tree, self.out, self.where)
         found = KINDS[self.verb][0].from_dict(self.tree, self.where)
-        return found.vary(**self.changes) if self.changes else found
+        return found.replace(**self.changes) if self.changes else found
 
     def carry_out(self, progress: bool | Notify = True, executor: Executor | None = None) -> Result:
         """Runs the step, or what is left of it."""

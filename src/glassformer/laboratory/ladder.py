@@ -173,9 +173,9 @@ class LadderDesign:
     def data(self) -> str | None:
         return self.comparison.data
 
-    def vary(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Returns the ladder with some fields of its comparison changed. Raises RequestError."""
-        return replace(self, comparison=self.comparison.vary(**changes))
+        return replace(self, comparison=self.comparison.replace(**changes))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values: the content of design.yaml."""
@@ -258,7 +258,7 @@ def ablate(
     """
     name, text = named_or_read(data, options.get("tokenizer"))
     if isinstance(base, LadderDesign):
-        ladder = base.vary(**options) if options else base
+        ladder = base.replace(**options) if options else base
     else:
         ladder = LadderDesign.of(base, name, to=to, changes=changes, design=design, seeds=seeds, **options)
     executor = with_callbacks(executor, callbacks)
@@ -303,7 +303,7 @@ def _speeds(runs: Sequence[RunResult], folder: Path) -> dict[str, float]:
     for run in runs:
         firsts.setdefault(run.name, run)
     models = {
-        name: (ModelConfig.from_dict(run.config), Recipe.of(**run.recipe).vary(threads=None))
+        name: (ModelConfig.from_dict(run.config), Recipe.of(**run.recipe).replace(threads=None))
         for name, run in firsts.items()
     }
     one = next(iter(firsts.values()))

@@ -109,10 +109,10 @@ class ScalingDesign:
     def data(self) -> str | None:
         return self.first.data
 
-    def vary(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Returns it with some fields of its comparisons changed. Raises RequestError."""
         _refuse_others(changes)
-        return replace(self, cells={cell: design.vary(**changes) for cell, design in self.cells.items()})
+        return replace(self, cells={cell: design.replace(**changes) for cell, design in self.cells.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values: the content of design.yaml."""
@@ -229,7 +229,7 @@ def scale(
         )  # fmt: skip
     name, text = named_or_read(data, options.get("tokenizer"))
     if isinstance(models, ScalingDesign):
-        design = replace(models.vary(**options) if options else models, **{k: v for k, v in asked.items() if v})
+        design = replace(models.replace(**options) if options else models, **{k: v for k, v in asked.items() if v})
     else:
         design = ScalingDesign.of(
             models, name, sizes=sizes, budgets=budgets, isoflop=isoflop, form=form, hours=hours, **asked, **options
@@ -287,7 +287,7 @@ def _trained(
     text = read_text(first, first.tokenizer, notify) if text is None else text
     together = {name: config for design in asked.cells.values() for name, config in design.configs.items()}
     arms = {name: arm for design in asked.cells.values() for name, arm in design.named.items()}
-    common = first.common.vary(tokens=1, flops=None)
+    common = first.common.replace(tokens=1, flops=None)
     objective = common.objective.among(together)
     known = objective.with_tokens(text)
     vocabulary = known.tokenizer.vocab_size
@@ -300,10 +300,10 @@ def _trained(
         for seed in range(design.seeds)
     ]
     _refuse(runs, form, [6 * n * d for n, d in asked.predict] + list(asked.flops), far)
-    record = {"data": text.describe(), "recipe": to_plain(common.vary(objective=objective))}
+    record = {"data": text.describe(), "recipe": to_plain(common.replace(objective=objective))}
     _check_record(folder, record)
 
-    measured = rates(fitted, known, common.vary(objective=objective))
+    measured = rates(fitted, known, common.replace(objective=objective))
     done = _finished(folder)
     runs = [
         run if (run.cell, run.model, run.seed) in done

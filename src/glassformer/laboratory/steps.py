@@ -40,8 +40,8 @@ class Point:
     @classmethod
     def of(cls, expression: str) -> Point:
         """Raises RequestError."""
-        model, wishes = split_recipe(expression)
-        recipe = {(f"{RECIPE}.{field}", value) for field, value in wishes.items()}
+        model, overrides = split_recipe(expression)
+        recipe = {(f"{RECIPE}.{field}", value) for field, value in overrides.items()}
         return cls(_leaves(preset(model), own_value(model, preset(model), "vocab_size")) | recipe)
 
     def apart(self, other: Point) -> frozenset[Leaf]:
@@ -55,8 +55,8 @@ class Point:
 
 def _leaves(config: ModelConfig, vocab_size: int | None) -> frozenset[Leaf]:
     """Every value of the model, of every layer, with nothing left to defaults."""
-    told = config.vary(vocab_size=vocab_size or 1, context=1).resolved()
-    tree = told.vary(init=config.init, mup=config.mup).to_dict()
+    told = config.replace(vocab_size=vocab_size or 1, context=1).resolved()
+    tree = told.replace(init=config.init, mup=config.mup).to_dict()
     del tree["stack"]
     blocks = list(told.layers())
     flat = {id(block): flatten(to_plain(block)) for block in blocks}  # most layers are one block

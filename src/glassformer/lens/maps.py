@@ -366,10 +366,12 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
 
     def change(block: BlockConfig) -> BlockConfig:
         mixer = block.mixer.changed("visibility", lambda old: visibility)
-        return block if mixer is None else block.vary(mixer=mixer.changed("kernel", lambda old: AutoConfig()) or mixer)
+        return (
+            block if mixer is None else block.replace(mixer=mixer.changed("kernel", lambda old: AutoConfig()) or mixer)
+        )
 
-    stack = [stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
-    other = module.config.vary(stack=tuple(stack)).outline()
+    stack = [stage.replace(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
+    other = module.config.replace(stack=tuple(stack)).outline()
     other.load_state_dict(module.state_dict(), assign=True)
     return other
 

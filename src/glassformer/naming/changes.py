@@ -29,18 +29,18 @@ def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]
     """Every block changed, those of an encoder too unless they are to stay."""
 
     def changed(tower: TowerConfig) -> tuple[Stage, ...]:
-        return tuple(stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in tower.stack)
+        return tuple(stage.replace(blocks=tuple(change(block) for block in stage.blocks)) for stage in tower.stack)
 
     other = config.encoder
     if other is not None and encoder:
-        other = other.vary(stack=changed(other))
-    return config.vary(stack=changed(config), encoder=other)
+        other = other.replace(stack=changed(other))
+    return config.replace(stack=changed(config), encoder=other)
 
 
 def each_end(config: ModelConfig, change: Callable[[TowerConfig], dict[str, Any]]) -> ModelConfig:
     """What is around the blocks changed, in both towers."""
-    encoder = config.encoder and config.encoder.vary(**change(config.encoder))
-    return config.vary(**change(config), encoder=encoder)
+    encoder = config.encoder and config.encoder.replace(**change(config.encoder))
+    return config.replace(**change(config), encoder=encoder)
 
 
 def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = True) -> ModelConfig:
@@ -52,7 +52,7 @@ def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = Tr
         new = (lambda old: value(old, block.norm)) if callable(value) else lambda old: value
         mixer = block.mixer.changed(change, new)  # type: ignore[arg-type]
         found.append(mixer is not None)
-        return block if mixer is None else block.vary(mixer=mixer)
+        return block if mixer is None else block.replace(mixer=mixer)
 
     changed = each_block(config, fit, encoder=change != "visibility")
     if required and not any(found):
@@ -71,12 +71,12 @@ def _norm(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     def swap(norm: Any) -> Any:
         return None if norm is None else choice.replacing(norm, **fields)
 
-    config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
+    config = each_block(config, lambda block: block.replace(norm=swap(block.norm)))
     return each_end(
         config,
         lambda tower: {
             "final_norm": swap(tower.final_norm),
-            "embedding": tower.embedding.vary(norm=swap(tower.embedding.norm)),
+            "embedding": tower.embedding.replace(norm=swap(tower.embedding.norm)),
         },
     )
 
@@ -85,23 +85,23 @@ def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     """A wiring whose blocks end in a norm needs no final one; the others need one. An init that belongs to a wiring
     comes and goes with it."""
     if not choice.kind:
-        return each_block(config, lambda block: block.vary(residual=block.residual.vary(**fields)))
+        return each_block(config, lambda block: block.replace(residual=block.residual.replace(**fields)))
     norm = next(config.layers()).norm
-    config = each_block(config, lambda block: block.vary(residual=choice.replacing(block.residual, **fields)))
+    config = each_block(config, lambda block: block.replace(residual=choice.replacing(block.residual, **fields)))
     wirings: list[Any] = list(ResidualConfig.choices().values())
     brought = {type(known.brings) for known in wirings if known.brings is not None}
     own = Gpt2InitConfig() if type(config.init) in brought else config.init
     if choice.brings is not None:
         own = type(choice.brings).replacing(config.init)
     config = each_end(config, lambda tower: {"final_norm": None if choice.ends_in_norm else tower.final_norm or norm})
-    return config.vary(init=own)
+    return config.replace(init=own)
 
 
 def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     halves = config.encoder is not None  # the half of a layer that has none is left without
 
     def swap(block: BlockConfig) -> BlockConfig:
-        return block if block.ffn is None and halves else block.vary(ffn=choice.replacing(block.ffn, **fields))
+        return block if block.ffn is None and halves else block.replace(ffn=choice.replacing(block.ffn, **fields))
 
     changed = each_block(config, swap)
     if not any(block.ffn for block in changed.layers()):
@@ -114,11 +114,11 @@ def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 def _mixer(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     if choice.knows_order:
-        config = config.vary(embedding=config.embedding.vary(position=None))
+        config = config.replace(embedding=config.embedding.replace(position=None))
 
     def swap(block: BlockConfig) -> BlockConfig:
         reads = config.encoder is not None and block.mixer.reads_memory
-        return block if reads else block.vary(mixer=choice.replacing(block.mixer, **fields))
+        return block if reads else block.replace(mixer=choice.replacing(block.mixer, **fields))
 
     return each_block(config, swap, encoder=False)
 
@@ -130,7 +130,7 @@ def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
         return choice.replacing(old, **fields) if choice.place == place else None
 
     config = each_end(
-        config, lambda tower: {"embedding": tower.embedding.vary(position=at("embedding", tower.embedding.position))}
+        config, lambda tower: {"embedding": tower.embedding.replace(position=at("embedding", tower.embedding.position))}
     )
     return each_mixer(config, "position", lambda old, norm: at("mixer", old))
 
@@ -140,11 +140,11 @@ def _visibility(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig
 
 
 def _reparam(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    return config.vary(reparam=choice(**fields))
+    return config.replace(reparam=choice(**fields))
 
 
 def _head(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    return config.vary(head=config.head.vary(**fields))
+    return config.replace(head=config.head.replace(**fields))
 
 
 JOIN: dict[str, Callable[[ModelConfig, Any, Fields], ModelConfig]] = {
@@ -165,13 +165,15 @@ JOIN: dict[str, Callable[[ModelConfig, Any, Fields], ModelConfig]] = {
 def _bias(config: ModelConfig, fields: Fields) -> ModelConfig:
     """On the matrices of mixer and ffn."""
     config = each_mixer(config, "bias", fields["bias"], required=False)
-    return each_block(config, lambda block: block.vary(ffn=block.ffn.with_bias(fields["bias"]) if block.ffn else None))
+    return each_block(
+        config, lambda block: block.replace(ffn=block.ffn.with_bias(fields["bias"]) if block.ffn else None)
+    )
 
 
 def _dropout(config: ModelConfig, fields: Fields) -> ModelConfig:
-    config = each_block(config, lambda block: block.vary(residual=block.residual.vary(**fields)))
+    config = each_block(config, lambda block: block.replace(residual=block.residual.replace(**fields)))
     config = each_mixer(config, "dropout", fields["dropout"], required=False)
-    return each_end(config, lambda tower: {"embedding": tower.embedding.vary(**fields)})
+    return each_end(config, lambda tower: {"embedding": tower.embedding.replace(**fields)})
 
 
 def _probability(word: str, text: str) -> dict[str, Any]:
@@ -186,19 +188,19 @@ def _probability(word: str, text: str) -> dict[str, Any]:
 
 def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
     norm = config.embedding.norm or next(config.layers()).norm
-    return each_end(config, lambda tower: {"embedding": tower.embedding.vary(norm=norm if fields["on"] else None)})
+    return each_end(config, lambda tower: {"embedding": tower.embedding.replace(norm=norm if fields["on"] else None)})
 
 
 def _vectors(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Real vectors in, one real number for each out."""
-    head = config.head.vary(tied=False, pool=None, classes=1, vector=False, normalize=False)
+    head = config.head.replace(tied=False, pool=None, classes=1, vector=False, normalize=False)
     old = config.embedding.vectors
-    reads = old.vary(**fields) if old else VectorsConfig(**fields)
-    return config.vary(embedding=config.embedding.vary(vectors=reads), head=head)
+    reads = old.replace(**fields) if old else VectorsConfig(**fields)
+    return config.replace(embedding=config.embedding.replace(vectors=reads), head=head)
 
 
 def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:
-    return config.vary(mup=(config.mup or Mup()).vary(**fields) if fields else Mup())
+    return config.replace(mup=(config.mup or Mup()).replace(**fields) if fields else Mup())
 
 
 ITEM = re.compile(r"([^*]+)(?:\*(\d*))?")
@@ -245,17 +247,20 @@ def _stack(config: ModelConfig, fields: Fields) -> ModelConfig:
             made[name, id(block)] = _layer(config, name, block)
     blocks = [made[name, id(block)].stack[0].blocks[0] for name, block in zip(names, config.layers(), strict=True)]
     placed = any(one.embedding.position is not None for one in made.values())  # some layer still goes by it
-    embedding = config.embedding if placed else config.embedding.vary(position=None)
-    return config.vary(stack=stack_of(blocks), embedding=embedding)
+    embedding = config.embedding if placed else config.embedding.replace(position=None)
+    return config.replace(stack=stack_of(blocks), embedding=embedding)
 
 
 def _layer(config: ModelConfig, name: str, block: BlockConfig) -> ModelConfig:
     """A model of this one block, changed. Raises RequestError where the change is not of a layer alone."""
-    alone = config.vary(stack=(Stage(blocks=(block,)),))
+    alone = config.replace(stack=(Stage(blocks=(block,)),))
     if name == block.mixer.kind:
         return alone
     changed = change_of(name)(alone)
-    same = changed.vary(stack=alone.stack, embedding=changed.embedding.vary(position=alone.embedding.position)) == alone
+    same = (
+        changed.replace(stack=alone.stack, embedding=changed.embedding.replace(position=alone.embedding.position))
+        == alone
+    )
     if not same or changed.n_layers != 1:
         raise RequestError(
             f"+stack: {name} is no change of one layer alone; name it outside of the pattern, as +{name}",
@@ -290,8 +295,8 @@ def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
                 f"+share: layer {at} has no keys and values of its own to share (its mixer is {mixer.kind})",
                 code="unsupported", field=f"layers.{at}.mixer", value=mixer.kind, expected="attention",
             )  # fmt: skip
-        blocks[at] = blocks[at].vary(mixer=made)
-    return config.vary(stack=stack_of(blocks))
+        blocks[at] = blocks[at].replace(mixer=made)
+    return config.replace(stack=stack_of(blocks))
 
 
 SHARED = "kv"

@@ -126,12 +126,12 @@ def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:
             return tower
         if tower.embedding.scale is not None:
             return tower
-        return tower.vary(embedding=tower.embedding.vary(scale=math.sqrt(tower.d_model or config.d_model)))
+        return tower.replace(embedding=tower.embedding.replace(scale=math.sqrt(tower.d_model or config.d_model)))
 
     encoder = config.encoder and scale(before.encoder, config.encoder)
     changed = scale(before, config)
     assert isinstance(changed, ModelConfig)
-    return changed if encoder is None else changed.vary(encoder=encoder)
+    return changed if encoder is None else changed.replace(encoder=encoder)
 
 
 def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:

@@ -103,13 +103,13 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
     RequestError for what is no size."""
     n_layers, d_model, n_heads = shape(size)
     encoder = (
-        None if config.encoder is None else config.encoder.vary(stack=_scaled(config.encoder, n_layers / 2, n_heads))
+        None if config.encoder is None else config.encoder.replace(stack=_scaled(config.encoder, n_layers / 2, n_heads))
     )
     if encoder is not None:
-        encoder = encoder.vary(
+        encoder = encoder.replace(
             d_model=None, embedding=_followed(encoder.embedding, encoder.d_model or config.d_model, d_model)
         )
-    return config.vary(
+    return config.replace(
         d_model=d_model, stack=_scaled(config, n_layers, n_heads), encoder=encoder,
         embedding=_followed(config.embedding, config.d_model, d_model),
         head=_followed(config.head, config.d_model, d_model),
@@ -120,7 +120,7 @@ def _followed(part: Scaled, before: int, after: int) -> Scaled:
     """With its scale, where that follows the width as in Vaswani et al. 2017, Gemma and T5."""
     for power in (0.5, -0.5):
         if part.scale is not None and math.isclose(part.scale, before**power):
-            return part.vary(scale=after**power)
+            return part.replace(scale=after**power)
     return part
 
 
@@ -129,8 +129,8 @@ def _scaled(tower: TowerConfig, n_layers: float, n_heads: int) -> tuple[Stage, .
     each, stack = n_layers / tower.n_layers, []
     for stage in tower.stack:
         blocks = tuple(
-            block.vary(mixer=block.mixer.resized(n_heads), ffn=block.ffn.vary(hidden=None) if block.ffn else None)
+            block.replace(mixer=block.mixer.resized(n_heads), ffn=block.ffn.replace(hidden=None) if block.ffn else None)
             for block in stage.blocks
         )
-        stack.append(stage.vary(repeat=max(1, round(stage.repeat * each)), blocks=blocks))
+        stack.append(stage.replace(repeat=max(1, round(stage.repeat * each)), blocks=blocks))
     return tuple(stack)

@@ -76,7 +76,7 @@ class Layout(Value):
         if self.recompute not in ("none", recompute):
             expected = f"that of the layout, {self.recompute}"
             raise RequestError(code="conflict", field="recompute", value=recompute, expected=expected)
-        return self.vary(recompute=recompute)
+        return self.replace(recompute=recompute)
 
     def __str__(self) -> str:
         """As `of` reads it."""

@@ -264,7 +264,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
 
     def resolved(self, ctx: BuildContext) -> EmbeddingConfig:
         position = self.position.resolved(ctx) if self.position else None
-        return self.vary(scale=self.scale or 1.0, position=position, dropout=0.0)
+        return self.replace(scale=self.scale or 1.0, position=position, dropout=0.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """A row is read and written per token, and in training its gradient."""

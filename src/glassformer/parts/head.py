@@ -330,7 +330,7 @@ class HeadConfig(
         )  # fmt: skip
 
     def resolved(self, ctx: BuildContext) -> HeadConfig:
-        return self.vary(scale=self._scale(ctx), z_loss=0.0, smoothing=0.0)
+        return self.replace(scale=self._scale(ctx), z_loss=0.0, smoothing=0.0)
 
     def _scale(self, ctx: BuildContext) -> float:
         return (self.scale or 1.0) * (ctx.mup.ratio(ctx.d_model) if ctx.mup else 1.0)

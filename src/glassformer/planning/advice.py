@@ -89,23 +89,23 @@ def _fitting(plan: StepPlan, found: list[Change]) -> Iterator[Change]:
 def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
     """Layouts of as many ranks that differ in one thing."""
     for policy in POLICIES[: POLICIES.index(layout.recompute)]:
-        yield f"recompute={policy}", layout.vary(recompute=policy)
+        yield f"recompute={policy}", layout.replace(recompute=policy)
     for other in {2 * micro, micro // 2} - {0}:
-        yield f"micro={other}", layout.vary(micro=other)
+        yield f"micro={other}", layout.replace(micro=other)
     if layout.interleave == 1 < layout.pp:
-        yield "interleave=2", layout.vary(interleave=2)
+        yield "interleave=2", layout.replace(interleave=2)
     for stage in range(layout.zero):
-        yield f"zero={stage}", layout.vary(zero=stage)
+        yield f"zero={stage}", layout.replace(zero=stage)
     for name in ("tp", "pp", "cp"):
         size = getattr(layout, name)
         if size % 2 == 0:
             sp = {"sp": False} if name == "tp" and size == 2 else {}
-            fewer = layout.vary(dp=2 * layout.dp, **{name: size // 2}, **sp)
+            fewer = layout.replace(dp=2 * layout.dp, **{name: size // 2}, **sp)
             yield f"{name}={size // 2},dp={fewer.dp}", fewer
 
 
 def _machines(plan: StepPlan, on: Cluster) -> Iterator[Change]:
     assert plan.time is not None
     for words, change in FASTER.items():
-        faster = replace(on, machine=on.machine.vary(**change(on.machine)))
+        faster = replace(on, machine=on.machine.replace(**change(on.machine)))
         yield Change(words, 1 - step_time(plan.work, plan.batch, plan.layout, faster).seconds / plan.time.seconds)

@@ -118,9 +118,9 @@ def owned(config: ModelConfig, tp: int) -> ModelConfig:
                     "computes; tp=1 would do",
                     code="conflict", field="tp", value=tp, expected="1",
                 )  # fmt: skip
-            made[block] = block.vary(mixer=mixer, ffn=block.ffn.divided(ctx, tp) if block.ffn else None)
+            made[block] = block.replace(mixer=mixer, ffn=block.ffn.divided(ctx, tp) if block.ffn else None)
     vocabulary = -(-config.vocab_size // tp)
-    return config.vary(vocab_size=vocabulary, stack=stack_of([made[block] for block in config.layers()]))
+    return config.replace(vocab_size=vocabulary, stack=stack_of([made[block] for block in config.layers()]))
 
 
 def for_gpu(config: ModelConfig) -> ModelConfig:
@@ -132,5 +132,5 @@ def for_gpu(config: ModelConfig) -> ModelConfig:
         except RequestError:  # a bias that is not additive stays with the kernel that has it
             return mixer
 
-    made = {block: block.vary(mixer=with_kernel(block.mixer)) for block in dict.fromkeys(config.layers())}
-    return config.vary(stack=stack_of([made[block] for block in config.layers()]))
+    made = {block: block.replace(mixer=with_kernel(block.mixer)) for block in dict.fromkeys(config.layers())}
+    return config.replace(stack=stack_of([made[block] for block in config.layers()]))

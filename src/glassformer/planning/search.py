@@ -189,7 +189,7 @@ def find_layouts(
         return None
 
     for layout in sorted(possible, key=timed.__getitem__):
-        alike = layout.vary(micro=None, recompute="none")  # of these, the first that fits is the fastest
+        alike = layout.replace(micro=None, recompute="none")  # of these, the first that fits is the fastest
         if alike in fitting or alike in too_large:
             continue
         if len(fitting) == FOUND or tried >= most:
@@ -199,7 +199,7 @@ def find_layouts(
         if states > on.machine.memory:
             too_large[alike] = TooLarge(layout, timed[layout], states, "weights, gradients and states alone are more")
             continue
-        least = layout.vary(micro=1)
+        least = layout.replace(micro=1)
         alone = layout.microbatches(batch) <= layout.pp  # its activations may be there before any gradients are
         if layout in refused or (least in refused and (least in hopeless or not alone)):
             continue  # with one sequence at once it was too large already
@@ -233,7 +233,7 @@ def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Itera
             except RequestError:
                 continue
             for zero, policy in product((0,) if sharing == 1 else (1, 3), POLICIES):
-                yield base.vary(zero=zero, recompute=policy)
+                yield base.replace(zero=zero, recompute=policy)
 
 
 def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, on: Cluster) -> int:

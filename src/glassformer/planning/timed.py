@@ -102,7 +102,7 @@ def timed(configs: Mapping[str, ModelConfig], contexts: Mapping[str, int], batch
         with tempfile.TemporaryDirectory() as folder:
             text = text_of(Path(folder), batch * (contexts[name] + 1))
             step = paces({name: (config, recipe)}, text, seconds=LIMIT)[name]
-        own = config.vary(context=contexts[name])
+        own = config.replace(context=contexts[name])
         token = decoding_pace(own, batch, contexts[name], how.device, seconds=LIMIT) if config.writes else None
         found[name] = Timed(batch, contexts[name], step, token, how, name=name)
     return found

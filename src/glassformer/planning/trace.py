@@ -205,7 +205,7 @@ class AmongPieces(Kernel):
 
     def __call__(self, call: AttentionCall) -> Tensor:
         if call.index is None and self.within.has_pairs(call.facts):
-            call = call.vary(k=torch.cat([call.k] * self.pieces, 1), v=torch.cat([call.v] * self.pieces, 1))
+            call = call.replace(k=torch.cat([call.k] * self.pieces, 1), v=torch.cat([call.v] * self.pieces, 1))
         return self.within(call)
 
 
@@ -254,7 +254,7 @@ def trace(
     A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
     counted = Counter(config.layers())
     short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
-    few = config.vary(stack=(Stage(blocks=tuple(short)),))
+    few = config.replace(stack=(Stage(blocks=tuple(short)),))
     found = _of_length(few, batch, context, dtype, products, recompute, rank, pieces)
     first = {block: short.index(block) for block in counted}
     met: set[BlockConfig] = set()

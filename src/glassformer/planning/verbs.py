@@ -333,4 +333,4 @@ def _on(machine: str | Cluster, nodes: int, own: str | Path | None, price: str |
     if on.count > RANKS:
         expected = f"{RANKS:,} accelerators at most, with the nodes"
         raise RequestError(code="range", field="machine", value=machine, expected=expected)
-    return on if price is None else replace(on, machine=on.machine.vary(price=Price.of(price)))
+    return on if price is None else replace(on, machine=on.machine.replace(price=Price.of(price)))

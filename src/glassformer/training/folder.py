@@ -93,7 +93,7 @@ def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
     """The recipe with the dtype in which the checkpoint was computed: what `auto` chose stays, though the machine or
     what it measures may have changed."""
     begun = None if found is None or recipe.dtype != "auto" else checkpoint.read_state(found).get("dtype")
-    return recipe.vary(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
+    return recipe.replace(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
 
 
 def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:

@@ -162,13 +162,13 @@ def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None =
                 f"{vocab_size} or more",
                 code="range", field=field, value=size, expected=f">= {vocab_size}",
             )  # fmt: skip
-    return config.vary(vocab_size=padded or vocab_size, context=context)
+    return config.replace(vocab_size=padded or vocab_size, context=context)
 
 
 def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     """What can be refused of a run before the text is read, which may take minutes. Raises RequestError."""
     recipe.objective.check(config)
-    config = config.vary(context=recipe.context)
+    config = config.replace(context=recipe.context)
     config.check()
     refuse_short(config)
     if recipe.flops is not None and not recipe.objective.continues:

@@ -65,7 +65,7 @@ def read(fields: Fields) -> ModelConfig:
         n_heads=fields.whole("num_attention_heads"),
         n_kv_heads=fields.whole("num_key_value_heads", 8),
         bias=fields.flag("attention_bias", False),
-        position=read_rotary(fields, context, fraction=TURNED).vary(fraction=TURNED),
+        position=read_rotary(fields, context, fraction=TURNED).replace(fraction=TURNED),
     )
     network = GluConfig(hidden=fields.whole("intermediate_size"), bias=fields.flag("mlp_bias", False))
     layers, named = fields.layers("num_hidden_layers"), fields.get("attn_layer_indices", [])

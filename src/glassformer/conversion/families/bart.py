@@ -108,7 +108,7 @@ def read_towers(
         final_norm=final,
         head=HeadConfig(tied=fields.flag("tie_word_embeddings", True), offset=True),
         encoder=TowerConfig(
-            embedding=embedding.vary(tied=True),
+            embedding=embedding.replace(tied=True),
             stack=(Stage(repeat=fields.layers("encoder_layers"), blocks=(block("encoder", reads),)),),
             final_norm=final,
         ),

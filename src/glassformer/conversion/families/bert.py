@@ -46,7 +46,7 @@ def read(fields: Fields) -> ModelConfig:
         fields, context, encoder_block(fields, norm),
         embedding=EmbeddingConfig(norm=norm, position=LearnedConfig(length=context), segments=segments),
         final_norm=None,
-    ).vary(head=heads_of(fields, known, "BertModel"))  # fmt: skip
+    ).replace(head=heads_of(fields, known, "BertModel"))  # fmt: skip
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def read(fields: Fields) -> ModelConfig:
         ),
     }
     block = encoder_block(fields, norm)
-    mixer = block.mixer.vary(
+    mixer = block.mixer.replace(
         bias=fields.flag("use_bias", True), out_bias=True,
         visibility=fields.one_of("attention_type", seen, "block_sparse"),
     )  # fmt: skip
@@ -58,13 +58,13 @@ def read(fields: Fields) -> ModelConfig:
     known["BigBirdForPreTraining"] = known["BigBirdForMaskedLM"]
     context, width = fields.whole("max_position_embeddings", 4096), fields.whole("hidden_size")
     return read_model(
-        fields, context, block.vary(mixer=mixer),
+        fields, context, block.replace(mixer=mixer),
         embedding=EmbeddingConfig(
             norm=norm, position=LearnedConfig(length=context), segments=fields.whole("type_vocab_size", 2),
             scale=width**0.5 if fields.flag("rescale_embeddings", False) else None,
         ),
         final_norm=None,
-    ).vary(head=heads_of(fields, known, "BigBirdModel"))  # fmt: skip
+    ).replace(head=heads_of(fields, known, "BigBirdModel"))  # fmt: skip
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def read_model(
         "context": context,
         "stack": stack_of([block] * fields.layers("num_hidden_layers")),
         "final_norm": block.norm,
-        "head": head.vary(tied=fields.flag("tie_word_embeddings", head.tied)),
+        "head": head.replace(tied=fields.flag("tie_word_embeddings", head.tied)),
     }
     return ModelConfig(**said | own)
 

@@ -65,7 +65,7 @@ def read(fields: Fields) -> ModelConfig:
         fields.changed(sizes), context, block,
         embedding=EmbeddingConfig(norm=NORM, position=LearnedConfig(length=context)),
         final_norm=None,
-    ).vary(head=heads_of(fields, heads, "DistilBertModel"))  # fmt: skip
+    ).replace(head=heads_of(fields, heads, "DistilBertModel"))  # fmt: skip
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

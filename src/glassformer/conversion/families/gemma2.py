@@ -44,11 +44,11 @@ FIELDS = {
 def read(fields: Fields) -> ModelConfig:
     n_layers = fields.layers("num_hidden_layers")
     kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or [(SLIDING, FULL)[i % 2] for i in range(n_layers)]
-    mixer = read_mixer(fields).vary(
+    mixer = read_mixer(fields).replace(
         position=common.read_whole_rotary(fields, fields.whole("max_position_embeddings", CONTEXT)),
         softcap=number_or_none(fields, "attn_logit_softcapping", 50.0),
     )
-    near = mixer.vary(visibility=common.within(fields.whole("sliding_window", 4096)))
+    near = mixer.replace(visibility=common.within(fields.whole("sliding_window", 4096)))
     return assemble(fields, kinds, {SLIDING: near, FULL: mixer}, CONTEXT, number_or_none(fields, CAP, 30.0))
 
 

@@ -46,12 +46,12 @@ def read(fields: Fields) -> ModelConfig:
     fields.ignore("_sliding_window_pattern")  # what layer_types were made of
     kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or _kinds(every, n_layers)
     fields.only("attn_logit_softcapping", None)
-    mixer = gemma2.read_mixer(fields).vary(qk_norm=QKNormConfig(norm=gemma2.read_norm(fields)))
+    mixer = gemma2.read_mixer(fields).replace(qk_norm=QKNormConfig(norm=gemma2.read_norm(fields)))
     context = fields.whole("max_position_embeddings", CONTEXT)
     positions, near = rotary_by_kind(fields, context, BASES, {FULL}), within(fields.whole("sliding_window", 4096))
     mixers = {
-        FULL: mixer.vary(position=positions[FULL]),
-        SLIDING: mixer.vary(position=positions[SLIDING], visibility=near),
+        FULL: mixer.replace(position=positions[FULL]),
+        SLIDING: mixer.replace(position=positions[SLIDING], visibility=near),
     }
     return gemma2.assemble(fields, kinds, mixers, CONTEXT, number_or_none(fields, gemma2.CAP, None))
 

@@ -65,7 +65,7 @@ def read(fields: Fields) -> ModelConfig:
         clamp=Clamp(limit=fields.number("swiglu_limit", 7.0), alpha=fields.number("swiglu_alpha", 1.702)),
     )
     norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-5))
-    near = far.vary(visibility=within(fields.whole("sliding_window", 128)))
+    near = far.replace(visibility=within(fields.whole("sliding_window", 128)))
     blocks = {kind: BlockConfig(mixer=mixer, ffn=network, norm=norm) for kind, mixer in ((SLIDING, near), (FULL, far))}
     stack = stack_of([blocks[kind] for kind in kinds])
     return read_model(fields, context, blocks[kinds[0]], HeadConfig(tied=False), stack=stack)

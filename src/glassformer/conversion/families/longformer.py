@@ -59,7 +59,7 @@ def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 512) - first
     block = encoder_block(fields, norm)
     blocks = [
-        block.vary(mixer=GlobalAttentionConfig(**{**dict(block.mixer), "visibility": seen}))
+        block.replace(mixer=GlobalAttentionConfig(**{**dict(block.mixer), "visibility": seen}))
         for seen in (
             LongformerConfig(window=window, globals=int(head.classes is not None), causal=False)
             for window in _windows(fields)
@@ -71,7 +71,7 @@ def read(fields: Fields) -> ModelConfig:
             norm=norm, position=LearnedConfig(length=context, offset=first), segments=segments
         ),
         final_norm=None,
-    ).vary(head=head)  # fmt: skip
+    ).replace(head=head)  # fmt: skip
 
 
 def _windows(fields: Fields) -> list[int]:

@@ -70,8 +70,8 @@ def read(fields: Fields) -> ModelConfig:
         ),
         norm=norm,
     )
-    blocks = [block.vary(mixer=mixer.vary(visibility=seen[kind], position=positions[kind])) for kind in kinds]
-    blocks[0] = blocks[0].vary(residual=PreConfig(mixer_normed=False))
+    blocks = [block.replace(mixer=mixer.replace(visibility=seen[kind], position=positions[kind])) for kind in kinds]
+    blocks[0] = blocks[0].replace(residual=PreConfig(mixer_normed=False))
     return read_model(
         fields, context, block, stack=stack_of(blocks), embedding=EmbeddingConfig(norm=norm),
         head=_head(fields, norm),

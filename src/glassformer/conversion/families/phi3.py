@@ -87,7 +87,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def _shortly(scaling: LongRopeScalingConfig, ctx: BuildContext) -> dict[str, Any]:
     """The three fields that are all `transformers` 4 allows, where the others follow from the two contexts."""
-    plain = scaling.vary(factor=ctx.context / (scaling.original_context or ctx.context), attention_factor=None)
+    plain = scaling.replace(factor=ctx.context / (scaling.original_context or ctx.context), attention_factor=None)
     if plain.build(ctx).magnitude != scaling.build(ctx).magnitude:
         return {}
     factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}

@@ -46,7 +46,7 @@ def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
     network, norm = GluConfig(**read_ffn(fields)), RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
     fields.only("use_mrope", False)
     seen = [within(width) for width in read_windows(fields, fields.layers("num_hidden_layers"))]
-    blocks = [BlockConfig(mixer=mixer.vary(visibility=one), ffn=network, norm=norm) for one in seen]
+    blocks = [BlockConfig(mixer=mixer.replace(visibility=one), ffn=network, norm=norm) for one in seen]
     return read_model(fields, context, blocks[0], HeadConfig(tied=False), stack=stack_of(blocks))
 
 

@@ -39,7 +39,9 @@ def read(fields: Fields) -> ModelConfig:
             segments=fields.whole("type_vocab_size", 2),
         ),
         final_norm=None,
-    ).vary(head=heads_of(fields, {"RobertaForMaskedLM": masked, "RobertaModel": POOLER}, "RobertaModel"))  # fmt: skip
+    ).replace(
+        head=heads_of(fields, {"RobertaForMaskedLM": masked, "RobertaModel": POOLER}, "RobertaModel")
+    )  # fmt: skip
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def read(fields: Fields) -> ModelConfig:
             bias=fields.flag("use_qkv_bias", False),
             out_bias=False,
             position=read_rotary(fields, context, fraction=0.25),
-            qk_norm=QKNormConfig(norm=norm.vary(bias=False), over="each_head")
+            qk_norm=QKNormConfig(norm=norm.replace(bias=False), over="each_head")
             if fields.flag("qk_layernorm", False)
             else None,
         ),

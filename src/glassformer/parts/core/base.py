@@ -166,7 +166,7 @@ class Value(BaseModel):
         kinds = [annotation, *get_args(annotation)]
         return refuse_truth(value) if bool not in kinds and (int in kinds or float in kinds) else value
 
-    def vary(self, **changes: Any) -> Any:
+    def replace(self, **changes: Any) -> Any:
         """A validated copy with some fields changed."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
@@ -242,7 +242,7 @@ class PartConfig(Value):
         """This choice in the place of `old`, another of its axis or None. What all choices of the axis have carries
         over; a choice that is there already keeps its own numbers too."""
         if type(old) is cls:
-            return old.vary(**fields)
+            return old.replace(**fields)
         axis = next(known for known in cls.__mro__ if "axis" in vars(known))
         shared = {} if old is None else {name: getattr(old, name) for name in axis.model_fields}  # type: ignore[attr-defined]
         return cls(**{**shared, **fields})

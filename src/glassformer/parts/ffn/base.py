@@ -121,7 +121,7 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     def divided(self, ctx: BuildContext, owners: int) -> FFNConfig:
         """What one of so many owners computes: an FFN of its share of the hidden layer."""
-        return self.vary(hidden=self.width(ctx) // owners)
+        return self.replace(hidden=self.width(ctx) // owners)
 
     def check_built(self, ffn: FFN) -> None:
         """Raises RequestError unless the module that this config builds is an FFN."""
@@ -146,7 +146,7 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     def with_bias(self, bias: bool) -> Any:
         """With or without biases on its matrices, if it has the choice."""
-        return self.vary(bias=bias) if "bias" in type(self).model_fields else self
+        return self.replace(bias=bias) if "bias" in type(self).model_fields else self
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
@@ -154,13 +154,13 @@ class FFNConfig(PartConfig, axis="ffn"):
         Experts stay experts."""
         size = fields.pop("hidden", None)
         if type(old) is cls:
-            return old.vary(**fields, hidden=size or old.hidden)
+            return old.replace(**fields, hidden=size or old.hidden)
         carried = {"bias": getattr(old, "bias", False)} if "bias" in cls.model_fields else {}
         new = cls(**{**carried, **fields})
         if old is None:
-            return new.vary(hidden=size)
+            return new.replace(hidden=size)
         hidden = size or _matched(old.hidden, old.n_matrices(), new.n_matrices())
-        return old.absorbing(new, hidden) or new.vary(hidden=hidden)
+        return old.absorbing(new, hidden) or new.replace(hidden=hidden)
 
     def resolved(self, ctx: BuildContext) -> Any:
-        return self.vary(hidden=self.width(ctx))
+        return self.replace(hidden=self.width(ctx))

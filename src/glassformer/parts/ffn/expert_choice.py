@@ -148,7 +148,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
     def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:
         """As for `ExpertsConfig`: experts of the kind of the FFN there, each 1/K of its width."""
         if old is None or type(old) is cls:
-            return old and old.vary(**fields)
+            return old and old.replace(**fields)
         if (like := old.as_experts()) is None:
             raise RequestError(
                 f"ffn={old.kind} does not say how experts of its kind are made (as_experts)",
@@ -164,7 +164,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     def divided(self, ctx: BuildContext, owners: int) -> ExpertChoiceConfig:
         """Experts belong to owners of experts, each of them whole."""
-        return self.vary(hidden=self.width(ctx))
+        return self.replace(hidden=self.width(ctx))
 
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k)

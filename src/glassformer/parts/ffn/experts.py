@@ -446,7 +446,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
                 code="conflict", field="ffn.kind", value=new.kind,
             )  # fmt: skip
         clamp = self.clamp if like["activation"] == "silu" else None
-        return self.vary(hidden=hidden, gated=like["gated"], activation=like["activation"], clamp=clamp)
+        return self.replace(hidden=hidden, gated=like["gated"], activation=like["activation"], clamp=clamp)
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
@@ -455,7 +455,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         if old is None:
             return None
         if type(old) is cls:
-            return old.vary(**fields)
+            return old.replace(**fields)
         if (like := old.as_experts()) is None:
             raise RequestError(
                 f"ffn={old.kind} does not say how experts of its kind are made (as_experts)",
@@ -476,13 +476,13 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     def divided(self, ctx: BuildContext, owners: int) -> ExpertsConfig:
         """The shared experts are divided; the routed ones belong to owners of experts, each of them whole."""
         shared = (self._shared(ctx).hidden or 0) // owners if self.n_shared else None
-        return self.vary(hidden=self.width(ctx), shared_hidden=shared)
+        return self.replace(hidden=self.width(ctx), shared_hidden=shared)
 
     def resolved(self, ctx: BuildContext) -> ExpertsConfig:
         rate = None if self.balance_rate is None else 0.0
         shared = self._shared(ctx).hidden if self.n_shared else None
         one_group = {"top_groups": 1, "group_best": 1} if self.n_groups == 1 else {}
-        return self.vary(
+        return self.replace(
             **one_group,
             hidden=self.width(ctx),
             shared_hidden=shared,

@@ -143,7 +143,7 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
         return {"gated": True, "activation": self.activation, "bias": self.bias}
 
     def resolved(self, ctx: BuildContext) -> GluConfig:
-        return self.vary(hidden=self.width(ctx), multiple_of=1)
+        return self.replace(hidden=self.width(ctx), multiple_of=1)
 
     def build(self, ctx: BuildContext) -> Glu:
         return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam, self.clamp)

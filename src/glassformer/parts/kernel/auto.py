@@ -29,7 +29,7 @@ class Auto(Kernel):
         dtype = call.q.dtype
         reading = dtype == torch.bfloat16 and not torch.is_grad_enabled()
         if reading and kernel.name != "direct" and slow_in_bf16(call.q.device.type):
-            call = call.vary(q=call.q.float(), k=call.k.float(), v=call.v.float())
+            call = call.replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
         return kernel.attend(call).to(dtype)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:

@@ -176,7 +176,7 @@ def _folded(call: AttentionCall, rate: int) -> AttentionCall:
         return bias(score, b // rate, n, *at)
 
     folded = None if bias is None else ScoreBias(bend, bias.additive, ("folded", rate, bias.key), bias.parameters)
-    return call.vary(q=fold(call.q), k=fold(call.k), v=fold(call.v), visibility=visibility, bias=folded)
+    return call.replace(q=fold(call.q), k=fold(call.k), v=fold(call.v), visibility=visibility, bias=folded)
 
 
 def _width(spans: Spans) -> int:

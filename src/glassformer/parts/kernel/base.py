@@ -124,7 +124,7 @@ class AttentionCall:
     once: Once = anew
     sinks: Float[Tensor, " n"] | None = None
 
-    def vary(self, **changes: Any) -> AttentionCall:
+    def replace(self, **changes: Any) -> AttentionCall:
         """A copy with some fields changed."""
         return replace(self, **changes)
 

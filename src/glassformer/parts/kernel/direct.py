@@ -65,7 +65,7 @@ def _near(call: AttentionCall) -> AttentionCall:
         return torch.arange(t - s, t, device=device), keys
 
     k, v = (torch.cat([x[:, begin:end] for begin, end in spans], dim=1) for x in (call.k, call.v))
-    return call.vary(k=k, v=v, index=call.once(("near", *call.key), make))
+    return call.replace(k=k, v=v, index=call.once(("near", *call.key), make))
 
 
 def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:

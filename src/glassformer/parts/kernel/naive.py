@@ -55,7 +55,7 @@ def attention_rows(call: AttentionCall) -> Iterator[tuple[int, Tensor, Tensor]]:
             return x
 
         part = slice(first, first + rows)
-        pattern = attention_pattern(call.vary(q=call.q[:, part], index=(q_idx[..., part], k_idx)), keep)
+        pattern = attention_pattern(call.replace(q=call.q[:, part], index=(q_idx[..., part], k_idx)), keep)
         yield first, scores[0], pattern
 
 

@@ -182,14 +182,14 @@ class SoftmaxAttentionConfig(MixerConfig):
 
     def resized(self, n_heads: int) -> Any:
         groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
-        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
+        return self.replace(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
         """The output's bias goes with the others'."""
         if change not in type(self).model_fields:
             return None
         also = {"out_bias": None} if change == "bias" and "out_bias" in type(self).model_fields else {}
-        return self.vary(**{change: new(getattr(self, change))}, **also)
+        return self.replace(**{change: new(getattr(self, change))}, **also)
 
     def resolved(self, ctx: BuildContext) -> Any:
         n, g, h = self.heads(ctx)
@@ -203,7 +203,7 @@ class SoftmaxAttentionConfig(MixerConfig):
             "dropout": lambda: 0.0,
             "kernel": lambda: AutoConfig(),
         }
-        return self.vary(**{name: make() for name, make in made.items() if name in type(self).model_fields})
+        return self.replace(**{name: make() for name, make in made.items() if name in type(self).model_fields})
 
     def _within(self, ctx: BuildContext) -> BuildContext:
         """The context of its children."""

@@ -135,7 +135,7 @@ class Attention(SoftmaxAttention):
         call = self.call(q, k, v, k_idx, pass_)
         z = self.attend(call)
         if self.gain_control:
-            z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0, sinks=None))
+            z = z - self.kernel(call.replace(q=torch.zeros_like(q), bias=None, dropout=0.0, sinks=None))
         return z
 
     @property
@@ -158,7 +158,7 @@ class Attention(SoftmaxAttention):
 
 def _qk_norm(old: QKNormConfig | None, norm: NormConfig, over: Any = None) -> QKNormConfig:
     new = old or QKNormConfig(norm=RMSNormConfig(eps=norm.eps))
-    return new.vary(over=over or new.over)
+    return new.replace(over=over or new.over)
 
 
 def _read_qk_norm(word: str, text: str) -> dict[str, Any]:
@@ -219,10 +219,10 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
 
     def divided(self, ctx: BuildContext, owners: int) -> AttentionConfig:
         n, g, h = self.heads(ctx)
-        return self.vary(n_heads=n // owners, n_kv_heads=g // owners, head_dim=h)
+        return self.replace(n_heads=n // owners, n_kv_heads=g // owners, head_dim=h)
 
     def sharing(self, name: str) -> AttentionConfig | None:
-        return self.vary(shares=name)
+        return self.replace(shares=name)
 
     def taking(self, name: str) -> SharedAttentionConfig:
         for field in ("softcap", "clip", "gain_control", "gated"):

@@ -174,12 +174,12 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
     def replacing(cls, old: Any, **fields: Any) -> Any:
         """The mixer that is there, and another beside it; one of its kind that is there already takes the fields."""
         if "of" not in fields:
-            return old.vary(**fields) if type(old) is cls else cls(**fields)
+            return old.replace(**fields) if type(old) is cls else cls(**fields)
         of, more = fields["of"], fields["fields"]
         before = old.mixers if type(old) is cls else (old,)
         if any(type(one) is of for one in before):
             after = tuple(of.replacing(one, **more) if type(one) is of else one for one in before)
-            return cls(mixers=after) if type(old) is cls else old.vary(**more)
+            return cls(mixers=after) if type(old) is cls else old.replace(**more)
         return cls(mixers=(*before, of.replacing(before[0], **more)))
 
     def takes_prefix(self, ctx: BuildContext) -> bool:
@@ -203,19 +203,19 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
             mixer.check_training(ctx, device)
 
     def resized(self, n_heads: int) -> BesideConfig:
-        return self.vary(mixers=tuple(mixer.resized(n_heads) for mixer in self.mixers))
+        return self.replace(mixers=tuple(mixer.resized(n_heads) for mixer in self.mixers))
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> BesideConfig | None:
         made = [mixer.changed(change, new) for mixer in self.mixers]
         if all(one is None for one in made):
             return None
-        return self.vary(mixers=tuple(one or mixer for one, mixer in zip(made, self.mixers, strict=True)))
+        return self.replace(mixers=tuple(one or mixer for one, mixer in zip(made, self.mixers, strict=True)))
 
     def build(self, ctx: BuildContext) -> Beside:
         return Beside([mixer.build(ctx) for mixer in self.mixers])
 
     def resolved(self, ctx: BuildContext) -> BesideConfig:
-        return self.vary(mixers=tuple(mixer.resolved(ctx) for mixer in self.mixers))
+        return self.replace(mixers=tuple(mixer.resolved(ctx) for mixer in self.mixers))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Those of the mixers, which read one tensor."""

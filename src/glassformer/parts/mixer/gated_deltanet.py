@@ -206,7 +206,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
     def resized(self, n_heads: int) -> GatedDeltaNetConfig:
         """Values keep their number of heads for each of keys."""
         each = (self.n_v_heads or 1) // (self.n_heads or 1) if self.n_v_heads and self.n_heads else 1
-        return self.vary(
+        return self.replace(
             n_heads=n_heads, n_v_heads=each * n_heads if self.n_v_heads else None, head_dim=None, v_head_dim=None
         )
 
@@ -220,7 +220,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
     def resolved(self, ctx: BuildContext) -> GatedDeltaNetConfig:
         g, n, h, hv = self._widths(ctx)
         begun = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
-        return self.vary(n_heads=g, head_dim=h, n_v_heads=n, v_head_dim=hv, **begun)
+        return self.replace(n_heads=g, head_dim=h, n_v_heads=n, v_head_dim=hv, **begun)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """FLOPs of the matrix products, those of the rule in chunks among them; the convolution and the solution of the

@@ -66,7 +66,7 @@ class GlobalAttention(Attention):
         documents = pass_.documents
         everything = Bidirectional()
         seen = everything if documents is None else SameDocument(everything, documents, pass_.borders)
-        return self.call(q, k, v, None, pass_).vary(visibility=seen, index=(rows, pass_.slots))
+        return self.call(q, k, v, None, pass_).replace(visibility=seen, index=(rows, pass_.slots))
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         raise RequestError("global attention is bidirectional, so it cannot decode", code="causal", field="mixer")

@@ -247,7 +247,7 @@ class LatentAttentionConfig(
     def replacing(cls, old: Any, **fields: Any) -> Any:
         """Heads, position, visibility and what else the mixer before has under the same name."""
         if type(old) is cls:
-            return old.vary(**fields)
+            return old.replace(**fields)
         if not hasattr(old, "n_heads"):
             raise RequestError(
                 f"mla takes the heads of the mixer that it replaces, and {old.kind} has none; begin with attention",
@@ -269,7 +269,7 @@ class LatentAttentionConfig(
 
     def resized(self, n_heads: int) -> LatentAttentionConfig:
         ranks = {"kv_rank": None, "q_rank": self.q_rank and None}
-        return self.vary(n_heads=n_heads, head_dim=None, rope_dim=None, value_dim=None, **ranks)
+        return self.replace(n_heads=n_heads, head_dim=None, rope_dim=None, value_dim=None, **ranks)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
         if change == "n_kv_heads":
@@ -309,7 +309,7 @@ class LatentAttentionConfig(
 
     def resolved(self, ctx: BuildContext) -> Any:
         shape = self.shape(ctx)
-        return super().resolved(ctx).vary(
+        return super().resolved(ctx).replace(
             kv_rank=shape.kv_rank, q_rank=shape.q_rank, head_dim=shape.content, rope_dim=shape.rope,
             value_dim=shape.value, form="auto",
         )  # fmt: skip

@@ -165,7 +165,7 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         return plain(self.visibility.build(ctx))
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> LinearAttentionConfig | None:
-        return self.vary(visibility=new(self.visibility)) if change == "visibility" else super().changed(change, new)
+        return self.replace(visibility=new(self.visibility)) if change == "visibility" else super().changed(change, new)
 
     def build(self, ctx: BuildContext) -> LinearAttention:
         self.refuse_mup(ctx)
@@ -174,7 +174,7 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
 
     def resolved(self, ctx: BuildContext) -> LinearAttentionConfig:
         n, _, h = self.heads(ctx)
-        return self.vary(n_heads=n, head_dim=h)
+        return self.replace(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Besides what the recurrence keeps: its sums and the weights, or how many tokens each one attends to."""

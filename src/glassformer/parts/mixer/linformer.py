@@ -188,7 +188,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         """It trains on every device."""
 
     def resized(self, n_heads: int) -> LinformerConfig:
-        return self.vary(n_heads=n_heads, head_dim=None)
+        return self.replace(n_heads=n_heads, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> LinformerConfig | None:
         if change == "visibility":
@@ -199,7 +199,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
                     code="conflict", field="mixer.visibility", value=kind, expected="bidirectional",
                 )  # fmt: skip
             return self
-        return self.vary(bias=new(self.bias)) if change == "bias" else None
+        return self.replace(bias=new(self.bias)) if change == "bias" else None
 
     def build(self, ctx: BuildContext) -> Linformer:
         if ctx.mup is not None:
@@ -213,7 +213,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
 
     def resolved(self, ctx: BuildContext) -> LinformerConfig:
         n, _, h = self.heads(ctx)
-        return self.vary(n_heads=n, head_dim=h, length=self._length(ctx))
+        return self.replace(n_heads=n, head_dim=h, length=self._length(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Kept: q, k and v as projected, the m keys and values, scores' softmax, at least in fp32 and as it meets the

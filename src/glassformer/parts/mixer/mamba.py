@@ -305,10 +305,10 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         """The scan trains on every device."""
 
     def resized(self, n_heads: int) -> MambaConfig:
-        return self.vary(dt_rank=None)
+        return self.replace(dt_rank=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MambaConfig | None:
-        return self.vary(bias=new(self.bias)) if change == "bias" else None
+        return self.replace(bias=new(self.bias)) if change == "bias" else None
 
     def build(self, ctx: BuildContext) -> Mamba:
         if ctx.mup is not None:
@@ -323,7 +323,7 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
 
     def resolved(self, ctx: BuildContext) -> MambaConfig:
         defaults = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
-        return self.vary(dt_rank=self._shape(ctx)[1], **defaults)
+        return self.replace(dt_rank=self._shape(ctx)[1], **defaults)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """FLOPs of the matrix products, C_t h_t among them; convolution and recurrence, about 2 d_conv + 7 p operations

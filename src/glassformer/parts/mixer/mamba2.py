@@ -216,7 +216,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
         """Its heads are not those of an attention in its place: they divide the channels, and have no keys."""
-        return old.vary(**fields) if type(old) is cls else cls(**fields)
+        return old.replace(**fields) if type(old) is cls else cls(**fields)
 
     def _sizes(self, ctx: BuildContext) -> tuple[int, int, int]:
         """c, n, and the values of B or C."""
@@ -224,7 +224,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return self.expand * ctx.d_model, n, self.n_groups * self.d_state
 
     def resized(self, n_heads: int) -> Mamba2Config:
-        return self.vary(head_dim=None)
+        return self.replace(head_dim=None)
 
     def build(self, ctx: BuildContext) -> Mamba2:
         self.refuse_mup(ctx)
@@ -234,7 +234,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
 
     def resolved(self, ctx: BuildContext) -> Mamba2Config:
         c, n, _ = self._sizes(ctx)
-        return self.vary(
+        return self.replace(
             head_dim=c // n, **{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}
         )
 

@@ -173,10 +173,10 @@ class MatrixMixerConfig(MixerConfig):
         """It trains on every device."""
 
     def resized(self, n_heads: int) -> Any:
-        return self.vary(n_heads=n_heads, head_dim=None)
+        return self.replace(n_heads=n_heads, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        return self.vary(bias=new(self.bias)) if change == "bias" else None
+        return self.replace(bias=new(self.bias)) if change == "bias" else None
 
     def refuse_mup(self, ctx: BuildContext) -> None:
         if ctx.mup is not None:

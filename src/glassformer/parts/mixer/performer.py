@@ -198,7 +198,7 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
         return plain(self.visibility.build(ctx))
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> PerformerConfig | None:
-        return self.vary(visibility=new(self.visibility)) if change == "visibility" else super().changed(change, new)
+        return self.replace(visibility=new(self.visibility)) if change == "visibility" else super().changed(change, new)
 
     def build(self, ctx: BuildContext) -> Performer:
         self.refuse_mup(ctx)
@@ -208,7 +208,7 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
 
     def resolved(self, ctx: BuildContext) -> PerformerConfig:
         n, _, h = self.heads(ctx)
-        return self.vary(n_heads=n, head_dim=h, redraw=None)
+        return self.replace(n_heads=n, head_dim=h, redraw=None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Besides what the recurrence keeps: q, k and v as projected, scaled q and k, the decays, its sums and the

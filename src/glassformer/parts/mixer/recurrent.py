@@ -165,7 +165,7 @@ class RecurrenceConfig(MixerConfig):
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
         has = change == "bias" and "bias" in type(self).model_fields
-        return self.vary(bias=new(self.bias)) if has else None  # type: ignore[attr-defined]
+        return self.replace(bias=new(self.bias)) if has else None  # type: ignore[attr-defined]
 
     def refuse_mup(self, ctx: BuildContext) -> None:
         """Raises RequestError under muP."""

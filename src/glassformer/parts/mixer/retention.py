@@ -222,7 +222,7 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
     def resolved(self, ctx: BuildContext) -> RetentionConfig:
         n, _, h = self.heads(ctx)
         decays = self.decays if self.lightning else tuple(self.decays or retnet_decays(n))
-        return self.vary(n_heads=n, head_dim=h, decays=decays, key_scale=self.key_scale or h**-0.5)
+        return self.replace(n_heads=n, head_dim=h, decays=decays, key_scale=self.key_scale or h**-0.5)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Besides what the recurrence keeps: its result and the norm's rate, what is gated, and of q, k and v what was

@@ -196,7 +196,7 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         return c, blocks_of(c, self.n_heads or Heads.fitting(c))
 
     def resized(self, n_heads: int) -> RGLRUConfig:
-        return self.vary(n_heads=n_heads, width=None)
+        return self.replace(n_heads=n_heads, width=None)
 
     def build(self, ctx: BuildContext) -> RGLRU:
         self.refuse_mup(ctx)
@@ -205,7 +205,7 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
 
     def resolved(self, ctx: BuildContext) -> RGLRUConfig:
         c, n = self._shape(ctx)
-        return self.vary(n_heads=n, width=c)
+        return self.replace(n_heads=n, width=c)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """FLOPs of the matrix products, the gates' and the scan's among them."""

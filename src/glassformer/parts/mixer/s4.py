@@ -332,7 +332,7 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
         )
 
     def resolved(self, ctx: BuildContext) -> S4Config:
-        return self.vary(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
+        return self.replace(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """FLOPs of the matrix products: within chunks, and from one to the next."""

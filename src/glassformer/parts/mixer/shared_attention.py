@@ -132,13 +132,13 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         """What bends the scores of the layers that share would not be
         had by this one: that is refused."""
         if change == "qk_norm":
-            return self.vary(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
+            return self.replace(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
         if change not in type(self).model_fields:
             refuse_in_taker(change, new(None))
         return super().changed(change, new)
 
     def taking(self, name: str) -> SharedAttentionConfig:
-        return self.vary(source=name)
+        return self.replace(source=name)
 
     def can_clip_logits(self) -> bool:
         raise RequestError(

@@ -169,7 +169,7 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
         return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
 
     def resized(self, n_heads: int) -> XLMemoryConfig:
-        return self.vary(n_heads=n_heads, head_dim=None)
+        return self.replace(n_heads=n_heads, head_dim=None)
 
     def build(self, ctx: BuildContext) -> XLMemory:
         if ctx.mup is not None:

@@ -84,7 +84,7 @@ class LearnedConfig(EmbeddingPositionConfig, kind="learned", words="learned"):
         return self._length(ctx)
 
     def resolved(self, ctx: BuildContext) -> LearnedConfig:
-        return self.vary(length=self._length(ctx))
+        return self.replace(length=self._length(ctx))
 
     def build(self, ctx: BuildContext) -> Learned:
         return Learned(self._length(ctx), ctx.d_model, self.offset)

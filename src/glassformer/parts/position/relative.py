@@ -135,7 +135,7 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
         return RelativeBias(table, self.furthest, both_sides)
 
     def resolved(self, ctx: BuildContext) -> RelativeBiasConfig:
-        return self.vary(both_sides=self._two_sided(ctx))
+        return self.replace(both_sides=self._two_sided(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         table = Cost.weights(self.buckets * ctx.n_heads)

@@ -114,7 +114,7 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     scaling: RotaryScalingConfig | None = None
 
     def resolved(self, ctx: BuildContext) -> RotaryConfig:
-        return self.vary(scaling=self.scaling.resolved(ctx) if self.scaling else None)
+        return self.replace(scaling=self.scaling.resolved(ctx) if self.scaling else None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Tables of cos and sin, made once for all layers."""

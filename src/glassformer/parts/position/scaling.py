@@ -47,7 +47,7 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     """The context the frequencies were trained for; None takes the model's."""
 
     def resolved(self, ctx: BuildContext) -> Any:
-        return self.vary(original_context=self.original_context or ctx.context)
+        return self.replace(original_context=self.original_context or ctx.context)
 
     def build(self, ctx: BuildContext) -> RotaryScaling:
         raise NotImplementedError
@@ -208,7 +208,9 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     def resolved(self, ctx: BuildContext) -> LongRopeScalingConfig:
         """With its magnitude, which is all that the factor tells."""
         magnitude = LongRope(self, ctx.context).magnitude
-        return self.vary(original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude)
+        return self.replace(
+            original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude
+        )
 
     def build(self, ctx: BuildContext) -> LongRope:
         return LongRope(self, ctx.context)

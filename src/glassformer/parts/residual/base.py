@@ -94,7 +94,7 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     """Names of the norms this wiring holds in a block with both branches."""
 
     def resolved(self, ctx: BuildContext) -> ResidualConfig:
-        return self.vary(dropout=0.0, scale=self.numbers(ctx)["scale"], depth_scaled=False)
+        return self.replace(dropout=0.0, scale=self.numbers(ctx)["scale"], depth_scaled=False)
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return self.norms if has_ffn else tuple(name for name in self.norms if not name.startswith("ffn"))

@@ -52,7 +52,7 @@ class DeepNormConfig(ResidualConfig, kind="deepnorm", words="deepnorm"):
         return self.alpha or ctx.n_branches**0.25
 
     def resolved(self, ctx: BuildContext) -> ResidualConfig:
-        return super().resolved(ctx).vary(alpha=self._alpha(ctx))
+        return super().resolved(ctx).replace(alpha=self._alpha(ctx))
 
     def numbers(self, ctx: BuildContext) -> dict[str, Any]:
         return {**super().numbers(ctx), "alpha": self._alpha(ctx)}

@@ -82,7 +82,7 @@ class PrefixConfig(VisibilityConfig, kind="prefix", words=Word("prefix", whole("
         return Prefix(self._length(ctx))
 
     def resolved(self, ctx: BuildContext) -> PrefixConfig:
-        return self.vary(length=self._length(ctx))
+        return self.replace(length=self._length(ctx))
 
     def _length(self, ctx: BuildContext) -> int:
         return self.length or max(1, ctx.context // 2)

@@ -70,7 +70,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
         """Causal models may take part next to a bidirectional one: what that is worth can be measured."""
         found = self
         if len({config.causal for config in configs.values()}) > 1:
-            found = self.vary(one_sided=True)
+            found = self.replace(one_sided=True)
         for config in configs.values():
             found.check(config)
         return found
