@@ -12,7 +12,7 @@ from glassformer.cli.show import show
 from glassformer.figures.terminal import dim
 from glassformer.naming.chatting import loaded_as, state_dtype
 from glassformer.retrieval import Asker, Index
-from glassformer.retrieval.asking import source_lines
+from glassformer.retrieval.answer import source_lines
 
 
 def answer(

@@ -1,6 +1,6 @@
 """Texts as vectors, searched and answered from: `gf.embed`, `gf.index`, `gf.ask`."""
 
-from glassformer.retrieval.asking import Answer, AnswerReply, Asker, Source, ask
+from glassformer.retrieval.answer import Answer, AnswerReply, Asker, Source, ask
 from glassformer.retrieval.embedding import Embeddings, embed
 from glassformer.retrieval.indexing import Found, Index, index
 from glassformer.retrieval.marginal import marginal_nll, rag_loss
