@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +22,9 @@ from torch import Tensor
 import glassformer
 import glassformer as gf
 from glassformer import thresholds
+from glassformer.cli import options
 from glassformer.cli.options import AskOptions, ChatOptions, GenerateOptions
+from glassformer.cli.verbs import laboratory, training
 from glassformer.dynamics import rules
 from glassformer.errors import CODES, Code, no_memory
 from glassformer.files import SCHEMAS, check_schema
@@ -348,3 +353,26 @@ def test_text_is_written_by_one_mechanism():
         and any(one.name == "stream" for one in node.names)
     }  # fmt: skip
     assert users == {"__init__.py", "generation/__init__.py", "generation/session.py", "runs/measure.py"}  # times it
+
+
+def framing(text: str) -> bool:
+    """True if the code reads the style sheet of pages, which only their frame does."""
+    return "report.css" in text
+
+
+def test_pages_have_one_frame():
+    places = {path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py") if framing(path.read_text("utf-8"))}
+    assert places == {"report/html.py"}
+    assert framing('style = files("glassformer.report").joinpath("report.css")')
+
+
+def declared_twice(function: Callable[..., None]) -> set[str]:
+    """Parameters of a verb that a shared group of options declares."""
+    shared = {field.name for kind in (options.TrainingOptions, options.ExecutorOptions) for field in fields(kind)}
+    return shared & inspect.signature(function).parameters.keys()
+
+
+def test_options_that_verbs_share_are_declared_once():
+    verbs = (training.compare, training.train, laboratory.ablate, laboratory.scale, laboratory.run)
+    assert {verb.__name__: declared_twice(verb) for verb in verbs if declared_twice(verb)} == {}
+    assert declared_twice(lambda *, batch_size=16, workers=1: None) == {"batch_size", "workers"}

@@ -29,6 +29,12 @@ class Comparison(Printed):
         The experiment that it is of.
     folder : Path or None
         Folder of results.json, report.html and design.yaml; None if nothing was written.
+
+    Examples
+    --------
+    >>> found = gf.compare(["gpt2@0.3m", "llama@0.3m"], "tiny.txt", tokens="4k", context=32, batch_size=4, seeds=2)
+    >>> [run.status for run in found.runs]
+    ['ok', 'ok', 'ok', 'ok']
     """
 
     results: Results
@@ -80,25 +86,57 @@ class Comparison(Printed):
 
         Examples
         --------
-        >>> found.report("report.html")
+        >>> found.report("report.html").name
+        'report.html'
         """
         write_report(self.results, Path(path))
         return Path(path)
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields tables, verdicts and notes, and the place of the report."""
+        """Yields tables, verdicts and notes, and the place of the report.
+
+        Yields
+        ------
+        str or rich.console.RenderableType
+            The text from top to bottom.
+
+        Examples
+        --------
+        >>> table = next(found.lines())
+        """
         yield from comparison_lines(self.results)
         if self.page is not None:
             yield unbroken(f"report: {self.page}")
 
     def without_notes(self, known: Collection[str]) -> Self:
-        """Returns the comparison without the notes that a reader knows."""
+        """Returns the comparison without the notes that a reader knows.
+
+        Parameters
+        ----------
+        known
+            Notes to leave out.
+
+        Returns
+        -------
+        Comparison
+            A copy.
+
+        Examples
+        --------
+        >>> found.without_notes(found.results.budget.notes).results.budget.notes
+        []
+        """
         budget = self.results.budget
         notes = [note for note in budget.notes if note not in known]
         return replace(self, results=self.results.changed(budget=budget.changed(notes=notes)))
 
     def check(self) -> None:
-        """Raises WorkError if a run failed; a run that diverged is a result."""
+        """Raises WorkError if a run failed; a run that diverged is a result.
+
+        Examples
+        --------
+        >>> found.check()
+        """
         if failed := [one for one in self.runs if one.status == "failed"]:
             first = failed[0]
             name = first.name if self.results.budget.seeds == 1 else f"{first.name} seed {first.seed}"
@@ -108,11 +146,33 @@ class Comparison(Printed):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the content of results.json."""
+        """Returns the content of results.json.
+
+        Returns
+        -------
+        dict
+            Plain values, which --json prints.
+
+        Examples
+        --------
+        >>> found.to_dict()["budget"]["seeds"]
+        2
+        """
         return self.results.to_dict()
 
     def to_pandas(self) -> Any:
-        """Returns a DataFrame with a row for each run: name, seed, sizes, what was measured. Needs pandas."""
+        """Returns a row for each run: name, seed, sizes, measures.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Needs pandas.
+
+        Examples
+        --------
+        >>> found.to_pandas()["seed"].tolist()
+        [0, 0, 1, 1]
+        """
         import pandas
 
         return pandas.DataFrame([row_of(run) for run in self.runs])

@@ -238,8 +238,9 @@ def train(
 
     Examples
     --------
-    >>> run = gf.train("llama@0.1m", "python-docs", tokens="20k")
-    >>> run.validation["loss"]
+    >>> run = gf.train("llama@0.1m", "tiny.txt", tokens="2k", context=32, batch_size=4)
+    >>> run.validation["loss"] < 6
+    True
     """
     asked = SingleRun.of(
         model, data, recipe, out=out, resume=resume, pretrained=pretrained, tokenizer=tokenizer,

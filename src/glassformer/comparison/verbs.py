@@ -106,8 +106,10 @@ def compare(
 
     Examples
     --------
-    >>> found = gf.compare(["gpt2@0.3m", "llama@0.3m"], "python-docs", tokens="50k", seeds=3)
-    >>> found.verdicts[0].verdict
+    >>> plan = {"tokens": "4k", "context": 32, "batch_size": 4}
+    >>> found = gf.compare(["gpt2@0.3m", "llama@0.3m"], "tiny.txt", seeds=3, **plan)
+    >>> found.verdicts[0].seeds
+    3
     """
     fields = {
         "tokens": tokens, "minutes": minutes, "flops": flops, "steps": steps, "match": match, "seeds": seeds,
@@ -149,7 +151,8 @@ def tune(
 
     Examples
     --------
-    >>> gf.tune(["gpt2@0.3m", "llama@0.3m"], "python-docs", tokens="50k").tuning.arms[0].chosen
+    >>> found = gf.tune(["gpt2@0.3m", "llama@0.3m"], "python-docs", tokens="50k")  # doctest: +SKIP
+    >>> found.tuning.arms[0].chosen  # doctest: +SKIP
     """
     return compare(models, data, tune=True, **options)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from ..figures import (
     Markup,
     copyable,
     days,
-    document,
-    embedded,
     join,
     node_drawing,
     part_swatch,
@@ -22,7 +19,7 @@ from ..figures import (
     tag,
     write_document,
 )
-from .html import caption, cell, figure, scroll, section
+from .html import caption, cell, figure, framed, scroll, section
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 SUMS = ("total", "reserved", "needed")
@@ -49,19 +46,12 @@ def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
         ):  # fmt: skip
             if part is not None:
                 made[key].append(join([tag("h3", several) if several else None, part]))
-    there = {key: section(key, keys[key], *parts) for key, parts in made.items() if parts}
-    links = [tag("li", tag("a", keys[key], href=f"#{key}")) for key in there]
+    there = {key: (keys[key], section(key, keys[key], *parts)) for key, parts in made.items() if parts}
     header = tag(
         "header", tag("p", "Glassformer plan", class_="kicker"), tag("h1", title),
         *(tag("p", _finding(one), class_="finding") for one in plans), copyable(command) if command else None,
     )  # fmt: skip
-    body = tag(
-        "div", header, tag("nav", tag("ul", *links), aria_label="Contents"),
-        tag("main", *there.values(), id="content", tabindex="-1"), class_="page",
-    )  # fmt: skip
-    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    skip = tag("a", "Skip to the figures", href="#content", class_="gf-skip")
-    return document(f"{title}: plan", skip, body, embedded(list(plans), "plans"), style=style)
+    return framed(f"{title}: plan", header, there, list(plans), "plans", "figures")
 
 
 def _finding(one: dict[str, Any]) -> str:

@@ -25,7 +25,39 @@ class Interrupted(WorkError):
 
 @dataclass
 class Run(Printed):
-    """A training run that has finished or diverged; `print` shows its budget and held-out loss."""
+    """A training run that has finished or diverged; `print` shows its budget and held-out loss.
+
+    Attributes
+    ----------
+    model : Model
+        The trained model.
+    config : ModelConfig
+        Its config, with the vocabulary and the context of the text.
+    tokenizer : Tokenizer
+        Tokenizer of the text.
+    recipe : Recipe
+        Recipe of the run.
+    steps : int
+        Optimizer steps that were taken.
+    tokens : int
+        Tokens that were read.
+    seconds : float
+        Time of training.
+    validation : dict or None
+        Held-out measures; None if the run was not evaluated.
+    how : Settings
+        Device, dtype and compilation.
+    folder : Path or None
+        The run folder; None if nothing was written.
+    error : str or None
+        The reason why the run diverged.
+
+    Examples
+    --------
+    >>> run = gf.train("llama@0.1m", "tiny.txt", tokens="2k", context=32, batch_size=4)
+    >>> run.status, run.steps
+    ('ok', 16)
+    """
 
     model: Model
     config: ModelConfig
@@ -71,7 +103,18 @@ class Run(Printed):
         return rates[len(rates) // 2] if rates else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns status, budget and held-out measures as plain values."""
+        """Returns status, budget and held-out measures as plain values.
+
+        Returns
+        -------
+        dict
+            Plain values, which --json prints.
+
+        Examples
+        --------
+        >>> run.to_dict()["tokens"]
+        2048
+        """
         return {
             "status": self.status, "error": self.error, "steps": self.steps, **self.read, "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second, "validation": self.validation,
@@ -80,7 +123,18 @@ class Run(Printed):
         }  # fmt: skip
 
     def lines(self) -> Iterator[Any]:
-        """Yields the budget with the held-out loss, or why the run diverged, and the place of the run."""
+        """Yields the budget with the held-out loss, or why the run diverged, and the place of the run.
+
+        Yields
+        ------
+        str or rich.text.Text
+            The text from top to bottom.
+
+        Examples
+        --------
+        >>> "held-out loss" in next(run.lines())
+        True
+        """
         if self.status == "ok" and self.validation is not None:
             nats = f", perplexity {self.validation['perplexity']:.2f}" if self.recipe.objective.in_nats else ""
             bits = self.validation["bits_per_byte"]
@@ -98,13 +152,28 @@ class Run(Printed):
             yield unbroken(f"run: {self.folder}")
 
     def check(self) -> None:
-        """Raises WorkError if the run diverged."""
+        """Raises WorkError if the run diverged.
+
+        Examples
+        --------
+        >>> run.check()
+        """
         if self.status != "ok":
             raise WorkError(f"the run diverged: {self.error}", code="diverged")
 
     def to_pandas(self) -> Any:
-        """Returns the curve as a DataFrame: a row for each step and each evaluation, held-out measures in columns named
-        `validation.loss` and so on. Needs pandas."""
+        """Returns the curve: a row for each step and each evaluation.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Held-out measures are in columns named `validation.loss` and so on. Needs pandas.
+
+        Examples
+        --------
+        >>> "validation.loss" in run.to_pandas()
+        True
+        """
         import pandas
 
         return pandas.json_normalize(self.metrics)
