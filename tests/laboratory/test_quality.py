@@ -149,6 +149,6 @@ def test_on_the_command_line(text: str, tmp_path: Path, capsys: pytest.CaptureFi
         assert f"{row['perplexity']:.4f}" in out and f"{row['weights']}, head {row['head']}: perplexity" in err
     assert "192 tokens in windows of 64" in out
     assert main(["inspect", "llama@1m", "--data", text]) == 2
-    assert "--data and --tokens are for --quality" in capsys.readouterr().err
+    assert "data and tokens are for quality" in capsys.readouterr().err
     assert main(["inspect", "llama@1m", "--quality"]) == 2
     assert "config without weights" in capsys.readouterr().err
