@@ -12,6 +12,10 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "examples"
 NEEDS = {"results": ("pandas", "matplotlib"), "own_part": ("pandas",)}
 PRINTS = {
+    "costs": "8,190,735,360 parameters",
+    "design": "the same design: True",
+    "retrieval": "argparse.py",
+    "surgery": "runs in llama.cpp",
     "hooks": "layers.2.ffn (1, 12, 88) True",
     "own_callback": "step 4: loss",
     "own_data": "token ids: vocabulary",
@@ -25,8 +29,8 @@ LONGEST = 30
 """Lines of code of an example, without its docstring."""
 
 
-SLOW = ("own_part",)
-"""Examples that start six processes."""
+SLOW = ("design", "own_part")
+"""Examples that start processes."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in PRINTS])

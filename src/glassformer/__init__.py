@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from glassformer.comparison import tune as tune
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.conversion import save as save
+    from glassformer.errors import RequestError as RequestError
+    from glassformer.errors import WorkError as WorkError
     from glassformer.generation import Sampling as Sampling
     from glassformer.generation import generate as generate
     from glassformer.generation import stream as stream
@@ -69,9 +71,11 @@ _HOMES = {
     "Design": "comparison",
     "ModelConfig": "config",
     "Recipe": "training",
+    "RequestError": "errors",
     "Run": "training",
     "Sampling": "generation",
     "Session": "generation.session",
+    "WorkError": "errors",
     "__version__": "version",
     "ablate": "laboratory.ladder",
     "advise": "laboratory.advice",
@@ -117,9 +121,11 @@ __all__ = [
     "Design",
     "ModelConfig",
     "Recipe",
+    "RequestError",
     "Run",
     "Sampling",
     "Session",
+    "WorkError",
     "ablate",
     "advise",
     "ask",

@@ -45,17 +45,28 @@ def _restored(kind: type[BaseException], message: str, fields: dict[str, object]
 
 
 class RequestError(ValueError):
-    """The request was wrong: one sentence that names the field, the value, and what would be right (exit status 2).
+    """Refusal of a wrong request, in one sentence with the field, the value and the expected value (exit status 2).
 
-    >>> RequestError(code="range", field="seed", value=-1, expected="an integer in [0, 2**63)")
-    RequestError('seed must be an integer in [0, 2**63), got -1')
+    Parameters
+    ----------
+    message
+        Sentence that replaces the one made of the other parameters.
+    code
+        Kind of the error, one of `CODES`.
+    field
+        Path of the field, option, file or key at fault, such as "mixer.n_heads".
+    value
+        The given value.
+    expected
+        Description of the values that are accepted.
 
-    code      kind of the error, one of `CODES`
-    field     path of the field, option, file or key at fault, such as "mixer.n_heads"
-    value     the value that was given
-    expected  what would be right, as text
-
-    A `message` replaces the sentence made of them.
+    Examples
+    --------
+    >>> try:
+    ...     gf.preset("gpt2").build(seed=-1)
+    ... except gf.RequestError as problem:
+    ...     print(problem.code, problem.field, problem.value)
+    range seed -1
     """
 
     exit_status = 2
@@ -68,16 +79,42 @@ class RequestError(ValueError):
         return _restored, (type(self), str(self), vars(self))
 
     def of(self, what: str) -> RequestError:
-        """The same complaint about one of several: `what`, a colon, and the sentence."""
+        """Returns the error with the name of the file, arm or step that it is about in front of its sentence.
+
+        Parameters
+        ----------
+        what
+            The name.
+
+        Returns
+        -------
+        RequestError
+            The error, with the same code, field and value.
+
+        Examples
+        --------
+        >>> str(gf.RequestError("seed is missing", code="missing", field="seed").of("design.yaml"))
+        'design.yaml: seed is missing'
+        """
         return RequestError(
             f"{what}: {self}", code=self.code, field=self.field, value=self.value, expected=self.expected
         )
 
 
 class WorkError(RuntimeError):
-    """The request was right but the work failed: one sentence that says what failed and what to do (exit status 1).
+    """Failure of work that was asked for correctly, in one sentence with a remedy (exit status 1).
 
-    code      kind of the error, one of `CODES`
+    Parameters
+    ----------
+    message
+        The sentence.
+    code
+        Kind of the error, one of `CODES`.
+
+    Examples
+    --------
+    >>> gf.WorkError("the run diverged", code="diverged").code
+    'diverged'
     """
 
     exit_status = 1
