@@ -63,10 +63,10 @@ class RequestError(ValueError):
     Examples
     --------
     >>> try:
-    ...     gf.preset("gpt2").build(seed=-1)
+    ...     gf.preset("llama@1m+gqa:3")
     ... except gf.RequestError as problem:
     ...     print(problem.code, problem.field, problem.value)
-    range seed -1
+    range n_kv_heads 3
     """
 
     exit_status = 2
