@@ -9,6 +9,7 @@ from rich.console import Console
 
 from glassformer.cli.options import ChatOptions
 from glassformer.cli.running import building, put, ready
+from glassformer.cli.show import show
 from glassformer.errors import RequestError
 from glassformer.figures.terminal import dim
 from glassformer.generation.conversation import Conversation
@@ -44,8 +45,6 @@ def converse(expression: str, asked: ChatOptions, as_json: bool) -> None:
             warned = True
             console.print(dim("\nCtrl-C again, Ctrl-D or /quit ends"))
     if as_json:
-        from glassformer.cli.show import show  # with the packages of comparisons, which take a while
-
         show(talk, as_json)
 
 

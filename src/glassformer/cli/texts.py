@@ -6,6 +6,7 @@ import sys
 
 from glassformer.cli.options import GenerateOptions
 from glassformer.cli.running import INTERRUPTED, building, put, ready, say
+from glassformer.cli.show import show
 from glassformer.errors import RequestError
 from glassformer.generation.engine import LONGEST_PROMPT
 from glassformer.generation.texts import GeneratedTexts, TextRun, heading
@@ -43,8 +44,6 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
         say(found.summary)
         found.check()
     else:
-        from glassformer.cli.show import show  # with the packages of comparisons, which take a while
-
         show(found, as_json)
     if interrupted:
         raise SystemExit(INTERRUPTED)
