@@ -51,7 +51,7 @@ class SamplingOptions:
     """How the next token is chosen. By default the most likely one."""
 
     temperature: Annotated[float, Bounds(0, 1e6)] = 0.0
-    """Divisor of the logits before the draw; 0 takes the most likely token."""
+    """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int | None, Bounds(1)] = None
     """Top-k sampling: the K most likely tokens."""
     top_p: Probability = None
@@ -81,7 +81,7 @@ class GenerationOptions(SamplingOptions):
     """
 
     max_new_tokens: int | None = None
-    """Largest number of new tokens; by default 200, or fewer if the model's learned positions end before."""
+    """Largest number of new tokens; by default 200, or fewer if learned positions end earlier."""
     stop: tuple[str, ...] = ()
     """Stop strings: the text ends before the first of them."""
     stop_at_eos: bool = True
@@ -128,7 +128,7 @@ class DecodingOptions(GenerationOptions):
     """How prompts are continued, and in which way their texts are decoded."""
 
     source: str | Sequence[int] | None = None
-    """Text that the encoder of an encoder-decoder reads; the prompt is then the start of its output, or omitted."""
+    """Input of the encoder of an encoder-decoder; the prompt is then an optional start of the decoder's text."""
     beams: int | None = None
     """Beam search with this many beams instead of sampling."""
     speculate: bool = False
@@ -136,7 +136,7 @@ class DecodingOptions(GenerationOptions):
     draft: str | None = None
     """Speculative decoding with a smaller draft model of the same vocabulary."""
     state: str | Path | None = None
-    """Prompt cache: file with the decode state of the prompt, read if it holds the start of this prompt, else
+    """Prompt cache: file with the decode state of a prompt. Loaded if it holds the start of this prompt, else
     written."""
 
     def check(self, prompts: int, compiled: bool = False) -> None:
@@ -182,10 +182,10 @@ class ModelOptions:
     """How a model is loaded and run."""
 
     quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
-    """Quantise weights to 8 or 4 bits; keep leaves those of a .gguf file quantised; bf16 prepacks them, with the same
-    results."""
+    """Quantisation of the weights: int8 or int4; keep uses those of a .gguf file as they are stored; bf16 prepacks
+    bfloat16 weights for the CPU, with the same results as --dtype bfloat16. By default none."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Dtype of weights and decode state; by default the checkpoint's, and bfloat16 with bf16, int8 and int4."""
+    """Dtype of weights and decode state (KV cache); by default the checkpoint's, or bfloat16 with --quantize."""
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """Dtype of the decode state only; int8 keeps a scale for each vector."""
     device: str = "auto"

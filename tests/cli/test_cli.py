@@ -112,7 +112,7 @@ def test_verb_is_listed_by_the_first_line_of_its_docstring(verb: str) -> None:
 
 def test_help_of_a_verb_says_more_than_its_line_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--help"]) == 0
-    assert "every layer and site that differs" in " ".join(capsys.readouterr().out.split())
+    assert "each part whose output differs" in " ".join(capsys.readouterr().out.split())
 
 
 def test_traceback_is_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:

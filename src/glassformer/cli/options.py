@@ -22,11 +22,17 @@ LONGEST_TEXT = 1_000_000
 Flag = Annotated[bool, Parameter(negative="")]
 Texts = Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)]
 
-Expression = Annotated[str, Parameter(help="An expression: NAME[@SIZE][+CHANGE...].")]
+Expression = Annotated[
+    str,
+    Parameter(
+        help="A model expression NAME[@SIZE][+CHANGE...], for example gpt2@10m+rope; glassformer presets lists them."
+    ),
+]
 Data = Annotated[
     str,
     Parameter(
-        help="A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.",
+        help="Text: a file, a folder, - (standard input), a Hugging Face dataset (hf:owner/name), or a built-in corpus "
+        "(python-docs, python-source).",
         allow_leading_hyphen=True,
     ),
 ]
@@ -61,7 +67,11 @@ def pairs(given: list[str] | None, field: str) -> dict[str, str]:
 
 Count = Annotated[int, Parameter(converter=count)]
 Optimizer = Annotated[
-    str, Parameter(help="adamw, muon, lion, adafactor or sgd; +recipe.optimizer.FIELD=VALUE sets its fields.")
+    str,
+    Parameter(
+        help="Optimizer: adamw, muon, lion, adafactor or sgd. +recipe.optimizer.FIELD=VALUE after a model's expression "
+        "sets its fields."
+    ),
 ]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
 Threads = Annotated[
@@ -74,14 +84,15 @@ class TrainingOptions:
     """Options of all verbs that train."""
 
     learning_rate: Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])] = None
-    """Peak learning rate; by default a rule by size and optimizer."""
+    """Peak learning rate; by default chosen from the size of the model and the optimizer."""
     optimizer: Optimizer = "adamw"
     tokenizer: str = "auto"
-    """auto, byte, char, bpe:SIZE, or a tokenizer.json."""
+    """Tokenizer: byte, char, bpe:SIZE (trained on --data), or the path of a tokenizer.json; auto chooses by the size of
+    the text."""
     batch_size: int = 16
     """Sequences per optimizer step."""
     context: int | None = None
-    """Tokens per sequence; by default that of the expression (+context=N), or 256."""
+    """Tokens per sequence; by default +context=N of the model's expression, or 256."""
     device: Device = "auto"
     dtype: str = "auto"
     """auto, float32, bfloat16."""
@@ -103,8 +114,10 @@ class RunOptions(TrainingOptions):
     steps: Count | None = None
     """Training budget of a run in optimizer steps."""
     objective: str = "next_token"
-    """next_token, masked:P (encoders), seq2seq (pairs), span:DENSITY:MEAN, infill:P:MEAN, prefix,
-    contrastive:TEMPERATURE; +recipe.objective.FIELD=VALUE sets its fields."""
+    """Training objective: next_token; masked:P (masked language modelling, P of the tokens); seq2seq (pairs of source
+    and target); span:DENSITY:MEAN (span corruption: share of tokens, mean length of spans); infill:P:MEAN (BART: share
+    of tokens, mean length); prefix (prefix language model); contrastive:TEMPERATURE. +recipe.objective.FIELD=VALUE
+    after a model's expression sets its fields."""
     on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
     """A step whose loss or gradient spikes: take it, skip it, or return to the last checkpoint."""
     log_to: Annotated[list[str] | None, Parameter(negative="")] = None
@@ -120,7 +133,8 @@ class ExecutorOptions:
     slots: str | None = None
     """Train several runs at the same time, one on each device: cuda:0,cuda:1."""
     executor: str = "here"
-    """here; or slurm, slurm:partition=NAME,time=MINUTES,gpus=1 and other options of sbatch: each run is a job."""
+    """Place of the runs: here (this machine), or slurm (a job for each run), with options of sbatch if needed, for
+    example slurm:partition=NAME,time=MINUTES,gpus=1."""
 
     def made(self, device: str = "auto") -> Any:
         """Returns the executor for runs on a device. Raises RequestError."""
@@ -143,7 +157,8 @@ class TextOptions(GenerationOptions, ModelOptions):
 
     temperature: float = 0.8
     top_k: int | None = None
-    """Top-k sampling: the K most likely tokens; 40 without another cut-off."""
+    """Top-k sampling: number of most likely tokens; by default 40, or all if --top-p, --min-p or --typical-p is
+    given."""
     logit_bias: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()  # type: ignore[assignment]
     """ID=VALUE: amount added to the logit of a token; repeatable."""
     stop: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, show_default=False)] = ()
@@ -157,6 +172,7 @@ class TextOptions(GenerationOptions, ModelOptions):
 class ChatOptions(TextOptions):
     temperature: float = 0.7
     max_new_tokens: int = 512
+    """Largest number of tokens of one answer."""
     system: str | None = None
     """System message."""
 
@@ -165,6 +181,7 @@ class ChatOptions(TextOptions):
 class AskOptions(TextOptions):
     temperature: float = 0.0
     max_new_tokens: int = 200
+    """Largest number of tokens of the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ VERBS = {
     "embed": ("writing", "Turn texts into vectors, pooled and normalised as the model's folder says."),
     "index": (
         "writing",
-        "Cut texts into passages and embed them, for ask; the same command resumes an interrupted index.",
+        "Split texts into passages and embed them into an index for glassformer ask.",
     ),
     "ask": (
         "writing",
-        "Answer a question from an index: the sources with their scores, then the answer as it is written.",
+        "Answer a question from an index of your texts: print the passages found with their scores, then the answer.",
     ),
     "chat": ("writing", "Talk with a model that has a chat template."),
     "convert": (
@@ -37,33 +37,39 @@ VERBS = {
     ),
     "check": (
         "checkpoints",
-        "Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.",
+        "Verify a model numerically: decoding with and without cache, save and load, the published implementation.",
     ),
     "inspect": (
         "checkpoints",
-        "Show what a model is made of and what it costs; with --text, look inside while it reads.",
+        "Show the parts and the costs of a model; with --text, the activations inside it on that text.",
     ),
-    "why": ("training", "Say what a run died of: what moved first, which known failure that is, and what to try."),
+    "why": (
+        "training",
+        "Diagnose a failed run: the first statistic to deviate, the known failure that matches, and remedies.",
+    ),
     "plan": (
         "planning",
-        "Count weights, decode state and FLOPs of models, exactly, without building them.",
+        "Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.",
     ),
     "ablate": (
         "laboratory",
-        "Walk from one model to another, one change at a time: what each change does to the loss, and what it costs.",
+        "Turn one model into another one change at a time, and measure the effect of each change on loss and cost.",
     ),
     "scale": (
         "laboratory",
-        "Scaling laws: train models at several sizes and budgets and fit one of each, or fit one to a table of runs.",
+        "Fit scaling laws: train models over a grid of sizes and budgets, or read a table of finished runs.",
     ),
-    "run": ("laboratory", "Run an experiment that a file describes: glassformer run recipes/gpt2-to-llama.yaml"),
+    "run": ("laboratory", "Run an experiment from a file, such as recipes/gpt2-to-llama.yaml."),
     "advise": (
         "laboratory",
-        "Choices for a goal: what each option costs, which measured claims speak for it, and what is not known.",
+        "Recommend parts of a model for a goal: the cost, the measured evidence and the open questions of each option.",
     ),
-    "claims": ("laboratory", "Put published claims to the test; without names, list them with what was found."),
-    "presets": ("planning", "List the published models, the sizes, and the changes."),
-    "schema": ("planning", "Print the JSON Schema of the config files, which is JSON with --json and without."),
+    "claims": (
+        "laboratory",
+        "Test published claims about transformers by experiment; without names, list all claims and their verdicts.",
+    ),
+    "presets": ("planning", "List the names, sizes and changes that a model expression is made of."),
+    "schema": ("planning", "Print the JSON Schema of the config files."),
 }
 """Name of each verb -> its file in `verbs`, and its line in the list of them: the first of its docstring."""
 

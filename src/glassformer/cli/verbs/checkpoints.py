@@ -37,7 +37,8 @@ def convert(
     Parameters
     ----------
     source
-        A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow.
+        Checkpoint to convert: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; +CHANGE
+        modifies it, for example RUN+gqa:1.
     out
         Folder or .gguf file to write.
     to
@@ -62,23 +63,26 @@ def check(
     largest: Count | None = None,
     json: Json = False,
 ) -> None:
-    """Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.
+    """Verify a model numerically: decoding with and without cache, save and load, the published implementation.
 
-    On failure, every layer and site that differs although its input does not is named. Exit status 1 if a check fails.
+    On failure, report each part whose output differs while its input agrees. Exit status 1 if a check fails.
 
     Parameters
     ----------
     model
-        A run, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2; or an expression, with random weights.
+        Checkpoint to verify (a run folder, a Hugging Face folder, a .gguf file, hf:owner/name or smollm2), or a model
+        expression such as llama@10m, with random weights.
     reference
         Another folder, run or .gguf file to compare with; by default the checkpoint itself, read by transformers.
     text
         Text to run the model on; by default random tokens from --seed.
+    seed
+        Seed of random tokens and random weights.
     tolerance
-        Largest allowed difference, relative to the largest value; by default the rounding error of fp32.
+        Largest allowed difference, as a share of the largest expected value; by default 1e-5.
     largest
-        Size of weights (500M, 10G) above which checks that write the model to disk are skipped; by default a few
-        gigabytes.
+        Size of the weights in bytes, for example 10G, above which checks that write the model to disk are skipped; by
+        default 4G.
     """
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory.proof import check
@@ -106,31 +110,33 @@ def inspect(
     tokens: Count | None = None,
     json: Json = False,
 ) -> None:
-    """Show what a model is made of and what it costs; with --text, look inside while it reads.
+    """Show the parts and the costs of a model; with --text, the activations inside it on that text.
 
     Parameters
     ----------
+    model
+        Checkpoint, or model expression NAME[@SIZE][+CHANGE...] with random weights, for example llama@10m.
     text
-        Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
-        and on a page that opens offline.
+        Input text (@FILE: text of a file, -: standard input). Shows attention maps, predictions of each layer (logit
+        lens) and the surprisal of each token, in the terminal and on an offline page.
     source
         With --text and an encoder-decoder, the source text for the encoder (@FILE or - too); adds cross-attention.
     reading
-        With --text, an analysis to run, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
-        logit_attribution, head_ablation (of the last 256 tokens), activation_patching, head_scores, attention_sinks,
-        massive_activations, token_similarity, position_picture, embedding_neighbours, expert_routing, or all.
-        Repeatable.
+        Analysis to run with --text, printed and saved as NAME.png in --out; repeatable, or all. Names:
+        attention_rollout, side_by_side (attention of all heads), logit_attribution, head_ablation (last 256 tokens),
+        activation_patching, head_scores, attention_sinks, massive_activations, token_similarity, position_picture
+        (position embeddings), embedding_neighbours, expert_routing.
     against
-        For activation_patching: a text of the same number of tokens with another answer, instead of the built-in task.
+        Corrupted prompt for activation_patching: the number of tokens of --text, another answer. By default a built-in task.
     ablate
-        With --text, a component to remove: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3; neurons and
-        experts like heads. Repeatable.
+        Component to remove with --text: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, layers.2.neurons.7
+        or layers.2.experts.0. Repeatable.
     out
         Folder of the page (inspect.html) and the figures; by default `inspection`.
     diff
         Another expression: show the fields that differ.
     exports
-        Show which tools can load the model, and which parts block the others.
+        List the export targets that can hold the model and, for the others, the parts that block them.
     quality
         Perplexity of a checkpoint on held-out text: unchanged, and in bf16, 8 and 4 bits.
     coord_check

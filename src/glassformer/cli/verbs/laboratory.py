@@ -46,19 +46,19 @@ def ablate(
     trains: Executed = HERE,
     json: Json = False,
 ) -> None:
-    """Walk from one model to another, one change at a time: what each change does to the loss, and what it costs.
+    """Turn one model into another one change at a time, and measure the effect of each change on loss and cost.
 
     Parameters
     ----------
     base
         The first model: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
     to
-        The model at the other end; the changes that lead to it are found.
+        Target model; the changes from BASE to it are derived.
     changes
-        The changes in their order, such as rope,rmsnorm,swiglu; without --to they make the other end.
+        Changes in order, for example rope,rmsnorm,swiglu; without --to, BASE with all of them is the target.
     design
-        ladder: the changes added one after the other, and each left out of the target. factorial: every combination of
-        up to four changes, or half of those of five, for the effect of each and of two together.
+        ladder: changes are added one by one, and each is left out of the target. factorial: all combinations of up to
+        four changes, or half of those of five; gives main effects and two-way interactions.
     tokens
         Training budget of a run in tokens (200k, 5M); or give --minutes.
     minutes
@@ -68,9 +68,9 @@ def ablate(
     tune
         First choose the learning rate of each model, as in compare.
     within
-        With --tune: refuse a ladder that would take more minutes.
+        With --tune, time limit in minutes: if the estimate exceeds it, nothing is trained.
     out
-        Folder of the ladder. The same command continues it; more seeds are added.
+        Output folder. Rerun the same command to resume it; with more seeds, to extend it.
     allow_unmatched
         Allow models of different size.
     """
@@ -106,34 +106,37 @@ def scale(
     trains: Executed = HERE,
     json: Json = False,
 ) -> None:
-    """Scaling laws: train models at several sizes and budgets and fit one of each, or fit one to a table of runs.
+    """Fit scaling laws: train models over a grid of sizes and budgets, or read a table of finished runs.
 
     Parameters
     ----------
     models
-        Expressions without a size, gpt2 llama+gqa:2, to train at all of --sizes. Without models, --data is a table.
+        Model expressions without @SIZE, for example gpt2 llama+gqa:2; each is trained at every size of --sizes. Leave
+        them out to fit a law to the table in --data.
     data
-        Text to train on. Without models: a .csv file with a line of names, params, tokens (or flops, 6 N D) and loss,
-        and run if a run has several rows, which are then resampled together; or the folder of an earlier scale or
+        Text to train on. Without models: a .csv file with a header row and the columns params, tokens (or flops = 6 N
+        D) and loss, and optionally run (rows of one run are resampled together); or the folder of an earlier scale or
         compare.
     sizes
-        0.3m,0.6m,1m..10m: sizes, or numbers of parameters in the layers; A..B is a ladder of about factor 2, A..B:N
-        has N rungs.
+        Model sizes, for example 0.3m,0.6m,1m..10m: named sizes or numbers of parameters without embeddings. A..B is a
+        geometric grid of ratio about 2, A..B:N a grid of N sizes.
     budgets
-        Training budgets of a run in tokens: 250k,1M..4M. Each size is trained with each.
+        Training budgets of a run in tokens, for example 250k,1M..4M; each size is trained with each.
     isoflop
-        Instead, training budgets of a run in FLOPs: 1e13,3e13. Tokens follow from the FLOPs of the model.
+        Training budgets of a run in FLOPs instead of tokens, for example 1e13,3e13 (isoFLOP curves).
     seeds
-        Runs of each model, size and budget. The same command continues; seeds, sizes, budgets and models can be added.
+        Runs of each model, size and budget. Rerun the same command to resume; seeds, sizes, budgets and models can be
+        added.
     hours
-        Train nothing if all runs would take longer.
+        Time limit in hours for all runs together: if the estimate exceeds it, nothing is trained.
     form
-        chinchilla: E + A N^-alpha + B D^-beta. kaplan: without E, of N and D together. overtraining: of C and D / N.
-        params, tokens, compute: of one of them.
+        Form of the law, with N parameters, D tokens, C compute. chinchilla: E + A N^-alpha + B D^-beta; kaplan: power
+        law in N and D jointly, without E; overtraining: law in C and D / N; params, tokens, compute: power law in one
+        of them.
     columns
         Names of the columns of a table: --columns loss=val_c4 --columns params="Model Size".
     where
-        Only rows with this text in this column: --where dataset=c4; of a folder, --where model=gpt2.
+        Filter of rows, COLUMN=TEXT, repeatable: --where dataset=c4, or for a folder --where model=gpt2.
     without_worst
         Drop the N runs of highest loss.
     predict
@@ -143,7 +146,7 @@ def scale(
     far
         Predict more than ten times beyond the largest run, too.
     out
-        Folder of the runs, scaling by default; of a table, a page to write.
+        Output folder of the runs; by default scaling. For a table, the HTML page to write.
     """
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory import scaling
@@ -169,14 +172,14 @@ def run(
     out: str | None = None,
     trains: Executed = HERE,
 ) -> None:
-    """Run an experiment that a file describes: glassformer run recipes/gpt2-to-llama.yaml
+    """Run an experiment from a file, such as recipes/gpt2-to-llama.yaml.
 
     Parameters
     ----------
     file
-        The design.yaml of an experiment, which continues in its folder; or a .yaml file with a sentence `about` it and
-        `steps`, designs each with a `verb` (train, compare, ablate, scale) and a folder `out`. All are checked before
-        the first starts. The same command continues.
+        Experiment file: the design.yaml of an experiment, which is resumed in its folder; or a recipe with the fields
+        about (a sentence) and steps (a list, each with a verb, train, compare, ablate or scale, and a folder, out). All
+        steps are checked before the first one starts. Rerun the same command to resume.
     seeds
         Override the seeds of the file; finished ones are kept.
     tune
@@ -184,7 +187,7 @@ def run(
     watch
         Record statistics while the models train, as in compare.
     out
-        Override the folder of the file.
+        Output folder, which overrides that of the file.
     """
     from glassformer.cli.show import show
     from glassformer.laboratory.experiments import steps_of
@@ -210,20 +213,21 @@ def advise(
     claims: str | None = None,
     json: Json = False,
 ) -> None:
-    """Choices for a goal: what each option costs, which measured claims speak for it, and what is not known.
+    """Recommend parts of a model for a goal: the cost, the measured evidence and the open questions of each option.
 
     Parameters
     ----------
     goal
-        chat: generate from a cache; long: read texts longer than those of training; train: train from scratch.
+        Use case. chat: decoding with a KV cache; long: texts longer than the training context; train: training from
+        scratch.
     context
-        Tokens in the cache: 8k.
+        Tokens held in the KV cache, for example 8k.
     memory
-        Memory of the machine: 16GB. Weights and the decode state have to fit.
+        Memory of the machine, for example 16GB; weights and decode state must fit.
     model
         The model that the options change.
     claims
-        A folder of measured claims, as glassformer claims --out leaves it; by default those of the library.
+        Results folder of glassformer claims --out; by default the results shipped with the package.
     """
     from glassformer.cli.show import show
     from glassformer.laboratory import advice
@@ -243,24 +247,24 @@ def claims(
     again: Flag = False,
     json: Json = False,
 ) -> None:
-    """Put published claims to the test; without names, list them with what was found.
+    """Test published claims about transformers by experiment; without names, list all claims and their verdicts.
 
     Parameters
     ----------
     names
         Claims to measure: glassformer claims gqa-cache switch-loss.
     all
-        Measure every claim, except those about a text that is not given: hours; the same command continues.
+        Measure all claims (hours), except those that need a --data that is not given. Rerun the same command to resume.
     quick
-        Measure the exact claims: counts and identities, in a minute or two.
+        Measure only claims that need no training (counts, identities): one to two minutes.
     out
-        Folder of the results, NAME.json each, and of a page of all claims; by default claims. Its results are not
-        measured again. Without this option the list shows the verdicts of this release for claims without a result.
+        Results folder: NAME.json per claim, and a page of all claims; by default claims. Finished results are reused.
+        Without --out, claims that were not measured here are listed with the verdicts shipped with this release.
     data
         Training text, by default python-docs; a claim about a text of its own needs it. Results from another text are
         refused.
     seeds
-        Runs of each arm; by default as many as the claim takes. Results from other seeds are refused.
+        Number of seeds per model; by default that of the claim. Stored results with another number are refused.
     again
         Re-measure claims in --out. Finished training runs are reused; to train again, name another folder.
     """

@@ -45,12 +45,12 @@ def plan(
     out: str | None = None,
     json: Json = False,
 ) -> None:
-    """Count weights, decode state and FLOPs of models, exactly, without building them.
+    """Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.
 
     Parameters
     ----------
     models
-        Expressions: NAME[@SIZE][+CHANGE...].
+        Model expressions NAME[@SIZE][+CHANGE...], for example llama-3-8b qwen3-8b+window:4096.
     context
         Tokens of a sequence; by default the context that the model is trained for.
     batch
@@ -60,22 +60,22 @@ def plan(
     state_dtype
         dtype of the decode state; by default that of the weights.
     machine
-        Accelerators, h100 or h100:8. Adds the largest batch and context that fit, the time of a token (with --train: of
-        a step) as an interval, and its price.
+        Accelerators of a node, for example h100 or h100:8. Adds the largest batch and context that fit, the range of
+        the time per token (per step with --train), and its cost.
     nodes
         Number of nodes, each with the accelerators of --machine.
     machines
         File with more machines, in the format of planning/machines.yaml.
     price
-        Price of one accelerator-hour, 2.5USD; by default that of the machine's file.
+        Price per accelerator-hour, for example 2.5USD; by default that of the machine.
     explain
         Show every figure with its formula: parameters by component, training FLOPs by operation.
     generate
-        Plan generation (the default).
+        Plan decoding; this is the mode without --train, --find and --here.
     train
         Plan a training step of --batch sequences over all ranks: memory of one rank and, with --machine, the time.
     tokens
-        Training tokens, 15T. With --machine and --train or --find, adds days, energy and cost.
+        Training tokens, for example 15T. With --machine, and --train or --find, adds days, energy and cost.
     recompute
         With --train, activations that the backward pass recomputes.
     layout
@@ -84,8 +84,8 @@ def plan(
         dtype of stored weights; by default --dtype. int8 and int4 compute in --dtype. With --train: float32, or
         bfloat16 with float32 master weights.
     loss
-        With --train, how logits are materialised: chunked; in_place (once, in --dtype); fused (twice); whole (eager
-        torch: also three fp32 copies).
+        Memory of logits with --train. chunked: a chunk at a time; in_place: one copy in --dtype; fused: two copies;
+        whole: as in eager torch, three more copies in fp32.
     find
         Search the layouts whose training step fits --machine, fastest first; --tokens, --explain and --out describe the
         fastest.
@@ -109,7 +109,7 @@ def plan(
 
 
 def presets(*, json: Json = False) -> None:
-    """List the published models, the sizes, and the changes."""
+    """List the names, sizes and changes that a model expression is made of."""
     from glassformer.cli.show import show
     from glassformer.naming.catalogue import PresetCatalogue
 
@@ -117,7 +117,7 @@ def presets(*, json: Json = False) -> None:
 
 
 def schema(*, json: Json = False) -> None:
-    """Print the JSON Schema of the config files, which is JSON with --json and without."""
+    """Print the JSON Schema of the config files."""
     from json import dumps
 
     from glassformer.config import ModelConfig

@@ -49,31 +49,32 @@ def compare(
     Parameters
     ----------
     models
-        Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu;
+        Model expressions NAME[@SIZE][+CHANGE...], for example gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu;
         +recipe.FIELD=VALUE changes the recipe of one model.
     match
-        Quantity that is equal between models; with --tokens N --match flops the first model takes N tokens and the
-        others its FLOPs.
+        Quantity held equal between models; by default that of the budget. With --tokens N --match flops the first model
+        is trained on N tokens and each other model for the same number of FLOPs.
     seeds
-        Runs of each model; all models of a seed read the same text in the same order. By default 1, with --tune 3.
+        Number of seeds per model; with the same seed, models read the same text in the same order. By default 1, or 3
+        if --tune is given.
     out
-        Folder of the comparison. The same command continues it; more models or seeds are added.
+        Output folder. Rerun the same command to resume it; with more models or seeds, to extend it.
     tune
-        First choose the learning rate of each model, on two other seeds at three or more rates. Verdicts are measured
-        on fresh seeds and shown next to those at the usual rates.
+        First tune the learning rate of each model: three or more rates on two tuning seeds. Final results use fresh
+        seeds, and are reported next to results at the default learning rate.
     within
-        With --tune: refuse a comparison that would take more minutes.
+        With --tune, time limit in minutes: if the estimate exceeds it, nothing is trained.
     allow_unmatched
         Allow models of different size (implied by --minutes).
     pretrained
-        Start from the weights of the runs or checkpoints that the expressions name, changed as they say: RUN RUN+gqa:2.
+        Start from the checkpoints named in the expressions, with their changes applied, for example: RUN RUN+gqa:2.
     watch
-        Record statistics by layer and head in dynamics.jsonl, for the report and for `why`.
+        Record statistics by layer and head in dynamics.jsonl, which the report and glassformer why use.
     power
-        Estimate the seeds and hours needed to detect this difference (1%), from a pilot of three seeds (or --seeds) in
-        OUT/pilot. Pilot seeds are not reused.
+        Power analysis: the difference of the loss to detect, for example 1%. A pilot of three seeds (or --seeds) in
+        OUT/pilot gives the number of seeds and hours required; its seeds are not reused.
     looks
-        Planned looks at the verdicts, as numbers of seeds: 3,5,8. Intervals are corrected for all of them.
+        Interim analyses, as numbers of seeds, for example 3,5,8; intervals are corrected for all of them.
     """
     from glassformer import comparison
     from glassformer.cli.show import show
@@ -105,7 +106,7 @@ def train(
     warmup: float | None = None,
     weight_decay: float = 0.1,
     clip: float | None = 1.0,
-    betas: tuple[float, float] | None = None,
+    betas: Annotated[tuple[float, float] | None, Parameter(negative="")] = None,
     adam_eps: float | None = None,
     qk_clip: float | None = None,
     micro_batch: int | None = None,
@@ -123,13 +124,13 @@ def train(
     Parameters
     ----------
     model
-        An expression: NAME[@SIZE][+CHANGE...]; +recipe.FIELD=VALUE changes the recipe.
+        Model expression NAME[@SIZE][+CHANGE...], for example llama@10m+gqa:2; +recipe.FIELD=VALUE changes the recipe.
     out
         The run folder.
     resume
         Continue from the latest checkpoint in --out; without a checkpoint, start from scratch.
     pretrained
-        Start from the weights of the run or checkpoint in the expression, after its changes: RUN+gqa:1.
+        Start from the checkpoint named in MODEL, with its changes applied, for example RUN+gqa:1.
     seed
         Seed for weight initialisation and data order.
     schedule
@@ -137,9 +138,10 @@ def train(
     warmup
         Warm-up steps if 1 or more, else a share of the run.
     weight_decay
-        Weight decay of AdamW, on matrices only; other optimizers scale it with their learning rate.
+        Decoupled weight decay of matrices. The value is for adamw; other optimizers rescale it so that learning rate
+        times decay stays the same.
     clip
-        Largest gradient norm.
+        Gradient-norm clipping threshold.
     betas
         Decay rates of the optimizer's moving averages; by default 0.9 0.95 for adamw.
     adam_eps
@@ -155,7 +157,7 @@ def train(
     async_save
         Write checkpoints in the background, from a copy in memory.
     watch
-        Record statistics by layer and head in dynamics.jsonl, for the report and for `why`.
+        Record statistics by layer and head in dynamics.jsonl, which the report and glassformer why use.
     layout
         How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
     processes
@@ -186,12 +188,12 @@ def train(
 
 
 def why(run: str, /, *, json: Json = False) -> None:
-    """Say what a run died of: what moved first, which known failure that is, and what to try.
+    """Diagnose a failed run: the first statistic to deviate, the known failure that matches, and remedies.
 
     Parameters
     ----------
     run
-        The folder of a run (best of one trained with --watch), or of a comparison's arm.
+        Run folder, or the folder of one run inside a comparison. Runs trained with --watch tell the most.
     """
     from glassformer.cli.show import show
     from glassformer.training.post_mortem import why

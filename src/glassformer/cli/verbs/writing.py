@@ -24,8 +24,8 @@ from glassformer.cli.options import (
 Decoder = Annotated[
     str,
     Parameter(
-        help="A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow "
-        "(smollm2+window:256)."
+        help="A model with weights: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2 (if "
+        "installed); +CHANGE modifies it, for example smollm2+window:256."
     ),
 ]
 Encoder = Annotated[
@@ -65,7 +65,7 @@ def embed(
     text
         Texts, each an option: --text "..." --text "...".
     file
-        File with one text per line, or a .jsonl file with a field `text`.
+        File of texts, one per line, or .jsonl with a field named text in each line.
     out
         File for the vectors: .npy (n, d) in fp32, or .jsonl; by default they are printed as JSON lines.
     """
@@ -90,12 +90,14 @@ def index(
     passage_tokens: Count | None = None,
     json: Json = False,
 ) -> None:
-    """Cut texts into passages and embed them, for ask; the same command resumes an interrupted index.
+    """Split texts into passages and embed them into an index for glassformer ask.
 
     Parameters
     ----------
+    data
+        Texts to index: a file, a folder, a Hugging Face dataset (hf:owner/name), or a built-in corpus (python-docs).
     out
-        The folder of the index.
+        Folder of the index. Rerun the same command to resume.
     passage_tokens
         Largest number of tokens in a passage; by default the encoder's context.
     """
@@ -116,12 +118,14 @@ def ask(
     how: Annotated[AskOptions, Fields] = AskOptions(),
     json: Json = False,
 ) -> None:
-    """Answer a question from an index: the sources with their scores, then the answer as it is written.
+    """Answer a question from an index of your texts: print the passages found with their scores, then the answer.
 
     Parameters
     ----------
+    question
+        Question, in quotes.
     index
-        A folder that `glassformer index` made.
+        Folder made by `glassformer index`.
     k
         Passages to retrieve.
     encoder
