@@ -20,9 +20,6 @@ from tests.runs.stand_in import AT_ONCE
 
 CODES = ("GL03", "GL06", "GL07", "GL08", "SS01", "SS03", "SS06", "PR01", "PR02", "PR03", "PR07", "RT01", "RT03", "YD01")
 """Checks of numpydoc.validate that must pass: https://numpydoc.readthedocs.io/en/latest/validation.html"""
-NOT_YET = {"Completion", "Loaded", "Sampling", "Session", "ask", "embed", "index"}
-"""Names whose documentation is still in the old form; the set may only shrink."""
-NAMES = [name for name in gf.__all__ if name not in NOT_YET]
 HOOKS = {"Callback"}
 """Classes whose methods a user writes: the example of the class shows them."""
 TEXT = "Once upon a time there was a king who had three daughters, and each of them asked for a different story.\n"
@@ -39,7 +36,7 @@ def defined(cls: type) -> Iterator[tuple[str, Any]]:
 
 def public() -> Iterator[tuple[str, Any, type | None]]:
     """Yields (dotted name, object, class that defines it) of what `gf` makes public."""
-    for name in NAMES:
+    for name in gf.__all__:
         one = getattr(gf, name)
         if inspect.ismodule(one):
             continue
@@ -75,7 +72,7 @@ def documented(one: Any) -> str:
 def test_fields_are_documented() -> None:
     """By a docstring below the field, or in the Attributes or Parameters of its class."""
     missing = []
-    for name in NAMES:
+    for name in gf.__all__:
         cls = getattr(gf, name)
         if not inspect.isclass(cls):
             continue
@@ -95,7 +92,7 @@ def test_fields_are_documented() -> None:
 def examples() -> list[tuple[str, list[Any]]]:
     """Each function, and each class with its methods, which continue the example of the class."""
     found = []
-    for name in NAMES:
+    for name in gf.__all__:
         one = getattr(gf, name)
         if not inspect.ismodule(one):
             members = [member for _, member in defined(one)] if inspect.isclass(one) else []

@@ -44,18 +44,21 @@ class Loaded:
     """
 
     model: Model
+    """The module."""
     config: ModelConfig
+    """The model as a value."""
     tokenizer: Tokenizer | None
+    """Text to token ids and back; None for a checkpoint without one."""
     fresh: tuple[str, ...] = ()
-    """Parameters that the checkpoint does not have: they begin anew."""
+    """Parameters that are missing from the checkpoint, and newly initialised."""
     regrouped: tuple[str, ...] = ()
-    """Parameters whose keys or values were made of other numbers of heads."""
+    """Parameters whose KV heads were made of another number of heads."""
     ends: tuple[int, ...] = ()
-    """Ids at which an answer ends, where the checkpoint names them."""
+    """Ids at which an answer ends, if the checkpoint names them."""
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """How it says that an answer is drawn, in the words of a generation_config.json."""
+    """Settings of decoding, in the words of a generation_config.json."""
     pooling: Pooling | None = None
-    """How it says that a text becomes a vector, where it is one of sentence-transformers."""
+    """Pooling of a folder of sentence-transformers."""
 
     def __post_init__(self) -> None:
         """Tells the model its ends: the checkpoint's and the tokenizer's."""
@@ -75,8 +78,9 @@ class Loaded:
 
     @property
     def session(self) -> Session:
-        """Session behind `generate`, `stream` and `chat`, so that calls from several threads share a batch. It keeps no
-        states of prompts, since weights may change between calls; `gf.Session(loaded)` does."""
+        """Session behind `generate`, `stream` and `chat`, so that calls from several threads share a batch.
+
+        It keeps no states of prompts, since weights may change between calls; `gf.Session(loaded)` does."""
         with _MAKING:
             found = cast("Session | None", vars(self).get("_session"))
             if found is None or found.model is not self.model:
@@ -163,6 +167,11 @@ class Loaded:
         ------
         RequestError
             For a request that cannot be served, before anything is computed.
+
+        Examples
+        --------
+        >>> llm.generate("Once", max_new_tokens=3).finish_reason
+        'length'
         """
         several = is_several(prompt) or is_several(source)
         if several and not is_several(prompt):
@@ -187,22 +196,31 @@ class Loaded:
     def stream(
         self, prompt: Prompt = "", *, source: Source | None = None, **options: Unpack[GenerationKeywords]
     ) -> Iterator[TextPiece]:
-        """Yields the pieces of one text as they come.
+        """Returns an iterator over the pieces of one text as they come.
 
         Parameters
         ----------
-        prompt, source, **options
-            As for `generate`, of a single text.
+        prompt
+            A text, or token ids.
+        source
+            Text that the encoder of an encoder-decoder reads.
+        **options
+            Options of `generate`.
 
-        Yields
-        ------
-        TextPiece
+        Returns
+        -------
+        iterator of TextPiece
             A token's id, text and log-probability; prints as the text. Leaving the loop ends the request.
 
         Raises
         ------
         RequestError
             For a request that cannot be served, before anything is computed.
+
+        Examples
+        --------
+        >>> for piece in llm.stream("Once", max_new_tokens=3):
+        ...     text = piece.text
         """
         return self.session.stream(prompt, source=source, **options)
 
@@ -214,7 +232,7 @@ class Loaded:
         messages
             Mappings such as {"role": "user", "content": "Hello"}, which the model's chat template turns into a text.
         **options
-            As for `generate`.
+            Options of `generate`.
 
         Returns
         -------
@@ -225,12 +243,18 @@ class Loaded:
         ------
         RequestError
             For a model without a chat template, and for messages that its template refuses.
+
+        Examples
+        --------
+        >>> llm = gf.load("smollm2")  # doctest: +SKIP
+        >>> print(llm.chat([{"role": "user", "content": "Hello"}]))  # doctest: +SKIP
         """
         return self.session.complete([messages], **options)[0]
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "n d"]:
-        """Returns a vector for each text, pooled and normalised as the model's folder says; the mean over tokens with
-        length 1 if it says nothing.
+        """Returns a vector for each text, pooled and normalised as the model's folder says.
+
+        A folder without such settings gives the mean over tokens, scaled to length 1.
 
         Parameters
         ----------
@@ -247,6 +271,11 @@ class Loaded:
         ------
         RequestError
             For an empty text, and for a model without a tokenizer or with an encoder and a decoder.
+
+        Examples
+        --------
+        >>> llm.embed(["Once", "Twice upon a time"]).shape
+        torch.Size([2, 128])
         """
         return Embedder(self)(texts)
 

@@ -37,13 +37,17 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class Sampling(Value, SamplingOptions):
-    """How the tokens of a row are chosen: `SamplingOptions`, checked when they are made.
+    """Rule that chooses the next token of a row: `SamplingOptions`, checked when they are made.
 
-    >>> Sampling(temperature=0.7, top_p=0.9).plain
+    Examples
+    --------
+    >>> rule = gf.Sampling(temperature=0.7, top_p=0.9)
+    >>> rule.plain
     False
     """
 
     logit_bias: dict[TokenId, Added] = Field({}, max_length=LARGEST_BIAS)
+    """Amounts added to the logits of tokens, by token id."""
     logits_processor: LogitsProcessor | None = Field(None, repr=False)
     """Function (logits (v,), tokens so far (n,)) -> logits (v,) of one row, applied before the temperature. The logits
     may be changed in place; at least one must stay finite."""
@@ -58,7 +62,28 @@ class Sampling(Value, SamplingOptions):
 
     @classmethod
     def of(cls, options: SamplingOptions) -> Sampling:
-        """Returns the fields of options that say how tokens are chosen. Raises RequestError."""
+        """Returns the rule of options, which may have further fields.
+
+        Parameters
+        ----------
+        options
+            Options of sampling or generation.
+
+        Returns
+        -------
+        Sampling
+            The rule.
+
+        Raises
+        ------
+        RequestError
+            For a value out of bounds.
+
+        Examples
+        --------
+        >>> gf.Sampling.of(rule) == rule
+        True
+        """
         return cls(**{name: getattr(options, name) for name in cls.model_fields})
 
     def __init__(self, **fields: Any) -> None:
@@ -68,7 +93,22 @@ class Sampling(Value, SamplingOptions):
             raise request_error(error) from None
 
     def check(self, vocab_size: int) -> None:
-        """RequestError where `logit_bias` names a token that the vocabulary lacks."""
+        """Checks the ids of `logit_bias` against a vocabulary.
+
+        Parameters
+        ----------
+        vocab_size
+            Size of the model's vocabulary.
+
+        Raises
+        ------
+        RequestError
+            For an id outside the vocabulary.
+
+        Examples
+        --------
+        >>> gf.Sampling(logit_bias={5: -100.0}).check(vocab_size=100)
+        """
         if (last := max(self.logit_bias, default=0)) >= vocab_size:
             raise RequestError(
                 f"logit_bias has the token {last}; this vocabulary of {vocab_size} ends before it",

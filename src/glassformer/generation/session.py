@@ -72,7 +72,15 @@ class Ready(Protocol):
 
 @dataclass(frozen=True)
 class Completion:
-    """A text that continues a prompt. Prints as the text."""
+    """Text that continues a prompt; it prints as the text.
+
+    Examples
+    --------
+    >>> run = gf.train("llama@0.3m", "tiny.txt", steps=2, batch_size=2, context=16, tokenizer="byte", progress=False)
+    >>> found = run.loaded.generate("Once", max_new_tokens=3, logprobs=0)
+    >>> len(found.tokens), len(found.logprobs), found.finish_reason
+    (3, 3, 'length')
+    """
 
     text: str
     """New text, without the prompt, an end token or a stop string."""
@@ -96,7 +104,18 @@ class Completion:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values."""
+        """Returns the fields as plain values.
+
+        Returns
+        -------
+        dict
+            Field -> value.
+
+        Examples
+        --------
+        >>> found.to_dict()["finish_reason"]
+        'length'
+        """
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -246,7 +265,13 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Cancels all requests; the session takes no others."""
+        """Cancels all requests; the session takes no others.
+
+        Examples
+        --------
+        >>> other = gf.Session(llm)
+        >>> other.close()
+        """
         with self._changed:
             self._closed = True
             for one in (*self._engine.requests, *(asked for asked, _ in self._inbox)):
@@ -281,11 +306,24 @@ class Session:
             Index of the sample among several of one prompt: each draws from an own generator.
         proposer
             Guesses several tokens ahead (`PromptLookup`, `Draft`): the same distribution in fewer passes.
+        **given
+            Single options instead of `options`, such as max_new_tokens.
+
+        Returns
+        -------
+        Reply
+            The request: iterating yields its pieces, `.result()` waits for its text.
 
         Raises
         ------
         RequestError
             For a request that cannot be served, before anything is computed.
+
+        Examples
+        --------
+        >>> session = gf.Session(llm)
+        >>> session.submit("Once", max_new_tokens=4).result().finish_reason
+        'length'
         """
         options = self.options(**given) if options is None else options
         options.check_draws()
@@ -336,7 +374,28 @@ class Session:
         return request
 
     def options(self, **given: Any) -> GenerationOptions:
-        """Returns the options given, and for the others those of the model's folder (`GenerationOptions.of`)."""
+        """Returns the given options, completed by those of the model's folder.
+
+        Parameters
+        ----------
+        **given
+            Fields of `GenerationOptions`.
+
+        Returns
+        -------
+        GenerationOptions
+            The options of a request.
+
+        Raises
+        ------
+        RequestError
+            For an unknown or wrong option.
+
+        Examples
+        --------
+        >>> session.options(top_p=0.9).temperature
+        0.0
+        """
         return GenerationOptions.of(self.loaded.generation, **given)
 
     def stream(
@@ -347,7 +406,33 @@ class Session:
         source: Source | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Iterator[TextPiece]:
-        """Yields the pieces of one text, as `submit` takes it; leaving the loop cancels the request."""
+        """Returns an iterator over the pieces of one text; leaving the loop cancels the request.
+
+        Parameters
+        ----------
+        prompt
+            A text, token ids, or the messages of a chat.
+        options
+            How the prompt is continued; if None, as the model's folder says, and as `given`.
+        source
+            Text or token ids that the encoder of an encoder-decoder reads.
+        **given
+            Single options instead of `options`.
+
+        Returns
+        -------
+        iterator of TextPiece
+            Pieces with a token's id, text and log-probability.
+
+        Raises
+        ------
+        RequestError
+            For a request that cannot be served, before anything is computed.
+
+        Examples
+        --------
+        >>> text = "".join(piece.text for piece in session.stream("Once", max_new_tokens=3))
+        """
         return iter(self.submit(prompt, options, source=source, **given))
 
     def complete(
@@ -359,7 +444,36 @@ class Session:
         n: int = 1,
         **given: Unpack[GenerationKeywords],
     ) -> list[Completion]:
-        """Returns a completion of each prompt, or `n` of each, one prompt after the other."""
+        """Returns the completions of several prompts, decoded in one batch.
+
+        Parameters
+        ----------
+        prompts
+            Texts, rows of token ids, or lists of chat messages.
+        options
+            How the prompts are continued; if None, as the model's folder says, and as `given`.
+        sources
+            Source of each prompt, for an encoder-decoder.
+        n
+            Number of texts for each prompt.
+        **given
+            Single options instead of `options`.
+
+        Returns
+        -------
+        list of Completion
+            The texts of the first prompt come first.
+
+        Raises
+        ------
+        RequestError
+            For a request that cannot be served, before anything is computed.
+
+        Examples
+        --------
+        >>> [one.finish_reason for one in session.complete(["Once", "Twice"], max_new_tokens=3)]
+        ['length', 'length']
+        """
         options = self.options(n=n, **given) if options is None else options
         read = [None] * len(prompts) if sources is None else list(sources)
         if len(read) != len(prompts):
@@ -382,7 +496,34 @@ class Session:
         *,
         source: Source | None = None,
     ) -> list[Completion]:
-        """Returns the `n` most likely texts that a beam search of `width` finds, best first (`beams`)."""
+        """Returns the most likely texts that a beam search finds.
+
+        Parameters
+        ----------
+        prompt
+            A text, token ids, or the messages of a chat.
+        width
+            Number of beams.
+        options
+            Length, ends, and the number n of texts.
+        source
+            Text or token ids that the encoder of an encoder-decoder reads.
+
+        Returns
+        -------
+        list of Completion
+            The n best texts, best first, with their scores.
+
+        Raises
+        ------
+        RequestError
+            For a request that cannot be served, before anything is computed.
+
+        Examples
+        --------
+        >>> [one.score < 0 for one in session.search("Once", 2, session.options(max_new_tokens=3))]
+        [True]
+        """
         options = options or GenerationOptions()
         ids, source_row = self.read(prompt, source)
         new = self.new_tokens(len(ids), options.max_new_tokens)
@@ -409,10 +550,32 @@ class Session:
         return completions
 
     def keep(self, prompt: Prompt, path: str | Path) -> bool:
-        """Reads from a file what the model has read of the prompt; if the file does not exist or holds another prompt,
-        reads the prompt, but for its last token, and writes the file. Returns False if it replaced another prompt's.
+        """Loads the decode state of a prompt from a file; if that fails to match, prefills it and writes the file.
 
-        Raises RequestError for a file that is not a state of this model, WorkError if the disk refuses."""
+        Parameters
+        ----------
+        prompt
+            A text, token ids, or the messages of a chat.
+        path
+            The file (prompt cache). It holds all tokens of the prompt except the last.
+
+        Returns
+        -------
+        bool
+            False if the file held another prompt, and was replaced.
+
+        Raises
+        ------
+        RequestError
+            For a file that is not a decode state of this model.
+        WorkError
+            For a disk that refuses the file.
+
+        Examples
+        --------
+        >>> session.keep("Once upon a time", "prompt.state")
+        True
+        """
         check_keeps(self.model)
         ids, path = self.read(prompt)[0], Path(path)
         kept = kept_tokens(path, self.model) if path.exists() else []
@@ -430,7 +593,20 @@ class Session:
         return not kept or kept == ids[: len(kept)]
 
     def cancel(self, request: Reply) -> None:
-        """Ends a request: its text is complete as far as it has come."""
+        """Ends a request; its text so far is complete.
+
+        Parameters
+        ----------
+        request
+            A request of this session.
+
+        Examples
+        --------
+        >>> request = session.submit("Once", max_new_tokens=4)
+        >>> session.cancel(request)
+        >>> request.result().finish_reason
+        'cancelled'
+        """
         with self._changed:
             request._asked.cancel()
             if not self._computing:
@@ -452,10 +628,34 @@ class Session:
     # Text to ids
 
     def read(self, prompt: Prompt = "", source: Source | None = None) -> tuple[list[int], list[int] | None]:
-        """Returns the ids of a prompt and of its source. A text that is written from a source starts with the token
-        that the folder names, or in a run with the one that ends a text; ids are taken as they are.
+        """Returns the token ids of a prompt and of its source.
 
-        Raises RequestError for what this model cannot read."""
+        A text is read as the published tokenizer reads it: special tokens in it count, and those that the tokenizer adds
+        are added. In a chat only the template's special tokens count. A text that is generated from a source starts
+        with the token that the folder names, or in a run with the one that ends a text.
+
+        Parameters
+        ----------
+        prompt
+            A text, token ids, or the messages of a chat.
+        source
+            Text or token ids that the encoder of an encoder-decoder reads.
+
+        Returns
+        -------
+        tuple of list of int and list of int or None
+            Ids of the prompt, and of the source.
+
+        Raises
+        ------
+        RequestError
+            For a prompt that this model cannot read.
+
+        Examples
+        --------
+        >>> session.read("abc")
+        ([97, 98, 99], None)
+        """
         read = source_of(self.model, self.tokenizer, source)
         if isinstance(prompt, str):
             ids = self._tokens(prompt) if read is None else [self._start(), *self._tokens(prompt, bare=True)]
@@ -509,8 +709,30 @@ class Session:
         return (tokenizer.encode(prompt) if bare else tokenizer.encode_prompt(prompt)).tolist()
 
     def new_tokens(self, prompt: int, most: int | None) -> int:
-        """Returns the largest number of new tokens after `prompt` ones: `most`, or the default. Raises RequestError for
-        a prompt that is too long, and past learned positions."""
+        """Returns the largest number of new tokens after a prompt.
+
+        Parameters
+        ----------
+        prompt
+            Number of tokens of the prompt.
+        most
+            Largest number of new tokens that is asked for. If None, 200, or fewer if learned positions end earlier.
+
+        Returns
+        -------
+        int
+            Number of tokens.
+
+        Raises
+        ------
+        RequestError
+            For a prompt that is too long, and past learned positions.
+
+        Examples
+        --------
+        >>> session.new_tokens(10, None)
+        200
+        """
         if prompt > self.longest or prompt == self.limit:
             self._refuse(f"{prompt:,}")
         new = most or min(NEW_TOKENS, self.limit - prompt if self.limit else NEW_TOKENS)
@@ -543,6 +765,11 @@ class Session:
         ------
         RequestError
             If the state does not fit into free memory.
+
+        Examples
+        --------
+        >>> gf.Session(llm).reserve(64, rows=1) == llm.config.state_bytes(64, torch.float32)
+        True
         """
         rows, device = rows or self._engine.slots, self.model.device
         spare = self.model.init_state(rows + (rows > 1), tokens, self.dtype, device="meta").nbytes
@@ -559,7 +786,23 @@ class Session:
         return self.model.init_state(rows, tokens, self.dtype, device="meta", memory_len=source).nbytes
 
     def room(self, need: int) -> int:
-        """Returns the tokens that states have room for once `need` do not fit: 512, doubled until they do."""
+        """Returns the number of tokens for which states are allocated when more are needed.
+
+        Parameters
+        ----------
+        need
+            Tokens that must fit.
+
+        Returns
+        -------
+        int
+            512, doubled until they fit; at most the number of learned positions.
+
+        Examples
+        --------
+        >>> session.room(700)
+        1024
+        """
         room = SMALLEST
         while room < need:
             room *= 2

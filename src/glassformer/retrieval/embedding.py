@@ -62,8 +62,9 @@ def embed(
     out: str | Path | None = None,
     progress: bool | Notify = True,
 ) -> Embeddings:
-    """Returns a vector for each text, pooled and normalised as the model's folder says; by default the mean over
-    tokens with length 1.
+    """Returns a vector for each text, pooled and normalised as the model's folder says.
+
+    A folder without such settings gives the mean over tokens, scaled to length 1.
 
     Parameters
     ----------
