@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from glassformer.laboratory.claims import ClaimRow, overview
-from glassformer.laboratory.claims.figure import KINDS
-from glassformer.laboratory.claims.stored import MEASURED
+from glassformer.laboratory.evidence import ClaimRow, overview
+from glassformer.laboratory.evidence.figure import KINDS
+from glassformer.laboratory.evidence.stored import MEASURED
 from glassformer.laboratory.pages.claim_page import (
     ORDER,
     VERDICTS,
@@ -26,7 +26,7 @@ BEGIN = """\
 # Claims
 
 What papers and guides say of transformers, put to the test by `glassformer claims`. Each is one entry of a list in
-`src/glassformer/laboratory/claims`: the statement, its source, what is measured, and the bounds that the statement
+`src/glassformer/laboratory/evidence`: the statement, its source, what is measured, and the bounds that the statement
 puts on the figures. The verdict is computed: it *holds* where the whole interval of every judged figure lies within
 its bounds, *does not hold* where one lies outside, and is open in between. What is trained is shown at one size,
 which stands beside it; what has not been measured has no verdict.

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 from glassformer import machine
-from glassformer.laboratory.claims.timing import MODEL as WIDE
-from glassformer.laboratory.claims.timing import Race, decoding
+from glassformer.laboratory.evidence.timing import MODEL as WIDE
+from glassformer.laboratory.evidence.timing import Race, decoding
 from glassformer.laboratory.uptraining import (
     MODEL,
     WAYS,

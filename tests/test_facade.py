@@ -49,10 +49,6 @@ OTHER_NAMES = {
 }  # fmt: skip
 """Options that are part of another one in Python, or have another name there."""
 
-NOT_YET: dict[str, set[str]] = {
-}  # fmt: skip
-"""Options that a function does not take yet. Entries are only removed."""
-
 
 def options_of(verb: str) -> set[str]:
     """Names of the parameters of a verb, those of shared dataclasses one by one."""
@@ -88,7 +84,7 @@ def missing(verb: str, function: Any) -> set[str]:
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_verb_is_a_function_with_the_same_options(verb: str) -> None:
-    assert missing(verb, function_of(verb)) - NOT_YET.get(verb, set()) == set()
+    assert missing(verb, function_of(verb)) == set()
 
 
 def test_an_option_that_python_lacks_is_seen() -> None:
@@ -99,13 +95,8 @@ def test_an_option_that_python_lacks_is_seen() -> None:
 
 def test_exceptions_name_verbs_and_options_that_exist() -> None:
     """An entry must still be needed."""
-    assert {*ELSEWHERE, *OTHER_NAMES, *NOT_YET} <= set(VERBS)
+    assert {*ELSEWHERE, *OTHER_NAMES} <= set(VERBS)
     assert all(set(names) <= options_of(verb) for verb, names in OTHER_NAMES.items())
-    assert not [verb for verb, names in NOT_YET.items() if names - missing(verb, function_of(verb))]
-
-
-NAMED_LIKE_FUNCTIONS = {"laboratory/claims"}
-"""Modules with the name of a function of `gf`. Entries are only removed."""
 
 
 def test_no_module_has_the_name_of_a_function() -> None:
@@ -115,7 +106,7 @@ def test_no_module_has_the_name_of_a_function() -> None:
     named = {
         path.relative_to(top).as_posix() for path in top.rglob("*") if path.stem in functions and path.parent != top
     }
-    assert {name for name in named if "." not in name or name.endswith(".py")} - NAMED_LIKE_FUNCTIONS == set()
+    assert {name for name in named if "." not in name or name.endswith(".py")} == set()
     assert not {path.stem for path in top.iterdir()} & functions
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.advice import Advice as Advice
     from glassformer.laboratory.advice import advise as advise
-    from glassformer.laboratory.claims import Claims as Claims
-    from glassformer.laboratory.claims import claims as claims
+    from glassformer.laboratory.evidence import Claims as Claims
+    from glassformer.laboratory.evidence import claims as claims
     from glassformer.laboratory.experiments import run as run
     from glassformer.laboratory.exporting import convert as convert
     from glassformer.laboratory.inspection import inspect as inspect
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Advice": "laboratory.advice",
     "Callback": "training",
-    "Claims": "laboratory.claims",
+    "Claims": "laboratory.evidence",
     "Ladder": "laboratory.ladder",
     "Scaling": "laboratory.scaled",
     "ScalingLaw": "laboratory.scaled",
@@ -83,7 +83,7 @@ _HOMES = {
     "capture": "introspection",
     "chat": "naming.chatting",
     "check": "laboratory.proof",
-    "claims": "laboratory.claims",
+    "claims": "laboratory.evidence",
     "compare": "comparison",
     "convert": "laboratory.exporting",
     "dynamics": "dynamics",

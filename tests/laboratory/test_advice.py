@@ -10,8 +10,8 @@ import pytest
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.laboratory.advice import QUESTIONS, advise
-from glassformer.laboratory.claims import claims, known
-from glassformer.laboratory.claims.figure import Figure
+from glassformer.laboratory.evidence import claims, known
+from glassformer.laboratory.evidence.figure import Figure
 from tests.refused import refused
 
 

@@ -18,13 +18,13 @@ from experiments.advice import page as advice_page
 from experiments.claims import COMMAND
 from experiments.claims import page as document_of
 from glassformer.cli import main
-from glassformer.laboratory.claims import claims, known, overview
-from glassformer.laboratory.claims import stored as files
-from glassformer.laboratory.claims.bench import Bench, Compared, Text
-from glassformer.laboratory.claims.catalogue import SUBJECTS
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.contrast import Gap
-from glassformer.laboratory.claims.figure import FAILS, HOLDS, KINDS, OPEN, Figure, exact, sampled, verdict
+from glassformer.laboratory.evidence import claims, known, overview
+from glassformer.laboratory.evidence import stored as files
+from glassformer.laboratory.evidence.bench import Bench, Compared, Text
+from glassformer.laboratory.evidence.catalogue import SUBJECTS
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.contrast import Gap
+from glassformer.laboratory.evidence.figure import FAILS, HOLDS, KINDS, OPEN, Figure, exact, sampled, verdict
 from glassformer.laboratory.pages.claim_page import counts, render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest
@@ -35,7 +35,7 @@ ALL = list(known().values())
 EXACT = [claim for claim in ALL if claim.quick]
 SLOW = {"icl-ridge", "selective-copying", "training-memory", "uptraining-repairs"}
 """Their tiny forms take seconds: they train without a comparison, or plan a whole step of a large model."""
-FOLDER = Path(gf.__file__).parent / "laboratory" / "claims"
+FOLDER = Path(gf.__file__).parent / "laboratory" / "evidence"
 STORED, DOCS = files.MEASURED, Path(__file__).parents[2] / "docs"
 
 

@@ -630,9 +630,9 @@ class Session:
     def read(self, prompt: Prompt = "", source: Source | None = None) -> tuple[list[int], list[int] | None]:
         """Returns the token ids of a prompt and of its source.
 
-        A text is read as the published tokenizer reads it: special tokens in it count, and those that the tokenizer adds
-        are added. In a chat only the template's special tokens count. A text that is generated from a source starts
-        with the token that the folder names, or in a run with the one that ends a text.
+        A text is read as the published tokenizer reads it: with the special tokens in it, and those that the tokenizer
+        adds. In a chat only the template's special tokens count. A text that is generated from a source starts with the
+        token that the folder names, or in a run with the one that ends a text.
 
         Parameters
         ----------

@@ -14,9 +14,9 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.figures.plain import plain
 from glassformer.figures.terminal import Printed, dim, ruled, size, unbroken
-from glassformer.laboratory.claims import known
-from glassformer.laboratory.claims.figure import FAILS, HOLDS, OPEN, Verdict
-from glassformer.laboratory.claims.stored import MEASURED, Stored, read
+from glassformer.laboratory.evidence import known
+from glassformer.laboratory.evidence.figure import FAILS, HOLDS, OPEN, Verdict
+from glassformer.laboratory.evidence.stored import MEASURED, Stored, read
 from glassformer.naming.models import changed
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parts.core.heads import nearest_groups

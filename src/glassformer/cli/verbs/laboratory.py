@@ -269,7 +269,7 @@ def claims(
         Re-measure claims in --out. Finished training runs are reused; to train again, name another folder.
     """
     from glassformer.cli.show import call_and_show
-    from glassformer.laboratory import claims as measured
+    from glassformer.laboratory import evidence as measured
 
     call_and_show(
         measured.claims, names or (), all=all, quick=quick, out=out or "claims", released=out is None, data=data,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glassformer.figures import Markup, against_row, copyable, tag, write_document
-from glassformer.laboratory.claims.figure import Figure
-from glassformer.laboratory.claims.rows import ClaimRow
+from glassformer.laboratory.evidence.figure import Figure
+from glassformer.laboratory.evidence.rows import ClaimRow
 from glassformer.report.html import caption, cell, framed, scroll, section
 
 UNMEASURED = "not measured yet"

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim, undecidable
-from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, alike, contrast
-from glassformer.laboratory.claims.figure import Outcome, exact
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim, undecidable
+from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast
+from glassformer.laboratory.evidence.figure import Outcome, exact
 from glassformer.laboratory.law import fit_scaling_law
 
 FLOPS = 5.76e23

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassformer.laboratory.claims.catalogue import known
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.figure import Figure, Verdict
-from glassformer.laboratory.claims.stored import Stored, read
+from glassformer.laboratory.evidence.catalogue import known
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.figure import Figure, Verdict
+from glassformer.laboratory.evidence.stored import Stored, read
 
 
 @dataclass(frozen=True)

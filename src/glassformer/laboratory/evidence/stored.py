@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.files import Written, replace_text
-from glassformer.laboratory.claims.bench import DATA
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.figure import OPEN, Kind, Outcome, Verdict, verdict
+from glassformer.laboratory.evidence.bench import DATA
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.figure import OPEN, Kind, Outcome, Verdict, verdict
 
 LARGEST = 1 << 20
 """Bytes of a result; ours have a few thousand."""

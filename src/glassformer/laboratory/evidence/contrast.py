@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glassformer.laboratory.claims.bench import Bench, Compared
-from glassformer.laboratory.claims.figure import Figure, Outcome, sampled
+from glassformer.laboratory.evidence.bench import Bench, Compared
+from glassformer.laboratory.evidence.figure import Figure, Outcome, sampled
 
 ALIKE = 0.005
 """Losses that differ by less than this share count as equal: about what seeds differ by at 1M parameters."""

@@ -15,7 +15,7 @@ from glassformer.comparison import compare
 from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.files import only_writer
-from glassformer.laboratory.claims.figure import Figure, sampled
+from glassformer.laboratory.evidence.figure import Figure, sampled
 from glassformer.naming import preset
 from glassformer.runs import events
 from glassformer.runs.arm import BETWEEN_STEPS

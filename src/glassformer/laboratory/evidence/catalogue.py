@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.laboratory.claims import (
+from glassformer.laboratory.evidence import (
     activations,
     attention,
     costs,
@@ -17,7 +17,7 @@ from glassformer.laboratory.claims import (
     recurrences,
     training,
 )
-from glassformer.laboratory.claims.claim import Claim
+from glassformer.laboratory.evidence.claim import Claim
 
 SUBJECTS = (activations, norms, positions, attention, experts, recurrences, training, costs, learning_in_context)
 """Files of claims, in the order in which a reader meets them."""

@@ -13,12 +13,12 @@ from rich.text import Text as Line
 from glassformer.comparison.verbs import place_of_work
 from glassformer.errors import RequestError
 from glassformer.figures.terminal import Printed, TextTable, dim, ruled, unbroken
-from glassformer.laboratory.claims.bench import TINY, Bench, Text
-from glassformer.laboratory.claims.catalogue import known, named
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.figure import Outcome
-from glassformer.laboratory.claims.rows import ClaimRow, overview
-from glassformer.laboratory.claims.stored import MEASURED, Stored, read, write
+from glassformer.laboratory.evidence.bench import TINY, Bench, Text
+from glassformer.laboratory.evidence.catalogue import known, named
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.figure import Outcome
+from glassformer.laboratory.evidence.rows import ClaimRow, overview
+from glassformer.laboratory.evidence.stored import MEASURED, Stored, read, write
 from glassformer.laboratory.pages.claim_page import asked_words, figure_words, finding, verdict_of, write_claims
 from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.figure import Kind, Outcome
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.figure import Kind, Outcome
 
 
 @dataclass(frozen=True)

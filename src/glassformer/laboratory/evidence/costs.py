@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim, undecidable
-from glassformer.laboratory.claims.figure import Outcome, exact
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim, undecidable
+from glassformer.laboratory.evidence.figure import Outcome, exact
 from glassformer.naming import SIZES, preset
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.planning import plan

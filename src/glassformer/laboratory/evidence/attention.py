@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from glassformer.introspection import capture
-from glassformer.laboratory.claims.bench import POOL, TINY_CONTEXT, Bench
-from glassformer.laboratory.claims.claim import Claim, undecidable
-from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, contrast
-from glassformer.laboratory.claims.figure import Figure, Outcome, exact, sampled
-from glassformer.laboratory.claims.timing import Race, Work, attention, decoding, races, training
+from glassformer.laboratory.evidence.bench import POOL, TINY_CONTEXT, Bench
+from glassformer.laboratory.evidence.claim import Claim, undecidable
+from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, contrast
+from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
+from glassformer.laboratory.evidence.timing import Race, Work, attention, decoding, races, training
 from glassformer.laboratory.uptraining import KEPT, MODEL, WAYS, Curve, UptrainingPlan, all_uptrained, base, gaps, tiny
 from glassformer.model import Model
 from glassformer.naming import preset

@@ -10,8 +10,8 @@ rows        claims with what is stored of each
 measuring   claims measured, stored and listed
 """
 
-from glassformer.laboratory.claims.catalogue import known, named
-from glassformer.laboratory.claims.measuring import Claims, claims
-from glassformer.laboratory.claims.rows import ClaimRow, overview
+from glassformer.laboratory.evidence.catalogue import known, named
+from glassformer.laboratory.evidence.measuring import Claims, claims
+from glassformer.laboratory.evidence.rows import ClaimRow, overview
 
 __all__ = ["ClaimRow", "Claims", "claims", "known", "named", "overview"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.figure import Figure, Outcome
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.figure import Figure, Outcome
 from glassformer.naming import preset
 from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.visibility import Visibility

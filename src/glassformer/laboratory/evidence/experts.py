@@ -2,10 +2,10 @@
 
 import torch
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast
-from glassformer.laboratory.claims.figure import Outcome, exact, sampled
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.contrast import SHORT, Gap, contrast
+from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
 from glassformer.naming import preset
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.base import after_step

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.contrast import LONG, Gap, contrast
-from glassformer.laboratory.claims.figure import Outcome, exact, sampled
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.contrast import LONG, Gap, contrast
+from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
 from glassformer.naming import preset
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.contrast import LONG, SHORT, Gap, alike, contrast
-from glassformer.laboratory.claims.figure import Outcome, exact, sampled
-from glassformer.laboratory.claims.timing import Race, Work, races
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast
+from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
+from glassformer.laboratory.evidence.timing import Race, Work, races
 from glassformer.naming import preset
 from glassformer.parts.core.cost import Shape
 from glassformer.parts.norm import LayerNorm, RMSNorm

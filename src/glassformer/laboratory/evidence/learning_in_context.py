@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.figure import Figure, Outcome, exact, sampled
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
 from glassformer.laboratory.icl import exact_step, one_step, softmax
 from glassformer.laboratory.induction import MODEL, induction
 

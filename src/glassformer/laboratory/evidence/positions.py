@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.laboratory.claims.bench import TINY_CONTEXT, Bench, Compared
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast, lost, outcome
-from glassformer.laboratory.claims.figure import Figure, Outcome, exact, sampled
-from glassformer.laboratory.claims.timing import Race, Work, races, training
+from glassformer.laboratory.evidence.bench import TINY_CONTEXT, Bench, Compared
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.contrast import SHORT, Gap, contrast, lost, outcome
+from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
+from glassformer.laboratory.evidence.timing import Race, Work, races, training
 from glassformer.naming import preset
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position import Rotary

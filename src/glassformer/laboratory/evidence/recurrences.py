@@ -2,12 +2,12 @@
 
 import torch
 
-from glassformer.laboratory.claims.attention import LENGTH, largest_difference
-from glassformer.laboratory.claims.bench import Bench
-from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast
-from glassformer.laboratory.claims.figure import Outcome, exact, sampled
 from glassformer.laboratory.copying import HELD_OUT, copying
+from glassformer.laboratory.evidence.attention import LENGTH, largest_difference
+from glassformer.laboratory.evidence.bench import Bench
+from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.contrast import SHORT, Gap, contrast
+from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
 from glassformer.naming import preset
 from glassformer.parts.mixer.scan import naive_scan, selective_scan
 
