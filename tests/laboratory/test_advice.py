@@ -66,7 +66,7 @@ def test_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     claims(["gqa-cache", "window-cache"], out=tmp_path)
     assert main(["advise", "--goal", "chat", "--context", "8k", "--memory", "16GB", "--claims", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "gqa-cache" in told and "not known" in told and "How many heads" in told
+    assert "gqa-cache" in told and "not known" in told and "How many KV heads" in told
     assert main(["advise", "--goal", "long", "--claims", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["goal"] == "long"
 
