@@ -11,7 +11,7 @@ arms = {"grouped heads": "llama@0.3m+gqa:1", "all heads": gf.preset("llama@0.3m"
 design = gf.Design.of(arms, data, steps=4, batch_size=2, context=32, seeds=2)
 
 try:
-    design.vary(seeds=0)
+    design.replace(seeds=0)
 except gf.RequestError as problem:
     print("refused before anything is computed:", problem.field)
 
