@@ -53,7 +53,7 @@ SAMPLED = {
     "tests/comparison/test_statistics.py": 2,
     "tests/conversion/storage/test_attacks.py": 4,
     "tests/conversion/test_bare.py": 4,
-    "tests/laboratory/test_check.py": 4,
+    "tests/laboratory/test_proof.py": 4,
     "tests/conversion/test_exports.py": 4,
     "tests/conversion/test_refused_paths.py": 4,
     "tests/conversion/test_gguf_factors.py": 4,

@@ -360,7 +360,7 @@ def stopped(*_: object, **__: object) -> None:
 def test_ctrl_c_while_the_text_is_read(
     verb: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request, "prepare", stopped)
+    monkeypatch.setattr(request, "read_data", stopped)
     monkeypatch.setattr(import_module("glassformer.comparison.experiment"), "prepare", stopped)
     arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
     assert main(arguments) == 130

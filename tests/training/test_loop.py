@@ -432,7 +432,7 @@ def test_an_out_within_a_file_is_refused(text: TextData, tmp_path: Path) -> None
 
 
 def test_what_no_text_could_mend_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "prepare", lambda *_, **__: pytest.fail("read the text"))
+    monkeypatch.setattr(request, "read_data", lambda *_, **__: pytest.fail("read the text"))
     wrong: tuple[tuple[str, Code, str], ...] = (
         ("+bidirectional", "causal", "layers.0.mixer"),
         ("+learned+embedding.position.length=8", "range", "embedding.position.length"),

@@ -53,7 +53,7 @@ VERBS = {
     ),
     "ablate": (
         "laboratory",
-        "Turn one model into another one change at a time, and measure the effect of each change on loss and cost.",
+        "Turn one model into another, one change at a time, and measure the effect of each change on loss and cost.",
     ),
     "scale": (
         "laboratory",

@@ -20,7 +20,7 @@ from glassformer.conversion.fields import Fields
 from glassformer.conversion.rope import write_scaling
 from glassformer.conversion.storage import TensorFile, TensorSource, open_tensors, writable, write_gguf
 from glassformer.conversion.weights import fill, fold, tensors
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
@@ -163,12 +163,12 @@ class _Said(dict[str, Any]):
             value = super().__getitem__(key)
             if key in LOADED and value not in LOADED[key]:
                 raise RequestError(
-                    f"{path}: {prefix}{key}={value}: llama.cpp obeys it, and models of this family are computed "
-                    f"without it here",
+                    f"{path}: {prefix}{key}={shown(repr(value))}: llama.cpp obeys it, and models of this family are "
+                    "computed without it here",
                     code="unsupported", field=f"{prefix}{key}", value=value, expected=str(LOADED[key][0]),
                 )  # fmt: skip
         if strange := [key for key in unread if key not in LOADED]:
-            warnings.warn(f"{path} has metadata that is not understood and may matter: {', '.join(strange[:8])}")
+            warnings.warn(f"{path} has metadata that is not understood and may matter: {shown(', '.join(strange[:8]))}")
 
 
 def _scalar(where: str, value: Any) -> Any:

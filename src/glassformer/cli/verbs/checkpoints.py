@@ -127,8 +127,8 @@ def inspect(
         activation_patching, head_scores, attention_sinks, massive_activations, token_similarity, position_picture
         (position embeddings), embedding_neighbours, expert_routing.
     against
-        Corrupted prompt for activation_patching: the number of tokens of --text, another answer. By default a built-in
-        task.
+        Corrupted prompt for activation_patching: as long as --text in tokens, with another answer. By default
+        a built-in task.
     ablate
         Component to remove with --text: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, layers.2.neurons.7
         or layers.2.experts.0. Repeatable.

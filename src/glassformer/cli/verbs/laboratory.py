@@ -46,7 +46,7 @@ def ablate(
     trains: Executed = HERE,
     json: Json = False,
 ) -> None:
-    """Turn one model into another one change at a time, and measure the effect of each change on loss and cost.
+    """Turn one model into another, one change at a time, and measure the effect of each change on loss and cost.
 
     Parameters
     ----------
@@ -57,8 +57,9 @@ def ablate(
     changes
         Changes in order, for example rope,rmsnorm,swiglu; without --to, BASE with all of them is the target.
     design
-        ladder: changes are added one by one, and each is left out of the target. factorial: all combinations of up to
-        four changes, or half of those of five; gives main effects and two-way interactions.
+        ladder: changes are added to BASE one by one, then each one is removed from the target (leave-one-out).
+        factorial: all combinations of up to four changes, or a half fraction for five; gives main effects and two-way
+        interactions.
     tokens
         Training budget of a run in tokens (200k, 5M); or give --minutes.
     minutes
@@ -114,9 +115,9 @@ def scale(
         Model expressions without @SIZE, for example gpt2 llama+gqa:2; each is trained at every size of --sizes. Leave
         them out to fit a law to the table in --data.
     data
-        Text to train on. Without models: a .csv file with a header row and the columns params, tokens (or flops = 6 N
-        D) and loss, and optionally run (rows of one run are resampled together); or the folder of an earlier scale or
-        compare.
+        Text to train on. Without models: a .csv file with a header row and the columns params (N), tokens (D; or flops,
+        taken as 6 N D) and loss, and optionally run (the bootstrap draws whole runs); or the output folder of an
+        earlier scale or compare command.
     sizes
         Model sizes, for example 0.3m,0.6m,1m..10m: named sizes or numbers of parameters without embeddings. A..B is a
         geometric grid of ratio about 2, A..B:N a grid of N sizes.
@@ -178,8 +179,8 @@ def run(
     ----------
     file
         Experiment file: the design.yaml of an experiment, which is resumed in its folder; or a recipe with the fields
-        about (a sentence) and steps (a list, each with a verb, train, compare, ablate or scale, and a folder, out). All
-        steps are checked before the first one starts. Rerun the same command to resume.
+        "about:" (a sentence) and "steps:" (a list; each step has "verb:", one of train, compare, ablate, scale, and a
+        folder, "out:"). All steps are checked before the first one starts. Rerun the same command to resume.
     seeds
         Override the seeds of the file; finished ones are kept.
     tune
@@ -258,8 +259,8 @@ def claims(
     quick
         Measure only claims that need no training (counts, identities): one to two minutes.
     out
-        Results folder: NAME.json per claim, and a page of all claims; by default claims. Finished results are reused.
-        Without --out, claims that were not measured here are listed with the verdicts shipped with this release.
+        Results folder, by default ./claims: NAME.json per claim, and a page of all. Finished results are reused.
+        Without --out, claims that have no result in ./claims are listed with the verdicts shipped with this release.
     data
         Training text, by default python-docs; a claim about a text of its own needs it. Results from another text are
         refused.

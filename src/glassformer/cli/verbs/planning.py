@@ -84,8 +84,8 @@ def plan(
         dtype of stored weights; by default --dtype. int8 and int4 compute in --dtype. With --train: float32, or
         bfloat16 with float32 master weights.
     loss
-        Memory of logits with --train. chunked: a chunk at a time; in_place: one copy in --dtype; fused: two copies;
-        whole: as in eager torch, three more copies in fp32.
+        Logits held in memory with --train. chunked: one chunk; in_place: one copy in --dtype; fused: two copies in
+        --dtype; whole: as fused, and three more in fp32, like eager torch.
     find
         Search the layouts whose training step fits --machine, fastest first; --tokens, --explain and --out describe the
         fastest.

@@ -69,12 +69,12 @@ def compare(
     pretrained
         Start from the checkpoints named in the expressions, with their changes applied, for example: RUN RUN+gqa:2.
     watch
-        Record statistics by layer and head in dynamics.jsonl, which the report and glassformer why use.
+        Record statistics per layer and head in dynamics.jsonl, for the report and for the command 'glassformer why'.
     power
         Power analysis: the difference of the loss to detect, for example 1%. A pilot of three seeds (or --seeds) in
         OUT/pilot gives the number of seeds and hours required; its seeds are not reused.
     looks
-        Interim analyses, as numbers of seeds, for example 3,5,8; intervals are corrected for all of them.
+        Numbers of seeds at which results are looked at, for example 3,5,8; intervals are corrected for repeated looks.
     """
     from glassformer import comparison
     from glassformer.cli.show import show
@@ -157,7 +157,7 @@ def train(
     async_save
         Write checkpoints in the background, from a copy in memory.
     watch
-        Record statistics by layer and head in dynamics.jsonl, which the report and glassformer why use.
+        Record statistics per layer and head in dynamics.jsonl, for the report and for the command 'glassformer why'.
     layout
         How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
     processes
