@@ -207,14 +207,14 @@ def _fields(
     head_dim = said.get("attention.key_length")
     if head_dim is None and _is_positive_int(heads) and _is_positive_int(width):
         head_dim = width // heads
-    if (width_of_v := said.get("attention.value_length", head_dim)) != head_dim:
+    if (width_of_v := said.get("attention.value_length", head_dim)) != head_dim and _is_positive_int(head_dim):
         raise _other("attention.value_length", width_of_v, f"{head_dim}, the length of a key")
     if _is_positive_int(turned) and _is_positive_int(head_dim):
         fields[gguf.fraction] = turned / head_dim
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
-    factor = said.get("rope.scaling.factor", said.get("rope.scale_linear", 0)) or 1
+    factor = _positive("rope.scaling.factor", said.get("rope.scaling.factor", said.get("rope.scale_linear")) or 1)
     kind = said.get("rope.scaling.type", "none" if factor == 1 else "linear")  # llama.cpp's own default
-    magnitude = said.get(MAGNITUDE, 1.0)
+    magnitude = _positive(MAGNITUDE, said.get(MAGNITUDE, 1.0))
     pairwise = FREQS in shapes or SHORT in shapes
     if pairwise and factor != 1 and kind != "none":
         raise _other("rope.scaling.factor", factor, "1 if each frequency has a divisor")
@@ -246,6 +246,13 @@ def _fields(
 def _grown(factor: float) -> float:
     """Returns the magnitude of YaRN that llama.cpp multiplies with `attn_factor`: 1 + 0.1 ln(factor)."""
     return 1.0 + 0.1 * math.log(factor)
+
+
+def _positive(key: str, value: Any) -> float:
+    """Returns a positive number of the metadata. Raises RequestError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-6 < value < 1e6:
+        raise RequestError(code="range", field=key, value=value, expected="a number above 0")
+    return value
 
 
 def _other(key: str, value: Any, expected: str) -> RequestError:
