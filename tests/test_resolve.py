@@ -42,7 +42,6 @@ def ways(run: Path) -> dict[str, Any]:
     config.save(run.parent / "model.yaml")
     return {
         "expression": NAME,
-        "recipe": f"{NAME}+recipe.warmup=0.1",
         "path": run.parent / "model.yaml",
         "config": config,
         "model": config.build(seed=0),
@@ -73,6 +72,12 @@ def test_what_names_no_model_is_refused(model: Any, text: Path) -> None:
             verb(model)
 
 
+def test_a_change_of_the_recipe_is_refused_where_nothing_is_trained() -> None:
+    for verb in (resolve, gf.plan, gf.inspect, gf.check):
+        with refused(code="unsupported", field="recipe.warmup"):
+            verb(f"{NAME}+recipe.warmup=0.1")
+
+
 def test_a_config_has_no_weights() -> None:
     for verb in (lambda one: resolve(one, weights=True), lambda one: gf.embed(one, ["a"])):
         with refused(code="missing", field="model"):
@@ -82,7 +87,7 @@ def test_a_config_has_no_weights() -> None:
 def test_a_model_is_trained_however_it_is_named(run: Path, text: Path) -> None:
     """Ways of naming one model give one run."""
     losses = {}
-    for way, model in ways(run).items():
+    for way, model in {**ways(run), "recipe": f"{NAME}+recipe.warmup=0.1"}.items():
         found = gf.train(model, text, SHORT, tokenizer="char", progress=False)
         losses[way] = found.validation["loss"]  # type: ignore[index]
     assert len({loss for way, loss in losses.items() if way != "recipe"}) == 1, losses

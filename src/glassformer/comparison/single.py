@@ -83,7 +83,7 @@ class SingleRun:
             config, tokenizer, pretrained = _begun(model, expression, tokenizer)
             vocab_size = config.vocab_size
         else:
-            config = resolve(model)
+            config = resolve(model if expression is None else expression)
         if expression is not None:
             own = [asked for asked in (own_value(expression, config, "context"),) if asked is not None]
             vocab_size = vocab_size or own_value(expression, config, "vocab_size")

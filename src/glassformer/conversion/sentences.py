@@ -93,7 +93,8 @@ def _prompt(folder: Path) -> str:
             code="unknown", field=f"{PROMPTS}:{unknown[0]}"[:100], value=said[unknown[0]],
         )  # fmt: skip
     name, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
-    prompt = prompts.get(name, None if name is not None else "") if isinstance(prompts, dict) else None
+    known = isinstance(prompts, dict) and (name is None or isinstance(name, str))
+    prompt = (prompts.get(name) if name is not None else "") if known else None
     if not isinstance(prompt, str):
         raise RequestError(
             f"{folder / PROMPTS}: prompts has no text of the name {shown(name)}",

@@ -162,6 +162,11 @@ class Reply:
         """Ends the request; characters that were held back can still be read."""
         self._session.cancel(self)
 
+    @property
+    def text(self) -> str:
+        """Text up to now."""
+        return self._asked.text
+
     def result(self) -> Completion:
         """Returns the completion once the text is complete."""
         self._session._complete(self._asked)

@@ -202,10 +202,9 @@ class GrowingText:
 
 def special_stops(tokenizer: Tokenizer | None, stop: str | Sequence[str]) -> frozenset[int]:
     """Returns the ids of the stop strings that are special tokens: they end a text without being part of it."""
-    strings = [stop] if isinstance(stop, str) else stop
-    if tokenizer is None or not strings:
+    if tokenizer is None or not stop:
         return frozenset()
-    return frozenset(i for i in map(tokenizer.id_of, strings) if i is not None and i in tokenizer.special_ids)
+    return frozenset(i for i in map(tokenizer.id_of, check_stops(stop)) if i is not None and i in tokenizer.special_ids)
 
 
 @lru_cache(maxsize=2)

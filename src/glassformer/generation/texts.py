@@ -213,9 +213,10 @@ class TextRun:
 
     def __iter__(self) -> Iterator[tuple[int, str, bool]]:
         """Yields (index, text so far, True if it is complete) as the texts grow, until all are complete."""
+        places = {id(reply): i for i, reply in enumerate(self.replies)}
         for reply, _ in self.session:
             self._first = self._first or reply.first_token_time
-            yield self.replies.index(reply), reply.so_far().text, reply.finish_reason is not None
+            yield places[id(reply)], reply.text, reply.finish_reason is not None
 
     def result(self) -> GeneratedTexts:
         """Ends the texts that are not complete, and returns all of them as far as they came."""

@@ -79,11 +79,16 @@ class Embedder:
         self.limit = min(self.pooling.max_tokens or loaded.config.context, loaded.config.context)
         self.unpooled = 0 if self.pooling.include_prompt else prompt_tokens(self.tokenizer, self.pooling.prompt)
         """First tokens of a row that are read but not pooled."""
+        if self.unpooled >= self.limit:
+            raise RequestError(
+                f"the prompt of the folder has {self.unpooled:,} tokens, and texts end after {self.limit:,}",
+                code="range", field="prompts", value=self.unpooled, expected=f"fewer than {self.limit:,} tokens",
+            )  # fmt: skip
 
     def __call__(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
         check_texts(texts)
         rows = tokenized(self.tokenizer, [f"{self.pooling.prompt}{text}" for text in texts], self.limit)
-        if (empty := next((i for i, row in enumerate(rows) if not len(row)), None)) is not None:
+        if (empty := next((i for i, row in enumerate(rows) if len(row) <= self.unpooled), None)) is not None:
             raise RequestError(
                 f"text {empty + 1} of {len(texts)} is empty; give one with at least one token",
                 code="missing", field="texts", value="", expected="a text",

@@ -14,7 +14,7 @@ from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
 from glassformer.naming.loading import load
-from glassformer.naming.models import parse, preset, split_recipe
+from glassformer.naming.models import parse, preset
 
 ModelLike = str | Path | ModelConfig | Model | Loaded
 """Ways to say which model is meant: an expression, a path, a config, a built model, a loaded model."""
@@ -51,7 +51,7 @@ def resolve(
     ----------
     model
         An expression such as "llama@10m+gqa:2", a path of a config or checkpoint, a `ModelConfig`, a built `Model`, or
-        a `Loaded`. Changes of the recipe in an expression are ignored.
+        a `Loaded`. A change of the recipe in an expression is refused.
     weights
         Return a `Loaded`. A built `Model` has no tokenizer.
     seed
@@ -78,7 +78,7 @@ def resolve(
         config = resolve(model)
         return _moved(Loaded(config.build(seed).eval(), config, None), dtype, device)
     if isinstance(model, str | Path):
-        return load(model, dtype=dtype, device=device) if weights else preset(split_recipe(str(model))[0])
+        return load(model, dtype=dtype, device=device) if weights else preset(str(model))
     if isinstance(model, ModelConfig):
         if weights:
             message = "a ModelConfig has no weights; give a built model (config.build()), a run folder or a checkpoint"

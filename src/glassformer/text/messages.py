@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from glassformer.errors import RequestError
 from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.subword import FileTokenizer
 from glassformer.text.vocabulary import Tokenizer
@@ -42,4 +43,8 @@ def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int
 
 def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Returns the ids of a conversation as its template writes it; the template adds its own special tokens."""
-    return quoting_ids(tokenizer, template.render(quoted(tokenizer, list(messages))), add_specials=False)
+    try:
+        given = quoted(tokenizer, list(messages))
+    except RecursionError:
+        raise RequestError("messages are nested too deeply", code="range", field="messages") from None
+    return quoting_ids(tokenizer, template.render(given), add_specials=False)
