@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -528,12 +526,6 @@ def test_a_loaded_model_is_copied_without_its_session():
     loaded = llm()
     one = loaded.generate("Once", max_new_tokens=3)
     assert copy.deepcopy(loaded).generate("Once", max_new_tokens=3) == one
-
-
-@pytest.mark.parametrize("name", ["loaded", "generation.session"])
-def test_the_examples_run(name: str):
-    results = doctest.testmod(import_module(f"glassformer.{name}"))
-    assert results.attempted > 4 and results.failed == 0
 
 
 def test_a_model_in_training_mode_drops_nothing_out_and_stays_in_it():
