@@ -61,7 +61,7 @@ def test_a_file_is_read_as_the_design_that_was_written(name: str, tmp_path: Path
 
 def test_an_arm_at_a_changed_rate_is_read_as_it_was_written() -> None:
     design = DESIGNS["named"]()
-    tried = design.replace(arms=tuple(arm.at("learning_rate", "0.003") for arm in design.arms))
+    tried = design.replace(arms=tuple(arm.changed(["recipe.learning_rate=0.003"]) for arm in design.arms))
     assert gf.Design.from_dict(tried.to_dict()) == tried
     rates = [plan.learning_rate for plan in tried.plans(tried.configs, 1).values()]
     assert rates == [0.003, 0.003]

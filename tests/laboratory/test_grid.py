@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.comparison.arms import DesignArm
+from glassformer.config import read_tree
 from glassformer.errors import Code
 from glassformer.laboratory import estimate, scaling
 from glassformer.laboratory import law as law_module
@@ -102,6 +105,37 @@ def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> Any:
     asked = {"sizes": SIZES_ASKED, "budgets": BUDGETS, "executor": executor or Planted(), **SMALL, **changes}
     return gf.scale(asked.pop("models", ["gpt2", "llama"]), source, out=out, **asked)
+
+
+def test_laws_of_a_config_are_those_of_its_expression(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Runs, laws and what is repeated from the file, all but the name."""
+    monkeypatch.setitem(PLANTED, "mine", PLANTED["gpt2"])
+    runs = {}
+    for name, models in (("gpt2", ["gpt2"]), ("mine", {"mine": preset("gpt2")})):
+        found = trained(source, tmp_path / name, models=models, **FEW)
+        assert {run.model for run in found.runs} == {name} == {law.model for law in found.laws}
+        runs[name] = [replace(run, model="") for run in found.runs]
+        assert name in (tmp_path / name / "report.html").read_text()
+    assert runs["gpt2"] == runs["mine"] and len(runs["mine"]) == 9
+    held = scaling.ScalingDesign.from_dict(read_tree(tmp_path / "mine" / "design.yaml"))
+    assert held == scaling.ScalingDesign.of({"mine": preset("gpt2")}, str(source), **FEW, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma-2-2b", "t5", "mamba-130m", "mixtral-8x7b", "deepseek-v2-lite"])
+def test_a_config_at_a_size_is_its_expression_at_the_size(name: str) -> None:
+    text, value = (DesignArm.of("mine", one).at_size("0.3m") for one in (name, preset(name)))
+    assert (text.name, text.config) == (value.name, value.config) and value.name == "mine@0.3m"
+
+
+def test_models_without_a_name_are_numbered() -> None:
+    laws = scaling.ScalingDesign.of([preset("gpt2@1m").build(0), preset("llama")], "x", **FEW, context=32)
+    assert [arm.name for arm in laws.first.arms] == ["model 1@0.05m", "model 2@0.05m"]
+    with refused(code="conflict", field="size"):
+        scaling.ScalingDesign.of({"mine": "gpt2@1m"}, "x", **FEW)
+    with refused(code="type", field="model"):
+        scaling.ScalingDesign.of([3], "x", **FEW)  # type: ignore[list-item]
 
 
 def planned(plans: list[scaling.ScalingPlan]) -> Any:

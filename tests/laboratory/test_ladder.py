@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.comparison import summary
+from glassformer.comparison.arms import DesignArm
+from glassformer.comparison.design import to_yaml
 from glassformer.config import read_tree
 from glassformer.errors import Code
 from glassformer.laboratory.ladder import LadderDesign, ablate
 from glassformer.laboratory.ladder import _rungs as rungs_of
 from glassformer.laboratory.rungs import pairs_of
-from glassformer.laboratory.steps import Point, as_steps, between, join
+from glassformer.laboratory.steps import Point, as_steps, between
 from glassformer.runs import slurm
 from glassformer.runs.effects import combined, effects
 from tests.refused import failed, refused
@@ -70,12 +73,17 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 # Steps
 
 
+def arm(expression: str) -> DesignArm:
+    return DesignArm.of(None, expression)
+
+
 def test_the_way_from_gpt2_to_llama_is_found() -> None:
     """Five changes of the literature; what they leave is the eps that LLaMA publishes."""
-    steps = between("gpt2@1m", "llama@1m")
+    start, goal = arm("gpt2@1m"), arm("llama@1m")
+    steps = between(start, goal)
     assert steps == ["rope", "nobias", "rmsnorm+norm.eps=1e-06", "swiglu", "untied"]
-    end, llama = gf.preset(join("gpt2@1m", steps)), gf.preset("llama@1m")
-    assert end.replace(vocab_size=1, context=1).resolved() == llama.replace(vocab_size=1, context=1).resolved()
+    end, llama = (one.config.replace(vocab_size=1, context=1).resolved() for one in (start.changed(steps), goal))
+    assert end == llama
 
 
 @pytest.mark.parametrize(
@@ -84,15 +92,15 @@ def test_the_way_from_gpt2_to_llama_is_found() -> None:
      (f"{BASE}+rope+position.base=500", ["rope+position.base=500.0"]), (f"{BASE}+norm.eps=0.001", ["norm.eps=0.001"])],
 )  # fmt: skip
 def test_values_and_recipes_are_steps(target: str, steps: list[str]) -> None:
-    found = between(BASE, target)
-    assert Point.of(join(BASE, found)) == Point.of(target) and len(found) == len(steps)
+    found = between(arm(BASE), arm(target))
+    assert Point.of(arm(BASE).changed(found)) == Point.of(arm(target)) and len(found) == len(steps)
     assert [one.partition("+")[0].partition(":")[0].partition("=")[0] for one in found] == [
         one.partition("+")[0].partition("=")[0] for one in steps
     ]
 
 
 def test_given_steps_keep_their_order_and_take_the_numbers_of_the_target() -> None:
-    steps = between("gpt2@1m", "llama@1m", as_steps("untied,swiglu,rmsnorm,rope,nobias"))
+    steps = between(arm("gpt2@1m"), arm("llama@1m"), as_steps("untied,swiglu,rmsnorm,rope,nobias"))
     assert steps == ["untied", "swiglu", "rmsnorm+norm.eps=1e-06", "rope", "nobias"]
 
 
@@ -127,6 +135,72 @@ def test_wrong_ladders_are_refused_before_anything_is_trained(
     with refused(code=code, field=field):
         ablate(BASE, source, out=tmp_path / "out", executor=Instead(planted), **{**PLAN, **fields})
     assert planted.runs == 0 and not (tmp_path / "out").exists()
+
+
+# Models without an expression
+
+
+def named_base(values: Any) -> Any:
+    """The values with the base by the name that its expression has."""
+    return json.loads(json.dumps(values).replace("mine", BASE))
+
+
+def test_a_ladder_from_a_config_is_that_of_its_expression_but_for_names(source: Path, tmp_path: Path) -> None:
+    """Configs and recipes of all runs, losses, verdicts and page values."""
+    found, results = [], []
+    for name, base in (("text", BASE), ("value", {"mine": gf.preset(BASE)})):
+        out = tmp_path / name
+        planted = Instead(Planted({"rope": -0.2, "nobias": 0.05}, noise=0.0))
+        ladder = ablate(base, source, changes=STEPS, out=out, executor=planted, **PLAN)
+        found.append(ladder.to_dict() | dict.fromkeys(("command", "created")))
+        runs = json.loads((out / "results.json").read_text())["runs"]
+        results.append([[run[key] for key in ("name", "seed", "config", "recipe")] for run in runs])
+    assert found[0] == named_base(found[1]) != found[1]
+    assert results[0] == named_base(results[1]) and {name for name, *_ in results[1]} >= {"mine", "mine+rope"}
+    page = (tmp_path / "value" / "ladder.html").read_text()
+    assert "mine+rope+rmsnorm+nobias" in page and BASE not in page
+
+
+@pytest.mark.parametrize("changed", ["rope", "recipe.warmup=0.2+rope", "rmsnorm+norm.eps=0.001"])
+def test_an_arm_of_a_config_is_changed_as_its_expression_is(changed: str) -> None:
+    text, value = (DesignArm.of("mine", one).changed([changed]) for one in (BASE, gf.preset(BASE)))
+    assert (text.name, text.config, text.recipe) == (value.name, value.config, value.recipe)
+
+
+@pytest.mark.parametrize("kind", ["config", "model", "loaded"])
+def test_every_model_is_an_end_of_a_ladder(kind: str) -> None:
+    """A loaded model with weights takes part as its config."""
+    ends = []
+    for expression in (BASE, f"{BASE}+rope+nobias"):
+        config = gf.preset(expression).replace(vocab_size=50)
+        model = config.build(0)
+        ends.append({"config": config, "model": model, "loaded": gf.Loaded(model, config, None)}[kind])
+    base, to = ends
+    ladder = LadderDesign.of(base, "x", to=to, **PLAN)
+    assert ladder.steps == LadderDesign.of(BASE, "x", to=f"{BASE}+rope+nobias", **PLAN).steps
+    assert [ladder.base.name, ladder.target.name] == ["model", "target"]
+    assert [rung.name for rung in ladder.rungs][:2] == ["model", f"model+{ladder.steps[0]}"]
+    assert LadderDesign.from_dict(yaml.safe_load(to_yaml(ladder.to_dict()))) == ladder
+
+
+@pytest.mark.parametrize(
+    "base", [BASE, f"{BASE}+recipe.warmup=0.2+alibi", {"mine": f"{BASE}+recipe.warmup=0.2"},
+             {"mine": gf.preset(BASE)}, {"mine": {"model": gf.preset(BASE), "recipe": {"warmup": 0.2}}}],
+)  # fmt: skip
+def test_a_file_of_a_ladder_repeats_it(base: Any) -> None:
+    ladder = LadderDesign.of(base, "x", changes="nobias,rmsnorm", **PLAN)
+    tree = yaml.safe_load(to_yaml(ladder.to_dict()))
+    assert LadderDesign.from_dict(tree) == ladder
+    assert tree["base"] == base if isinstance(base, str) else list(tree["base"]) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("base", "fields", "field"),
+    [(3, {}, "model"), ({"mine": 3}, {}, "model"), (BASE, {"to": 3}, "model"), ({3: BASE}, {}, "models")],
+)  # fmt: skip
+def test_what_is_no_model_is_no_end_of_a_ladder(base: Any, fields: dict[str, Any], field: str) -> None:
+    with refused(code="type", field=field):
+        LadderDesign.of(base, "x", **{"changes": "rope"} | fields, **PLAN)
 
 
 # Ladders
@@ -199,7 +273,7 @@ def test_runs_that_fail_or_diverge(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_pair_is_judged_once() -> None:
-    rungs = rungs_of(BASE, STEPS, "ladder")
+    _, rungs = rungs_of(arm(BASE), STEPS, "ladder")
     pairs = pairs_of(rungs)
     assert pairs["base"][0] == pairs["before"][0] and pairs["before"][-1] == pairs["last"][-1]
     assert all(sum(rungs[b].has) > sum(rungs[a].has) for some in pairs.values() for a, b in some)

@@ -13,8 +13,9 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
 from glassformer.machine import available_cores
-from glassformer.naming import own_value, preset, split_recipe
-from glassformer.naming.grammar import LONGEST, RECIPE
+from glassformer.naming import at_size, own_value, preset, resize, split_recipe
+from glassformer.naming.grammar import CHANGES, LONGEST, RECIPE
+from glassformer.naming.models import changed, split_changes
 from glassformer.naming.resolve import resolve
 from glassformer.runs.executor import Executor
 from glassformer.runs.power import MOST_SEEDS
@@ -85,9 +86,11 @@ class DesignArm:
     """Changes of the recipe for this arm: field -> value as text."""
 
     @classmethod
-    def of(cls, name: str | None, model: Any, number: int) -> DesignArm:
-        """An arm of what a caller or a file gives for a model; without a name, the expression is the name. Raises
-        RequestError."""
+    def of(cls, name: str | None, model: Any, unnamed: str = "model") -> DesignArm:
+        """An arm of what a caller or a file gives for a model; without a name, the expression is the name, and that of
+        other models is `unnamed`. Raises RequestError."""
+        if isinstance(model, DesignArm):
+            return model
         changes: dict[str, str] = {}
         if isinstance(model, Mapping):
             tree = dict(model)
@@ -95,9 +98,9 @@ class DesignArm:
                 changes = {str(key): str(value) for key, value in tree.get("recipe", {}).items()}
                 model = tree.get("model")
             if isinstance(model, Mapping):
-                model = ModelConfig.from_dict(model, f"models.{name or number}")
+                model = ModelConfig.from_dict(model, name or unnamed)
         if not isinstance(model, str | Path):
-            return cls(name or f"model {number}", resolve(model), changes)
+            return cls(name or unnamed, resolve(model), changes)
         expression, own = split_recipe(str(model))
         return cls(name or str(model), expression, {**own, **changes})
 
@@ -110,22 +113,58 @@ class DesignArm:
         """The value of a field of the config, if a change of the expression sets it; else None."""
         return own_value(self.model, self.config, name) if isinstance(self.model, str) else None
 
-    def at(self, name: str, value: str) -> DesignArm:
-        """The arm with one field of its recipe set, which its name shows."""
-        return DesignArm(f"{self.name}+{RECIPE}.{name}={value}", self.model, {**self.recipe, name: value})
+    def changed(self, changes: Sequence[str]) -> DesignArm:
+        """Returns the arm after changes of its model and its recipe, which its name shows. Raises RequestError."""
+        more = "+".join(["", *changes])
+        model: str | ModelConfig
+        if isinstance(self.model, str):
+            model, own = split_recipe(self.model + more)
+        else:
+            kept, own = split_changes([one for change in changes for one in CHANGES.split(change)])
+            model = changed(self.model, kept)
+        return DesignArm(self.name + more, model, {**self.recipe, **own})
+
+    def at_size(self, size: str) -> DesignArm:
+        """Returns the arm at a size, which its name shows before its changes. Raises RequestError if an expression has
+        its own size."""
+        name = at_size(self.name, size)
+        if isinstance(self.model, str):
+            return DesignArm(name, at_size(self.model, size), self.recipe)
+        return DesignArm(name, changed(resize(self.model, size), ()), self.recipe)
 
     @property
     def told(self) -> Any:
         """The model as a file has it: an expression, or a tree."""
         if isinstance(self.model, str):
-            return "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
+            whole = "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
+            recipe_last = sorted(CHANGES.split(self.name), key=lambda change: change.startswith(f"{RECIPE}."))
+            return self.name if "+".join(recipe_last) == whole else whole
         tree = self.model.to_dict()
         return {"model": tree, "recipe": dict(self.recipe)} if self.recipe else tree
+
+    @property
+    def entry(self) -> Any:
+        """The arm as a file has it: an expression that is its own name, or a mapping from the name to the model."""
+        return self.told if self.told == self.name else {self.name: self.told}
+
+
+def one_arm(model: Any, unnamed: str) -> DesignArm:
+    """Returns the arm of one model, or of a mapping from its name to the model; `unnamed` is the name of a model
+    without one. Raises RequestError."""
+    named = model if isinstance(model, Mapping) and len(model) == 1 else [DesignArm.of(None, model, unnamed)]
+    (arm,) = arms(named).values()
+    return arm
+
+
+def listing(arms: Sequence[DesignArm]) -> list[Any] | dict[str, Any]:
+    """Returns the models as a file has them: a list of expressions, or names with models."""
+    listed, names = [arm.told for arm in arms], [arm.name for arm in arms]
+    return listed if listed == names else dict(zip(names, listed, strict=True))
 
 
 def arms(models: Any) -> dict[str, DesignArm]:
     """Name -> arm, of a sequence of models or a mapping from names to them. Raises RequestError for an empty list, if
-    two have one name, for what names no model, and for a change of a field in ALIKE."""
+    two have one name, and for a change of a field in ALIKE."""
     if not isinstance(models, Mapping | Sequence) or isinstance(models, str):
         message = f"models is a {type(models).__name__}; give a list of models, or a mapping from names to models"
         raise RequestError(message, code="type", field="models", value=type(models).__name__, expected="a list")
@@ -140,7 +179,7 @@ def arms(models: Any) -> dict[str, DesignArm]:
     for number, (name, model) in enumerate(named, 1):
         if name is not None and (not isinstance(name, str) or not name or len(name) > LONGEST):
             raise RequestError(code="type", field="models", value=name, expected=f"names of 1 to {LONGEST} characters")
-        arm = DesignArm.of(name, model, number)
+        arm = DesignArm.of(name, model, f"model {number}")
         if arm.name in found:
             raise RequestError(
                 f"{arm.name} is named twice; for several runs of one model use --seeds",
@@ -152,7 +191,6 @@ def arms(models: Any) -> dict[str, DesignArm]:
                 f"+recipe.{name}={arm.recipe[name]}: one arm cannot have {name} for itself; give {ALIKE[name]} to all",
                 code="conflict", field=f"recipe.{name}", value=arm.recipe[name],
             )  # fmt: skip
-        assert arm.config is not None  # a name that names no model is refused here
         found[arm.name] = arm
     return found
 

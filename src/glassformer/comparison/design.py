@@ -20,6 +20,7 @@ from glassformer.comparison.arms import (
     common_context,
     fairness,
     given_budget,
+    listing,
     recipe_defaults,
     recipe_fields,
     recipes,
@@ -128,7 +129,7 @@ class Design:
     @classmethod
     def of(
         cls,
-        models: Sequence[ModelLike] | Mapping[str, ModelLike],
+        models: Sequence[ModelLike | DesignArm] | Mapping[str, ModelLike],
         data: str | Path | None = None,
         *,
         recipe: Recipe | Mapping[str, Any] | None = None,
@@ -139,8 +140,8 @@ class Design:
         Parameters
         ----------
         models
-            Expressions, paths, configs or models; or a mapping from names to them. An expression may change the recipe
-            of its arm: "gpt2@1m+recipe.warmup=0.1".
+            Expressions, paths, configs, models or arms; or a mapping from names to models. An expression may change
+            the recipe of its arm: "gpt2@1m+recipe.warmup=0.1".
         data
             Name of the text.
         recipe
@@ -177,6 +178,7 @@ class Design:
             if not isinstance(value := getattr(self, name), kinds) or (isinstance(value, bool) and bool not in kinds):
                 expected = " or ".join(kind.__name__ for kind in kinds)
                 raise RequestError(code="type", field=name, value=value, expected=expected)
+        assert self.configs is not None  # a name that names no model is refused here
         check_sinks(self.log_to)
         check_seeds(self.seeds)
         check_planned(self.looks)
@@ -357,12 +359,10 @@ class Design:
         >>> design.to_dict()["models"]
         ['gpt2@1m', 'llama@1m']
         """
-        listed = [arm.told for arm in self.arms]
-        names = [arm.name for arm in self.arms]
         tree: dict[str, Any] = {
             "schema": SCHEMAS["design"],
             "verb": VERB,
-            "models": listed if listed == names else dict(zip(names, listed, strict=True)),
+            "models": listing(self.arms),
             "data": self.data,
         }
         for one in fields(self):

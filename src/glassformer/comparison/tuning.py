@@ -224,7 +224,7 @@ class _Work:
         return float(f"{usual * FACTOR**power:.3g}")
 
     def at(self, arm: DesignArm, power: float) -> DesignArm:
-        return arm.at("learning_rate", f"{self.rate(arm.name, power):.3g}")
+        return arm.changed([f"recipe.learning_rate={self.rate(arm.name, power):.3g}"])
 
     def trials(self) -> Results:
         results = read_results(self.folder / TRIALS)

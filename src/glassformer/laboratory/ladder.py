@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from glassformer.comparison.arms import check_seeds
+from glassformer.comparison.arms import DesignArm, check_seeds, one_arm
 from glassformer.comparison.design import FILE, LEAST_SEEDS, Design, from_tree, to_yaml
 from glassformer.comparison.experiment import command_of
 from glassformer.comparison.verbs import begun, place_of_work
@@ -23,8 +23,8 @@ from glassformer.figures.terminal import Printed, decimals, ruled, size, unbroke
 from glassformer.files import replace_text
 from glassformer.laboratory.pages.ladder import findings, write_ladder
 from glassformer.laboratory.rungs import Kind, LadderRecord, Rung, trained_as
-from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
-from glassformer.naming.resolve import ModelLike, expression_of
+from glassformer.laboratory.steps import Point, as_steps, between, check_steps
+from glassformer.naming.resolve import ModelLike
 from glassformer.runs.effects import MOST, combined
 from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor, with_callbacks
@@ -131,23 +131,23 @@ class Ladder(LadderRecord, Printed):
 class LadderDesign:
     """A ladder that is asked for: its ends, its arms, and the comparison of these."""
 
-    base: str
-    to: str | None
+    base: DesignArm
+    to: DesignArm | None
     changes: tuple[str, ...] | None
     """Changes that were asked for, or None if they were to be found."""
     kind: Kind
     steps: list[str]
-    target: str
+    target: DesignArm
     rungs: list[Rung]
     comparison: Design
 
     @classmethod
     def of(
         cls,
-        base: ModelLike,
+        base: ModelLike | Mapping[str, ModelLike],
         data: str | Path | None = None,
         *,
-        to: ModelLike | None = None,
+        to: ModelLike | Mapping[str, ModelLike] | None = None,
         changes: str | Sequence[str] | None = None,
         design: Kind = "ladder",
         seeds: int | None = None,
@@ -158,15 +158,15 @@ class LadderDesign:
         if seeds < LEAST_SEEDS:
             message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
             raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
-        base, to = expression_of(base, "base"), None if to is None else expression_of(to, "to")
+        start, goal = one_arm(base, "model"), None if to is None else one_arm(to, "target")
         asked = None if changes is None else as_steps(changes)
-        steps, target = _steps(base, to, asked)
-        rungs = _rungs(base, steps, design)
-        comparison = Design.of([rung.name for rung in rungs], data, seeds=seeds, **options)
+        steps, target = _steps(start, goal, asked)
+        arms, rungs = _rungs(start, steps, design)
+        comparison = Design.of(arms, data, seeds=seeds, **options)
         _refuse_small(comparison)
         return cls(
-            base=base, to=to, changes=None if asked is None else tuple(asked), kind=design, steps=steps, target=target,
-            rungs=rungs, comparison=comparison,
+            base=start, to=goal, changes=None if asked is None else tuple(asked), kind=design, steps=steps,
+            target=target, rungs=rungs, comparison=comparison,
         )  # fmt: skip
 
     @property
@@ -180,12 +180,13 @@ class LadderDesign:
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values: the content of design.yaml."""
         asked = {
-            "to": self.to, "changes": None if self.changes is None else list(self.changes),
+            "to": None if self.to is None else self.to.entry,
+            "changes": None if self.changes is None else list(self.changes),
             "design": None if self.kind == "ladder" else self.kind,
         }  # fmt: skip
         rest = self.comparison.to_dict()
         del rest["models"]
-        ends = {"base": self.base} | {name: value for name, value in asked.items() if value is not None}
+        ends = {"base": self.base.entry} | {name: value for name, value in asked.items() if value is not None}
         return rest | {"verb": VERB, "seeds": self.comparison.seeds} | ends
 
     def save(self, folder: Path) -> None:
@@ -199,10 +200,10 @@ class LadderDesign:
 
 
 def ablate(
-    base: ModelLike | LadderDesign,
+    base: ModelLike | Mapping[str, ModelLike] | LadderDesign,
     data: DataLike | None = None,
     *,
-    to: ModelLike | None = None,
+    to: ModelLike | Mapping[str, ModelLike] | None = None,
     changes: str | Sequence[str] | None = None,
     design: Kind = "ladder",
     seeds: int | None = None,
@@ -218,11 +219,13 @@ def ablate(
     Parameters
     ----------
     base
-        The first model, as an expression or a path; or a `LadderDesign`.
+        The first model: an expression, a path, a config or a model, or a mapping from a name to one of these; or a
+        `LadderDesign`. A model takes part as its config, and without a name it is called "model".
     data
         As in `compare`.
     to
-        The model at the other end. The changes that lead to it are found, unless `changes` names them.
+        The model at the other end, given as `base` is. The changes that lead to it are found, unless `changes`
+        names them.
     changes
         Changes in their order, as "rope,rmsnorm,swiglu" or as a list. Without `to`, they make the target.
     design
@@ -275,7 +278,7 @@ def _trained(
     for words in (f"{len(steps)} changes: {', '.join(steps)}", _announced(len(rungs), design)):
         notify(StageEvent(words=words))
     said = command or command_of(ladder, out)
-    ends = {"base": ladder.base, "target": ladder.target, "command": said}
+    ends = {"base": ladder.base.name, "target": ladder.target.name, "command": said}
     try:
         made = begun(design, text, out, executor=executor, progress=notify, command=said, origin=ladder)
     except WorkError as error:  # of --tune, which gives no results then
@@ -316,7 +319,7 @@ def _write(found: Ladder, folder: Path) -> None:
     found.report(folder / PAGE)
 
 
-def _steps(base: str, to: str | None, asked: list[str] | None) -> tuple[list[str], str]:
+def _steps(base: DesignArm, to: DesignArm | None, asked: list[str] | None) -> tuple[list[str], DesignArm]:
     """(the steps, the target). Raises RequestError."""
     if to is not None:
         return between(base, to, asked), to
@@ -324,12 +327,12 @@ def _steps(base: str, to: str | None, asked: list[str] | None) -> tuple[list[str
         message = "a ladder needs its other end: give --to MODEL, or --changes rope,rmsnorm,..."
         raise RequestError(message, code="missing", field="to", expected="a model such as llama@1m")
     check_steps(base, asked)
-    return asked, join(base, asked)
+    return asked, base.changed(asked)
 
 
-def _rungs(base: str, steps: Sequence[str], kind: Kind) -> list[Rung]:
-    """The arms of the design, the base first. Raises RequestError for too few or too many steps, and for two arms that
-    are the same model."""
+def _rungs(base: DesignArm, steps: Sequence[str], kind: Kind) -> tuple[list[DesignArm], list[Rung]]:
+    """The arms of the design, the base first, and their rungs. Raises RequestError for too few or too many steps, and
+    for two arms that are the same model."""
     many = len(steps)
     if kind == "factorial":
         if not 2 <= many <= MOST:
@@ -343,16 +346,17 @@ def _rungs(base: str, steps: Sequence[str], kind: Kind) -> list[Rung]:
         added = [tuple(at < count for at in range(many)) for count in range(many + 1)]
         left_out = [tuple(at != gone for at in range(many)) for gone in range(many)]
         rows = list(dict.fromkeys([*added, *left_out]))
-    rungs = [Rung(join(base, [s for s, has in zip(steps, row, strict=True) if has]), row) for row in rows]
+    arms = [base.changed([s for s, has in zip(steps, row, strict=True) if has]) for row in rows]
+    rungs = [Rung(arm.name, row) for arm, row in zip(arms, rows, strict=True)]
     points: dict[Point, Rung] = {}
-    for rung in rungs:
-        twin = points.setdefault(Point.of(rung.name), rung)
+    for arm, rung in zip(arms, rungs, strict=True):
+        twin = points.setdefault(Point.of(arm), rung)
         if twin is not rung:
             raise RequestError(
                 f"{twin.name} and {rung.name} are the same model, so a change does nothing there; use other --changes",
                 code="conflict", field="changes", value=rung.label(steps), expected="changes that each do something",
             )  # fmt: skip
-    return rungs
+    return arms, rungs
 
 
 def _refuse_small(design: Design) -> None:

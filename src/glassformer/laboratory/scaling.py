@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from glassformer.comparison.arms import DesignArm, arms, listing
 from glassformer.comparison.design import FILE, Design, from_tree, to_yaml
 from glassformer.comparison.experiment import carry_out, checked_folder, command_of, read_text
 from glassformer.comparison.verbs import place_of_work
@@ -25,7 +26,7 @@ from glassformer.laboratory.points import points
 from glassformer.laboratory.scaled import REPORT, Planned, Scaling, ScalingLaw, ScalingPlan
 from glassformer.laboratory.several import laws
 from glassformer.naming import at_size
-from glassformer.naming.resolve import ModelLike, expression_of
+from glassformer.naming.resolve import ModelLike
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.events import Notify, PlanEvent
 from glassformer.runs.executor import Executor, interruptible, with_callbacks
@@ -46,7 +47,7 @@ OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "powe
 class ScalingDesign:
     """Scaling laws that are asked for: models, sizes and budgets, and one comparison for each size and budget."""
 
-    models: tuple[str, ...]
+    models: tuple[DesignArm, ...]
     sizes: Any
     budgets: Any
     isoflop: Any
@@ -62,7 +63,7 @@ class ScalingDesign:
     @classmethod
     def of(
         cls,
-        models: Sequence[ModelLike],
+        models: Sequence[ModelLike] | Mapping[str, ModelLike],
         data: str | Path | None = None,
         *,
         sizes: str | Sequence[str] | None = None,
@@ -79,7 +80,7 @@ class ScalingDesign:
         if sizes is None:
             message = "give the sizes of the models: --sizes 0.3m,1m..10m"
             raise RequestError(message, code="missing", field="sizes")
-        named_models = [expression_of(model, "models") for model in models]
+        named = tuple(arms(models).values())
         chosen = grid(sizes, budgets, isoflop)
         chosen.check(form)
         if flops and len(FORMS[form].reads) < 2:
@@ -90,12 +91,12 @@ class ScalingDesign:
         _refuse_others(options)
         if hours is not None and not hours > 0:
             raise RequestError(code="range", field="hours", value=hours, expected="above 0")
-        named = {size: [at_size(one, size) for one in named_models] for size in chosen.sizes}
+        sized = {size: [arm.at_size(size) for arm in named] for size in chosen.sizes}
         plain = {"allow_unmatched": True, "loss_alone": True, **options}
-        Design.of([name for names in named.values() for name in names], data, tokens=1, **plain)  # one context for all
-        cells = {cell: Design.of(named[cell.size], data, **plain, **cell.given) for cell in chosen.cells}
+        Design.of([arm for some in sized.values() for arm in some], data, tokens=1, **plain)  # one context for all
+        cells = {cell: Design.of(sized[cell.size], data, **plain, **cell.given) for cell in chosen.cells}
         return cls(
-            models=tuple(named_models), sizes=sizes, budgets=budgets, isoflop=isoflop, grid=chosen, form=form,
+            models=named, sizes=sizes, budgets=budgets, isoflop=isoflop, grid=chosen, form=form,
             hours=hours, predict=tuple((float(n), float(d)) for n, d in predict), flops=tuple(flops), far=far,
             cells=cells,
         )  # fmt: skip
@@ -116,7 +117,7 @@ class ScalingDesign:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values: the content of design.yaml."""
-        rest = self.first.to_dict() | {"verb": VERB, "models": list(self.models)}
+        rest = self.first.to_dict() | {"verb": VERB, "models": listing(self.models)}
         for name in ("tokens", "flops", "allow_unmatched", "loss_alone"):
             rest.pop(name, None)
         asked = {
@@ -137,7 +138,7 @@ class ScalingDesign:
 
 
 def scale(
-    models: Sequence[ModelLike] | ScalingDesign | None,
+    models: Sequence[ModelLike] | Mapping[str, ModelLike] | ScalingDesign | None,
     data: DataLike | None = None,
     *,
     sizes: str | Sequence[str] | None = None,
@@ -167,7 +168,8 @@ def scale(
     Parameters
     ----------
     models
-        Expressions without a size, or a `ScalingDesign`. None if `data` is a table.
+        Expressions without a size, paths, configs or models, or a mapping from names to them; or a `ScalingDesign`.
+        A config keeps its parts at every size. None if `data` is a table.
     data
         As in `compare`. Without models, a table as `fit_scaling_law` reads it: a .csv file, the folder of a `scale` or
         `compare`, columns or rows.
@@ -286,17 +288,18 @@ def _trained(
     folder, first, form, far = _folder(out), asked.first, asked.form, asked.far
     text = read_text(first, first.tokenizer, notify) if text is None else text
     together = {name: config for design in asked.cells.values() for name, config in design.configs.items()}
-    arms = {name: arm for design in asked.cells.values() for name, arm in design.named.items()}
+    sized = {name: arm for design in asked.cells.values() for name, arm in design.named.items()}
+    names = [arm.name for arm in asked.models]
     common = first.common.replace(tokens=1, flops=None)
     objective = common.objective.among(together)
     known = objective.with_tokens(text)
     vocabulary = known.tokenizer.vocab_size
-    fitted = {n: fit(c, vocabulary, first.context, arms[n].own("vocab_size")) for n, c in together.items()}
+    fitted = {n: fit(c, vocabulary, first.context, sized[n].own("vocab_size")) for n, c in together.items()}
     runs = [
         _planned(cell, model, name, fitted[name], plan, seed)
         for cell, design in asked.cells.items()
         for plans in [design.plans({name: fitted[name] for name in design.configs}, vocabulary, objective=objective)]
-        for model, (name, plan) in zip(asked.models, plans.items(), strict=True)
+        for model, (name, plan) in zip(names, plans.items(), strict=True)
         for seed in range(design.seeds)
     ]
     _refuse(runs, form, [6 * n * d for n, d in asked.predict] + list(asked.flops), far)
@@ -332,7 +335,7 @@ def _trained(
             for cell, design in asked.cells.items():
                 carry_out(design, text, folder / CELLS / cell.name, notify=notify, command=command, executor=executor)
                 ended += 1
-            trained = [run for run in runs_of(folder) if run.model in asked.models]
+            trained = [run for run in runs_of(folder) if run.model in names]
             fits, differences = laws(trained, form, asked.predict, asked.flops, far)
             found = replace(begun, status="complete", runs=tuple(trained), laws=fits, differences=differences)
             _write(found, folder)

@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glassformer.comparison.arms import DesignArm
 from glassformer.config import ModelConfig, flatten
 from glassformer.errors import RequestError, shown
-from glassformer.naming import own_value, preset, split_recipe, words
+from glassformer.naming import words
 from glassformer.naming.changes import change_of
 from glassformer.naming.grammar import CHANGES
 from glassformer.parts.core.base import to_plain
@@ -32,17 +33,16 @@ Leaf = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """What an expression names, as far as it is compared: the model without the vocabulary, which comes from the text,
-    and without the context, which all arms share; and its changes of the recipe."""
+    """An arm, as far as it is compared: the model without the vocabulary, which comes from the text, and without the
+    context, which all arms share; and its changes of the recipe."""
 
     leaves: frozenset[Leaf]
 
     @classmethod
-    def of(cls, expression: str) -> Point:
+    def of(cls, arm: DesignArm) -> Point:
         """Raises RequestError."""
-        model, overrides = split_recipe(expression)
-        recipe = {(f"{RECIPE}.{field}", value) for field, value in overrides.items()}
-        return cls(_leaves(preset(model), own_value(model, preset(model), "vocab_size")) | recipe)
+        recipe = {(f"{RECIPE}.{field}", value) for field, value in arm.recipe.items()}
+        return cls(_leaves(arm.config, arm.own("vocab_size")) | recipe)
 
     def apart(self, other: Point) -> frozenset[Leaf]:
         """What only one of them has."""
@@ -70,11 +70,6 @@ def _hashable(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
-def join(base: str, steps: Sequence[str]) -> str:
-    """The expression of `base` after these steps."""
-    return "+".join([base, *steps])
-
-
 def as_steps(given: str | Sequence[str]) -> list[str]:
     """`rope,rmsnorm` as steps; a list is taken as it is, whose values may hold commas. Raises RequestError for none,
     one that is empty or given twice, and for words that name no change."""
@@ -89,18 +84,13 @@ def as_steps(given: str | Sequence[str]) -> list[str]:
                 f"--changes {step}: a ladder is of changes such as rope,rmsnorm; a budget is given in --tokens",
                 code="type", field="changes", value=step, expected="changes such as rope,rmsnorm",
             )  # fmt: skip
-        for change in split_changes(step):
+        for change in CHANGES.split(step):
             if not change.startswith(f"{RECIPE}."):
                 change_of(change)
     return steps
 
 
-def split_changes(step: str) -> list[str]:
-    """The changes that a step is made of."""
-    return CHANGES.split(step)
-
-
-def between(base: str, target: str, steps: Sequence[str] | None = None) -> list[str]:
+def between(base: DesignArm, target: DesignArm, steps: Sequence[str] | None = None) -> list[str]:
     """The steps from `base` to the model of `target`, in the order of the axes from the embedding up; or `steps`, with
     the numbers that a part of the target has otherwise than usual set in the step that puts the part in.
 
@@ -109,35 +99,36 @@ def between(base: str, target: str, steps: Sequence[str] | None = None) -> list[
     start, goal = Point.of(base), Point.of(target)
     if start == goal:
         raise RequestError(
-            f"{base} and {target} are the same model, trained alike: there is nothing to change between them",
-            code="conflict", field="to", value=target, expected="another model",
+            f"{base.name} and {target.name} are the same model, trained alike: there is nothing to change between them",
+            code="conflict", field="to", value=target.name, expected="another model",
         )  # fmt: skip
     if steps is None:
         found = _found(base, goal, _words(start, goal))
         found = _with_numbers(base, goal, _ordered(base, goal, found))
-        found += _found(join(base, found), goal, _paths(Point.of(join(base, found)), goal))
+        found += _found(base.changed(found), goal, _paths(Point.of(base.changed(found)), goal))
     else:
         found = _with_numbers(base, goal, list(steps))
-    here = Point.of(join(base, found))
+    here = Point.of(base.changed(found))
     if here != goal:
         raise _unreached(base, target, found, here, goal, steps is not None)
     check_steps(base, found)
     return found
 
 
-def check_steps(base: str, steps: Sequence[str]) -> None:
+def check_steps(base: DesignArm, steps: Sequence[str]) -> None:
     """Raises RequestError for a step that does nothing where it stands, or that the steps after it undo."""
     if len(steps) > MOST:
         raise RequestError(
             f"{len(steps)} changes lie between the two models, and a ladder has at most {MOST}: {', '.join(steps)}",
             code="range", field="changes", value=len(steps), expected=f"at most {MOST}",
         )  # fmt: skip
-    points = [Point.of(join(base, steps[:at])) for at in range(len(steps) + 1)]
+    points = [Point.of(base.changed(steps[:at])) for at in range(len(steps) + 1)]
     for at, step in enumerate(steps):
         if points[at] == points[at + 1]:
-            raise _nothing(step, f"does nothing to {join(base, steps[:at])}")
-        if (without := [*steps[:at], *steps[at + 1 :]]) and Point.of(join(base, without)) == points[-1]:
-            raise _nothing(step, f"changes nothing in the end: without it {join(base, without)} is the same model")
+            raise _nothing(step, f"does nothing to {base.changed(steps[:at]).name}")
+        if (without := [*steps[:at], *steps[at + 1 :]]) and Point.of(base.changed(without)) == points[-1]:
+            twin = base.changed(without).name
+            raise _nothing(step, f"changes nothing in the end: without it {twin} is the same model")
 
 
 def _nothing(step: str, says: str) -> RequestError:
@@ -148,20 +139,20 @@ def _nothing(step: str, says: str) -> RequestError:
 # The search
 
 
-def _tried(expression: str) -> Point | None:
+def _tried(base: DesignArm, steps: Sequence[str]) -> Point | None:
     try:
-        return Point.of(expression)
+        return Point.of(base.changed(steps))
     except (RequestError, ValidationError):
         return None
 
 
-def _found(base: str, goal: Point, candidates: Sequence[str]) -> list[str]:
+def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]:
     """Of `candidates` those that each leave less apart, the one that leaves least first."""
     steps: list[str] = []
     here = Point.of(base)
     useful = list(candidates)
     while here != goal and useful:
-        tried = {one: point for one in useful if (point := _tried(join(base, [*steps, one]))) is not None}
+        tried = {one: point for one in useful if (point := _tried(base, [*steps, one])) is not None}
         least = {one: len(point.apart(goal)) for one, point in tried.items()}
         useful = [one for one, left in least.items() if left < len(here.apart(goal))]
         if not useful:
@@ -226,32 +217,32 @@ def _groups(apart: frozenset[Leaf]) -> set[str]:
     return {group_of(path.replace("layers.", "stack.", 1).split(".")) for path, _ in apart}
 
 
-def _ordered(base: str, goal: Point, steps: Sequence[str]) -> list[str]:
+def _ordered(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
     """By axis, from the embedding up, where they lead to the same model in that order as well."""
 
     def axis(step: str) -> int:
-        changed = _groups(Point.of(base).apart(_tried(join(base, [step])) or goal))
+        changed = _groups(Point.of(base).apart(_tried(base, [step]) or goal))
         return min((GROUPS.index(group) for group in changed), default=len(GROUPS))
 
     sorted_ = sorted(steps, key=axis)
-    return sorted_ if _tried(join(base, sorted_)) == Point.of(join(base, steps)) else list(steps)
+    return sorted_ if _tried(base, sorted_) == Point.of(base.changed(steps)) else list(steps)
 
 
-def _with_numbers(base: str, goal: Point, steps: Sequence[str]) -> list[str]:
+def _with_numbers(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
     """The steps with what their parts have otherwise than usual in the target, where they changed the same part: after
     `rmsnorm` an eps, set in that step."""
     made = list(steps)
-    whole = _tried(join(base, made))
+    whole = _tried(base, made)
     if whole is None:
         return made  # `between` refuses it, in the words of its own error
-    for number in _found(join(base, made), goal, _paths(whole, goal)):
+    for number in _found(base.changed(made), goal, _paths(whole, goal)):
         for at in range(len(made) - 1, -1, -1):
-            before, after = (_tried(join(base, made[:end])) for end in (at, at + 1))
+            before, after = (_tried(base, made[:end]) for end in (at, at + 1))
             trial = [*made[:at], f"{made[at]}+{number}", *made[at + 1 :]]
-            there = _tried(join(base, trial))
+            there = _tried(base, trial)
             if before is None or after is None or there is None or not _same_part(before.apart(after), number):
                 continue
-            now = _tried(join(base, made))
+            now = _tried(base, made)
             if now is not None and len(there.apart(goal)) < len(now.apart(goal)):
                 made = trial
                 break
@@ -265,7 +256,9 @@ def _same_part(changed: frozenset[Leaf], number: str) -> bool:
     return bool(part) and any(path == part or path.endswith(f".{part}") for path in kinds)
 
 
-def _unreached(base: str, target: str, found: Sequence[str], here: Point, goal: Point, given: bool) -> RequestError:
+def _unreached(
+    base: DesignArm, target: DesignArm, found: Sequence[str], here: Point, goal: Point, given: bool
+) -> RequestError:  # fmt: skip
     left = here.places(goal)
     held, wanted = dict(here.leaves), dict(goal.leaves)
     told = "; ".join(f"{path} is {shown(held.get(path))}, not {shown(wanted.get(path))}" for path in left[:NAMED])
@@ -273,7 +266,7 @@ def _unreached(base: str, target: str, found: Sequence[str], here: Point, goal: 
     way = f"after {', '.join(found)}" if found else "at once"
     who = "--changes do not lead" if given else "no known changes lead"
     return RequestError(
-        f"{who} from {base} to {target}: {way} {told}{more}; "
+        f"{who} from {base.name} to {target.name}: {way} {told}{more}; "
         + ("add what is missing" if given else "give --changes, or a target that the changes reach"),
-        code="conflict", field="changes" if given else "to", value=target, expected="a model that changes lead to",
+        code="conflict", field="changes" if given else "to", value=target.name, expected="a model that changes lead to",
     )  # fmt: skip

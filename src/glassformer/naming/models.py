@@ -64,7 +64,14 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
     """The expression without its +recipe.FIELD=VALUE, and those: {field: value}. Raises RequestError without a field or
     a value."""
     name, size, changes = parse(expression)
-    kept, overrides = [f"{name}@{size}" if size else name], {}
+    kept, overrides = split_changes(changes)
+    return "+".join([f"{name}@{size}" if size else name, *kept]), overrides
+
+
+def split_changes(changes: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The changes of the model, and those of the recipe: {field: value}. Raises RequestError without a field or a
+    value."""
+    kept, overrides = [], {}
     for change in changes:
         if not change.startswith(f"{grammar.RECIPE}."):
             kept.append(change)
@@ -76,7 +83,7 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
                 code="syntax", field="recipe", value=change,
             )  # fmt: skip
         overrides[field] = value
-    return "+".join(kept), overrides
+    return kept, overrides
 
 
 def at_size(expression: str, size: str) -> str:

@@ -115,14 +115,3 @@ def _moved(loaded: Loaded, dtype: torch.dtype | str | None, device: Any) -> Load
     if dtype is not None or device is not None:
         loaded.model.to(device=device, dtype=None if dtype is None else dtype_of(dtype))
     return loaded
-
-
-def expression_of(model: ModelLike, field: str) -> str:
-    """Returns the text of a model that is varied by changes of its expression: an expression or a path. Raises
-    RequestError for a config or a built model, which has no name; its file has."""
-    if isinstance(model, str | Path):
-        return str(model)
-    kind = type(model).__name__
-    message = f"{field} must be an expression or a path, which changes can be added to, got a {kind}; write its config "
-    message += "to a file (config.save) and give the path"
-    raise RequestError(message, code="type", field=field, value=kind, expected="an expression or a path")
