@@ -261,7 +261,7 @@ def numbered(tree: ast.AST) -> list[int]:
     ]  # fmt: skip
 
 
-DESIGNING = {"arms", "common_context", "fairness", "recipes", "tokens_of_steps"}
+DESIGNING = {"common_context", "fairness", "recipes", "tokens_of_steps"}
 """Functions that make or refuse an experiment."""
 
 
