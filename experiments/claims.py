@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from glassformer.figures import write_document
 from glassformer.laboratory.evidence import ClaimRow, overview
 from glassformer.laboratory.evidence.figure import KINDS
 from glassformer.laboratory.evidence.stored import MEASURED
@@ -16,8 +17,8 @@ from glassformer.laboratory.pages.claim_page import (
     counts,
     figure_words,
     finding,
+    render_claims,
     verdict_of,
-    write_claims,
 )
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -72,7 +73,7 @@ def _row(row: ClaimRow) -> str:
 def main() -> None:
     rows = overview(MEASURED)
     (DOCS / "claims.md").write_text(page(rows), encoding="utf-8")
-    write_claims(rows, COMMAND, DOCS / "claims" / "index.html")
+    write_document(render_claims(rows, COMMAND), DOCS / "claims" / "index.html")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 
 import glassformer as gf
 from glassformer.comparison import experiment
+from glassformer.figures.terminal import Reported, Tabular
 from glassformer.runs import executor
 from tests.runs.stand_in import AT_ONCE
 
@@ -34,16 +35,33 @@ def defined(cls: type) -> Iterator[tuple[str, Any]]:
             yield name, member
 
 
+def home(cls: type, name: str) -> type:
+    """Returns the class whose docstring of a member counts: of an override with a line at most, its base in the
+    package, if the parameters are the same."""
+    member = vars(cls)[name]
+    if "\n" in (member.__doc__ or ""):
+        return cls
+    owners = [one for one in cls.__mro__ if name in vars(one) and one.__module__.startswith("glassformer.")]
+    return owners[-1] if parameters(vars(owners[-1])[name]) == parameters(member) else cls
+
+
+def parameters(member: Any) -> list[str]:
+    return list(inspect.signature(member).parameters) if inspect.isfunction(member) else []
+
+
 def public() -> Iterator[tuple[str, Any, type | None]]:
-    """Yields (dotted name, object, class that defines it) of what `gf` makes public."""
+    """Yields (dotted name, object, class that documents it) of what `gf` makes public, each once."""
+    found: dict[str, tuple[Any, type | None]] = {}
     for name in gf.__all__:
         one = getattr(gf, name)
         if inspect.ismodule(one):
             continue
-        yield f"{one.__module__}.{one.__qualname__}", one, None
+        found[f"{one.__module__}.{one.__qualname__}"] = one, None
         if inspect.isclass(one):
-            for member, value in defined(one):
-                yield f"{one.__module__}.{one.__qualname__}.{member}", value, one
+            for member, _ in defined(one):
+                cls = home(one, member)
+                found[f"{cls.__module__}.{cls.__qualname__}.{member}"] = vars(cls)[member], cls
+    yield from ((path, *held) for path, held in found.items())
 
 
 def test_docstrings_pass_numpydoc() -> None:
@@ -63,6 +81,13 @@ def test_functions_and_methods_have_an_example() -> None:
         if not isinstance(one, property) and (cls is None or cls.__name__ not in HOOKS) and ">>>" not in documented(one)
     ]
     assert not missing, "\n".join(missing)
+
+
+def test_a_short_override_is_documented_by_its_base() -> None:
+    assert home(gf.Comparison, "html") is Reported and home(gf.Scaling, "records") is Tabular
+    assert home(gf.Comparison, "without_notes") is gf.Comparison
+    other = type("Other", (Reported,), {"report": lambda self, path, command: path})
+    assert home(other, "report") is other, "a parameter that the base has not"
 
 
 def documented(one: Any) -> str:
@@ -90,14 +115,16 @@ def test_fields_are_documented() -> None:
 
 
 def examples() -> list[tuple[str, list[Any]]]:
-    """Each function, and each class with its methods, which continue the example of the class."""
-    found = []
+    """Each function, and each class with the methods that it documents, which continue the example of the class."""
+    found: dict[str, list[Any]] = {}
     for name in gf.__all__:
         one = getattr(gf, name)
         if not inspect.ismodule(one):
-            members = [member for _, member in defined(one)] if inspect.isclass(one) else []
-            found.append((name, [one, *members]))
-    return found
+            found[name] = [one]
+    for _, one, cls in public():
+        if cls is not None:
+            found.setdefault(cls.__name__, [cls]).append(one)
+    return list(found.items())
 
 
 @pytest.mark.parametrize(("name", "objects"), [pytest.param(n, o, id=n) for n, o in examples()])

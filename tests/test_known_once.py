@@ -376,3 +376,16 @@ def test_options_that_verbs_share_are_declared_once():
     verbs = (training.compare, training.train, laboratory.ablate, laboratory.scale, laboratory.run)
     assert {verb.__name__: declared_twice(verb) for verb in verbs if declared_twice(verb)} == {}
     assert declared_twice(lambda *, batch_size=16, workers=1: None) == {"batch_size", "workers"}
+
+
+def test_pages_and_tables_of_values_are_written_by_their_bases():
+    """A value gives `html()` and `records()`; `Reported` writes the page, and `Tabular` makes the DataFrame."""
+    places = {
+        (path.relative_to(SRC).as_posix(), method.name)
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name in ("report", "to_pandas")
+    }
+    assert places == {("figures/terminal.py", "report"), ("figures/terminal.py", "to_pandas")}

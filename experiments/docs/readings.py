@@ -175,7 +175,7 @@ def inspection() -> tuple[Figure, str]:
         for kind, found in seen.notable(3).items()
     )
     example = (
-        'seen = gf.lens.inspect(loaded.model, tokens, loaded.tokenizer)\nprint(repr(seen))\nseen.save("inspect.html")'
+        'seen = gf.lens.inspect(loaded.model, tokens, loaded.tokenizer)\nprint(repr(seen))\nseen.report("inspect.html")'
     )
     shell = 'glassformer inspect smollm2 --text "..." --out DIR     # writes DIR/inspect.html'
     return figure, f"```python\n{example}\n```\n\n```\n{shell}\n```\n\n```\n{seen!r}\n{heads}\n```"

@@ -74,7 +74,7 @@ def pages(seen: Inspection, long: Inspection, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("pages")
     mixed = read(hybrid(), TEXT, name="hybrid", trained=False)
     made = {"short": seen, "long": long, "mixed": mixed}
-    return {name: one.save(folder / f"{name}.html") for name, one in made.items()}
+    return {name: one.report(folder / f"{name}.html") for name, one in made.items()}
 
 
 @pytest.fixture(scope="module")
@@ -291,4 +291,4 @@ def test_no_weights(view: View, tmp_path: Path):
     bare = read(preset("llama@1m+mamba+layers=2+d_model=16+vocab_size=257").build(seed=0).eval(), TEXT)
     assert view(bare.save(tmp_path / "bare.html")).locator("#lens-grid td[role=gridcell]").count() > 0
     one = inspect(loud("llama@1m"), torch.tensor([7]))
-    assert view(one.save(tmp_path / "one.html")).locator("#lens-grid td[role=gridcell]").count() == 4
+    assert view(one.report(tmp_path / "one.html")).locator("#lens-grid td[role=gridcell]").count() == 4

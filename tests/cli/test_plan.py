@@ -101,7 +101,7 @@ def test_a_plan_prints_as_the_verb_prints_it(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_plan_writes_its_page(tmp_path: Path):
-    page = gf.plan(TINY, train=True, batch=2).report(tmp_path / "plan.html", command="glassformer plan mine --train")
+    page = gf.plan(TINY, train=True, batch=2, command="glassformer plan mine --train").report(tmp_path / "plan.html")
     text = page.read_text(encoding="utf-8")
     assert "glassformer plan mine --train" in text and TINY in text
     bare = gf.plan(TINY).report(tmp_path / "bare.html").read_text(encoding="utf-8")

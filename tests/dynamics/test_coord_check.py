@@ -86,7 +86,7 @@ def test_a_check_is_data_and_a_figure(tmp_path: Path):
     told = json.loads(json.dumps(check.to_dict()))
     assert told["widths"] == [32, 64] and told["slopes"] == check.slopes
     assert len(told["changes"]["resid_post"]) == 3 and told["changes"]["resid_post"][0] == [0.0, 0.0]
-    assert {row["site"] for row in check.rows()} == set(check.slopes)
+    assert {row["site"] for row in check.records()} == set(check.slopes)
     check.save(tmp_path / "check.png")
     assert (tmp_path / "check.png").read_bytes()[:4] == b"\x89PNG"
 

@@ -120,7 +120,7 @@ def test_inspect_without_a_folder_writes_nothing(folder: Path, tmp_path: Path, m
     seen = gf.inspect(folder, TEXT, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert seen.to_dict()["page"] is None and "page:" not in str(seen)
-    assert seen.save("page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert seen.report("page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_inspect_refuses_a_model_without_a_tokenizer(config: ModelConfig) -> None:
@@ -134,7 +134,7 @@ def test_anatomy_counts_what_the_config_counts(config: ModelConfig, folder: Path
         assert found.to_dict()["parameters"] == found.config.num_params() == config.num_params(), way
     found = gf.inspect(config, diff=f"{NAME}+window:8")
     assert found.difference == config.diff(gf.preset(f"{NAME}+window:8")) and found.to_dict()["diff"]
-    assert "sliding_window" in str(found) and "sliding_window" in found.save(tmp_path / "a.html").read_text()
+    assert "sliding_window" in str(found) and "sliding_window" in found.report(tmp_path / "a.html").read_text()
     assert "are equal" in str(gf.inspect(config, diff=config))
 
 

@@ -43,7 +43,7 @@ def test_the_weights_are_those_of_the_patterns(towers: Model) -> None:
 def test_a_long_source_is_cut(towers: Model) -> None:
     seen = inspect(towers, TOKENS, source=torch.randint(257, (110,)))
     assert seen.crossings[0].maps.shape == (3, 7, 96) and len(seen.source) == 110
-    assert "the first 96 of the source" in seen.page()
+    assert "the first 96 of the source" in seen.html()
 
 
 def test_the_source_is_needed_where_there_is_an_encoder_and_refused_elsewhere(towers: Model) -> None:
@@ -68,9 +68,9 @@ def test_a_model_with_a_source_of_its_own(towers: Model) -> None:
 
 
 def test_the_page_has_both_texts(towers: Model) -> None:
-    page = inspect(towers, TOKENS, source=SOURCE, name="it").page()
+    page = inspect(towers, TOKENS, source=SOURCE, name="it").html()
     assert "What is read of the source" in page and page.count('<td style="--a:') == 7 * 11
-    assert "What is read of the source" not in inspect(gf.preset(f"gpt2@1m+{TINY}").build(), TOKENS).page()
+    assert "What is read of the source" not in inspect(gf.preset(f"gpt2@1m+{TINY}").build(), TOKENS).html()
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

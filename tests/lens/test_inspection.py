@@ -180,7 +180,7 @@ def test_a_prefix_decoder_is_asked_for_what_it_does_not_see(length: int):
             p = model(TOKENS[None])[0].log_softmax(-1)
         wanted = -p[count - 1 : -1].gather(-1, TOKENS[count:, None])[:, 0]
         close(seen.loss[count:], wanted, atol=1e-5, rtol=1e-5)
-    assert f"and the first {count} tokens" in seen.page()
+    assert f"and the first {count} tokens" in seen.html()
 
 
 # Closed forms
@@ -371,7 +371,7 @@ def test_weights_that_are_no_numbers():
         model.layers[1].mixer.qkv.weight.fill_(math.nan)  # type: ignore[union-attr,operator]
     seen = inspect(model, TOKENS)
     assert json.loads(json.dumps(seen.to_dict(), allow_nan=False))["loss"] is None
-    assert seen.page().startswith("<!doctype html>")
+    assert seen.html().startswith("<!doctype html>")
 
 
 def test_the_model_is_left_as_it_was():

@@ -116,7 +116,7 @@ def seen() -> Inspection:
 
 @pytest.fixture(scope="module")
 def page(seen: Inspection) -> Page:
-    return Page(seen.page())
+    return Page(seen.html())
 
 
 def test_it_is_whole(page: Page, seen: Inspection):
@@ -146,7 +146,7 @@ def test_it_is_whole(page: Page, seen: Inspection):
 
 
 def test_nothing_is_fetched_and_nothing_else_runs(page: Page, seen: Inspection):
-    text = seen.page()
+    text = seen.html()
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"//[^\n]*", "", text.split("<body>")[0]))
     for tag, attrs in page.tags:
         assert tag not in {"link", "iframe", "object", "embed", "form", "base", "img"}
@@ -194,7 +194,7 @@ def test_its_data_is_what_was_seen(page: Page, seen: Inspection):
 def test_pooled_maps_and_their_strongest_keys(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inspection, "FINE", 8)
     seen = inspect(loud("llama@1m"), TOKENS)
-    page = Page(seen.page())
+    page = Page(seen.html())
     assert page.data["layers"][1] == {
         "heads": 4, "rows": 7, "columns": 7, "tile": 3, "keep": 8, "keyHeads": 4,
     }  # fmt: skip
@@ -207,11 +207,11 @@ def test_pooled_maps_and_their_strongest_keys(monkeypatch: pytest.MonkeyPatch):
 def test_hostile_words():
     tokens = list(range(len(HOSTILE)))
     seen = inspect(loud("llama@1m"), tokens, cast(Any, Spells()), name="</title><script>alert(2)</script>")
-    page = Page(seen.page())
+    page = Page(seen.html())
     assert page.faults == [] and len(page.scripts) == 3
     assert page.strip == [visible(word).replace("\ud800", "\ufffd") for word in HOSTILE]
     assert page.data["words"] == [visible(word) for word in HOSTILE]
-    text = seen.page()
+    text = seen.html()
     text.encode("utf-8")
     assert not set(text) & {"\x00", "\x07", "\x1b", "\u202e", "\u202c", "\u2028", "\u2029"}
     assert "alert(1)</script>" not in text and "alert(2)</script>" not in text and "<img" not in text
@@ -229,21 +229,21 @@ class Spells:
 def test_bytes_that_share_a_character():
     ids = ByteTokenizer().encode("é😀\n").tolist()
     model = loud("llama@1m+vocab_size=257")
-    page = Page(inspect(model, ids, ByteTokenizer()).page())
+    page = Page(inspect(model, ids, ByteTokenizer()).html())
     assert page.strip == ["⋯", "é", "⋯", "⋯", "⋯", "😀", "↵"]
 
 
 def test_other_models():
     random = inspect(loud("gpt2@1m"), TOKENS, trained=False)
-    assert "Not trained." in Page(random.page()).text
-    both = Page(inspect(loud("gpt2@1m+bidirectional"), TOKENS).page())
+    assert "Not trained." in Page(random.html()).text
+    both = Page(inspect(loud("gpt2@1m+bidirectional"), TOKENS).html())
     assert both.data["causal"] is False and "the whole text" in both.text
     model = loud("llama@1m")
     for layer in model.layers:
         layer.mixer = Mean()
-    bare = Page(inspect(model, TOKENS).page())
+    bare = Page(inspect(model, TOKENS).html())
     assert bare.faults == [] and "No layer has attention maps" in bare.text and bare.data["layers"] == [None] * 3
-    assert Page(inspect(loud("llama@1m"), [3]).page()).faults == []
+    assert Page(inspect(loud("llama@1m"), [3]).html()).faults == []
 
 
 def test_a_long_text_stays_small():
@@ -251,7 +251,7 @@ def test_a_long_text_stays_small():
     model = loud("llama@1m+layers=1+context=4096")
     ids = torch.randint(61, (4096,), generator=torch.Generator().manual_seed(1))
     seen = inspect(model, ids)
-    text = seen.page()
+    text = seen.html()
     assert seen.attention[0].maps.shape == (4, 128, 128) and len(text) < 1_700_000
     assert len(Page(text).strip) == 4096
 
@@ -259,7 +259,7 @@ def test_a_long_text_stays_small():
 def test_it_says_what_made_it_and_offers_its_numbers():
     command = "glassformer inspect llama@1m --text 'it is <b>&'"
     seen = inspect(loud("llama@1m"), TOKENS, name="llama", command=command)
-    page = Page(seen.page())
+    page = Page(seen.html())
     assert command in page.text and "docs/readings/inspect.md" in page.text
     reading = next(text for attrs, text in page.scripts if attrs.get("id") == "reading")
     assert json.loads(reading) | {"page": None} == json.loads(json.dumps(seen.to_dict()))
@@ -274,18 +274,18 @@ def test_its_title_has_the_text():
         "The cat sat\non the mat, and then it sat on every other mat there was in the house."
     )
     seen = inspect(loud("llama@1m+vocab_size=257+context=128"), tokens, ByteTokenizer(), name="llama")
-    found = re.search(r"<title>(.*?)</title>", seen.page())
+    found = re.search(r"<title>(.*?)</title>", seen.html())
     assert found and found[1].startswith("llama reads “The cat sat on the mat, and") and found[1].endswith("…”")
     ids = inspect(loud("llama@1m"), [5, 17, 3], name="llama")
-    assert "<title>llama reads “5 17 3”</title>" in ids.page()
+    assert "<title>llama reads “5 17 3”</title>" in ids.html()
 
 
 def test_it_names_the_mixers_and_who_shares_keys():
-    page = Page(inspect(loud("llama@1m+gqa:2"), TOKENS).page())
+    page = Page(inspect(loud("llama@1m+gqa:2"), TOKENS).html())
     assert "4 in each of 3 layers, on 2 KV heads" in page.text and "A bracket joins the 2 query heads" in page.text
-    page = Page(inspect(loud("llama@1m+window:5"), TOKENS).page())
+    page = Page(inspect(loud("llama@1m+window:5"), TOKENS).html())
     assert page.data["mixers"] == ["attention, window of 5"] * 3 and "A bracket" not in page.text
-    page = Page(inspect(preset("llama@1m+mamba+layers=3+d_model=16+vocab_size=61").build().eval(), TOKENS).page())
+    page = Page(inspect(preset("llama@1m+mamba+layers=3+d_model=16+vocab_size=61").build().eval(), TOKENS).html())
     assert page.data["mixers"] == ["mamba"] * 3 and "its mixers are mamba" in page.text
 
 
@@ -302,20 +302,20 @@ def test_one_huge_token_is_named_and_moves_no_curve(seen: Inspection):
     rms[2:, 7] = torch.tensor([2000.0, 900.0])
     page = replace(seen, residual_rms=rms)
     said = f"Token 7, ‘{TOKENS[7]}’, stands out from layer 1 on: after layer 1 its stream is 1k times"
-    assert said in Page(page.page()).text
+    assert said in Page(page.html()).text
     assert page.median_rms.tolist() == [2.0] * 4
-    assert "No token stands out" in Page(replace(seen, residual_rms=torch.full((4, 19), 2.0)).page()).text
+    assert "No token stands out" in Page(replace(seen, residual_rms=torch.full((4, 19), 2.0)).html()).text
 
 
 def charts(seen: Inspection) -> dict[str, Any]:
     """The y axis of each chart, by what it measures."""
-    found = [attrs for _, attrs in Page(seen.page()).tags if attrs.get("data-frame")]
+    found = [attrs for _, attrs in Page(seen.html()).tags if attrs.get("data-frame")]
     return {str(one["aria-label"]).split(". ")[0]: json.loads(str(one["data-frame"]))["y"] for one in found}
 
 
 def test_it_is_written_as_a_whole(seen: Inspection, tmp_path: Path):
-    path = seen.save(tmp_path / "deep" / "inspect.html")
-    assert path.read_text(encoding="utf-8") == seen.page()
+    path = seen.report(tmp_path / "deep" / "inspect.html")
+    assert path.read_text(encoding="utf-8") == seen.html()
     assert [found.name for found in path.parent.iterdir()] == ["inspect.html"]
 
 
@@ -324,7 +324,7 @@ def test_a_place_that_cannot_be_written_is_named(seen: Inspection, tmp_path: Pat
     (tmp_path / "folder.html").mkdir()
     for path in (tmp_path / "file" / "inspect.html", tmp_path / "folder.html"):
         with failed(code="disk") as caught:
-            seen.save(path)
+            seen.report(path)
         assert str(path) in str(caught.value) and "CACHE" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.html"}
 
@@ -332,7 +332,7 @@ def test_a_place_that_cannot_be_written_is_named(seen: Inspection, tmp_path: Pat
 def test_it_shows_itself_in_a_notebook(seen: Inspection):
     frame = seen._repr_html_()
     found = re.fullmatch(r'<iframe [^<>]*sandbox="allow-scripts"[^<>]*srcdoc="([^"]*)"></iframe>', frame)
-    assert found and html.unescape(found[1]) == seen.page()
+    assert found and html.unescape(found[1]) == seen.html()
 
 
 @pytest.mark.parametrize("name", ["inspect.css", "inspect.js"])
@@ -344,7 +344,7 @@ def test_layers_without_softmax_have_their_effective_maps():
     """Those that `attention_map` draws one by one; a layer of attention has none."""
     model = preset("llama@1m+layers=3+heads=4+vocab_size=61+context=64+stack:retention,attention,mamba").build().eval()
     seen = inspect(model, TOKENS)
-    page = Page(seen.page())
+    page = Page(seen.html())
     assert list(seen.effective) == [0, 2] and page.data["answers"] == {"0": [len(TOKENS)] * 2, "2": [len(TOKENS)] * 2}
     assert "Layers without softmax" in page.text and "4 of 256 channels" in page.text
     for layer, kept in seen.effective.items():

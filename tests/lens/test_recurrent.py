@@ -45,7 +45,7 @@ def test_a_hybrid_is_read_where_it_has_heads():
     assert table[0].isnan().all() and table[1].isfinite().all()
     seen = lens.inspect(model, TOKENS)
     assert list(seen.attention) == [1] and {head.layer for head in seen.heads} == {1}
-    assert "<html" in seen.page()
+    assert "<html" in seen.html()
     statistics = probe(model, TOKENS)
     assert list(statistics["attention_entropy"]) == ["layers.1.mixer"]
     assert {"layers.0.mixer.u", "layers.0.mixer.dt", "layers.0.mixer.out"} <= named_matrices(model).keys()
@@ -68,7 +68,7 @@ def test_what_is_about_softmax_refuses_in_a_sentence(reading, field: str):
     model = hybrid("mamba", "mamba")
     with refused(code="unsupported", field=field):
         reading(model, TOKENS) if reading is not lens.head_scores else reading(model)
-    assert "<html" in lens.inspect(model, TOKENS).page()
+    assert "<html" in lens.inspect(model, TOKENS).html()
 
 
 def test_a_recurrence_has_no_mask_to_take_away():

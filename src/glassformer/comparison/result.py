@@ -12,13 +12,13 @@ from rich.console import RenderableType
 from glassformer.comparison.design import Design
 from glassformer.comparison.terminal import comparison_lines
 from glassformer.errors import WorkError
-from glassformer.figures.terminal import Printed, unbroken
-from glassformer.report import write_report
+from glassformer.figures.terminal import Reported, Tabular, unbroken
+from glassformer.report import render
 from glassformer.runs.results import Power, Results, RunResult, Tuning, Verdict
 
 
 @dataclass(frozen=True)
-class Comparison(Printed):
+class Comparison(Reported, Tabular):
     """A finished comparison; `print` shows its tables, verdicts and notes.
 
     Attributes
@@ -71,39 +71,11 @@ class Comparison(Printed):
         """The seeds and hours that showing a difference takes; None if that was not asked."""
         return self.results.power
 
-    def report(self, path: str | Path) -> Path:
-        """Writes the page of the comparison, one file that opens offline.
-
-        Parameters
-        ----------
-        path
-            The file to write.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Examples
-        --------
-        >>> found.report("report.html").name
-        'report.html'
-        """
-        write_report(self.results, Path(path))
-        return Path(path)
+    def html(self) -> str:
+        return render(self.results)
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields tables, verdicts and notes, and the place of the report.
-
-        Yields
-        ------
-        str or rich.console.RenderableType
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> table = next(found.lines())
-        """
+        """Yields tables, verdicts and notes, and the place of the report."""
         yield from comparison_lines(self.results)
         if self.page is not None:
             yield unbroken(f"report: {self.page}")
@@ -131,12 +103,7 @@ class Comparison(Printed):
         return replace(self, results=self.results.changed(budget=budget.changed(notes=notes)))
 
     def check(self) -> None:
-        """Raises WorkError if a run failed; a run that diverged is a result.
-
-        Examples
-        --------
-        >>> found.check()
-        """
+        """Raises WorkError if a run failed; a run that diverged is a result."""
         if failed := [one for one in self.runs if one.status == "failed"]:
             first = failed[0]
             name = first.name if self.results.budget.seeds == 1 else f"{first.name} seed {first.seed}"
@@ -146,36 +113,12 @@ class Comparison(Printed):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the content of results.json.
-
-        Returns
-        -------
-        dict
-            Plain values, which --json prints.
-
-        Examples
-        --------
-        >>> found.to_dict()["budget"]["seeds"]
-        2
-        """
+        """Returns the content of results.json."""
         return self.results.to_dict()
 
-    def to_pandas(self) -> Any:
-        """Returns a row for each run: name, seed, sizes, measures.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Needs pandas.
-
-        Examples
-        --------
-        >>> found.to_pandas()["seed"].tolist()
-        [0, 0, 1, 1]
-        """
-        import pandas
-
-        return pandas.DataFrame([row_of(run) for run in self.runs])
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each run: name, seed, sizes, measures."""
+        return [row_of(run) for run in self.runs]
 
 
 def row_of(run: RunResult) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.errors import RequestError, check_whole
-from glassformer.figures.terminal import Printed, ruled, unbroken
+from glassformer.figures.terminal import Tabular, ruled, unbroken
 from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.mup import parameter_groups
@@ -36,7 +36,7 @@ LEVEL = 0.1
 
 
 @dataclass(frozen=True)
-class CoordinateCheck(Printed):
+class CoordinateCheck(Tabular):
     """mean |x| and mean |x_t - x_0| of every kind of site (`mixer.q`, `resid_post`, ...; layers, seeds and values
     averaged), by step 0 ... `steps`, by width. `sizes["mixer.q"][step][width]`."""
 
@@ -59,8 +59,8 @@ class CoordinateCheck(Printed):
         slopes = self.slopes
         return sorted((kind for kind, one in slopes.items() if not one <= LEVEL), key=lambda kind: -slopes[kind])
 
-    def rows(self) -> list[dict[str, object]]:
-        """The table: a line per kind of site, its slope, and its change after the last step at every width."""
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each kind of site: its slope, and its change after the last step at every width."""
         return [
             {"site": kind, "slope": one, **dict(zip(map(str, self.widths), self.changes[kind][-1], strict=True))}
             for kind, one in self.slopes.items()
@@ -72,12 +72,6 @@ class CoordinateCheck(Printed):
         del numbers["picture"]
         figure = None if self.picture is None else str(self.picture)
         return {**numbers, "slopes": self.slopes, "growing": self.growing, "figure": figure}
-
-    def to_pandas(self) -> Any:
-        """Returns `rows` as a DataFrame. Needs pandas."""
-        import pandas
-
-        return pandas.DataFrame(self.rows())
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields a table of slopes and changes by width, and the finding."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +15,7 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from .document import write_document
 from .markup import Markup, plain_table, tag
 
 WIDTH = 120
@@ -102,17 +104,46 @@ def dim(text: str) -> Text:
 class Printed:
     """Base of results that are read in a terminal: `print(result)` is the text that the command line shows.
 
-    A subclass says what to print with `lines`; `__rich__` gives it to rich's consoles, with colours, at their width."""
+    A subclass has `lines` and `to_dict`; `__rich__` gives the lines to rich's consoles, with colours, at their width.
+    """
 
     def to_dict(self) -> Any:
-        """Returns the result as plain values, which the command line prints with --json."""
+        """Returns the result as plain values.
+
+        Returns
+        -------
+        dict or list
+            The content that --json prints.
+
+        Examples
+        --------
+        >>> found = gf.claims("gqa-cache")
+        >>> found.to_dict()[0]["verdict"]
+        'holds'
+        """
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises WorkError if a part of the work failed, so that the command line ends with an error after the text."""
+        """Raises WorkError if a part of the work failed; the command line then ends with an error after the text.
+
+        Examples
+        --------
+        >>> found.check()
+        """
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields the text from top to bottom: literal strings, tables, rich's `Text` where a line has a style."""
+        """Returns an iterator over the text from top to bottom.
+
+        Returns
+        -------
+        iterator of str or rich.console.RenderableType
+            Literal strings, tables, and rich's `Text` if a line has a style.
+
+        Examples
+        --------
+        >>> print(next(found.lines()))
+        A decode state holds the keys and values of KV heads only: with as many heads, 8 times fewer bytes.
+        """
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -127,6 +158,89 @@ class Printed:
         target = io.StringIO()
         Console(file=target, width=WIDTH, color_system=None, highlight=False).print(self, crop=False)
         return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
+
+
+class Reported(Printed):
+    """Base of printed results that have a page."""
+
+    def html(self) -> str:
+        """Returns the page, which loads nothing else.
+
+        Returns
+        -------
+        str
+            An HTML document.
+
+        Examples
+        --------
+        >>> found = gf.claims("gqa-cache")
+        >>> found.html()[:15]
+        '<!doctype html>'
+        """
+        raise NotImplementedError
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page, one file that opens offline.
+
+        Parameters
+        ----------
+        path
+            The file to write; a file that exists is replaced at once.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        WorkError
+            If the disk refuses.
+
+        Examples
+        --------
+        >>> found.report("page.html").name
+        'page.html'
+        """
+        return write_document(self.html(), path)
+
+
+class Tabular(Printed):
+    """Base of printed results that make a table."""
+
+    def records(self) -> Iterable[dict[str, Any]]:
+        """Returns the rows of the table.
+
+        Returns
+        -------
+        iterable of dict
+            Each row, by column.
+
+        Examples
+        --------
+        >>> found = gf.claims("gqa-cache")
+        >>> [row["verdict"] for row in found.records()]
+        ['holds']
+        """
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Returns the table as a DataFrame.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each of `records`; a dict within a row has a column for each of its keys, `validation.loss` and
+            so on. Needs pandas.
+
+        Examples
+        --------
+        >>> found.to_pandas()["verdict"].tolist()
+        ['holds']
+        """
+        import pandas
+
+        return pandas.json_normalize(list(self.records()))
 
 
 def _html(line: str | RenderableType) -> Markup:

@@ -13,7 +13,7 @@ from rich.text import Text
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.figures.plain import plain
-from glassformer.figures.terminal import Printed, dim, ruled, size, unbroken
+from glassformer.figures.terminal import Tabular, dim, ruled, size, unbroken
 from glassformer.laboratory.evidence import known
 from glassformer.laboratory.evidence.figure import FAILS, HOLDS, OPEN, Verdict
 from glassformer.laboratory.evidence.stored import MEASURED, Stored, read
@@ -192,7 +192,7 @@ class AdviceQuestion:
 
 
 @dataclass(frozen=True)
-class Advice(Printed):
+class Advice(Tabular):
     """Options for a goal: costs, the measured claims that support each, and what is not known.
 
     Attributes
@@ -225,17 +225,7 @@ class Advice(Printed):
     questions: tuple[AdviceQuestion, ...]
 
     def lines(self) -> Iterator[Any]:
-        """Yields each question with its options, evidence, and what is not known.
-
-        Yields
-        ------
-        str or rich.console.RenderableType
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> next(found.lines())  # doctest: +SKIP
-        """
+        """Yields each question with its options, evidence, and what is not known."""
         yield Text(f"{self.model}, {self.context:,} tokens, {size(self.memory)} of memory: {self.goal}", style="bold")
         evidence = unbroken(f"evidence: {self.claims}")
         evidence.stylize("dim")
@@ -256,36 +246,11 @@ class Advice(Printed):
             yield from (dim(f"  not known: {words}") for words in question.undecided)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the advice as plain values.
-
-        Returns
-        -------
-        dict
-            The content that --json prints.
-
-        Examples
-        --------
-        >>> found.to_dict()["goal"]
-        'chat'
-        """
         return {**plain(self), "questions": [one.to_dict() for one in self.questions]}
 
-    def to_pandas(self) -> Any:
-        """Returns a row for each option.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Needs pandas.
-
-        Examples
-        --------
-        >>> found.to_pandas()  # doctest: +SKIP
-        """
-        import pandas
-
-        rows = [{"question": each.asks, **one.to_dict()} for each in self.questions for one in each.options]
-        return pandas.json_normalize(rows)
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each option."""
+        return [{"question": each.asks, **one.to_dict()} for each in self.questions for one in each.options]
 
 
 def advise(

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
 from glassformer.config import ModelConfig
-from glassformer.figures import Markup, document, join, plain_table, tag, write_document
-from glassformer.figures.terminal import Printed, ruled, size, unbroken
+from glassformer.figures import Markup, document, join, plain_table, tag
+from glassformer.figures.terminal import Reported, ruled, size, unbroken
 from glassformer.planning.counts import Counts, component_table
 
 
 @dataclass(frozen=True)
-class Anatomy(Printed):
+class Anatomy(Reported):
     """Parts of a model and their costs.
 
     Attributes
@@ -98,7 +97,6 @@ class Anatomy(Printed):
         other = plain_table("Differences", ("field", self.name, self.other_name or ""), rows) if self.other else ""
         return tag("div", join(tag("p", line) for line in self.summary), Markup(self.config._repr_html_()), other)
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the same as an HTML page that loads nothing else, and returns its path. Raises WorkError if the disk
-        refuses."""
-        return write_document(document(self.name, tag("h1", self.name), Markup(self._repr_html_())), path)
+    def html(self) -> str:
+        """Returns the notebook's view as a page."""
+        return document(self.name, tag("h1", self.name), Markup(self._repr_html_()))

@@ -247,7 +247,7 @@ def _read(
     seen = replace(seen, readings=made, refused=refused)
     if folder is None:
         return seen
-    return replace(seen, saved=seen.save(folder / PAGE), figures=_drawn(made, folder, notify))
+    return replace(seen, saved=seen.report(folder / PAGE), figures=_drawn(made, folder, notify))
 
 
 def _readable(model: ModelLike, notify: Notify) -> Loaded:

@@ -19,9 +19,9 @@ from glassformer.comparison.experiment import command_of
 from glassformer.comparison.verbs import begun, place_of_work
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
-from glassformer.figures.terminal import Printed, decimals, ruled, size, unbroken
+from glassformer.figures.terminal import Reported, Tabular, decimals, ruled, size, unbroken
 from glassformer.files import replace_text
-from glassformer.laboratory.pages.ladder import findings, write_ladder
+from glassformer.laboratory.pages.ladder import findings, render_ladder
 from glassformer.laboratory.rungs import Kind, LadderRecord, Rung, trained_as
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps
 from glassformer.naming.resolve import ModelLike
@@ -45,7 +45,7 @@ LEAST_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder(LadderRecord, Printed):
+class Ladder(LadderRecord, Reported, Tabular):
     """The effect of each change between two models; `print` shows arms and findings.
 
     Attributes
@@ -63,17 +63,7 @@ class Ladder(LadderRecord, Printed):
     folder: Path | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yields a table of the arms, what each change does, and the place of the page.
-
-        Yields
-        ------
-        str or rich.console.RenderableType
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> next(found.lines())  # doctest: +SKIP
-        """
+        """Yields a table of the arms, what each change does, and the place of the page."""
         table = ruled(f"{self.base} to {self.target}")
         table.add_column("changes", overflow="fold", min_width=12)
         for heading in ("loss", "params", "tokens/s", "memory", "state/tok"):
@@ -91,40 +81,12 @@ class Ladder(LadderRecord, Printed):
         if self.folder is not None:
             yield unbroken(f"page: {self.folder / PAGE}")
 
-    def report(self, path: str | Path) -> Path:
-        """Writes the page of the ladder, one file that opens offline.
+    def html(self) -> str:
+        return render_ladder(self)
 
-        Parameters
-        ----------
-        path
-            The file to write.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Examples
-        --------
-        >>> found.report("ladder.html")  # doctest: +SKIP
-        """
-        return write_ladder(self, path)
-
-    def to_pandas(self) -> Any:
-        """Returns a row for each arm: loss, interval, costs.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Needs pandas.
-
-        Examples
-        --------
-        >>> found.to_pandas()  # doctest: +SKIP
-        """
-        import pandas
-
-        return pandas.DataFrame([arm.to_dict() for arm in self.arms])
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each arm: loss, interval, costs."""
+        return [arm.to_dict() for arm in self.arms]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from rich.console import RenderableType
 
 from glassformer.errors import RequestError
-from glassformer.figures.terminal import Printed, ruled, size
+from glassformer.figures.terminal import Tabular, ruled, size
 from glassformer.generation.steps import check_tokens
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
@@ -53,7 +53,7 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class QualityTable(Printed):
+class QualityTable(Tabular):
     """Perplexity of one checkpoint in several precisions, over the same held-out text.
 
     Attributes
@@ -71,14 +71,11 @@ class QualityTable(Printed):
     rows: tuple[Quality, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns name, data and rows as plain values."""
-        return {"name": self.name, "data": self.data, "rows": [asdict(row) for row in self.rows]}
+        return {"name": self.name, "data": self.data, "rows": self.records()}
 
-    def to_pandas(self) -> Any:
-        """Returns a DataFrame with a row for each precision. Needs pandas."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in self.rows])
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each precision."""
+        return [asdict(row) for row in self.rows]
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields a heading and the table."""

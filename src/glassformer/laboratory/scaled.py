@@ -10,13 +10,13 @@ from typing import Any
 from rich.text import Text
 
 from glassformer.figures.plain import plain
-from glassformer.figures.terminal import Printed, TextTable, clock, ruled, short, unbroken
+from glassformer.figures.terminal import Printed, Reported, Tabular, TextTable, clock, ruled, short, unbroken
 from glassformer.laboratory.pages.scaling import (
     finding,
     interval_words,
+    render_scaling,
+    render_several,
     several_finding,
-    write_scaling,
-    write_several,
 )
 from glassformer.laboratory.several import LawDifference, LawsRecord
 from glassformer.laboratory.summary import BestUse, LawRecord, Prediction
@@ -87,7 +87,7 @@ class ScalingPlan(Printed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingLaw(LawRecord, Printed):
+class ScalingLaw(LawRecord, Reported, Tabular):
     """A law that was fitted to a table of runs; `print` shows its figures and predictions.
 
     Attributes
@@ -104,75 +104,27 @@ class ScalingLaw(LawRecord, Printed):
     command: str = ""
 
     def lines(self) -> Iterator[Any]:
-        """Yields the formula, what the fit says, and tables.
-
-        Yields
-        ------
-        str or rich.console.RenderableType
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> next(law.lines())  # doctest: +SKIP
-        """
+        """Yields the formula, what the fit says, and tables."""
         yield Text(self.formula, style="bold")
         yield finding(self)
         yield from law_tables(self)
 
-    def report(self, path: str | Path) -> Path:
-        """Writes the page of the law, one file that opens offline.
-
-        Parameters
-        ----------
-        path
-            The file to write.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Examples
-        --------
-        >>> law.report("law.html")  # doctest: +SKIP
-        """
-        return write_scaling(self, self.command, path)
+    def html(self) -> str:
+        return render_scaling(self, self.command)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the law as plain values, without the command.
-
-        Returns
-        -------
-        dict
-            The content that --json prints.
-
-        Examples
-        --------
-        >>> law.to_dict()["form"]  # doctest: +SKIP
-        """
+        """Returns the law as plain values, without the command."""
         told = super().to_dict()
         del told["command"]
         return told
 
-    def to_pandas(self) -> Any:
-        """Returns a row for each figure.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Needs pandas.
-
-        Examples
-        --------
-        >>> law.to_pandas()  # doctest: +SKIP
-        """
-        import pandas
-
-        return pandas.DataFrame([plain(one) for one in self.figures])
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each figure."""
+        return plain(self.figures)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling(LawsRecord, Printed):
+class Scaling(LawsRecord, Reported, Tabular):
     """Scaling laws of models that were trained on a grid; `print` shows their figures and what differs.
 
     Attributes
@@ -190,17 +142,7 @@ class Scaling(LawsRecord, Printed):
     folder: Path | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yields what the laws say, their tables, differences, and the place of the report.
-
-        Yields
-        ------
-        str or rich.console.RenderableType
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> next(found.lines())  # doctest: +SKIP
-        """
+        """Yields what the laws say, their tables, differences, and the place of the report."""
         yield several_finding(self)
         for law in self.fitted:
             yield Text(f"{law.model}: {law.formula}", style="bold")
@@ -210,40 +152,12 @@ class Scaling(LawsRecord, Printed):
         if self.folder is not None:
             yield unbroken(f"report: {self.folder / REPORT}")
 
-    def report(self, path: str | Path) -> Path:
-        """Writes the page of the laws, one file that opens offline.
+    def html(self) -> str:
+        return render_several(self)
 
-        Parameters
-        ----------
-        path
-            The file to write.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Examples
-        --------
-        >>> found.report("report.html")  # doctest: +SKIP
-        """
-        return write_several(self, path)
-
-    def to_pandas(self) -> Any:
-        """Returns a row for each run.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Needs pandas.
-
-        Examples
-        --------
-        >>> found.to_pandas()  # doctest: +SKIP
-        """
-        import pandas
-
-        return pandas.DataFrame([plain(run) for run in self.runs])
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each run."""
+        return plain(self.runs)
 
 
 def law_tables(law: LawRecord) -> Iterator[TextTable]:

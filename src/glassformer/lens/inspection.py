@@ -15,8 +15,7 @@ from torch import Tensor
 
 from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError
-from glassformer.figures import write_document
-from glassformer.figures.terminal import Printed, size, unbroken
+from glassformer.figures.terminal import Reported, size, unbroken
 from glassformer.introspection import OfHeads, Tiles, at_rest, eager, looking, sites
 from glassformer.lens.inspected import Crossing, Effective, HeadMap, Inspected, LayerMaps
 from glassformer.lens.maps import one_row
@@ -54,7 +53,7 @@ LOGITS_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inspection(Inspected, Printed):
+class Inspection(Inspected, Reported):
     """One pass over a text as data: `Inspected`, its readings, and the page that shows it, also in a notebook."""
 
     readings: Mapping[str, Reading] = field(default_factory=dict)
@@ -84,13 +83,8 @@ class Inspection(Inspected, Printed):
         if self.saved is not None:
             yield unbroken(f"page: {self.saved} ({size(self.saved.stat().st_size)})")
 
-    def page(self) -> str:
-        """Returns the HTML page as text, which loads nothing else."""
+    def html(self) -> str:
         return render(self)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the page atomically and returns its path. Raises WorkError if the disk refuses."""
-        return write_document(self.page(), path)
 
     def __repr__(self) -> str:
         cost = f", {self.mean_loss:.3f} nats each" if math.isfinite(self.mean_loss) else ""
@@ -98,7 +92,7 @@ class Inspection(Inspected, Printed):
 
     def _repr_html_(self) -> str:
         frame = 'sandbox="allow-scripts" style="width:100%;height:900px;border:0;border-radius:8px"'
-        return f'<iframe title="Inspection" {frame} srcdoc="{html.escape(self.page(), quote=True)}"></iframe>'
+        return f'<iframe title="Inspection" {frame} srcdoc="{html.escape(self.html(), quote=True)}"></iframe>'
 
 
 def inspect(

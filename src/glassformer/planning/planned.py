@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from rich.console import RenderableType
@@ -13,23 +12,25 @@ from rich.table import Table
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.figures import tag
-from glassformer.figures.terminal import Printed, unruled
+from glassformer.figures.terminal import Reported, Tabular, unruled
 from glassformer.planning.counts import Counts
 from glassformer.planning.machines import Cluster
-from glassformer.report.plan_page import write_plan
+from glassformer.report.plan_page import render_plan
 
 WIDEST = 32
 """Columns of the longest name above a plan; a longer one is folded."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrintedPlan(Printed):
+class PrintedPlan(Reported):
     """Base of what `gf.plan` returns for one model."""
 
     name: str = ""
     """Name of the model: its expression, or the key it was given under."""
     explain: bool = False
     """True if the text shows every figure with its formula."""
+    command: str = ""
+    """Command that the page shows for copying. If empty, none."""
 
     def beside(self, *others: Self) -> Iterator[str | RenderableType]:
         """Yields the text of this plan and of other models' plans, a column each."""
@@ -43,32 +44,9 @@ class PrintedPlan(Printed):
         message = f"{self.name or 'this plan'}: only plans of generation and of training steps have a page"
         raise RequestError(message, code="unsupported", field="out", value=type(self).__name__)
 
-    def report(self, path: str | Path, *, command: str = "") -> Path:
-        """Writes the plan as a page, one file that opens offline.
-
-        Parameters
-        ----------
-        path
-            The file to write.
-        command
-            Command that the page shows for copying. If empty, none.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Raises
-        ------
-        RequestError
-            If there is nothing to draw: no layout fits, or the plan is a measurement.
-
-        Examples
-        --------
-        >>> import glassformer as gf
-        >>> gf.plan("llama-7b", machine="h100").report("plan.html")  # doctest: +SKIP
-        """
-        return write_plan([self.page()], command, path)
+    def html(self) -> str:
+        """Returns the page. Raises RequestError if no layout fits, or if the plan was measured."""
+        return render_plan([self.page()], self.command)
 
     def _repr_html_(self) -> str:
         return tag("pre", str(self))
@@ -97,7 +75,7 @@ P = TypeVar("P", bound=PrintedPlan)
 
 
 @dataclass(frozen=True)
-class Plans(Printed, Generic[P]):
+class Plans(Reported, Tabular, Generic[P]):
     """Plans of several models, of one kind, printed side by side.
 
     Examples
@@ -111,6 +89,8 @@ class Plans(Printed, Generic[P]):
     """
 
     plans: tuple[P, ...]
+    command: str = ""
+    """Command that the page shows for copying. If empty, none."""
 
     def __iter__(self) -> Iterator[P]:
         return iter(self.plans)
@@ -131,17 +111,13 @@ class Plans(Printed, Generic[P]):
         """Returns the figures of each plan."""
         return [one.to_dict() for one in self.plans]
 
-    def to_pandas(self) -> Any:
-        """Returns a DataFrame with a row for each model and a column for each single figure. Needs pandas."""
-        import pandas
-
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each model, with a column for each single figure."""
         kinds = (str, int, float, type(None))
-        rows = [{key: value for key, value in one.items() if isinstance(value, kinds)} for one in self.to_dict()]
-        return pandas.DataFrame(rows)
+        return [{key: value for key, value in one.items() if isinstance(value, kinds)} for one in self.to_dict()]
 
-    def report(self, path: str | Path, *, command: str = "") -> Path:
-        """Writes one page of all plans; see `PrintedPlan.report`."""
-        return write_plan([one.page() for one in self.plans], command, path)
+    def html(self) -> str:
+        return render_plan([one.page() for one in self.plans], self.command)
 
     def _repr_html_(self) -> str:
         return tag("pre", str(self))

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.figures.terminal import dim, size, unruled
+from glassformer.figures.terminal import Tabular, dim, size, unruled
 from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import FP32, MARGIN, outside
@@ -54,7 +54,7 @@ class Smallest:
 
 
 @dataclass(frozen=True)
-class Search(PrintedPlan):
+class Search(PrintedPlan, Tabular):
     """What was found: plans that fit, the fastest first; where there is none, the fewest accelerators that would do."""
 
     on: Cluster
@@ -84,16 +84,13 @@ class Search(PrintedPlan):
             },
         }  # fmt: skip
 
-    def to_pandas(self) -> Any:
-        """Returns a DataFrame with a row for each layout that fits, the fastest first. Needs pandas."""
-        import pandas
-
-        rows = [
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each layout that fits, the fastest first."""
+        return [
             {**one.layout.model_dump(), "seconds": one.time.seconds, "needed": one.memory["needed"]}
             for one in self.fitting
             if one.time is not None
         ]
-        return pandas.DataFrame(rows)
 
     def page(self) -> dict[str, Any]:
         """Returns the page of the fastest plan. Raises RequestError if no layout fits."""

@@ -215,8 +215,9 @@ def plan(
     }  # fmt: skip
     several = isinstance(model, Mapping | list | tuple)
     result = Plans(tuple(made.values())) if several else next(iter(made.values()))
+    result = replace(result, command=command)
     if out is not None:
-        result.report(out, command=command)
+        result.report(out)
     return result
 
 

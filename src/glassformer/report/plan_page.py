@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..figures import (
@@ -17,7 +15,6 @@ from ..figures import (
     si,
     stacked_bar,
     tag,
-    write_document,
 )
 from .html import caption, cell, figure, framed, scroll, section
 
@@ -26,11 +23,6 @@ SUMS = ("total", "reserved", "needed")
 MOMENTS = {"loss": "at the loss", "backward": "in the backward pass", "step": "at the step"}
 RANKS_DRAWN = 192
 """Most ranks of a drawing; beyond, the first of them."""
-
-
-def write_plan(plans: Sequence[dict[str, Any]], command: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of plans, as their `to_dict` gives them with their `name`."""
-    return write_document(render_plan(plans, command), path)
 
 
 def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:

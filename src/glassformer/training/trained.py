@@ -9,7 +9,7 @@ from typing import Any
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.errors import RequestError, WorkError
-from glassformer.figures.terminal import Printed, clock, decimals, unbroken
+from glassformer.figures.terminal import Tabular, clock, decimals, unbroken
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
@@ -24,7 +24,7 @@ class Interrupted(WorkError):
 
 
 @dataclass
-class Run(Printed):
+class Run(Tabular):
     """A training run that has finished or diverged; `print` shows its budget and held-out loss.
 
     Attributes
@@ -103,18 +103,7 @@ class Run(Printed):
         return rates[len(rates) // 2] if rates else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns status, budget and held-out measures as plain values.
-
-        Returns
-        -------
-        dict
-            Plain values, which --json prints.
-
-        Examples
-        --------
-        >>> run.to_dict()["tokens"]
-        2048
-        """
+        """Returns status, budget and held-out measures as plain values."""
         return {
             "status": self.status, "error": self.error, "steps": self.steps, **self.read, "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second, "validation": self.validation,
@@ -123,18 +112,7 @@ class Run(Printed):
         }  # fmt: skip
 
     def lines(self) -> Iterator[Any]:
-        """Yields the budget with the held-out loss, or why the run diverged, and the place of the run.
-
-        Yields
-        ------
-        str or rich.text.Text
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> "held-out loss" in next(run.lines())
-        True
-        """
+        """Yields the budget with the held-out loss, or why the run diverged, and the place of the run."""
         if self.status == "ok" and self.validation is not None:
             nats = f", perplexity {self.validation['perplexity']:.2f}" if self.recipe.objective.in_nats else ""
             bits = self.validation["bits_per_byte"]
@@ -152,31 +130,13 @@ class Run(Printed):
             yield unbroken(f"run: {self.folder}")
 
     def check(self) -> None:
-        """Raises WorkError if the run diverged.
-
-        Examples
-        --------
-        >>> run.check()
-        """
+        """Raises WorkError if the run diverged."""
         if self.status != "ok":
             raise WorkError(f"the run diverged: {self.error}", code="diverged")
 
-    def to_pandas(self) -> Any:
-        """Returns the curve: a row for each step and each evaluation.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Held-out measures are in columns named `validation.loss` and so on. Needs pandas.
-
-        Examples
-        --------
-        >>> "validation.loss" in run.to_pandas()
-        True
-        """
-        import pandas
-
-        return pandas.json_normalize(self.metrics)
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the curve: a row for each step and each evaluation."""
+        return self.metrics
 
 
 def load_run(path: str | Path) -> Loaded:

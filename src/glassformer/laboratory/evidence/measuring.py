@@ -12,14 +12,14 @@ from rich.text import Text as Line
 
 from glassformer.comparison.verbs import place_of_work
 from glassformer.errors import RequestError
-from glassformer.figures.terminal import Printed, TextTable, dim, ruled, unbroken
+from glassformer.figures.terminal import Reported, Tabular, TextTable, dim, ruled, unbroken
 from glassformer.laboratory.evidence.bench import TINY, Bench, Text
 from glassformer.laboratory.evidence.catalogue import known, named
 from glassformer.laboratory.evidence.claim import Claim
 from glassformer.laboratory.evidence.figure import Outcome
 from glassformer.laboratory.evidence.rows import ClaimRow, overview
 from glassformer.laboratory.evidence.stored import MEASURED, Stored, read, write
-from glassformer.laboratory.pages.claim_page import asked_words, figure_words, finding, verdict_of, write_claims
+from glassformer.laboratory.pages.claim_page import asked_words, figure_words, finding, render_claims, verdict_of
 from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor
 from glassformer.runs.live import shown
@@ -30,7 +30,7 @@ PAGE = "index.html"
 
 
 @dataclass(frozen=True)
-class Claims(Printed):
+class Claims(Reported, Tabular):
     """Published claims with their verdicts; `print` shows their list, or the figures of those that were measured.
 
     Attributes
@@ -64,17 +64,7 @@ class Claims(Printed):
         return {row.name: row for row in self.rows}[name]
 
     def lines(self) -> Iterator[Any]:
-        """Yields the list of claims, or each measured one with its figures.
-
-        Yields
-        ------
-        str or rich.console.RenderableType
-            The text from top to bottom.
-
-        Examples
-        --------
-        >>> next(found.lines())  # doctest: +SKIP
-        """
+        """Yields the list of claims, or each measured one with its figures."""
         if not self.measured:
             yield self._list()
             yield finding(self.rows)
@@ -96,55 +86,15 @@ class Claims(Printed):
             table.add_row(row.name, claim.statement, claim.kind, f"{claim.minutes:g}", verdict_of(row), date)
         return table
 
-    def report(self, path: str | Path) -> Path:
-        """Writes the page of these claims, one file that opens offline.
-
-        Parameters
-        ----------
-        path
-            The file to write.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Examples
-        --------
-        >>> gf.claims().report("claims.html")  # doctest: +SKIP
-        """
-        return write_claims(self.rows, self.command, path)
+    def html(self) -> str:
+        return render_claims(self.rows, self.command)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Returns the claims as plain values.
-
-        Returns
-        -------
-        list of dict
-            The content that --json prints.
-
-        Examples
-        --------
-        >>> found.to_dict()[0]["verdict"]
-        'holds'
-        """
         return [row.to_dict() for row in self.rows]
 
-    def to_pandas(self) -> Any:
-        """Returns a row for each claim.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Needs pandas.
-
-        Examples
-        --------
-        >>> found.to_pandas()  # doctest: +SKIP
-        """
-        import pandas
-
-        return pandas.DataFrame([{k: v for k, v in row.to_dict().items() if k != "result"} for row in self.rows])
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each claim, without what is stored of its measurement."""
+        return [{name: value for name, value in row.items() if name != "result"} for row in self.to_dict()]
 
 
 def claims(
@@ -227,7 +177,7 @@ def claims(
         told = Claims(tuple(ClaimRow(claim, found[claim.name]) for claim in chosen), True, command)
         if out is None:
             return told
-        return replace(told, page=write_claims(overview(Path(out)), command, Path(out) / PAGE))
+        return replace(told, page=Claims(tuple(overview(Path(out))), False, command).report(Path(out) / PAGE))
 
 
 def _figures(outcome: Outcome) -> TextTable:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-from glassformer.figures import Markup, against_row, copyable, tag, write_document
+from glassformer.figures import Markup, against_row, copyable, tag
 from glassformer.laboratory.evidence.figure import Figure
 from glassformer.laboratory.evidence.rows import ClaimRow
 from glassformer.report.html import caption, cell, framed, scroll, section
@@ -18,11 +16,6 @@ ORDER = {"exact": "Exact", "measured": "Measured", "scoped": "Measured, at one s
 """Headings by class, in their order on the page."""
 SUMMARY = "Summary"
 VERDICTS = ("holds", "does not hold", "cannot be shown at this size", UNMEASURED)
-
-
-def write_claims(rows: Sequence[ClaimRow], command: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of claims."""
-    return write_document(render_claims(rows, command), path)
 
 
 def verdict_of(row: ClaimRow) -> str:

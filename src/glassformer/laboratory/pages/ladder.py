@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from glassformer.figures import (
     Markup,
@@ -20,7 +18,6 @@ from glassformer.figures import (
     level_row,
     si,
     tag,
-    write_document,
 )
 from glassformer.figures.intervals import Domain
 from glassformer.laboratory.rungs import LadderArm, LadderPair, LadderRecord
@@ -30,11 +27,6 @@ from glassformer.runs.results import Verdict
 
 _WIDE = 220
 _BASE = "against the base"
-
-
-def write_ladder(found: LadderRecord, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of a ladder."""
-    return write_document(render_ladder(found), path)
 
 
 def render_ladder(found: LadderRecord) -> str:

@@ -3,9 +3,7 @@ of several models differ."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from glassformer.figures import (
     Axis,
@@ -23,7 +21,6 @@ from glassformer.figures import (
     scatter_chart,
     si,
     tag,
-    write_document,
 )
 from glassformer.laboratory.cells import CellRun
 from glassformer.laboratory.several import FigureGap, LawDifference, LawsRecord, LossGap, ModelLaw, NoLaw
@@ -38,11 +35,6 @@ MEANING = {
 }  # fmt: skip
 
 
-def write_scaling(found: LawRecord, command: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of a law."""
-    return write_document(render_scaling(found, command), path)
-
-
 def render_scaling(found: LawRecord, command: str) -> str:
     """The page as text."""
     parts: dict[str, tuple[str, Markup | None]] = {
@@ -51,11 +43,6 @@ def render_scaling(found: LawRecord, command: str) -> str:
         "allocation": ("Compute-optimal sizes", _allocation(found)),
     }  # fmt: skip
     return _page("Scaling law", found.formula, finding(found), command, parts, found.to_dict())
-
-
-def write_several(found: LawsRecord, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of several models' laws."""
-    return write_document(render_several(found), path)
 
 
 def render_several(found: LawsRecord) -> str:
