@@ -116,14 +116,11 @@ def test_fields_are_documented() -> None:
 
 def examples() -> list[tuple[str, list[Any]]]:
     """Each function, and each class with the methods that it documents, which continue the example of the class."""
-    found: dict[str, list[Any]] = {}
-    for name in gf.__all__:
-        one = getattr(gf, name)
-        if not inspect.ismodule(one):
-            found[name] = [one]
-    for _, one, cls in public():
-        if cls is not None:
-            found.setdefault(cls.__name__, [cls]).append(one)
+    held = [(one, cls) for _, one, cls in public()]
+    bases = dict.fromkeys(cls for _, cls in held if cls is not None)
+    found = {one.__name__: [one] for one, cls in held if cls is None}
+    for base in bases:
+        found[base.__name__] = [base, *(one for one in vars(base).values() if (one, base) in held)]
     return list(found.items())
 
 
