@@ -26,8 +26,8 @@ COMPILED = {**STEPS, "compile": True}
 )
 def test_it_learns_in_bf16(name: str, text: TextData, tmp_path: Path):
     run = train(preset(name), text, COMPILED, tmp_path / "run")
-    compiles = "mamba" not in name  # Triton 3.6 cannot compile the steps of its scan: the run is eager
-    assert run.how.dtype == "bfloat16" and run.how.compile == compiles and run.status == "ok"
+    assert run.how.dtype == "bfloat16" and run.status == "ok"
+    assert run.how.compile or "mamba" in name  # Triton 3.6 does not always compile the steps of its scan
     assert next(run.model.parameters()).is_cuda
     losses = [row["loss"] for row in run.metrics if "loss" in row]
     assert losses[-1] < 0.75 * losses[0]
