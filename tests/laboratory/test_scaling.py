@@ -78,6 +78,7 @@ def test_a_planted_law_is_found(law: dict[str, float]) -> None:
     found = fit_scaling_law(planted(law))
     for name, value in law.items():
         assert getattr(found, name) == pytest.approx(value, rel=1e-6)
+        assert f"{name} {value:.4g}" in str(found)
     assert found.predict(1e6, 1e6) == pytest.approx(
         law["E"] + law["A"] * 1e6 ** -law["alpha"] + law["B"] * 1e6 ** -law["beta"]
     )

@@ -60,6 +60,10 @@ class Law:
             return values[name]
         raise AttributeError(f"a law of this form has no {name!r}; it has {', '.join(values)}")
 
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        return f"{self.form.formula}: {figures}; fitted to {len(self.points)} runs"
+
     def predict(self, params: Any, tokens: Any, far: bool = False) -> Any:
         """The loss in nats of so many parameters and tokens, numbers or arrays. RequestError more than `FURTHEST` times
         beyond the largest compute among the points, but with `far`."""
