@@ -7,7 +7,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from glassformer.comparison.rates import (
     sensitivity,
     wider,
 )
-from glassformer.errors import Code, RequestError, WorkError
+from glassformer.errors import Code, WorkError
 from glassformer.naming import preset
 from glassformer.report.tuning import finding
 from glassformer.runs.events import Event, StageEvent
@@ -39,6 +39,7 @@ from glassformer.runs.executor import Local
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.verdicts import verdicts
 from glassformer.training import Interrupted, default_learning_rate
+from glassformer.training.pace import StepPace
 from tests.refused import failed, refused
 from tests.runs.stand_in import AT_ONCE, Instead, Stand, content, trained_at_once
 
@@ -106,6 +107,17 @@ DECEPTIVE = {A: Basin(3.0, noise=0.004), B: Basin(2.95, best=2.1, noise=0.004)}
 def _without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page for each of some thirty runs takes longer than all the rest; `deceived` writes its own."""
     monkeypatch.setattr(summary, "write_report", lambda results, path: path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _paced() -> Iterator[None]:
+    """In place of timed steps: 128 tokens a second, so that a run of 768 tokens takes 6 s, and 2 s to start."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            tuning_module, "paces", lambda models, text, steps: dict.fromkeys(models, StepPace((1.0,), 128))
+        )
+        patched.setattr(tuning_module, "evaluated", lambda recipe, text: 0)
+        yield
 
 
 # Choosing
@@ -247,7 +259,7 @@ def test_verdicts_are_of_seeds_that_no_rate_was_chosen_on(deceived: Any) -> None
     assert {run["seed"] for run in usual["runs"]} == {2, 3, 4} and {run["name"] for run in usual["runs"]} == {A, B}
     counts = results["tuning"]["runs"]
     assert counts == {"choosing": 20, "tuned": 6, "usual": 6}
-    assert len(simulated.runs) == sum(counts.values()) + 2  # and one of each arm that was timed
+    assert len(simulated.runs) == sum(counts.values())
 
 
 def test_pages_draw_the_curves_and_both_verdicts(deceived: Any) -> None:
@@ -266,9 +278,9 @@ def test_what_it_takes_is_said_before(deceived: Any) -> None:
     *_, told = deceived
     first, second, *_ = [event.words for event in told if isinstance(event, StageEvent)]
     assert first == "timing 12 steps of each arm"
-    # 768 tokens at 128 a second are 6 s; 12 trials and 12 verdict runs
+    # 12 trials and 12 verdict runs of 8 s
     assert second.startswith("3 rates x 2 seeds for each of 2 arms, then 3 fresh seeds")
-    assert "24 runs to come, about 2.4 minutes; 24 seconds more for each rate" in second
+    assert "24 runs to come, about 3.2 minutes; 32 seconds more for each rate" in second
 
 
 def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> None:
@@ -277,11 +289,11 @@ def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> N
         return tune([A, B], source, out=tmp_path / "out", executor=simulated.executor, **options)
 
     trained: list[tuple[str, int]] = []
-    for stop in (1, 9, 12):  # while an arm is timed, in the grid, and behind it
+    for stop in (7, 10):  # in the grid, and behind it
         simulated = Simulated(DECEPTIVE, stop_after=stop)
         with pytest.raises((Interrupted, KeyboardInterrupt)):
             once(simulated)
-        trained += simulated.runs[2 * (stop == 9) :] if stop > 1 else []
+        trained += simulated.runs
     rest = Simulated(DECEPTIVE)
     results = once(rest)
     trained += rest.runs
@@ -294,7 +306,7 @@ def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> N
     third = Simulated({**DECEPTIVE, C: Basin(3.1)})
     arms = tune([A, B, C], source, out=tmp_path / "out", executor=third.executor, **PLAN)["tuning"]["arms"]
     assert [arm["name"] for arm in arms] == [A, B, C] and len(arms[2]["trials"]) == len(arms[0]["trials"])
-    assert {name.split("+recipe.")[0] for name, _ in third.runs} == {C} and len(third.runs) == 1 + 2 * 5 + 2 * 3
+    assert {name.split("+recipe.")[0] for name, _ in third.runs} == {C} and len(third.runs) == 2 * 5 + 2 * 3
 
 
 def test_verdicts_stand_while_seeds_are_added(source: Path, tmp_path: Path) -> None:
@@ -375,25 +387,35 @@ def test_wrong_requests_are_refused_before_anything_is_trained(
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_time_is_refused_with_the_time_it_takes(source: Path, tmp_path: Path) -> None:
+def test_too_little_time_is_refused_with_the_time_it_takes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simulated = Simulated(DECEPTIVE)
     with refused(code="range", field="within") as no:
         tune([A, B], source, out=tmp_path, within=2, executor=simulated.executor, **PLAN)
-    assert len(simulated.runs) == 2 and no.value.expected == "at least 3"
-    with pytest.raises(RequestError):
-        tune([A, B], source, out=tmp_path, within=1.5, executor=simulated.executor, **PLAN)
-    assert len(simulated.runs) == 2  # what was timed is kept
-    results = tune([A, B], source, out=tmp_path, within=3, executor=simulated.executor, **PLAN)
+    assert simulated.runs == [] and no.value.expected == "at least 4"
+    monkeypatch.setattr(tuning_module, "paces", None)  # the steps that were timed are kept
+    results = tune([A, B], source, out=tmp_path, within=4, executor=simulated.executor, **PLAN)
     assert results["tuning"]["extended"] == 2
 
 
+def test_time_on_other_machines_is_not_limited(source: Path, tmp_path: Path) -> None:
+    elsewhere = Simulated(DECEPTIVE).executor
+    elsewhere.here = False
+    with refused(code="conflict", field="within"):
+        tune([A, B], source, out=tmp_path, within=100, executor=elsewhere, **PLAN)
+    told: list[Event] = []
+    tune([A, B], source, out=tmp_path, executor=elsewhere, progress=told.append, **PLAN)
+    assert next(event.words for event in told if isinstance(event, StageEvent)).endswith("24 runs to come")
+
+
 def test_an_extension_beyond_the_time_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock on which a run of 6 s takes 6 s: 20 runs are two minutes, 24 are not within 2.3."""
+    """On a clock on which a run of 8 s takes 8 s: 20 runs are within 2.8 minutes, 24 are not."""
     simulated = Simulated({A: Basin(3.0), B: Basin(3.0, best=4.2)})
-    monkeypatch.setattr(tuning_module, "monotonic", lambda: 6.0 * len(simulated.runs))
+    monkeypatch.setattr(tuning_module, "monotonic", lambda: 8.0 * len(simulated.runs))
     with refused(code="range", field="within"):
-        tune([A, B], source, out=tmp_path, within=2.3, seeds=2, executor=simulated.executor, **PLAN)
-    assert len(simulated.runs) == 14  # the first grid, and what was timed
+        tune([A, B], source, out=tmp_path, within=2.8, seeds=2, executor=simulated.executor, **PLAN)
+    assert len(simulated.runs) == 12  # the first grid
 
 
 def test_seeds_of_the_trials_are_never_those_of_a_verdict(source: Path, tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ every = pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.name)
 class Planted:
     """An executor that trains nothing: every run ends with a loss of its arm and a little noise of its seed."""
 
+    workers, shared, here = 1, False, True
+
     def __init__(self, seed: int, noise: float = 1e-4):
         self.draw, self.noise = random.Random(seed), noise
         self.levels: dict[str, float] = {}

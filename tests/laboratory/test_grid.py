@@ -50,7 +50,7 @@ def law_of(name: str, params: float, tokens: float) -> float:
 class Planted:
     """An executor whose runs end at once, with the loss of a planted law; `trained` are those that it was given."""
 
-    workers, shared = 1, False
+    workers, shared, here = 1, False, True
 
     def __init__(self, diverged: Sequence[str] = (), stop_after: int | None = None):
         self.diverged, self.stop_after = diverged, stop_after

@@ -12,7 +12,7 @@ import glassformer as gf
 from glassformer.text import Tokens, prepare
 from glassformer.training import Recipe
 from glassformer.training import pace as stop_watch
-from glassformer.training.pace import EVALUATED, FIRST, STARTED, StepPace, decoding_pace, paces, run_seconds
+from glassformer.training.pace import FIRST, STARTED, StepPace, decoding_pace, evaluated, paces, run_seconds
 from tests.refused import refused
 
 
@@ -36,7 +36,14 @@ def test_the_median_counts_and_quartiles_are_its_spread():
 
 def test_a_run_takes_its_start_its_steps_and_its_evaluations():
     """At 100 tokens a second, forward passes being three times as fast."""
-    assert run_seconds(5000, 100) == pytest.approx(STARTED + 50 + EVALUATED / 300)
+    assert run_seconds(5000, 100, 600) == pytest.approx(STARTED + 50 + 2)
+
+
+def test_evaluations_read_no_more_than_the_held_out_text(text: Tokens):
+    held = len(text.validation)
+    assert evaluated(recipe(evaluation_tokens=10), text) == 8 * 10 + 40
+    assert evaluated(recipe(evaluation_tokens=held - 1), text) == 8 * (held - 1) + held
+    assert evaluated(recipe(), text) == 9 * held
 
 
 def test_models_take_turns_and_first_steps_do_not_count(monkeypatch: pytest.MonkeyPatch):

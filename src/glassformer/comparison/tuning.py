@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,17 +40,18 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import only_writer, replace_text
 from glassformer.report.tuning import write_tuning
-from glassformer.runs.events import Begin, End, Event, Notify, StageEvent, Start, silent
-from glassformer.runs.executor import Executor
+from glassformer.runs.events import Begin, Event, Notify, StageEvent, silent
+from glassformer.runs.executor import Executor, trains_here
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult, Trial, TunedArm, Tuning, Verdict
 from glassformer.text import Tokens
 from glassformer.training import Recipe
+from glassformer.training.pace import evaluated, paces, run_seconds
 from glassformer.training.request import fit
 
-TRIALS, USUAL, PAGE, PROBE = "tuning", "usual", "tuning.html", "probe.json"
-PROBE_STEPS = 12
-"""Steps of each arm that are timed, for an estimate."""
+TRIALS, USUAL, PAGE, PACES = "tuning", "usual", "tuning.html", "paces.json"
+PACED = 12
+"""Timed steps of each arm, for an estimate."""
 
 
 def tuned(
@@ -73,14 +73,21 @@ def tuned(
     after those of the trials, because the lowest of several noisy losses is too low; and on the same seeds at the usual
     rates, for comparison.
 
-    Raises RequestError for what `carry_out` refuses, for seeds that the rates were chosen on, and if it would take
-    longer than `design.within` minutes, after a few steps of every arm were timed; WorkError where a run failed, or
+    Raises RequestError for what `carry_out` refuses, for seeds that the rates were chosen on, for `design.within` if
+    other machines train the runs, and if it would take longer than `design.within` minutes, after a few steps of every
+    arm were timed; WorkError where a run failed, or
     where an arm still does best at the edge of the widest grid.
     """
     folder, first = checked_folder(out), design.first_seed
     choosing = range(first, first + TUNING_SEEDS)
     fresh = range(choosing.stop, choosing.stop + design.seeds)
     check_looks(folder, design.looks)
+    if design.within is not None and not trains_here(executor):
+        raise RequestError(
+            "--within is for runs on this machine, whose steps can be timed; leave it out, and give the time of a job "
+            "in --executor",
+            code="conflict", field="within", value=design.within, expected="no --within",
+        )  # fmt: skip
     _refuse_folder(folder, choosing, fresh)
     text = read_text(design, design.tokenizer, notify) if text is None else text
     size = text.tokenizer.vocab_size
@@ -91,7 +98,7 @@ def tuned(
         design=design,
         origin=origin or design,
         configs=configs,
-        plans=design.plans(configs, size),
+        plans=design.plans(configs, size, objective=design.common.objective.among(configs)),
         choosing=choosing,
         fresh=fresh,
         command=command or command_of(origin or design, folder),
@@ -238,7 +245,7 @@ class _Work:
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
         return [power for power in reach if any(self.at(arm, power).name in asked for arm in self.arms)]
 
-    def tried(self, grid: list[int], seconds: Mapping[str, float]) -> dict[str, Curve]:
+    def tried(self, grid: list[int], seconds: Mapping[str, float] | None) -> dict[str, Curve]:
         """The losses of all arms at these powers."""
         self.announce(grid, seconds)
         arms = [self.at(arm, power) for power in grid for arm in self.arms]
@@ -271,16 +278,21 @@ class _Work:
 
     # Time
 
-    def announce(self, grid: Sequence[int], seconds: Mapping[str, float]) -> None:
-        """Says what is to come; raises RequestError where it takes longer than it may."""
+    def announce(self, grid: Sequence[int], seconds: Mapping[str, float] | None) -> None:
+        """Tells what is to come; raises RequestError if it takes longer than it may."""
         left = {arm: max(0, len(grid) * TUNING_SEEDS + 2 * len(self.fresh) - self.ended(arm)) for arm in self.configs}
-        beside = 1 if self.executor is None else self.executor.workers
-        runs, whole = sum(left.values()), sum(seconds[arm] * count for arm, count in left.items()) / beside
-        each = TUNING_SEEDS * sum(seconds.values()) / beside
+        runs = sum(left.values())
         design = (
             f"{len(grid)} rates x {TUNING_SEEDS} seeds for each of {len(self.configs)} arms, then {len(self.fresh)} "
             "fresh seeds at the chosen and at the usual rates"
         )
+        if seconds is None:
+            if runs:
+                self.notify(StageEvent(words=f"{design}: {runs} runs to come"))
+            return
+        beside = 1 if self.executor is None or self.executor.shared else self.executor.workers
+        whole = sum(seconds[arm] * count for arm, count in left.items()) / beside
+        each = TUNING_SEEDS * sum(seconds.values()) / beside
         spent = (monotonic() - self.began) / 60
         if self.design.within is not None and spent + whole / 60 > self.design.within:
             needed = math.ceil(spent + whole / 60)
@@ -299,49 +311,25 @@ class _Work:
         runs = [run for results in found if results is not None for run in results.runs if run.status != "failed"]
         return sum(run.name == arm or run.name.startswith(f"{arm}+recipe.learning_rate=") for run in runs)
 
-    def seconds(self) -> dict[str, float]:
-        """What a run of each arm takes, as PROBE_STEPS of it were timed here, the start of its process and its measures
-        included. They are kept for the next time."""
-        path = self.folder / TRIALS / PROBE
-        paces = _read_paces(path)
-        if missing := [arm for arm in self.configs if arm not in paces]:
-            self.notify(StageEvent(words=f"timing {PROBE_STEPS} steps of each arm"))
-            paces = {**paces, **self.probed(missing)}
-            replace_text(path, json.dumps(paces))
-        return {arm: self.takes(arm, *paces[arm]) for arm in self.configs}
+    def seconds(self) -> dict[str, float] | None:
+        """Returns the seconds that a run of each arm takes on this machine, from timed steps, which are kept for the
+        next time; None if other machines train it."""
+        if not trains_here(self.executor):
+            return None
+        path = self.folder / TRIALS / PACES
+        rates = _read_rates(path)
+        if missing := [arm for arm in self.configs if arm not in rates]:
+            self.notify(StageEvent(words=f"timing {PACED} steps of each arm"))
+            models = {arm: (self.configs[arm], self.plans[arm]) for arm in missing}
+            rates |= {arm: pace.tokens_per_second for arm, pace in paces(models, self.text, steps=PACED).items()}
+            replace_text(path, json.dumps(rates))
+        return {arm: self.takes(arm, rates[arm]) for arm in self.configs}
 
-    def takes(self, arm: str, seconds_per_token: float, besides: float) -> float:
+    def takes(self, arm: str, tokens_per_second: float) -> float:
         plan = self.plans[arm]
         steps = plan.num_steps(self.configs[arm])
-        if steps is None:
-            return besides + 60 * (plan.minutes or 0.0)
-        return besides + steps * plan.tokens_per_step * seconds_per_token
-
-    def probed(self, missing: Sequence[str]) -> dict[str, tuple[float, float]]:
-        """Arm -> (seconds per token of its steps, seconds of a run besides)."""
-        clock: dict[str, float] = {}
-
-        def watch(event: Event) -> None:
-            if isinstance(event, Start):
-                clock[event.name] = -monotonic()
-            elif isinstance(event, End):
-                clock[event.name] = clock.get(event.name, -monotonic()) + monotonic()
-
-        plan = next(iter(self.plans.values()))
-        tokens = PROBE_STEPS * plan.tokens_per_step
-        budget = dict.fromkeys(("minutes", "flops", "steps", "match"))
-        arms = [self.design.named[name] for name in missing]
-        with tempfile.TemporaryDirectory() as place:
-            results = self.compare(
-                arms, Path(place), range(self.choosing.start, self.choosing.start + 1), notify=watch,
-                **budget, tokens=tokens, allow_unmatched=True, loss_alone=True,
-            )  # fmt: skip
-        found = {}
-        for run in results.runs:
-            assert run.train is not None  # it has not failed
-            each = 1 / run.train.tokens_per_second if run.train.tokens_per_second else 0.0
-            found[run.name] = (each, max(0.0, clock.get(run.name, 0.0) - tokens * each))
-        return found
+        tokens = 60 * (plan.minutes or 0.0) * tokens_per_second if steps is None else steps * plan.tokens_per_step
+        return run_seconds(tokens, tokens_per_second, evaluated(plan, self.text))
 
     # What is left
 
@@ -440,10 +428,10 @@ def _listed(seeds: range) -> str:
     return f"{seeds.start} to {seeds[-1]}"
 
 
-def _read_paces(path: Path) -> dict[str, tuple[float, float]]:
-    """What `seconds` has kept; {} where that cannot be read."""
+def _read_rates(path: Path) -> dict[str, float]:
+    """Returns the tokens per second that `seconds` has kept; {} if the file cannot be read."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return {str(arm): (float(each), float(besides)) for arm, (each, besides) in tree.items()}
+        return {str(arm): float(rate) for arm, rate in tree.items() if 0 < float(rate) < math.inf}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

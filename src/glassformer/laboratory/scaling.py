@@ -33,7 +33,7 @@ from glassformer.runs.executor import Executor, interruptible, with_callbacks
 from glassformer.runs.live import shown as showing
 from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.training import Callback, Interrupted, Recipe
-from glassformer.training.pace import run_seconds
+from glassformer.training.pace import evaluated, run_seconds
 from glassformer.training.request import fit
 from glassformer.units import quantity
 
@@ -310,7 +310,7 @@ def _trained(
     done = _finished(folder)
     runs = [
         run if (run.cell, run.model, run.seed) in done
-        else _timed(run, run_seconds(run.tokens, measured[at_size(run.model, run.size)]))
+        else _timed(run, run_seconds(run.tokens, measured[at_size(run.model, run.size)], evaluated(common, known)))
         for run in runs
     ]  # fmt: skip
     plan = ScalingPlan(runs, SOURCE, [*text.notes, *_notes(asked.grid, fitted, len(text.train), runs)])

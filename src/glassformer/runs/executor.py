@@ -38,6 +38,8 @@ class Executor(Protocol):
     """Runs that are at work at the same time on one machine, at most."""
     shared: bool
     """Whether these share a device, so that their speeds say little."""
+    here: bool
+    """True if this machine trains the runs."""
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         """Trains every request, in `request.place(folder)`, from where it stopped; yields a result for each as it
@@ -80,6 +82,8 @@ class Local:
 
     One, which has all cores, makes speeds comparable. Several, with a share of the cores each, train more small runs in
     an hour; their speeds are those of such company, and are not judged."""
+
+    here = True
 
     def __init__(self, workers: int = 1):
         """Raises RequestError for more workers than this process may use cores."""
@@ -151,6 +155,8 @@ class InProcess:
     """Runs in this process, one after the other, so that callbacks see each of them. Its speeds are those of a process
     that does other things too."""
 
+    here = True
+
     def __init__(self, callbacks: Sequence[Callback] = ()):
         """Raises RequestError for a value that is not a callback."""
         check_callbacks(callbacks)
@@ -173,6 +179,11 @@ class InProcess:
             result = finished(request, folder) or failed(request, place, told[-1] if told else ending(status))
             notify(End(name=result.name, seed=result.seed, result=result))
             yield result
+
+
+def trains_here(executor: Executor | None) -> bool:
+    """Returns True if runs are trained on this machine, by `Local` if the executor is None."""
+    return executor is None or executor.here
 
 
 def with_callbacks(executor: Executor | None, callbacks: Sequence[Callback]) -> Executor | None:

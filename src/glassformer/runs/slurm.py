@@ -148,7 +148,7 @@ class Slurm:
 
     Raises RequestError where this machine submits no jobs."""
 
-    workers, shared = 1, False
+    workers, shared, here = 1, False, False
 
     def __init__(
         self,

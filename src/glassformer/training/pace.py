@@ -17,7 +17,7 @@ import torch
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.text import Tokens
-from glassformer.training.loop import one_step, warm_up
+from glassformer.training.loop import EVALUATIONS, one_step, warm_up
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import prepare_run
 from glassformer.training.state import Training
@@ -28,8 +28,6 @@ FIRST = 2
 """Steps before those that are timed: the first ones allocate the optimizer's state."""
 STARTED = 2.0
 """Seconds of a run that do not depend on its size: starting its process, weights, files."""
-EVALUATED = 12 * Recipe.model_fields["evaluation_tokens"].default
-"""Tokens on which a run is evaluated: eight evaluations while it trains, and a final one that is four times longer."""
 FORWARD = 1 / 3
 """Share of a training step that its forward pass takes, and so an evaluation."""
 
@@ -67,9 +65,16 @@ class StepPace:
         return self.tokens / self.seconds
 
 
-def run_seconds(tokens: float, tokens_per_second: float) -> float:
-    """Returns the seconds of a whole run on `tokens` tokens, with its start and its evaluations."""
-    return STARTED + (tokens + FORWARD * EVALUATED) / tokens_per_second
+def evaluated(recipe: Recipe, text: Tokens) -> int:
+    """Returns the tokens on which a run is evaluated: about eight times while it trains, and at its end on four times
+    as many, if the held-out text has them."""
+    held = len(text.validation)
+    return EVALUATIONS * min(recipe.evaluation_tokens, held) + min(4 * recipe.evaluation_tokens, held)
+
+
+def run_seconds(tokens: float, tokens_per_second: float, evaluated: float) -> float:
+    """Returns the seconds of a whole run: its start, training on `tokens` tokens, evaluation on `evaluated` tokens."""
+    return STARTED + (tokens + FORWARD * evaluated) / tokens_per_second
 
 
 def paces(

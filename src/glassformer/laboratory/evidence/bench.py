@@ -64,7 +64,7 @@ class Pooled:
 
     def __init__(self, folder: Path, executor: Executor | None = None):
         self.folder, self.executor = folder, executor or Local()
-        self.workers, self.shared = 1, False
+        self.workers, self.shared, self.here = 1, False, self.executor.here
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         for request in requests:
