@@ -182,7 +182,7 @@ class InProcess:
 
 
 def trains_here(executor: Executor | None) -> bool:
-    """Returns True if runs are trained on this machine, by `Local` if the executor is None."""
+    """Returns True if runs are trained on this machine, which is so without an executor."""
     return executor is None or executor.here
 
 

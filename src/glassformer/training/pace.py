@@ -67,7 +67,7 @@ class StepPace:
 
 def evaluated(recipe: Recipe, text: Tokens) -> int:
     """Returns the tokens on which a run is evaluated: about eight times while it trains, and at its end on four times
-    as many, if the held-out text has them."""
+    the number, if the held-out text has them."""
     held = len(text.validation)
     return EVALUATIONS * min(recipe.evaluation_tokens, held) + min(4 * recipe.evaluation_tokens, held)
 
