@@ -34,10 +34,14 @@ glassformer plan llama-3-8b --train --gpu h100:8 --find             # layouts th
 glassformer plan llama@10m --here                                   # steps timed on this machine
 ```
 
-The same from Python: `gf.plan("llama-3-8b", train=True, machine="h100:8", nodes=4, batch=64, tokens="15T")` prints
-what the command prints and has `memory`, `time` (kinds of work, MFU, HFU, interval) and `run` (days, hours, energy,
-cost); `gf.plan("llama-3-8b", machine="h100")` has `decoding`. `find=True` gives the layouts, `here=True` the timed
-steps, a list of models several plans side by side; `.report("plan.html")` writes the page."""
+The same from Python: `gf.plan("llama-3-8b", train=True, machine="h100:8", nodes=4, batch=64, micro_batch=1,
+tokens="15T")` prints what the command prints and has `memory`, `time` (kinds of work, MFU, HFU, interval) and `run`
+(days, hours, energy, cost); `gf.plan("llama-3-8b", machine="h100")` has `decoding`. `find=True` gives the layouts,
+`here=True` the timed steps, a list of models several plans side by side; `.report("plan.html")` writes the page.
+
+Several models are planned at one context: `--context`, or the shortest that any of them is trained for. Weights and
+states fit a number of accelerators that tensor parallelism can use within a node (a divisor of the KV heads), with
+pipeline stages across nodes. A step that does not fit has neither time nor cost; the plan names a layout that fits."""
 
 
 MACHINES = """Links are inside a node and between nodes, one way. A file of your own stands beside these: `--machines

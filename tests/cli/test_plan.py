@@ -21,7 +21,7 @@ MODES = {
 VALUES = {
     "dtype": "float32", "state_dtype": "int8", "machine": "h100:2", "nodes": "2", "machines": "mine.yaml",
     "price": "2USD", "explain": None, "tokens": "1M", "optimizer": "lion", "recompute": "full", "layout": "dp=2",
-    "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "out": "plan.html",
+    "micro_batch": "1", "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "out": "plan.html",
 }  # fmt: skip
 REFUSED = [(mode, name) for mode, taken in TAKES.items() for name in VALUES if name not in taken]
 
@@ -83,7 +83,7 @@ def test_several_models_are_planned_side_by_side():
     config = gf.preset(TINY)
     several = gf.plan({"mine": config, "base": "gpt2@1m"}, batch=2)
     assert [one.name for one in several] == ["mine", "base"] and len(several) == 2
-    assert several["mine"].to_dict() == {**gf.plan(config, batch=2).to_dict(), "name": "mine"}
+    assert several["mine"].to_dict() == {**gf.plan(config, batch=2, context=1024).to_dict(), "name": "mine"}
     assert [one["name"] for one in several.to_dict()] == ["mine", "base"]
     assert "mine" in str(several) and "base" in str(several) and f"{config.num_params():,}" in str(several)
     assert [one.name for one in gf.plan([config, TINY])] == ["model 1", TINY]
@@ -154,7 +154,7 @@ def test_eight_accelerators_hold_what_eight_do(tmp_path: Path, capsys: pytest.Ca
     assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100", "--out", str(page)]) == 0
     assert "It does not fit; 2 NVIDIA H100 SXM would hold it." in page.read_text(encoding="utf-8")
     told = capsys.readouterr().out
-    assert "no: 2 would do" in told and "tokens a second" not in told and "cost" not in told
+    assert "no: 2 would do (tp=2)" in told and "tokens a second" not in told and "cost" not in told
     assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100", "--weights", "int4"]) == 0
     told = capsys.readouterr().out
     assert "tokens a second" in told and "in int4" in told and "in int8" in told
@@ -167,3 +167,67 @@ def test_packed_weights_are_read_faster():
     assert whole.decoding.seconds[0] == pytest.approx(4 * packed.decoding.seconds[0], rel=0.01)
     assert packed.decoding.roof(1)[1] == whole.decoding.roof(1)[1], "products are in bf16 as before"
     assert packed.state_bytes == whole.state_bytes
+
+
+def test_accelerators_that_would_do_are_a_number_that_divides_the_kv_heads():
+    """149 GB fill 3 H100 at 0.9 of 80 GB. vLLM refuses 3 ranks for 8 KV heads (vllm/model_executor/models/llama.py:
+    `assert self.total_num_kv_heads % tp_size == 0`), and takes 1, 2, 4 and 8."""
+    asked = {"batch": 8, "context": 4096}
+    one, three = (gf.plan("llama-2-70b", machine=machine, **asked) for machine in ("h100", "h100:3"))  # type: ignore[call-overload]
+    assert 2 * 0.9 * 80e9 < one.bytes <= 3 * 0.9 * 80e9
+    assert (one.smallest_count, str(one.smallest)) == (4, "tp=4")
+    assert not three.fits and three.room == 2 * 80e9
+    assert gf.plan("llama-2-70b", machine="h100:4", **asked).fits  # type: ignore[call-overload]
+    many = gf.plan("llama-2-70b", machine="h100:8", nodes=4, batch=800, context=4096)
+    assert str(many.layout) == "tp=8,pp=4" and many.smallest_count == 24, "17 accelerators, in nodes of tp=8"
+    small = gf.plan("qwen3-8b", machine="h100:3", **asked)  # type: ignore[call-overload]
+    assert small.fits and small.decoding is not None and small.decoding.cluster.count == 2
+    single = gf.plan("gpt2+mqa", machine="l40s", batch=2000, context=1024)
+    assert str(single.smallest) == "tp=1" or single.smallest.pp == single.smallest_count
+
+
+def test_models_side_by_side_are_planned_at_one_context(capsys: pytest.CaptureFixture[str]):
+    """qwen3-8b is trained for 40,960 tokens, llama-2-70b for 4,096 (their config.json): states are compared alike."""
+    plans = gf.plan(["llama-2-70b", "qwen3-8b"])
+    assert [one.context for one in plans] == [4096, 4096] and plans.shortened == {"qwen3-8b": 40960}
+    assert plans["qwen3-8b"].state_bytes == 4096 * 2 * 36 * 8 * 128 * 2
+    assert gf.plan("qwen3-8b").context == 40960
+    assert gf.plan(["llama-2-70b", "qwen3-8b"], context="8k").shortened == {}
+    assert main(["plan", "llama-2-70b", "qwen3-8b"]) == 0
+    told = capsys.readouterr().out
+    assert "40,960" in told and "--context" in told
+
+
+def test_a_step_that_does_not_fit_has_no_time_and_no_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Weights, gradients and moments of 6.7e9 parameters in fp32 are 16 bytes each: 108 GB on one card of 80."""
+    asked = ["plan", "llama-7b", "--train", "--gpu", "h100:8", "--batch", "64", "--context", "2048", "--tokens", "1T"]
+    page = tmp_path / "plan.html"
+    assert main([*asked, "--layout", "dp=8", "--out", str(page)]) == 0
+    told = capsys.readouterr().out
+    assert "does not fit" in told and not any(word in told for word in ("days", "USD\n", "time of a step", "MFU"))
+    assert " days" not in page.read_text(encoding="utf-8").split('<script type="application/json"')[0]
+    assert main([*asked, "--layout", "dp=8", "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert facts["fits"] is False and "run" not in facts and "time" not in facts
+    assert main([*asked, "--layout", "dp=8,zero=3"]) == 0
+    layout = capsys.readouterr().out.partition("--layout ")[2].split()[0]
+    assert main([*asked, "--layout", layout]) == 0
+    assert "days" in capsys.readouterr().out, "the layout that is named fits"
+
+
+def test_microbatch_option_equals_the_word_of_the_layout():
+    asked = {"train": True, "machine": "h100:8", "batch": 64, "context": 64}
+    by_option = gf.plan("llama@1m", micro_batch=2, **asked)  # type: ignore[call-overload]
+    by_word = gf.plan("llama@1m", layout="dp=8,zero=3,micro=2", **asked)  # type: ignore[call-overload]
+    assert by_option.microbatch == by_word.microbatch == 2 and by_option.memory == by_word.memory
+    for code, layout, micro in (("conflict", "dp=8,micro=4", 2), ("range", None, 0), ("conflict", None, 3)):
+        with refused(code=code, field="micro" if micro == 3 else "micro_batch"):
+            gf.plan("llama@1m", layout=layout, micro_batch=micro, **asked)  # type: ignore[call-overload]
+
+
+def test_batch_that_ranks_cannot_share_names_one_that_they_can():
+    for layout, batch, enough in (("dp=8,zero=3", 1, 8), ("dp=8,zero=3", 12, 16), ("dp=2,micro=4", 4, 8)):
+        with pytest.raises(gf.RequestError) as caught:
+            gf.plan("llama@1m", train=True, layout=layout, batch=batch)
+        assert caught.value.code == "conflict" and f"--batch {enough})" in str(caught.value)
+        gf.plan("llama@1m", train=True, layout=layout, batch=enough, context=64)

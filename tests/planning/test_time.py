@@ -245,16 +245,20 @@ def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
 
 def test_the_verb_says_time_and_cost(capsys: pytest.CaptureFixture[str]):
     command = ["plan", "llama-3-8b", "--train", "--gpu", "h100:8", "--nodes", "4", "--batch", "64", "--tokens", "15T"]
+    command += ["--micro-batch", "1"]
     assert main([*command, "--explain"]) == 0
     told = capsys.readouterr().out
     assert "days" in told and "USD" in told and "x 16,384 tokens" in told and "twice as fast saves" in told
     assert main([*command, "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)
-    plan = gf.plan(gf.preset("llama-3-8b"), train=True, machine="h100:8", nodes=4, batch=64, tokens=15e12)
+    plan = gf.plan(
+        gf.preset("llama-3-8b"), train=True, machine="h100:8", nodes=4, batch=64, tokens=15e12, micro_batch=1
+    )
     assert plan.time is not None and facts["time"]["seconds"] == plan.time.seconds
     assert facts["run"]["days_low"] < facts["run"]["days"] < facts["run"]["days_high"]
     assert main(["plan", "gpt2", "--gpu", "h100", "--price", "2.5"]) == 2
-    assert main(["plan", "llama-3-8b", "--train", "--gpu", "l40s:8", "--batch", "8"]) == 0
+    lean = ["--micro-batch", "1", "--recompute", "full"]
+    assert main(["plan", "llama-3-8b", "--train", "--gpu", "l40s:8", "--batch", "8", *lean]) == 0
     assert "times are a range" in capsys.readouterr().out
 
 

@@ -50,7 +50,7 @@ def test_a_workload_that_cannot_be_is_refused_before_anything_is_built(monkeypat
             gf.plan([SMALL, "gpt2@1m"], here=True, **asked)  # type: ignore[arg-type]
     monkeypatch.setattr(machine, "free_memory", lambda device: 10**6)
     with refused(code="memory", field="here"):
-        timed.timed({"gpt2": gf.preset("gpt2")}, {"gpt2": 16}, 1)
+        timed.timed({"gpt2": gf.preset("gpt2")}, 16, 1)
     assert not built
 
 

@@ -112,6 +112,13 @@ def _tick_label(tick: float, step: float) -> str:
     return text + suffix
 
 
+def seconds(value: float) -> str:
+    """Returns a duration with its unit: 0.0123 is 12.3 ms, 99.1 is 99.1 s, 99107 is 99,107 s."""
+    if value >= 1:
+        return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s"
+    return f"{1e3 * value:.3g} ms"
+
+
 def days(value: float) -> str:
     """A number of days in words: whole ones, and of a few their parts."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, check_whole, did_you_mean
 from glassformer.parts.core.base import Value
 from glassformer.parts.core.cost import RECOMPUTE
 from glassformer.parts.core.shard import shards_of
@@ -78,6 +78,16 @@ class Layout(Value):
             raise RequestError(code="conflict", field="recompute", value=recompute, expected=expected)
         return self.replace(recompute=recompute)
 
+    def in_microbatches(self, micro: int | None) -> Layout:
+        """Returns the layout with microbatches of `micro` sequences. Raises RequestError if it has another number."""
+        if micro is None:
+            return self
+        check_whole("micro_batch", micro)
+        if self.micro not in (None, micro):
+            expected = f"that of the layout, {self.micro}"
+            raise RequestError(code="conflict", field="micro_batch", value=micro, expected=expected)
+        return self.replace(micro=micro)
+
     def __str__(self) -> str:
         """As `of` reads it."""
         told = self.model_dump(exclude_defaults=True)
@@ -119,10 +129,10 @@ class Layout(Value):
 
     def check(self, config: ModelConfig, batch: int, context: int) -> None:
         """Raises RequestError where a number does not divide what it must, with the nearest that does."""
-        self._divides("dp", batch, f"the batch of {batch} sequences")
+        self._divides_batch("dp", batch, batch)
         self._divides("replicate", self.dp, f"dp={self.dp}, the ranks that share the batch")
         if self.micro is not None:
-            self._divides("micro", batch // self.dp, f"the {batch // self.dp} sequences of a rank")
+            self._divides_batch("micro", batch // self.dp, batch)
         self._divides("cp", context, f"the context of {context} tokens")
         self._divides("ep", self.dp, f"dp={self.dp}, among whose ranks the experts are spread")
         stage = config.n_layers // self.pp
@@ -145,6 +155,19 @@ class Layout(Value):
             for number, what in counted:
                 self._divides(field, number, what, [other for other, _ in counted])
 
+    def _divides_batch(self, field: str, sequences: int, batch: int) -> None:
+        """Raises RequestError unless the field's value divides the sequences among ranks, or of a rank."""
+        value = getattr(self, field)
+        if sequences % value:
+            near, more = _nearest(value, lambda n: sequences % n == 0, sequences), batch // sequences * value
+            more *= -(-sequences // value)
+            of_rank = "" if sequences == batch else f", {sequences} for a rank"
+            raise RequestError(
+                f"{field}={value} does not divide batch={batch}{of_rank}; give batch={more} (--batch {more}), or "
+                f"{field}={near}",
+                code="conflict", field=field, value=value, expected=f"{near}, or batch={more}",
+            )  # fmt: skip
+
     def _divides(self, field: str, number: int, what: str, besides: Sequence[int] = ()) -> None:
         """Raises unless the field's value divides `number`; the nearest that does divides those `besides` too."""
         value, all_of = getattr(self, field), [number, *besides]
@@ -160,6 +183,12 @@ def stage_layers(layers: int, stages: int) -> list[range]:
     middle = sorted(range(stages), key=lambda i: min(i, stages - 1 - i), reverse=True)[:more]
     ends = list(accumulate((least + (i in middle) for i in range(stages)), initial=0))
     return [range(first, end) for first, end in pairwise(ends)]
+
+
+def tensor_parallel(config: ModelConfig, most: int) -> list[int]:
+    """Returns the numbers of ranks up to `most`, ascending, that tensor parallelism can divide the model among."""
+    counted = [number for number, _ in _units(config)["tp"]]
+    return [ranks for ranks in range(1, most + 1) if not any(number % ranks for number in counted)]
 
 
 @lru_cache(maxsize=64)

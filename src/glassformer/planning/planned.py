@@ -12,7 +12,7 @@ from rich.table import Table
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.figures import tag
-from glassformer.figures.terminal import Reported, Tabular, unruled
+from glassformer.figures.terminal import Reported, Tabular, dim, unruled
 from glassformer.planning.counts import Counts
 from glassformer.planning.machines import Cluster
 from glassformer.report.plan_page import render_plan
@@ -89,6 +89,10 @@ class Plans(Reported, Tabular, Generic[P]):
     """
 
     plans: tuple[P, ...]
+    context: int
+    """Tokens of a sequence in all plans."""
+    shortened: dict[str, int]
+    """Context that models are trained for, by name, if it is longer than `context` and no context was asked for."""
     command: str = ""
     """Command that the page shows for copying. If empty, none."""
 
@@ -105,7 +109,11 @@ class Plans(Reported, Tabular, Generic[P]):
         return {one.name: one for one in self.plans}[key]
 
     def lines(self) -> Iterator[str | RenderableType]:
-        return self.plans[0].beside(*self.plans[1:])
+        yield from self.plans[0].beside(*self.plans[1:])
+        if self.shortened:
+            longer = ", ".join(f"{name} is trained for {context:,}" for name, context in self.shortened.items())
+            told = f"all at {self.context:,} tokens, the shortest context of these models ({longer})"
+            yield dim(f"{told}; --context gives another")
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Returns the figures of each plan."""

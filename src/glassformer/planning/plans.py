@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +13,13 @@ from rich.console import RenderableType
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
+from glassformer.figures import seconds
 from glassformer.figures.terminal import dim, size, unruled
+from glassformer.parallel.layout import Layout, tensor_parallel
 from glassformer.parts.core.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops, component_table
 from glassformer.planning.decoding import Decoding
-from glassformer.planning.machines import Cluster, money, span
+from glassformer.planning.machines import NODE, Cluster, money, span
 from glassformer.planning.planned import PrintedPlan, columns, page_of
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -69,17 +71,47 @@ class Plan(PrintedPlan):
     def decoding(self) -> Decoding | None:
         """The time of a step, on the plan's machines; None without any, for a model that does not decode, and where
         weights and states do not fit."""
-        return Decoding(self, self.on) if self.on is not None and self.config.writes and self.fits else None
+        if self.on is None or self.layout is None or not (self.config.writes and self.fits):
+            return None
+        return Decoding(self, replace(self.on, count=self.layout.ranks))
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """Layout that divides weights and states among most of the plan's accelerators: tensor parallel within a node,
+        pipeline stages across nodes. None without accelerators."""
+        if self.on is None:
+            return None
+        tp = self._owners[-1]
+        return Layout(tp=tp, pp=min(max(1, self.on.count // tp), self.config.n_layers))
+
+    @cached_property
+    def smallest(self) -> Layout | None:
+        """Smallest layout whose accelerators hold weights and states; None without accelerators, or if there is no
+        such layout."""
+        if self.on is None:
+            return None
+        count = max(1, math.ceil(self.bytes / (SPARE * self.on.machine.memory)))
+        node = self.on.node if self.on.count > self.on.node else max(NODE, self.on.node)
+        owners = tensor_parallel(self.config, node) if count > 1 else [1]
+        tp = next((ranks for ranks in owners if ranks >= count), owners[-1])
+        pp = math.ceil(count / tp)
+        return Layout(tp=tp, pp=pp) if pp <= self.config.n_layers else None
+
+    @cached_property
+    def _owners(self) -> list[int]:
+        """Numbers of accelerators of a node that tensor parallelism can use."""
+        assert self.on is not None
+        return tensor_parallel(self.config, min(self.on.count, self.on.node)) if self.on.count > 1 else [1]
 
     @property
     def room(self) -> float | None:
-        """Bytes of all of the plan's machines, which divide weights and states; None without any."""
-        return None if self.on is None else self.on.count * self.on.machine.memory
+        """Bytes of all accelerators of `layout`; None without accelerators."""
+        return None if self.on is None or self.layout is None else self.layout.ranks * self.on.machine.memory
 
     @property
     def smallest_count(self) -> int | None:
-        """Of these machines, the fewest whose memory weights and states fit; None without any."""
-        return None if self.on is None else max(1, math.ceil(self.bytes / (SPARE * self.on.machine.memory)))
+        """Number of accelerators of `smallest`."""
+        return None if self.smallest is None else self.smallest.ranks
 
     @property
     def fits(self) -> bool | None:
@@ -172,6 +204,7 @@ class Plan(PrintedPlan):
             return {}
         return {
             "fits": self.fits, "smallest_count": self.smallest_count,
+            "layout": self.layout and str(self.layout), "smallest": self.smallest and str(self.smallest),
             "batch_that_fits": self.batch_that_fits(self.room), "context_that_fits": self.context_that_fits(self.room),
         }  # fmt: skip
 
@@ -181,10 +214,13 @@ class Plan(PrintedPlan):
     def beside(self, *others: Plan) -> Iterator[str | RenderableType]:
         plans = (self, *others)
         table = columns("", plans)
+        kinds = list(dict.fromkeys(kind for one in plans for kind in one.states))
         for what, cell in ROWS.items():
+            if what == ADDED and not any(one.next_token_bytes != one.state_bytes_per_token for one in plans):
+                continue
             table.add_row(what, *map(cell, plans))
-            if what == STATE:
-                for kind in dict.fromkeys(kind for one in plans for kind in one.states):
+            if what == STATE and len(kinds) > 1:
+                for kind in kinds:
                     table.add_row(f"  {kind}", *(size(one.states[kind]) if kind in one.states else "" for one in plans))
             if what == WEIGHTS_ROW:
                 for kept in WEIGHTS:
@@ -262,17 +298,17 @@ PLAIN = (
 )  # fmt: skip
 
 
-STATE, WEIGHTS_ROW = "state of a sequence", "weights"
+STATE, WEIGHTS_ROW, ADDED = "state of a sequence", "weights", "added by the next token"
 ROWS: dict[str, Callable[[Plan], str]] = {
     "parameters": lambda one: f"{one.parameters:,}",
-    "of them for a token": lambda one: f"{one.active_parameters:,}",
+    "active for one token": lambda one: f"{one.active_parameters:,}",
     WEIGHTS_ROW: lambda one: size(one.weight_bytes),
     "context": lambda one: f"{one.context:,}",
     STATE: lambda one: size(one.state_bytes) if one.states else "none",
     "state per token": lambda one: f"{one.state_bytes_per_token:,.0f} B",
-    "one token more adds": lambda one: f"{one.next_token_bytes:,} B",
+    ADDED: lambda one: f"{one.next_token_bytes:,} B",
     "weights and states": lambda one: size(one.bytes),
-    "read by a step": lambda one: size(one.bytes_read),
+    "read per decoding step": lambda one: size(one.bytes_read),
     "FLOPs per token": lambda one: f"{one.flops:.3g}",
 }
 FITTING: dict[str, Callable[[Plan], str]] = {
@@ -280,22 +316,22 @@ FITTING: dict[str, Callable[[Plan], str]] = {
     "context that fits": lambda one: f"{one.context_that_fits(one.room or 0):,}",
 }
 DECODING: dict[str, Callable[[Decoding], str]] = {
-    "time of a step": lambda one: _milliseconds(one.seconds),
+    "time of a decoding step": lambda one: span(*one.seconds, seconds),
     "tokens a second": lambda one: span(*one.tokens_per_second),
-    "a prompt that fills it": lambda one: _milliseconds(one.first_token),
-    "bound by products from": lambda one: (
-        "no batch: states grow" if one.turning_batch is None else f"{one.turning_batch:,} sequences"
+    "prefill of a full context": lambda one: span(*one.first_token, seconds),
+    "compute-bound": lambda one: (
+        "at no batch size" if one.turning_batch is None else f"from {one.turning_batch:,} sequences"
     ),
     "a million tokens cost": lambda one: money(one.cost_per_million),
 }
 
 
 def _fits(one: Plan) -> str:
-    return "yes" if one.fits else f"no: {one.smallest_count:,} would do"
-
-
-def _milliseconds(seconds: tuple[float, float]) -> str:
-    return span(1000 * seconds[0], 1000 * seconds[1], unit="ms")
+    """Returns "yes", or the number of accelerators that would do, with the layout if there are several."""
+    assert one.layout is not None and one.on is not None
+    if one.fits:
+        return "yes" if one.layout.ranks == one.on.count else f"yes, on {one.layout.ranks:,} ({one.layout})"
+    return f"no: {one.smallest_count:,} would do ({one.smallest})" if one.smallest is not None else "no"
 
 
 def generation(

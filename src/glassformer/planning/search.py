@@ -12,6 +12,7 @@ from rich.console import RenderableType
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.figures import seconds
 from glassformer.figures.terminal import Tabular, dim, size, unruled
 from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster
@@ -113,11 +114,11 @@ class Search(PrintedPlan, Tabular):
             if (step := one.time) is not None:
                 memory = one.memory["needed"]
                 rate = f"{step.tokens_per_second:,.0f}"
-                table.add_row(str(one.layout), f"{step.seconds:.3g} s", rate, size(memory), f"{memory / has:.0%}")
+                table.add_row(str(one.layout), seconds(step.seconds), rate, size(memory), f"{memory / has:.0%}")
         if self.fitting:
             yield table
         for large in self.too_large[:3]:
-            refused = f"{large.layout} would take {large.seconds:.3g} s and does not fit: {size(large.needed)}"
+            refused = f"{large.layout} would take {seconds(large.seconds)} and does not fit: {size(large.needed)}"
             yield dim(f"{refused}, {large.reason}")
         if not self.fitting:
             yield self.refused
@@ -156,9 +157,9 @@ def find_layouts(
     possible = list(layouts(config, batch, context, on))
     work = workload(config, context, dtype)
     if not possible:
-        near = max(n for n in range(1, on.count + 1) if batch % n == 0)
+        more = -(-batch // on.count) * on.count
         raise RequestError(
-            f"batch={batch}: no layout of {on.count} accelerators divides it; {near} accelerators would do",
+            f"no layout of {on.count} accelerators divides batch={batch}; give batch={more} (--batch {more})",
             code="conflict", field="batch", value=batch, expected=f"a multiple of {on.count}",
         )  # fmt: skip
     timed = {layout: step_time(work, batch, layout, on).seconds for layout in possible}

@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.figures import seconds
 from glassformer.figures.terminal import dim, size
 from glassformer.planning.planned import PrintedPlan, columns
 from glassformer.text import Tokens, prepare
@@ -65,11 +66,11 @@ class Timed(PrintedPlan):
     def beside(self, *others: Timed) -> Iterator[str | RenderableType]:
         plans = (self, *others)
         table = columns("", plans)
-        table.add_row("a training step", *(_milliseconds(one.step) for one in plans))
+        table.add_row("a training step", *(_spread(one.step) for one in plans))
         table.add_row("tokens a second", *(f"{one.step.tokens_per_second:,.0f}" for one in plans))
         if any(one.token is not None for one in plans):
             tokens = [one.token for one in plans]
-            table.add_row("a step of decoding", *("" if one is None else _milliseconds(one) for one in tokens))
+            table.add_row("a step of decoding", *("" if one is None else _spread(one) for one in tokens))
             rates = ("" if one is None else f"{one.tokens_per_second:,.0f}" for one in tokens)
             table.add_row("tokens written a second", *rates)
         yield table
@@ -80,19 +81,19 @@ class Timed(PrintedPlan):
         )
 
 
-def _milliseconds(pace: StepPace) -> str:
+def _spread(pace: StepPace) -> str:
     low, high = pace.spread
-    return f"{1e3 * pace.seconds:,.3g} ms ({1e3 * low:,.3g} to {1e3 * high:,.3g})"
+    return f"{seconds(pace.seconds)} ({seconds(low)} to {seconds(high)})"
 
 
-def timed(configs: Mapping[str, ModelConfig], contexts: Mapping[str, int], batch: int) -> dict[str, Timed]:
+def timed(configs: Mapping[str, ModelConfig], context: int, batch: int) -> dict[str, Timed]:
     """Builds each model and times its steps. Raises RequestError, before anything is built, for a model that does not
     fit the memory of this machine."""
     recipes = {}
     for name, config in configs.items():
         check_memory(name, config)
         recipes[name] = Recipe.of(
-            steps=10**6, tokens=None, batch_size=batch, context=contexts[name], compile=False,
+            steps=10**6, tokens=None, batch_size=batch, context=context, compile=False,
             objective=objective_of(config),
         )  # fmt: skip
     found = {}
@@ -100,11 +101,11 @@ def timed(configs: Mapping[str, ModelConfig], contexts: Mapping[str, int], batch
         recipe = recipes[name]
         how = machine.settings(recipe.device, recipe.dtype, recipe.threads, False)
         with tempfile.TemporaryDirectory() as folder:
-            text = text_of(Path(folder), batch * (contexts[name] + 1))
+            text = text_of(Path(folder), batch * (context + 1))
             step = paces({name: (config, recipe)}, text, seconds=LIMIT)[name]
-        own = config.replace(context=contexts[name])
-        token = decoding_pace(own, batch, contexts[name], how.device, seconds=LIMIT) if config.writes else None
-        found[name] = Timed(batch, contexts[name], step, token, how, name=name)
+        own = config.replace(context=context)
+        token = decoding_pace(own, batch, context, how.device, seconds=LIMIT) if config.writes else None
+        found[name] = Timed(batch, context, step, token, how, name=name)
     return found
 
 

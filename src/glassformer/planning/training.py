@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
-from glassformer.figures import days
+from glassformer.figures import days, seconds
 from glassformer.figures.terminal import dim, size, unruled
 from glassformer.parallel.layout import Layout
 from glassformer.planning.advice import advice
@@ -54,13 +54,13 @@ class TrainingPlan(PrintedPlan):
 
     @cached_property
     def time(self) -> StepTime | None:
-        """Of a step, on the plan's machines; None without any."""
+        """Time of a step on the plan's machines, if its memory sufficed; None without machines."""
         return None if self.on is None else step_time(self.work, self.batch, self.layout, self.on)
 
     @property
     def run(self) -> RunTime | None:
-        """Training on `tokens`; None without them, or without a machine."""
-        return None if self.time is None or self.tokens is None else self.time.run(self.tokens)
+        """Training on `tokens`; None without them, without a machine, or if the step does not fit."""
+        return None if self.time is None or self.tokens is None or not self.fits else self.time.run(self.tokens)
 
     def placed(self, on: Cluster | None, tokens: float | None = None) -> TrainingPlan:
         """The same on these machines. Raises RequestError where the layout has more or fewer ranks than they are."""
@@ -143,7 +143,8 @@ class TrainingPlan(PrintedPlan):
             "moments": {name: asdict(one) for name, one in self.moments.items()},
             "flops_per_token": self.work.model_flops, "step_flops": self.step_flops,
             "collectives": [asdict(one) for one in self.collectives],
-            **({} if self.time is None else {"time": self.time.to_dict()}),
+            **({} if self.on is None else {"fits": self.fits}),
+            **({} if self.time is None or not self.fits else {"time": self.time.to_dict()}),
             **({} if self.run is None else {"run": self.run.to_dict()}),
         }  # fmt: skip
 
@@ -166,23 +167,24 @@ class TrainingPlan(PrintedPlan):
         table.add_row("fullest moment", *(MOMENTS[one.fullest] for one in plans))
         for what in self.memory:
             if any(one.memory[what] for one in plans) and (self.on is not None or what != "needed"):
-                table.add_row(what, *(size(one.memory[what]) for one in plans))
+                table.add_row(MEMORY.get(what, what), *(size(one.memory[what]) for one in plans))
         table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans))
         if self.on is not None:
             has = self.on.machine.memory
             shares = [one.memory["needed"] / has for one in plans]
             table.add_row(f"of {size(has)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
-        steps = [one.time for one in plans if one.time is not None]
-        for what, of_step in STEP.items() if steps else ():
-            table.add_row(what, *map(of_step, steps))
-        runs = [one.run for one in plans if one.run is not None]
-        for what, of_run in RUN.items() if runs else ():
-            table.add_row(what, *map(of_run, runs))
+        steps = [one.time if one.fits else None for one in plans]
+        for what, of_step in STEP.items() if any(steps) else ():
+            if what != HFU or any(one.recompute != "none" for one in plans):
+                table.add_row(what, *("" if step is None else of_step(step) for step in steps))
+        runs = [one.run for one in plans]
+        for what, of_run in RUN.items() if any(runs) else ():
+            table.add_row(what, *("" if run is None else of_run(run) for run in runs))
         yield table
         yield dim(self.conditions)
         if self.on is not None:
             yield dim(self.on.priced)
-            if not steps[0].measured:
+            if any(step is not None and not step.measured for step in steps):
                 why = f"no training run of {self.on.machine.title} with such a layout has been fitted"
                 yield dim(f"{why}: times are a range")
         for one in plans:
@@ -207,14 +209,27 @@ class TrainingPlan(PrintedPlan):
         return f"{step}; {ranks}, {sequences}"
 
     def advised(self) -> Iterator[str]:
-        """Yields the changes of the layout and of the machine that would save most, in a line; nothing without a
-        machine."""
+        """Yields the changes of the layout and of the machine that would save most, in a line; if the step does not
+        fit, the first of a few changes with which it does. Nothing without a machine."""
+        if not self.fits:
+            yield self.remedy
+            return
         found = advice(self)
         layouts = [change for change in found if change.layout is not None][:1]
         machines = [change for change in found if change.layout is None][:1]
         saving = [f"{change.words} saves {change.saves:.0%} of a step" for change in (*layouts, *machines)]
         if saving:
             yield f"{self.name or 'this step'}: {'; '.join(saving)}"
+
+    @property
+    def remedy(self) -> str:
+        """The reason that no time is planned of a step that does not fit, and a change with which it fits."""
+        lean = self.layout.replace(micro=1)
+        no_time = f"{self.name or 'this step'} does not fit, so no time of it is planned"
+        for layout in (lean, lean.replace(recompute="full")):
+            if layout != self.layout and self.fits_with(layout):
+                return f"{no_time}; --layout {layout} does"
+        return f"{no_time}; --find searches layouts that do"
 
     def explained(self) -> Iterator[RenderableType]:
         """Yields every figure with its formula: memory at each moment, time by kind of work, collectives."""
@@ -228,7 +243,7 @@ class TrainingPlan(PrintedPlan):
                 table.add_row(what, *(size(value) if value else "" for value in values))
         table.add_row("total", *(size(memory.total) for memory in self.moments.values()), style="bold")
         yield table
-        if self.time is not None:
+        if self.time is not None and self.fits:
             table = unruled(self.name)
             for head in ("time of a step", "share", "roofline", "planned", "made of"):
                 left = head in ("time of a step", "made of")
@@ -236,8 +251,8 @@ class TrainingPlan(PrintedPlan):
             for kind in sorted(self.time.kinds, key=lambda kind: -kind.seconds):
                 rate = f"{kind.amount:.4g} {kind.unit} / {kind.rate:.4g} {kind.unit}/s"
                 table.add_row(
-                    kind.kind, f"{kind.seconds / self.time.seconds:.1%}", f"{1000 * kind.roof:.4g} ms",
-                    f"{1000 * kind.seconds:.4g} ms", f"{kind.formula}\n= {rate if kind.unit else f'{kind.amount:.3g}'}",
+                    kind.kind, f"{kind.seconds / self.time.seconds:.1%}", seconds(kind.roof),
+                    seconds(kind.seconds), f"{kind.formula}\n= {rate if kind.unit else f'{kind.amount:.3g}'}",
                 )  # fmt: skip
             yield table
         if self.collectives:
@@ -249,19 +264,22 @@ class TrainingPlan(PrintedPlan):
             yield table
 
 
+MEMORY = {
+    "margin": "allocator's margin", "reserved": "with the margin", "outside": "driver and NCCL",
+    "needed": "needed in all",
+}  # fmt: skip
+"""Names of rows, for entries of `TrainingPlan.memory` that do not explain themselves."""
+HFU = "HFU, with recomputation"
 STEP: dict[str, Callable[[StepTime], str]] = {
-    "time of a step": lambda one: _likely(one, 1000, "ms"),
+    "time of a step": lambda one: _likely(one),
     "tokens a second": lambda one: (
         f"{one.tokens_per_second:,.0f}"
         if one.measured
         else span(one.tokens / one.high, one.tokens / one.low, "{:,.0f}".format)
     ),
-    "MFU, with recomputation HFU": lambda one: (
-        f"{one.mfu:.1%}, {one.hfu:.1%}"
-        if one.measured
-        else span(one.mfu * one.seconds / one.high, one.mfu * one.seconds / one.low, "{:.1%}".format)
-    ),
-    "longest": lambda one: one.bound,
+    "MFU": lambda one: _share(one, one.mfu),
+    HFU: lambda one: _share(one, one.hfu),
+    "most time in": lambda one: one.bound,
 }
 RUN: dict[str, Callable[[RunTime], str]] = {
     "days": lambda one: span(one.low / DAY, one.high / DAY, days),
@@ -273,10 +291,17 @@ RUN: dict[str, Callable[[RunTime], str]] = {
 }
 
 
-def _likely(step: StepTime, times: float, unit: str) -> str:
-    """Returns number and interval, or the interval if this machine was not measured."""
-    between = span(times * step.low, times * step.high, "{:,.4g}".format, unit)
-    return f"{times * step.seconds:,.4g} {unit}, {between}" if step.measured else between
+def _likely(step: StepTime) -> str:
+    """Returns seconds and interval, or the interval if this machine was not measured."""
+    between = span(step.low, step.high, seconds)
+    return f"{seconds(step.seconds)}, {between}" if step.measured else between
+
+
+def _share(step: StepTime, of_peak: float) -> str:
+    """Returns a share of the peak, or its interval if this machine was not measured."""
+    if step.measured:
+        return f"{of_peak:.1%}"
+    return span(of_peak * step.seconds / step.high, of_peak * step.seconds / step.low, "{:.1%}".format)
 
 
 def check_workload(config: ModelConfig, batch: int, context: int) -> None:

@@ -32,7 +32,7 @@ COMMON = {"context", "batch"}
 PLACED = {*COMMON, "dtype", "machine", "nodes", "machines", "price", "explain", "out"}
 TAKES = {
     "generate": {*PLACED, "state_dtype", "weights"},
-    "train": {*PLACED, "tokens", "optimizer", "recompute", "layout", "weights", "loss", "finetune"},
+    "train": {*PLACED, "tokens", "optimizer", "recompute", "layout", "micro_batch", "weights", "loss", "finetune"},
     "find": {*PLACED, "tokens", "optimizer"},
     "here": COMMON,
 }
@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     optimizer: str
     recompute: str
     layout: Layout | str | None
+    micro_batch: int | None
     weights: str | None
     loss: str
     out: str | Path | None
@@ -104,6 +105,7 @@ def plan(
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
+    micro_batch: int | None = None,
     weights: str | None = None,
     loss: str = "chunked",
     finetune: str | None = None,
@@ -125,7 +127,8 @@ def plan(
     here
         Build the model and time a few training steps and decoding steps on this machine.
     context
-        Tokens of a sequence, 4096 or "4k"; by default the context that the model is trained for.
+        Tokens of a sequence, 4096 or "4k"; by default the context that the model is trained for, for several models the
+        shortest of theirs.
     batch
         Sequences in one batch; in training, of all ranks.
     dtype
@@ -150,6 +153,9 @@ def plan(
         Activations that the backward pass recomputes: "none", "selective", "alternate" or "full".
     layout
         Parallel layout, "dp=8,tp=2,zero=3,micro=1,recompute=full"; by default ZeRO stage 3 over all accelerators.
+    micro_batch
+        Sequences of one forward pass of a rank, as in `gf.train`; by default all of a rank. The same as micro=N in
+        `layout`.
     weights
         dtype of stored weights; by default `dtype`. "int8" and "int4" compute in `dtype`. In training: "float32", or
         "bfloat16" with float32 master weights.
@@ -196,25 +202,27 @@ def plan(
     step = _Step(batch, dtype_of(dtype), Recipe.of(tokens=1, optimizer=optimizer).optimizer, on, _tokens(tokens))
     state = None if state_dtype is None else dtype_of(state_dtype, "state_dtype")
     length = None if context is None else count(context, "context")
-    lengths = {name: config.context if length is None else length for name, config in named.items()}
-    for name, config in named.items():
-        check_workload(config, batch, lengths[name])
+    if length is None:
+        length = min(config.context for config in named.values())
+    for config in named.values():
+        check_workload(config, batch, length)
 
     def planned(name: str, config: ModelConfig) -> PrintedPlan:
         if mode == "find":
-            return step.search(name, config, lengths[name])
+            return step.search(name, config, length)
         if mode == "train":
-            return step.plan(config, lengths[name], layout, recompute, weights, loss, finetune)
+            return step.plan(config, length, layout, recompute, micro_batch, weights, loss, finetune)
         if generate and not config.writes:
             message = f"{name} is bidirectional and generates no text; leave out generate, or plan its training"
             raise RequestError(message, code="conflict", field="generate", value=name)
-        return generation(config, batch, lengths[name], step.dtype, state, weights, on)
+        return generation(config, batch, length, step.dtype, state, weights, on)
 
-    made = timed(named, lengths, batch) if mode == "here" else {
+    made = timed(named, length, batch) if mode == "here" else {
         name: replace(planned(name, config), name=name, explain=explain) for name, config in named.items()
     }  # fmt: skip
     several = isinstance(model, Mapping | list | tuple)
-    result = Plans(tuple(made.values())) if several else next(iter(made.values()))
+    shortened = {name: one.context for name, one in named.items() if one.context > length and context is None}
+    result = Plans(tuple(made.values()), length, shortened) if several else next(iter(made.values()))
     result = replace(result, command=command)
     if out is not None:
         result.report(out)
@@ -281,13 +289,14 @@ class _Step:
         context: int,
         layout: Layout | str | None,
         recompute: str,
+        micro_batch: int | None,
         weights: str | None,
         loss: str,
         finetune: str | None,
     ) -> TrainingPlan:
         on = self.on
         default = Layout(dp=on.count, zero=3) if on is not None and on.count > 1 else Layout()
-        shared = Layout.of(layout) if isinstance(layout, str) else layout or default
+        shared = (Layout.of(layout) if isinstance(layout, str) else layout or default).in_microbatches(micro_batch)
         if recompute != "none":
             shared = shared.recomputing(recompute)
         kept = weights or "float32"

@@ -12,6 +12,7 @@ from ..figures import (
     join,
     node_drawing,
     part_swatch,
+    seconds,
     si,
     stacked_bar,
     tag,
@@ -58,7 +59,7 @@ def _finding(one: dict[str, Any]) -> str:
         )
     if "time" in one:
         time = one["time"]
-        between = _span(time["low"], time["high"], _seconds)
+        between = _span(time["low"], time["high"], seconds)
         told.append(
             f"A step of {one['batch']:,} x {one['context']:,} tokens takes {between} on {time['ranks']:,} "
             f"{one['machine_title']}; what takes longest: {time['bound']}."
@@ -68,11 +69,12 @@ def _finding(one: dict[str, Any]) -> str:
         cost = run["cost"] and f", {_span(run['cost'][0], run['cost'][1], '{:,.0f}'.format)} {run['cost'][2]}"
         between = _span(run["days_low"], run["days_high"], days)
         told.append(f"{si(run['tokens'])} tokens take {between} days{cost or ''}.")
-    if one.get("fits") is False:
-        told.append(f"It does not fit; {one['smallest_count']:,} {one['machine_title']} would hold it.")
+    if one.get("fits") is False and "smallest" in one:
+        enough = one["smallest"] and f"; {one['smallest_count']:,} {one['machine_title']} would hold it"
+        told.append(f"It does not fit{enough or ''}.")
     if "decoding" in one:
         low, high = one["decoding"]["seconds"]
-        told.append(f"A token takes {_span(low, high, _seconds)} with {one['batch']:,} sequences at once.")
+        told.append(f"A token takes {_span(low, high, seconds)} with {one['batch']:,} sequences at once.")
     return " ".join(told)
 
 
@@ -123,7 +125,7 @@ def _time(one: dict[str, Any]) -> Markup | None:
     for kind in kinds:
         of = f"= {kind['amount']:.4g} {kind['unit']} / {kind['rate']:.4g} {kind['unit']}/s" if kind["unit"] else ""
         share = kind["seconds"] / time["seconds"]
-        rows.append((kind["kind"], _seconds(kind["seconds"]), f"{share:.1%}", _unfold(kind["formula"], of)))
+        rows.append((kind["kind"], seconds(kind["seconds"]), f"{share:.1%}", _unfold(kind["formula"], of)))
     if time["measured"]:
         told = f"{time['tokens_per_second']:,.0f} tokens a second, MFU {time['mfu']:.1%}, HFU {time['hfu']:.1%}."
     else:
@@ -156,10 +158,11 @@ def _decoding(one: dict[str, Any]) -> Markup | None:
     turn = found["turning_batch"]
     cost = found["cost_per_million"]
     rows = [
-        ("time of a step", _span(step[0], step[1], _seconds), "what it reads / bandwidth, or what it computes / peak"),
+        ("time of a decoding step", _span(step[0], step[1], seconds),
+         "what it reads / bandwidth, or what it computes / peak"),
         ("tokens a second", _span(rate[0], rate[1], "{:,.0f}".format), "of all sequences"),
-        ("a prompt that fills the context", _span(first[0], first[1], _seconds), "FLOPs of the prompt / peak"),
-        ("bound by products from", "no batch" if turn is None else f"{turn:,} sequences",
+        ("prefill of a full context", _span(first[0], first[1], seconds), "FLOPs of the prompt / peak"),
+        ("compute-bound", "at no batch size" if turn is None else f"from {turn:,} sequences",
          "states grow faster" if turn is None else "where both take as long"),
         ("a million tokens", "–" if cost is None else f"{_span(cost[0], cost[1], '{:,.2f}'.format)} {cost[2]}",
          "hours x price"),
@@ -194,10 +197,6 @@ def _bytes(value: float) -> str:
 
 def _some(value: float) -> str:
     return _bytes(value) if value else "–"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
 def _span(low: float, high: float, told: Callable[[float], str]) -> str:

@@ -37,6 +37,7 @@ def plan(
     optimizer: Optimizer = "adamw",
     recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
+    micro_batch: int | None = None,
     weights: Literal["float32", "bfloat16", "int8", "int4"] | None = None,
     loss: Literal["chunked", "in_place", "fused", "whole"] = "chunked",
     find: Flag = False,
@@ -52,7 +53,8 @@ def plan(
     models
         Model expressions NAME[@SIZE][+CHANGE...], for example llama-3-8b qwen3-8b+window:4096.
     context
-        Tokens of a sequence; by default the context that the model is trained for.
+        Tokens of a sequence; by default the context that the model is trained for, for several models the shortest of
+        theirs.
     batch
         Sequences in one batch.
     dtype
@@ -80,6 +82,8 @@ def plan(
         With --train, activations that the backward pass recomputes.
     layout
         With --train, the parallel layout: dp=8,tp=2,zero=3,micro=1,recompute=full.
+    micro_batch
+        With --train, sequences of one forward pass of a rank; by default all of a rank.
     weights
         dtype of stored weights; by default --dtype. int8 and int4 compute in --dtype. With --train: float32, or
         bfloat16 with float32 master weights.
@@ -102,8 +106,8 @@ def plan(
     planned = planning.plan(
         models, generate=generate, train=train, find=find, here=here, context=context, batch=batch,
         dtype=dtype, state_dtype=state_dtype, machine=machine, nodes=nodes, machines=machines, price=price,
-        explain=explain, tokens=tokens, optimizer=optimizer, recompute=recompute, layout=layout, weights=weights,
-        loss=loss, finetune=finetune, out=out, command=command_line(),
+        explain=explain, tokens=tokens, optimizer=optimizer, recompute=recompute, layout=layout,
+        micro_batch=micro_batch, weights=weights, loss=loss, finetune=finetune, out=out, command=command_line(),
     )  # fmt: skip
     show(planned, json)
 
