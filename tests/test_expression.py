@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from glassformer.architectures import FAMILIES, PRESETS, presets
+from glassformer.architectures import PRESETS, presets
 from glassformer.errors import RequestError
+from glassformer.names.known import FAMILIES
 from glassformer.naming import SIZES, parse, preset, words
 from glassformer.naming.loading import load
 from glassformer.parts.core.base import _CLASSES

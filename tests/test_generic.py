@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer
-from glassformer.architectures import FAMILIES
 from glassformer.config import ModelConfig, Stage
 from glassformer.introspection import capture, edit, sites
 from glassformer.model import Model
+from glassformer.names.known import FAMILIES
 from glassformer.naming import assign, preset
 from glassformer.parts.ffn import Experts
 from tests.plugin import toy_parts  # noqa: F401  # parts from outside the package, named as any other

@@ -36,7 +36,7 @@ from tools.imports import COMPUTED, SRC, dotted, files_used, imported, parsed, w
 LEVELS: list[set[str]] = [
     {"errors", "version", "thresholds"},
     {"files", "options", "units"},
-    {"figures", "machine"},
+    {"figures", "machine", "names"},
     {"parts"},
     {"model", "text"},
     {"config", "introspection"},

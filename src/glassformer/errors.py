@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, Literal
@@ -71,6 +72,21 @@ class RequestError(ValueError):
 
     exit_status = 2
 
+    def to_dict(self) -> dict[str, str]:
+        """Returns code, field and message, for programs.
+
+        Returns
+        -------
+        dict of str
+            Keys code, field, message.
+
+        Examples
+        --------
+        >>> gf.RequestError("seed is missing", code="missing", field="seed").to_dict()["field"]
+        'seed'
+        """
+        return {"code": self.code, "field": self.field, "message": str(self)}
+
     def __init__(self, message: str = "", *, code: Code, field: str, value: object = None, expected: str = ""):
         super().__init__(message or f"{field} must be {expected}, got {shown(repr(value))}")
         self.code, self.field, self.value, self.expected = code, field, value, expected
@@ -119,6 +135,21 @@ class WorkError(RuntimeError):
 
     exit_status = 1
 
+    def to_dict(self) -> dict[str, str]:
+        """Returns code, field and message, for programs; no field is at fault.
+
+        Returns
+        -------
+        dict of str
+            Keys code, field (empty), message.
+
+        Examples
+        --------
+        >>> gf.WorkError("the run diverged", code="diverged").to_dict()["code"]
+        'diverged'
+        """
+        return {"code": self.code, "field": "", "message": str(self)}
+
     def __init__(self, message: str, *, code: Code):
         super().__init__(message)
         self.code = code
@@ -138,6 +169,19 @@ def error_of(plain: list[Any]) -> RequestError | WorkError:
     """Makes an error of what `plain_error` returned: a WorkError where no field is at fault."""
     message, code, *field = plain
     return RequestError(message, code=code, field=field[0]) if field else WorkError(message, code=code)
+
+
+REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+"""Numbers of system errors that another path or permission avoids; the others are failures of the work."""
+
+
+def system_error(problem: OSError) -> RequestError | WorkError:
+    """Returns an error of the operating system as one of ours, in one form for every file."""
+    where = str(problem.filename or "a file")
+    message = f"{shown(where, 200)} cannot be read or written ({problem.strerror or problem})"
+    if problem.errno in REFUSALS:
+        return RequestError(message, code="disk", field=where, value=where)
+    return WorkError(message, code="disk")
 
 
 NO_MEMORY = "this needs more memory than the machine has"

@@ -105,9 +105,8 @@ def test_every_option_is_explained(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_verb_is_listed_by_the_first_line_of_its_docstring(verb: str) -> None:
     """The list is printed without importing the verbs."""
-    file, line = VERBS[verb]
-    described = getattr(import_module(f"glassformer.cli.verbs.{file}"), verb).__doc__
-    assert " ".join(described.split("\n\n")[0].split()) == line
+    described = getattr(import_module(f"glassformer.cli.verbs.{VERBS[verb].file}"), verb).__doc__
+    assert " ".join(described.split("\n\n")[0].split()) == VERBS[verb].line
 
 
 def test_help_of_a_verb_says_more_than_its_line_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import glassformer as gf
-from glassformer.architectures import FAMILIES
 from glassformer.conversion.weights import fold
 from glassformer.generation.prompt_cache import fingerprint
 from glassformer.model import Model
+from glassformer.names.known import FAMILIES
 from glassformer.parts import quantized
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear

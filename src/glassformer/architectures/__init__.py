@@ -4,6 +4,6 @@ A family name (`llama`, `bloom`) is one of its members, for use with a size: `ll
 million parameters. Each function describes the published model, even if a guide describes it otherwise.
 """
 
-from glassformer.architectures.table import FAMILIES, PRESETS, presets
+from glassformer.architectures.table import PRESETS, presets
 
-__all__ = ["FAMILIES", "PRESETS", "presets"]
+__all__ = ["PRESETS", "presets"]

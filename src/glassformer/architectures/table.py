@@ -110,28 +110,6 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "vit-base": vit_base,
 }
 
-FAMILIES: dict[str, str] = {
-    "llama": "llama-7b",
-    "mistral": "mistral-7b",
-    "qwen3": "qwen3-8b",
-    "bloom": "bloom-7b1",
-    "falcon": "falcon-7b",
-    "gpt-neox": "gpt-neox-20b",
-    "mpt": "mpt-7b",
-    "mamba": "mamba-130m",
-    "mamba2": "mamba2-130m",
-    "bert": "bert-base-mlm",
-    "roberta": "roberta-base",
-    "distilbert": "distilbert-base",
-    "modernbert": "modernbert-base",
-    "longformer": "longformer-base",
-    "bigbird": "bigbird-base",
-    "transformer": "transformer-base",
-    "t5": "t5-small",
-    "bart": "bart-base",
-    "marian": "opus-mt",
-}
-
 
 def presets() -> list[str]:
     """Returns the names of the published models, those that an expression may start with.

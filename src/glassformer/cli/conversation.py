@@ -7,6 +7,7 @@ import time
 
 from rich.console import Console
 
+from glassformer.cli import waiting
 from glassformer.cli.options import ChatOptions
 from glassformer.cli.running import building, put, ready
 from glassformer.cli.show import show
@@ -16,20 +17,21 @@ from glassformer.generation.conversation import Conversation
 from glassformer.naming.chatting import loaded_as, state_dtype
 
 
-def converse(expression: str, asked: ChatOptions, as_json: bool) -> None:
+def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | None = None) -> None:
     """Reads turns from the terminal or from standard input, one a line; Ctrl-C stops the answer, Ctrl-D the program."""
     asked, console = ready(asked), Console(stderr=True, highlight=False)
     talk = Conversation(
         loaded_as(expression, asked), asked, system=asked.system, dtype=state_dtype(asked), compiled=asked.compile,
         on_build=building,
     )  # fmt: skip
+    waiting.end()
     terminal = sys.stdin.isatty()
     if terminal:
         console.print(dim("Ctrl-C stops an answer, /new starts again, Ctrl-D or /quit ends"))
-    warned = False
+    warned, given = False, [] if first is None else [first]
     while True:
         try:
-            text = input("\n> " if terminal else "").strip()
+            text = given.pop() if given else input("\n> " if terminal else "").strip()
             warned = False
             if text in ("/quit", "/exit"):
                 break

@@ -14,22 +14,52 @@ from cyclopts import Parameter
 
 from glassformer import units
 from glassformer.errors import RequestError
+from glassformer.names.check import check_data, check_model
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions
 
 LONGEST_TEXT = 1_000_000
 """Characters of a file or of standard input that are read."""
 
 Flag = Annotated[bool, Parameter(negative="")]
+Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 Texts = Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)]
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """Mark of an option that names a model; `weights`: one with weights, `text`: one that reads text."""
+
+    weights: bool = False
+    text: bool = False
+
+    def check(self, value: str) -> None:
+        """Raises RequestError if there is certainly no such model."""
+        check_model(value, self.weights, self.text)
+
+
+@dataclass(frozen=True)
+class TextName:
+    """Mark of an option that names texts to read."""
+
+    def check(self, value: str) -> None:
+        """Raises RequestError if there are certainly no such texts."""
+        check_data(value)
+
+
+Named = Annotated[str, ModelName()]
+"""Name of a model, with or without weights."""
+NamedWithWeights = Annotated[str, ModelName(weights=True)]
 
 Expression = Annotated[
     str,
+    ModelName(),
     Parameter(
         help="A model expression NAME[@SIZE][+CHANGE...], for example gpt2@10m+rope; glassformer presets lists them."
     ),
 ]
 Data = Annotated[
     str,
+    TextName(),
     Parameter(
         help="Text: a file, a folder, - (standard input), a Hugging Face dataset (hf:owner/name), or a built-in corpus "
         "(python-docs, python-source).",
@@ -197,6 +227,7 @@ class GenerateOptions(TextOptions, DecodingOptions, PromptOptions):
     """Options of generate. Fields of the last base come first."""
 
     source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    draft: NamedWithWeights | None = None
     state: str | None = None
     n: int = 1
     logprobs: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -10,78 +11,153 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownCommandError, UnknownOptionError
 
-from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
+from glassformer.cli import waiting
+from glassformer.cli.parsing import parse
+from glassformer.errors import NO_MEMORY, Code, RequestError, WorkError, no_memory, printable, system_error
 from glassformer.version import __version__
 
-VERBS = {
-    "compare": ("training", "Train several models side by side under one budget and write a report."),
-    "train": ("training", "Train one model and leave a run folder: config, recipe, metrics, checkpoints."),
-    "generate": ("writing", "Generate text from one or more prompts."),
-    "embed": ("writing", "Turn texts into vectors, pooled and normalised as the model's folder says."),
-    "index": (
-        "writing",
-        "Split texts into passages and embed them into an index for glassformer ask.",
-    ),
-    "ask": (
-        "writing",
-        "Answer a question from an index of your texts: print the passages found with their scores, then the answer.",
-    ),
-    "chat": ("writing", "Talk with a model that has a chat template."),
-    "convert": (
-        "checkpoints",
-        "Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.",
-    ),
-    "check": (
-        "checkpoints",
-        "Verify a model numerically: decoding with and without cache, save and load, the published implementation.",
-    ),
-    "inspect": (
-        "checkpoints",
-        "Show the parts and the costs of a model; with --text, the activations inside it on that text.",
-    ),
-    "why": (
-        "training",
-        "Diagnose a failed run: the first statistic to deviate, the known failure that matches, and remedies.",
-    ),
-    "plan": (
-        "planning",
-        "Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.",
-    ),
-    "ablate": (
-        "laboratory",
-        "Turn one model into another, one change at a time, and measure the effect of each change on loss and cost.",
-    ),
-    "scale": (
-        "laboratory",
-        "Fit scaling laws: train models over a grid of sizes and budgets, or read a table of finished runs.",
-    ),
-    "run": ("laboratory", "Run an experiment from a file, such as recipes/gpt2-to-llama.yaml."),
-    "advise": (
-        "laboratory",
-        "Recommend parts of a model for a goal: the cost, the measured evidence and the open questions of each option.",
-    ),
-    "claims": (
-        "laboratory",
-        "Test published claims about transformers by experiment; without names, list all claims and their verdicts.",
-    ),
-    "presets": ("planning", "List the names, sizes and changes that a model expression is made of."),
-    "schema": ("planning", "Print the JSON Schema of the config files."),
+
+class Verb(NamedTuple):
+    """A verb in the list of them: its file in `verbs`, the first line of its docstring, an example to copy."""
+
+    file: str
+    line: str
+    example: str
+
+
+GROUPS: dict[str, dict[str, Verb]] = {
+    "Start here": {
+        "train": Verb(
+            "training",
+            "Train one model and leave a run folder: config, recipe, metrics, checkpoints.",
+            "train gpt2@1m --data python-docs --minutes 1 --out my_run",
+        ),
+        "generate": Verb(
+            "writing",
+            "Generate text from one or more prompts.",
+            'generate smollm2 "Once upon a time"',
+        ),
+        "chat": Verb(
+            "writing",
+            "Talk with a model that has a chat template.",
+            "chat smollm2",
+        ),
+        "inspect": Verb(
+            "checkpoints",
+            "Show the parts and the costs of a model; with --text, the activations inside it on that text.",
+            'inspect smollm2 "The cat sat on the mat"',
+        ),
+        "compare": Verb(
+            "training",
+            "Train several models side by side under one budget and write a report.",
+            "compare gpt2@1m llama@1m --data python-docs --minutes 1",
+        ),
+    },
+    "Models and their costs": {
+        "presets": Verb(
+            "planning",
+            "List the names, sizes and changes that a model expression is made of.",
+            "presets rope",
+        ),
+        "plan": Verb(
+            "planning",
+            "Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.",
+            "plan llama-3-8b qwen3-8b --machine h100",
+        ),
+        "convert": Verb(
+            "checkpoints",
+            "Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.",
+            "convert smollm2 smollm2.gguf",
+        ),
+        "check": Verb(
+            "checkpoints",
+            "Verify a model numerically: decoding with and without cache, save and load, the published implementation.",
+            "check llama@1m",
+        ),
+    },
+    "Your own texts": {
+        "embed": Verb(
+            "writing",
+            "Turn texts into vectors, pooled and normalised as the model's folder says.",
+            'embed minilm "a text" "another text"',
+        ),
+        "index": Verb(
+            "writing",
+            "Split texts into passages and embed them into an index for glassformer ask.",
+            "index python-docs --out my_index",
+        ),
+        "ask": Verb(
+            "writing",
+            "Answer a question from an index of your texts: print the passages found with their scores, then "
+            "the answer.",
+            'ask "How do I read a file?" --index my_index',
+        ),
+    },
+    "Experiments": {
+        "ablate": Verb(
+            "laboratory",
+            "Turn one model into another, one change at a time, and measure the effect of each change on "
+            "loss and cost.",
+            "ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M",
+        ),
+        "scale": Verb(
+            "laboratory",
+            "Fit scaling laws: train models over a grid of sizes and budgets, or read a table of finished runs.",
+            "scale gpt2 --data python-docs --sizes 0.3m,0.6m,1m --budgets 250k,1M",
+        ),
+        "run": Verb(
+            "laboratory",
+            "Run an experiment from a file, such as recipes/gpt2-to-llama.yaml.",
+            "run recipes/gpt2-to-llama.yaml",
+        ),
+        "claims": Verb(
+            "laboratory",
+            "Test published claims about transformers by experiment; without names, list all claims and "
+            "their verdicts.",
+            "claims gqa-cache",
+        ),
+        "advise": Verb(
+            "laboratory",
+            "Recommend parts of a model for a goal: the cost, the measured evidence and the open questions "
+            "of each option.",
+            "advise --goal chat",
+        ),
+        "why": Verb(
+            "training",
+            "Diagnose a failed run: the first statistic to deviate, the known failure that matches, and remedies.",
+            "why my_run",
+        ),
+        "schema": Verb(
+            "planning",
+            "Print the JSON Schema of the config files.",
+            "schema",
+        ),
+    },
 }
-"""Name of each verb -> its file in `verbs`, and its line in the list of them: the first of its docstring."""
+"""Verbs by what they are for, those that a beginner needs first."""
+VERBS: dict[str, Verb] = {name: verb for some in GROUPS.values() for name, verb in some.items()}
 
 app = App(
     name="glassformer",
     help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
+    help_epilogue="glassformer help VERB explains a verb; glassformer train --help does so too.",
     version=__version__,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # main says that it has stopped
 )
-for _name, (_file, _line) in VERBS.items():
-    app.command(f"glassformer.cli.verbs.{_file}:{_name}", name=_name, help=_line, help_format="markdown")
+for _at, (_heading, _verbs) in enumerate(GROUPS.items()):
+    _group = Group(_heading, sort_key=_at)
+    for _name, _verb in _verbs.items():
+        app.command(
+            f"glassformer.cli.verbs.{_verb.file}:{_name}", name=_name, help=_verb.line, help_format="markdown",
+            help_epilogue=f"Example: `glassformer {_verb.example}`", group=_group, sort_key=len(app._commands),
+        )  # fmt: skip
+_options = Group("Options", sort_key=len(GROUPS))
+app["--help"].group = app["--version"].group = (_options,)
 
 
 MOST_WORDS = 1000
@@ -129,8 +205,14 @@ def _refuse_ranks(arguments: list[str]) -> None:
 
 def _call_verb(arguments: list[str]) -> None:
     _refuse_ranks(arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
+    verb = VERBS.get(arguments[0]) if arguments else None
     with described(arguments):
-        app(arguments, exit_on_error=False, print_error=False)
+        call = parse(app, arguments, verb.example if verb else "")
+        if verb:
+            waiting.begin("loading")
+        call()
 
 
 def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]) -> int:
@@ -138,7 +220,7 @@ def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]
 
     0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C.
     """
-    trace = "--traceback" in arguments
+    trace, as_json = "--traceback" in arguments, "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
     try:
         if len(arguments) > MOST_WORDS:
@@ -148,6 +230,7 @@ def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]
             )  # fmt: skip
         with warnings_in_one_line():
             program(arguments)
+            sys.stdout.flush()
         status = 0
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else 0
@@ -155,25 +238,43 @@ def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except KeyboardInterrupt:
+        waiting.end()
         stands = "; the step that was saved before stands" if "--resume" in arguments else ""
         print(f"stopped{stands}", file=sys.stderr)
         status = 128 + signal.SIGINT
-    except (RequestError, WorkError, CycloptsError) as error:
-        if trace:
-            traceback.print_exc()
-        else:
-            print(f"glassformer: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        status = getattr(error, "exit_status", 2)
-    except (OSError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, OSError) and not no_memory(error):
+    except (RequestError, WorkError, CycloptsError, OSError, MemoryError, RuntimeError) as error:
+        told = _told(error)
+        if told is None:
             raise  # a defect of ours: its traceback is what helps
+        waiting.end()
         if trace:
             traceback.print_exc()
         else:
-            reason = str(error) if isinstance(error, OSError) else NO_MEMORY
-            print(f"glassformer: {' '.join(reason.split())}", file=sys.stderr)
-        status = 1
+            print(f"glassformer: {printable(' '.join(str(told).split()))}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": told.to_dict()}))
+        status = told.exit_status
+    finally:
+        waiting.end()
     return status
+
+
+def _told(error: Exception) -> RequestError | WorkError | None:
+    """Returns an error as one of ours; None for a defect."""
+    if isinstance(error, RequestError | WorkError):
+        return error
+    if isinstance(error, CycloptsError):
+        code: Code = "type"
+        if isinstance(error, MissingArgumentError):
+            code = "missing"
+        elif isinstance(error, UnknownOptionError | UnknownCommandError):
+            code = "unknown"
+        argument = getattr(error, "argument", None)
+        field = "arguments" if argument is None else argument.name.lstrip("-").lower().replace("-", "_")
+        return RequestError(str(error), code=code, field=field)
+    if isinstance(error, OSError):
+        return system_error(error)
+    return WorkError(NO_MEMORY, code="memory") if no_memory(error) else None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from glassformer import machine
+from glassformer.cli import waiting
 from glassformer.cli.options import TextOptions
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
@@ -62,10 +63,12 @@ def building() -> None:
 
 
 def say(text: str) -> None:
+    waiting.end()
     print(text, file=sys.stderr)
 
 
 def put(text: str) -> None:
     """Writes a piece of text at once."""
+    waiting.end()
     sys.stdout.write(text)
     sys.stdout.flush()

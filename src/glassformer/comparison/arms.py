@@ -13,8 +13,8 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
 from glassformer.machine import available_cores
+from glassformer.names.grammar import CHANGES, LONGEST, RECIPE
 from glassformer.naming import at_size, own_value, preset, resize, split_recipe
-from glassformer.naming.grammar import CHANGES, LONGEST, RECIPE
 from glassformer.naming.models import changed, split_changes
 from glassformer.naming.resolve import resolve
 from glassformer.runs.executor import Executor

@@ -1,7 +1,6 @@
 """Published checkpoints in and out: `gf.load`, `gf.save`."""
 
 from glassformer.conversion.checkpoints import (
-    PACKAGED,
     adapt,
     is_checkpoint,
     locate,
@@ -13,5 +12,5 @@ from glassformer.conversion.checkpoints import (
 )
 
 __all__ = [
-    "PACKAGED", "adapt", "is_checkpoint", "locate", "pack", "read_checkpoint", "read_config", "refuse_weights", "save",
+    "adapt", "is_checkpoint", "locate", "pack", "read_checkpoint", "read_config", "refuse_weights", "save",
 ]  # fmt: skip

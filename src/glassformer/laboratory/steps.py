@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from glassformer.comparison.arms import DesignArm
 from glassformer.config import ModelConfig, flatten
 from glassformer.errors import RequestError, shown
+from glassformer.names.grammar import CHANGES
 from glassformer.naming import words
 from glassformer.naming.changes import change_of
-from glassformer.naming.grammar import CHANGES
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.diff import GROUPS, group_of
 

@@ -11,10 +11,11 @@ changes of the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer
 Naming a preset imports neither a trainer nor a converter; only a NAME that is a file or a checkpoint does.
 """
 
+from glassformer.names.sizes import SIZES, shape
 from glassformer.naming.assign import assign
 from glassformer.naming.changes import changes, words
 from glassformer.naming.models import at_size, own_value, parse, preset, split_recipe, without_size
-from glassformer.naming.sizes import SIZES, resize, shape
+from glassformer.naming.sizes import resize
 
 __all__ = [
     "SIZES", "assign", "at_size", "changes", "own_value", "parse", "preset", "resize", "shape", "split_recipe",

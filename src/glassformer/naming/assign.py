@@ -6,7 +6,7 @@ from typing import Any
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.naming.grammar import RECIPE
+from glassformer.names.grammar import RECIPE
 from glassformer.parts.core.tree import read_value, set_value
 
 ALIASES = {

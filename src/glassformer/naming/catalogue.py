@@ -4,24 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from rich.console import RenderableType
 
-from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.architectures import PRESETS
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.figures.terminal import Printed, ruled
+from glassformer.names.known import FAMILIES
+from glassformer.names.sizes import SIZES
 from glassformer.naming.changes import changes, words
-from glassformer.naming.sizes import SIZES
+from glassformer.parts.core.words import Word
 
 
 @dataclass(frozen=True)
 class PresetCatalogue(Printed):
-    """Presets, families, sizes and changes that expressions are made of."""
+    """Presets, families, sizes and changes that expressions are made of, or those that contain a word."""
+
+    word: str = ""
+
+    @classmethod
+    def of(cls, word: str | None) -> Self:
+        """Returns the names that contain the word, all of them without one. Raises RequestError if none does."""
+        found = cls("" if word is None else word.lower().lstrip("+@"))
+        if not (found.presets or any(found.changes.values())):
+            known = [*PRESETS, *FAMILIES, *changes()]
+            raise RequestError(
+                f"no name or change contains {shown(repr(word))}{did_you_mean(found.word, known)}",
+                code="unknown", field="word", value=word,
+            )  # fmt: skip
+        return found
+
+    @property
+    def presets(self) -> list[str]:
+        """Published models whose name or family contains the word."""
+        families = {published: family for family, published in FAMILIES.items()}
+        return [name for name in PRESETS if self.word in name or self.word in families.get(name, "")]
+
+    @property
+    def changes(self) -> dict[str, list[Word]]:
+        """Short names that contain the word, by the axis of the part that declares them."""
+        return {axis: [one for one in some if self.word in f"{axis} {one}"] for axis, some in words().items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns presets with their parameters, families with their presets, sizes, and changes."""
-        counts = {name: make().num_params() for name, make in PRESETS.items()}
-        return {"presets": counts, "families": FAMILIES, "sizes": SIZES, "changes": changes()}
+        counts = {name: PRESETS[name]().num_params() for name in self.presets}
+        families = {family: name for family, name in FAMILIES.items() if name in counts}
+        short = [one.name for some in self.changes.values() for one in some]
+        return {"presets": counts, "families": families, "sizes": SIZES, "changes": short}
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields a table of the presets, the sizes, and the changes by the part that declares them."""
@@ -29,13 +59,16 @@ class PresetCatalogue(Printed):
         for heading in ("model", "parameters", "layers", "width", "family name"):
             table.add_column(heading)
         families = {published: family for family, published in FAMILIES.items()}
-        for name, make in PRESETS.items():
-            config = make()
+        for name in self.presets:
+            config = PRESETS[name]()
             sizes = (f"{config.num_params():,}", str(config.n_layers), str(config.d_model))
             table.add_row(name, *sizes, families.get(name, ""))
-        yield table
-        yield "sizes: " + ", ".join(f"@{name}" for name in SIZES)
+        if self.presets:
+            yield table
+        if not self.word:
+            yield "sizes: " + ", ".join(f"@{name}" for name in SIZES)
         yield "changes, by the part that declares them; a value is an example of its kind:"
-        for axis, some in words().items():
-            yield f"  {axis}: " + " ".join(f"+{word}" for word in some)
+        for axis, some in self.changes.items():
+            if some:
+                yield f"  {axis}: " + " ".join(f"+{word}" for word in some)
         yield "  any field: +path=value, such as +norm.eps=1e-6"

@@ -11,7 +11,8 @@ from itertools import cycle
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, stack_of
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError
+from glassformer.names.places import unknown_change
 from glassformer.naming.assign import ALIASES, OF_MIXER, assign
 from glassformer.parts.core.base import WORDS
 from glassformer.parts.core.init import Gpt2InitConfig
@@ -378,6 +379,4 @@ def change_of(text: str) -> Change:
         if word.change:
             return partial(each_mixer, change=word.change, value=fields[word.change])
         return lambda config: JOIN[part.axis](config, part, fields)
-    known = changes()
-    near = did_you_mean(name, known) or "; known: " + ", ".join(known) + ", and path=value"
-    raise RequestError(f"no change is named {name!r}{near}", code="unknown", field="change", value=name)
+    raise unknown_change(name, changes())

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.architectures import PRESETS
 from glassformer.conversion import checkpoints
-from glassformer.conversion.folder import is_folder
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
-from glassformer.naming import grammar
+from glassformer.names import grammar
+from glassformer.names.known import FAMILIES
+from glassformer.names.places import is_folder, without_weights
 from glassformer.naming.models import changed, parse, preset
 from glassformer.parts.quantized import QUANTIZED
 from glassformer.training import load_run
@@ -62,11 +63,7 @@ def load(
     dtype = None if dtype is None else dtype_of(dtype)
     name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:
-        here = f"; the folder here is ./{expression}" if grammar.exists(str(expression)) else ""
-        raise RequestError(
-            f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}",
-            code="missing", field="name", value=name,
-        )  # fmt: skip
+        raise without_weights(name, str(expression) if grammar.exists(str(expression)) else "")
     if size:
         raise RequestError(
             f"{expression}: a checkpoint keeps its size; leave @{size} out", code="conflict", field="size", value=size

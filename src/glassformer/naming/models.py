@@ -9,12 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig, TowerConfig, request_error
-from glassformer.errors import RequestError, did_you_mean
-from glassformer.naming import grammar
+from glassformer.errors import RequestError
+from glassformer.names import grammar
+from glassformer.names.known import FAMILIES, PACKAGED
+from glassformer.names.places import no_config, unknown
+from glassformer.names.sizes import is_size
 from glassformer.naming.changes import change_of, changes_mixers, of_mixers
-from glassformer.naming.sizes import is_size, resize
+from glassformer.naming.sizes import resize
 
 
 def preset(expression: str | Path) -> ModelConfig:
@@ -159,7 +162,7 @@ def _names_a_model(piece: str) -> bool:
     """True for NAME[@SIZE][+CHANGE...] of a model that has a name here: a folder called so does not hide it."""
     first, *wanted = grammar.CHANGES.split(piece)
     name, at, size = first.partition("@")
-    if not (name in PRESETS or name in FAMILIES or name in _packaged()) or (at and not is_size(size)):
+    if not (name in PRESETS or name in FAMILIES or name in PACKAGED) or (at and not is_size(size)):
         return False
     try:
         for change in wanted:
@@ -167,13 +170,6 @@ def _names_a_model(piece: str) -> bool:
     except RequestError:
         return False
     return True
-
-
-def _packaged() -> Sequence[str]:
-    """Names of checkpoints that come as a package."""
-    from glassformer.conversion import PACKAGED
-
-    return tuple(PACKAGED)
 
 
 def _named(name: str) -> ModelConfig:
@@ -188,15 +184,8 @@ def _named(name: str) -> ModelConfig:
         if (path / "config.yaml").is_file():
             return ModelConfig.from_file(path / "config.yaml")
         conversion.refuse_weights(path)
-        raise RequestError(
-            f"the folder {name} holds no config; name a run, a checkpoint or a config file",
-            code="missing", field="name", value=name,
-        )  # fmt: skip
+        raise no_config(path)
     if grammar.exists(name) and path.is_file():
         conversion.refuse_weights(path)
         return ModelConfig.from_file(path)
-    if grammar.looks_like_path(name):
-        raise RequestError(f"there is no file {name}", code="missing", field="name", value=name)
-    known = [*FAMILIES, *PRESETS, *_packaged()]
-    near = did_you_mean(name, known) or f"; known: {', '.join([*FAMILIES, *_packaged()])}; all are listed by presets"
-    raise RequestError(f"no model is named {name!r}{near}", code="unknown", field="name", value=name)
+    raise unknown(name)

@@ -1,13 +1,11 @@
-"""Sizes: those of a table, any between them by rule, and a config at one of them."""
+"""A config at another size."""
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from glassformer.errors import RequestError
-from glassformer.units import quantity
+from glassformer.names.sizes import shape
 
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig, Stage, TowerConfig
@@ -15,86 +13,6 @@ if TYPE_CHECKING:
     from glassformer.parts.head import HeadConfig
 
     Scaled = TypeVar("Scaled", EmbeddingConfig, HeadConfig)
-
-# size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
-SIZES: dict[str, tuple[int, int, int]] = {
-    "1m": (4, 128, 4),
-    "3m": (4, 256, 4),
-    "10m": (6, 384, 6),
-    "30m": (10, 512, 8),
-    "60m": (12, 640, 10),
-    "124m": (12, 768, 12),
-    "350m": (24, 1024, 16),
-    "774m": (36, 1280, 20),
-    "1.5b": (48, 1600, 25),
-    "3b": (36, 2560, 20),
-    "7b": (32, 4096, 32),
-    "13b": (40, 5120, 40),
-    "30b": (60, 6656, 52),
-    "70b": (80, 8192, 64),
-}
-SMALLEST, LARGEST = 1e4, 1e11
-"""Parameters of the layers of a size that is not in the table."""
-WIDE = 256
-"""From this width on heads have about 64 channels and widths are multiples of 32; below, 32 and 8."""
-
-
-def is_size(text: str) -> bool:
-    """Whether it is a size of the table, or a number of parameters such as 0.3m."""
-    try:
-        shape(text)
-    except RequestError:
-        return False
-    return True
-
-
-def shape(size: str) -> tuple[int, int, int]:
-    """(layers, d_model, heads) of a size: of the table, or of a number of parameters in the layers, 0.3m or 2.5m.
-
-    A number has the layers of the sizes around it, L, in between as logarithms are, and below the table as the third
-    root of the number; the width is the one nearest to the root of N / 12 L.
-
-    >>> shape("10m"), shape("0.1m")
-    ((6, 384, 6), (2, 64, 2))
-
-    Raises RequestError for what is neither."""
-    named = size.strip().lower()
-    if named in SIZES:
-        return SIZES[named]
-    wrong = RequestError(
-        f"no size is named {size!r}; sizes are {', '.join(SIZES)}, or a number of parameters between them: 0.3m",
-        code="unknown", field="size", value=size,
-    )  # fmt: skip
-    if not named.endswith(("k", "m", "b")):
-        raise wrong
-    try:
-        params = quantity(named, field="size")
-    except RequestError:
-        raise wrong from None
-    if not SMALLEST <= params <= LARGEST:
-        raise RequestError(code="range", field="size", value=size, expected="from 10k to 100b parameters")
-    layers = max(1, round(_layers(params)))
-    wanted = math.sqrt(params / (12 * layers))
-    step, channels = (32, 64) if wanted >= WIDE else (8, 32)
-    width = step * max(1, round(wanted / step))
-    return layers, width, min(_divisors(width), key=lambda n: abs(math.log(width / n / channels)))
-
-
-def _layers(params: float) -> float:
-    """Between the sizes of the table by logarithms, below them as the third root."""
-    known = sorted((12 * layers * width**2, layers) for layers, width, _ in SIZES.values())
-    if params <= known[0][0]:
-        return known[0][1] * (params / known[0][0]) ** (1 / 3)
-    for (small, few), (large, many) in pairwise(known):
-        if params <= large:
-            share = math.log(params / small) / math.log(large / small)
-            return few * (many / few) ** share
-    return known[-1][1]
-
-
-def _divisors(width: int) -> list[int]:
-    """Numbers of heads whose channels are even, as rotations need."""
-    return [n for n in range(1, width // 2 + 1) if width % (2 * n) == 0]
 
 
 def resize(config: ModelConfig, size: str) -> ModelConfig:

@@ -8,15 +8,16 @@ import stat
 import sys
 from pathlib import Path
 
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError
 from glassformer.files import cache_folder
+from glassformer.names.check import unknown_data
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
 from glassformer.text.files import COLUMN, open_file, open_folder, spool
 from glassformer.text.languages import PREFIX, open_pairs
 from glassformer.text.storage import OnProgress, silent
-from glassformer.text.tasks import TASKS, is_task, open_task
+from glassformer.text.tasks import is_task, open_task
 
 __all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]
 
@@ -64,7 +65,7 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL byte in the name
-        raise RequestError(_unknown(data, path), code="unknown", field="data", value=data) from None
+        raise unknown_data(data) from None
     except OSError as problem:  # it may lie in a folder that may not be entered
         raise RequestError(
             f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
@@ -81,12 +82,3 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         ) from problem
     with stream:
         return spool(stream, path.name, data, cache)
-
-
-def _unknown(data: str, path: Path) -> str:
-    try:
-        neighbours = [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
-    except OSError:
-        neighbours = []
-    hint = did_you_mean(data, [*neighbours, *EMBEDDED, *TASKS, *ALIASES])
-    return f"data={data!r} is no file, no folder and no embedded corpus ({', '.join(EMBEDDED)}){hint}"

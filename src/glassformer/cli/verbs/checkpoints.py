@@ -15,16 +15,20 @@ from glassformer.cli.options import (
     Expression,
     Flag,
     Json,
+    Named,
+    NamedWithWeights,
+    Text,
     command_line,
     text_of,
 )
+from glassformer.errors import RequestError
 
 FOLDER = "inspection"
 """Folder of the page and the figures, without --out and --json."""
 
 
 def convert(
-    source: str,
+    source: NamedWithWeights,
     out: str,
     /,
     *,
@@ -53,10 +57,10 @@ def convert(
 
 
 def check(
-    model: str,
+    model: Named,
     /,
     *,
-    reference: str | None = None,
+    reference: NamedWithWeights | None = None,
     text: str | None = None,
     seed: int = 0,
     tolerance: float | None = None,
@@ -94,15 +98,16 @@ def check(
 
 def inspect(
     model: Expression,
+    prompt: str | None = None,
     /,
     *,
-    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    text: Text = None,
+    source: Text = None,
     reading: Annotated[list[str] | None, Parameter(negative="")] = None,
-    against: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    against: Text = None,
     ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: str | None = None,
-    diff: str | None = None,
+    diff: Named | None = None,
     exports: Flag = False,
     quality: Flag = False,
     coord_check: Flag = False,
@@ -116,6 +121,8 @@ def inspect(
     ----------
     model
         Checkpoint, or model expression NAME[@SIZE][+CHANGE...] with random weights, for example llama@10m.
+    prompt
+        Input text, in quotes; the same as --text.
     text
         Input text (@FILE: text of a file, -: standard input). Shows attention maps, predictions of each layer (logit
         lens) and the surprisal of each token, in the terminal and on an offline page.
@@ -151,6 +158,11 @@ def inspect(
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory.inspection import inspect
 
+    if prompt is not None and text is not None:
+        raise RequestError(
+            "the text is given twice; leave --text or the other one out", code="conflict", field="text", value=text
+        )
+    text = prompt if text is None else text
     if text is not None or coord_check:
         machine.apply(machine.settings("cpu"))
         out = FOLDER if out is None and not json else out

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from glassformer.cli import waiting
 from glassformer.cli.options import (
     HERE,
     TRAINED,
@@ -19,6 +20,7 @@ from glassformer.cli.options import (
     Expression,
     Flag,
     Json,
+    Named,
     Trained,
     amounts,
     command_line,
@@ -28,11 +30,11 @@ from glassformer.cli.options import (
 
 
 def ablate(
-    base: str,
+    base: Named,
     /,
     *,
     data: Data,
-    to: str | None = None,
+    to: Named | None = None,
     changes: str | None = None,
     design: Literal["ladder", "factorial"] = "ladder",
     tokens: Count | None = None,
@@ -196,6 +198,7 @@ def run(
 
     about, steps = steps_of(file, out, seeds=seeds, tune=tune or None, watch=watch_interval(watch, None))
     executor = trains.made()
+    waiting.end()
     for words in [about] if about else []:
         print(words, file=sys.stderr)
     for step in steps:

@@ -13,13 +13,14 @@ from glassformer.cli.options import (
     Count,
     Flag,
     Json,
+    Named,
     Optimizer,
     command_line,
 )
 
 
 def plan(
-    models: Annotated[list[str], Parameter(negative="")],
+    models: Annotated[list[Named], Parameter(negative="")],
     /,
     *,
     context: Count | None = None,
@@ -112,12 +113,18 @@ def plan(
     show(planned, json)
 
 
-def presets(*, json: Json = False) -> None:
-    """List the names, sizes and changes that a model expression is made of."""
+def presets(word: str | None = None, /, *, json: Json = False) -> None:
+    """List the names, sizes and changes that a model expression is made of.
+
+    Parameters
+    ----------
+    word
+        Show only names and changes that contain it, for example: glassformer presets rope
+    """
     from glassformer.cli.show import show
     from glassformer.naming.catalogue import PresetCatalogue
 
-    show(PresetCatalogue(), json)
+    show(PresetCatalogue.of(word), json)
 
 
 def schema(*, json: Json = False) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from glassformer.cli import waiting
 from glassformer.cli.options import (
     HERE,
     RAN,
@@ -17,6 +18,7 @@ from glassformer.cli.options import (
     Expression,
     Flag,
     Json,
+    Named,
     Ran,
     WatchEvery,
     command_line,
@@ -25,7 +27,7 @@ from glassformer.cli.options import (
 
 
 def compare(
-    models: Annotated[list[str], Parameter(negative="")],
+    models: Annotated[list[Named], Parameter(negative="")],
     /,
     *,
     data: Data,
@@ -81,6 +83,7 @@ def compare(
     from glassformer.runs.live import ComparisonView
     from glassformer.units import share, whole_numbers
 
+    waiting.end()
     with ComparisonView(quiet=json) as view:
         found = comparison.compare(
             models, data, match=match, seeds=seeds, out=out, tune=tune, within=within,
@@ -181,6 +184,7 @@ def train(
     if begin_processes(processes, asked, quiet=json):
         return
     leads = one_voice()
+    waiting.end()
     with ComparisonView(quiet=json or not leads) as view:
         done = asked.train(view.event)
     if leads:

@@ -6,10 +6,12 @@ A verb imports what computes inside its function, so that its help imports no to
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from glassformer.cli import waiting
 from glassformer.cli.options import (
     AskOptions,
     ChatOptions,
@@ -17,12 +19,14 @@ from glassformer.cli.options import (
     Data,
     GenerateOptions,
     Json,
+    ModelName,
     Texts,
     standard_input,
 )
 
 Decoder = Annotated[
     str,
+    ModelName(weights=True, text=True),
     Parameter(
         help="A model with weights: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2 (if "
         "installed); +CHANGE modifies it, for example smollm2+window:256."
@@ -30,6 +34,7 @@ Decoder = Annotated[
 ]
 Encoder = Annotated[
     str,
+    ModelName(weights=True, text=True),
     Parameter(
         help="An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name."
     ),
@@ -38,30 +43,63 @@ Fields = Parameter(name="*", negative="")
 
 
 def generate(
-    model: Decoder, /, *, how: Annotated[GenerateOptions, Fields] = GenerateOptions(), json: Json = False
+    model: Decoder,
+    text: str | None = None,
+    /,
+    *,
+    how: Annotated[GenerateOptions, Fields] = GenerateOptions(),
+    json: Json = False,
 ) -> None:
-    """Generate text from one or more prompts."""
+    """Generate text from one or more prompts.
+
+    Parameters
+    ----------
+    text
+        Prompt, in quotes; the same as --prompt.
+    """
     from glassformer.cli.texts import write
 
     with standard_input():
-        write(model, how, json)
+        write(model, replace(how, prompt=[*([] if text is None else [text]), *(how.prompt or [])] or None), json)
 
 
-def chat(model: Decoder, /, *, how: Annotated[ChatOptions, Fields] = ChatOptions(), json: Json = False) -> None:
-    """Talk with a model that has a chat template."""
+def chat(
+    model: Decoder,
+    text: str | None = None,
+    /,
+    *,
+    how: Annotated[ChatOptions, Fields] = ChatOptions(),
+    json: Json = False,
+) -> None:
+    """Talk with a model that has a chat template.
+
+    Parameters
+    ----------
+    text
+        First message, in quotes.
+    """
     from glassformer.cli.conversation import converse
 
     with standard_input():
-        converse(model, how, json)
+        converse(model, how, json, text)
 
 
 def embed(
-    model: Encoder, /, *, text: Texts = None, file: str | None = None, out: str | None = None, json: Json = False
+    model: Encoder,
+    texts: Annotated[list[str] | None, Parameter(negative="")] = None,
+    /,
+    *,
+    text: Texts = None,
+    file: str | None = None,
+    out: str | None = None,
+    json: Json = False,
 ) -> None:
     """Turn texts into vectors, pooled and normalised as the model's folder says.
 
     Parameters
     ----------
+    texts
+        Texts, each in quotes.
     text
         Texts, each an option: --text "..." --text "...".
     file
@@ -73,8 +111,9 @@ def embed(
     from glassformer.cli.show import show
     from glassformer.runs.live import ComparisonView
 
+    waiting.end()
     with ComparisonView(quiet=json) as view:
-        found = retrieval.embed(model, text or [], file=file, out=out, progress=view.event)
+        found = retrieval.embed(model, [*(texts or []), *(text or [])], file=file, out=out, progress=view.event)
     if json:
         show(found, as_json=True)
     else:  # as they are: a console would break lines

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from glassformer.conversion.storage.base import TensorFile, opened
 from glassformer.conversion.storage.gguf import open_gguf
-from glassformer.conversion.storage.safetensors import WEIGHTS, SafetensorsFile, open_folder, pickled
+from glassformer.conversion.storage.safetensors import SafetensorsFile, open_folder
 from glassformer.errors import RequestError
+from glassformer.names.places import WEIGHTS, pickled
 
 FOREIGN = {
     b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",

@@ -38,6 +38,7 @@ from glassformer.conversion.storage.jsons import BadJSON, members, small, string
 from glassformer.conversion.storage.quants import DTYPES, NAMES
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors, staged
+from glassformer.names.places import INDEX, SINGLE, no_weights
 
 HEADER_BYTES = 32 << 20  # the reference allows 100 MB; 100,000 tensors take some 12
 METADATA_BYTES = 8 << 20  # text may need four times its size in memory
@@ -48,13 +49,6 @@ MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 60  # bounds strides where a dimension is 0
 LARGEST_DESCRIPTION = 4096  # bytes of one tensor's part of the header
 LARGEST_EXTRA = 1 << 16  # bytes of what an index says besides its weight_map
-
-SINGLE = "model.safetensors"
-INDEX = f"{SINGLE}.index.json"
-READ = (".safetensors", ".gguf")
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-WEIGHTS = frozenset((*READ, *PICKLED))
-"""How the names of files of weights end."""
 
 _COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
 PLAIN = re.compile(
@@ -160,7 +154,7 @@ def open_folder(folder: str | Path) -> TensorFile:
     if os.path.isfile(folder / SINGLE):
         return SafetensorsFile(folder / SINGLE)
     if not os.path.isfile(folder / INDEX):
-        raise RequestError(_nothing_in(folder), code="missing", field=SINGLE)
+        raise RequestError(no_weights(folder), code="missing", field=SINGLE)
     homes = _index(folder / INDEX)
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(SafetensorsFile(folder / name)) for name in sorted(set(homes.values()))}
@@ -206,26 +200,6 @@ def _index(path: Path) -> dict[str, str]:
             code="missing", field=missing[0],
         )  # fmt: skip
     return homes
-
-
-def _nothing_in(folder: Path) -> str:
-    try:
-        names = sorted(file.name for file in folder.iterdir())
-    except OSError as problem:
-        return f"{folder} cannot be read as a folder ({problem.strerror})"
-    if files := [name for name in names if name.endswith(READ)]:
-        return f"{folder} holds no {SINGLE}; give {quoted(files[0])}, which lies in it, by its own name"
-    if pickles := [name for name in names if name.endswith(PICKLED)]:
-        return pickled(folder / pickles[0])
-    return f"{folder} holds no {SINGLE}"
-
-
-def pickled(path: Path) -> str:
-    """The sentence about a file that is not opened."""
-    return (
-        f"{path} is a pickle, which can run code when it is opened, so it never is; where you trust it, convert it: "
-        f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {SINGLE!r})"
-    )
 
 
 def write_safetensors(

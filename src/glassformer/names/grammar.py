@@ -8,7 +8,7 @@ from pathlib import Path
 
 from glassformer.errors import LONGEST as SHOWN
 from glassformer.errors import RequestError, shown
-from glassformer.naming.sizes import SIZES
+from glassformer.names.sizes import SIZES
 
 LONGEST = 4096
 CHANGES = re.compile(r"\+(?=[A-Za-z_])")

@@ -1,0 +1,103 @@
+"""A command line -> the verb and its arguments, with everything that can be refused before torch is imported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import partial
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from cyclopts import App, MissingArgumentError, UnusedCliTokensError
+
+from glassformer.cli.options import ModelName, TextName
+from glassformer.errors import RequestError, shown
+from glassformer.names.grammar import RECIPE
+
+LENGTH = "a length (--minutes 1, or --tokens, --steps, --flops)"
+
+
+def parse(app: App, arguments: list[str], example: str) -> Callable[[], object]:
+    """Returns the call of the verb. Raises RequestError or an error of the parser.
+
+    Missing arguments are named all at once, with the example."""
+    try:
+        command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    except MissingArgumentError as problem:
+        if problem.keyword is not None or not example:  # an option without its value
+            raise
+        raise _lacking(arguments[0], [*_missing(app, arguments), *_missing_length(arguments)], example) from None
+    except UnusedCliTokensError as problem:
+        raise _unused(app, arguments[0], problem.unused_tokens or [], example) from None
+    values = list(_values(command, bound.arguments))
+    if example and (names := _missing_length(arguments)):
+        raise _lacking(arguments[0], names, example)
+    for value, mark in values:
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if one is not None:
+                mark.check(str(one))
+    return partial(command, *bound.args, **bound.kwargs)
+
+
+def _values(command: Callable[..., object], given: Mapping[str, Any]) -> Iterator[tuple[Any, ModelName | TextName]]:
+    """Yields each value that names a model or a text, with its mark."""
+    hints = get_type_hints(command, include_extras=True) if inspect.isfunction(command) else {}
+    for name, value in given.items():
+        yield from ((value, mark) for mark in _marks(hints.get(name)))
+        if is_dataclass(value) and not isinstance(value, type):
+            inner = get_type_hints(type(value), include_extras=True)
+            yield from ((getattr(value, field), mark) for field, hint in inner.items() for mark in _marks(hint))
+
+
+def _marks(hint: Any) -> list[ModelName | TextName]:
+    """Marks of an annotation, through lists and unions."""
+    own = [one for one in get_args(hint)[1:] if isinstance(one, ModelName | TextName)]
+    own = own if get_origin(hint) is Annotated else []
+    return [*own, *(mark for one in get_args(hint) for mark in _marks(one))]
+
+
+def _missing(app: App, arguments: list[str]) -> list[str]:
+    """Names of the required arguments that are missing: each is given a value in turn, until the parser finds none."""
+    found: list[str] = []
+    while True:
+        try:
+            app.parse_args(arguments, exit_on_error=False, print_error=False)
+            return found
+        except MissingArgumentError as problem:
+            assert problem.argument is not None
+            name = problem.argument.name
+            if name in found:
+                return found
+            found.append(name)
+            value = [f"{name}=x"] if name.startswith("-") else ["x"]
+            arguments = [arguments[0], *value, *arguments[1:]]
+        except Exception:  # about a value that is there, which is refused once nothing is missing
+            return found
+
+
+def _missing_length(arguments: list[str]) -> list[str]:
+    """The length of a run, if a verb that needs one has none."""
+    budgets = ("--minutes", "--tokens", "--steps", "--flops", "--resume", "--help", "-h")
+    given = any(word.partition("=")[0] in budgets or f"+{RECIPE}." in word for word in arguments)
+    return [] if arguments[0] not in ("train", "compare") or given else [LENGTH]
+
+
+def _lacking(verb: str, names: list[str], example: str) -> RequestError:
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    field = "budget" if names[0] == LENGTH else names[0].lstrip("-").lower().replace("-", "_")
+    return RequestError(
+        f"{verb} needs {listed}; for example: glassformer {example}", code="missing", field=field, expected=listed
+    )
+
+
+def _unused(app: App, verb: str, words: list[str], example: str) -> RequestError:
+    taken = [
+        one.name
+        for one in app[verb].assemble_argument_collection(parse_docstring=False)
+        if one.field_info.is_positional and not one.name.startswith("-")
+    ]
+    takes = f"{verb} takes {' '.join(taken)}" if taken else f"{verb} takes options only"
+    texts = {"PROMPT", "TEXT", "TEXTS", "QUESTION"} & set(taken)
+    quotes = "; a text of several words is put in quotes" if texts else ""
+    message = f"{shown(' '.join(words))} is not used: {takes}{quotes}; for example: glassformer {example}"
+    return RequestError(message, code="unknown", field="arguments", value=words, expected=takes)

@@ -1,0 +1,96 @@
+"""A whole expression, or the name of a text, refused if it names nothing. Torch is not needed."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from glassformer.errors import RequestError, did_you_mean, shown
+from glassformer.names import grammar, places
+from glassformer.names.known import CORPORA, DATA_PREFIXES, FAMILIES, PACKAGED, PRESETS, SHORT_NAMES, TASKS
+from glassformer.names.sizes import is_size, shape
+
+PARTS = "glassformer.parts"
+"""Group of the entry points of parts that are installed from outside; the package's own parts register in this module's
+place, and a part of a user's own with them."""
+
+
+def check_model(expression: str, weights: bool = False, text: bool = False) -> None:
+    """Raises RequestError for an expression that certainly names no model.
+
+    `weights` asks for a model with weights, `text` for one that reads text. An expression that passes may still be
+    refused when its files are read.
+    """
+    name, size, changes = grammar.parse(expression, names_a_model)
+    if name in PRESETS or name in FAMILIES:
+        if weights:
+            raise places.without_weights(name, str(expression) if grammar.exists(str(expression)) else "")
+    elif name in PACKAGED:
+        places.packaged(name)
+    elif name.startswith("hf:"):
+        places.hub_name(name)
+    else:
+        check_files(name, weights, text)
+    if size:
+        shape(size)
+    for change in changes:
+        check_change(change)
+
+
+def check_files(name: str, weights: bool, text: bool) -> None:
+    """Raises RequestError if the files of a checkpoint or config are certainly incomplete."""
+    path = places.existing(name)
+    if path is None:
+        raise places.unknown(name, weights)
+    if not path.is_dir():
+        return
+    if places.is_folder(path):
+        if weights and not any((path / file).exists() for file in (places.SINGLE, places.INDEX)):
+            raise RequestError(places.no_weights(path), code="missing", field=places.SINGLE)
+        if text and not (path / places.TOKENIZER).exists():
+            raise places.no_tokenizer(path)
+    elif not any((path / file).exists() for file in ("config.yaml", "latest")):
+        raise places.no_config(path)
+
+
+def check_change(change: str) -> None:
+    """Raises RequestError for a short name that no part has. Parts from outside may add some."""
+    name = change.partition(":")[0]
+    if "=" in change or name in SHORT_NAMES or PARTS in sys.modules or entry_points(group=PARTS):
+        return
+    raise places.unknown_change(name, SHORT_NAMES)
+
+
+def names_a_model(piece: str) -> bool:
+    """Returns True for NAME[@SIZE][+CHANGE...] of a model that has a name here: a folder called so does not hide it."""
+    first, *wanted = grammar.CHANGES.split(piece)
+    name, at, size = first.partition("@")
+    known = name in PRESETS or name in FAMILIES or name in PACKAGED
+    return (
+        known
+        and (not at or is_size(size))
+        and all("=" in one or one.partition(":")[0] in SHORT_NAMES for one in wanted)
+    )
+
+
+def check_data(data: str) -> None:
+    """Raises RequestError for the name of a text if there is certainly no such text."""
+    named = data in CORPORA or data.partition(":")[0] in TASKS or data.startswith(DATA_PREFIXES)
+    if not data or data == "-" or named or places.existing(data.partition(",column=")[0]) or places.existing(data):
+        return
+    raise unknown_data(data)
+
+
+def unknown_data(data: str) -> RequestError:
+    """Returns the refusal of a text that is not found, with the nearest names."""
+    path = Path(data)
+    try:
+        neighbours = [str(path.with_name(entry.name)) for entry in path.expanduser().parent.iterdir()]
+    except (OSError, ValueError, RuntimeError):
+        neighbours = []
+    hint = did_you_mean(data, [*neighbours, *CORPORA, *TASKS])
+    return RequestError(
+        f"data={shown(repr(data))} is no file, no folder and no embedded corpus ({', '.join(CORPORA)}){hint}",
+        code="unknown", field="data", value=data,
+    )  # fmt: skip

