@@ -150,6 +150,9 @@ class WorkError(RuntimeError):
         """
         return {"code": self.code, "field": "", "message": str(self)}
 
+    reported = False
+    """True if a printed value holds the failure already."""
+
     def __init__(self, message: str, *, code: Code):
         super().__init__(message)
         self.code = code

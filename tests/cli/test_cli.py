@@ -332,10 +332,11 @@ def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFi
 
 
 def test_an_out_below_a_file_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Told before the text is looked for."""
+    """Refused before the text is read."""
     (tmp_path / "file").write_text("")
+    (tmp_path / "empty").write_text("")
     out = tmp_path / "file" / "x"
-    assert main(["compare", TINY, "--data", str(tmp_path / "nowhere"), "--out", str(out), *PLAN]) == 2
+    assert main(["compare", TINY, "--data", str(tmp_path / "empty"), "--out", str(out), *PLAN]) == 2
     assert capsys.readouterr().err == f"glassformer: --out {out}: {tmp_path / 'file'} is a file; name a folder\n"
 
 

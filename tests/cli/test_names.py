@@ -1,4 +1,4 @@
-"""Names on the command line: refused at once, before torch is imported, and missing arguments told together."""
+"""Names on the command line: refused at once, before torch is imported, and missing arguments named together."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ def _missing(app: App, arguments: list[str]) -> list[str]:
             found.append(name)
             value = [f"{name}=x"] if name.startswith("-") else ["x"]
             arguments = [arguments[0], *value, *arguments[1:]]
-        except Exception:  # about a value that is there, which is refused once nothing is missing
+        except Exception:  # about a given value, which is refused once nothing is missing
             return found
 
 
 def _missing_length(arguments: list[str]) -> list[str]:
-    """The length of a run, if a verb that needs one has none."""
+    """The length of a run, if a verb needs it and has no option for it."""
     budgets = ("--minutes", "--tokens", "--steps", "--flops", "--resume", "--help", "-h")
     given = any(word.partition("=")[0] in budgets or f"+{RECIPE}." in word for word in arguments)
     return [] if arguments[0] not in ("train", "compare") or given else [LENGTH]

@@ -251,7 +251,7 @@ def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]
             traceback.print_exc()
         else:
             print(f"glassformer: {printable(' '.join(str(told).split()))}", file=sys.stderr)
-        if as_json:
+        if as_json and not getattr(told, "reported", False):
             print(json.dumps({"error": told.to_dict()}))
         status = told.exit_status
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from glassformer.cli import waiting
+from glassformer.errors import WorkError
 from glassformer.figures.terminal import Printed, output
 from glassformer.runs.live import ComparisonView
 
@@ -18,7 +19,11 @@ def show(value: Printed, as_json: bool) -> None:
         print(json.dumps(value.to_dict(), allow_nan=False))
     else:
         output().print(value, crop=False)
-    value.check()
+    try:
+        value.check()
+    except WorkError as problem:
+        problem.reported = as_json
+        raise
 
 
 def call_and_show(verb: Callable[..., Printed], *inputs: Any, as_json: bool, **options: Any) -> None:

@@ -91,6 +91,6 @@ def unknown_data(data: str) -> RequestError:
         neighbours = []
     hint = did_you_mean(data, [*neighbours, *CORPORA, *TASKS])
     return RequestError(
-        f"data={shown(repr(data))} is no file, no folder and no embedded corpus ({', '.join(CORPORA)}){hint}",
+        f"data={shown(repr(data))} names no file, no folder and no embedded corpus ({', '.join(CORPORA)}){hint}",
         code="unknown", field="data", value=data,
     )  # fmt: skip

