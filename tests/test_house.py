@@ -875,8 +875,9 @@ def test_the_table_of_parts_is_whole():
     assert EmbeddingConfig.kind == "embedding" and HeadConfig.kind == "head" and NormConfig.kind == ""
 
 
-JSON_ELSEWHERE = {"cli/verbs/planning.py"}
-"""Files of the command line that write JSON themselves: schema, which is JSON with --json and without."""
+JSON_ELSEWHERE = {"cli/verbs/planning.py", "cli/program.py"}
+"""Files of the command line that write JSON themselves: schema, which is JSON with --json and without; and the program,
+which writes an error before anything heavy is imported."""
 
 
 def writers_of_json(trees: dict[Path, ast.Module]) -> set[str]:
