@@ -34,7 +34,7 @@ from glassformer.parts.visibility import CausalConfig, LongformerConfig, Sliding
 from tools.imports import COMPUTED, SRC, dotted, files_used, imported, parsed, walk
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "thresholds"},
+    {"errors", "progress", "version", "thresholds"},
     {"files", "options", "units"},
     {"figures", "machine", "names"},
     {"parts"},

@@ -34,7 +34,7 @@ BYTES = ByteTokenizer()
 
 
 def conversation(folder: str, **asked: Any) -> Any:
-    how = {name: asked.pop(name) for name in ("system", "dtype", "compiled") if name in asked}
+    how = {name: asked.pop(name) for name in ("system", "context", "dtype", "compiled") if name in asked}
     return Conversation(gf.load(folder), GenerationOptions(**{"max_new_tokens": 10, **asked}), **how)
 
 
@@ -190,6 +190,92 @@ def test_turns_from_standard_input(talker: str, monkeypatch: pytest.MonkeyPatch,
     assert messages[2] == {"role": "assistant", "content": answer(talker, messages[:2])}
 
 
+@pytest.mark.parametrize("leave", ["exit", "quit", "/exit", "/quit"])
+def test_commands_are_answered_by_the_program(
+    leave: str, talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A word after a slash never reaches the model; a path does."""
+    lines = ["/help", "/foo bar", "/Help", "/etc/passwd holds what?", leave, "never"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    assert main(["chat", talker, "Hi!", "--max-new-tokens", "3", "--threads", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    asked = [one["content"] for one in json.loads(out)["messages"] if one["role"] == "user"]
+    assert asked == ["Hi!", "/etc/passwd holds what?"]
+    assert err.count("/new starts") == 3 and "/foo is not a command" in err
+
+
+def test_how_an_answer_ended_is_shown(talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def told(tokens: list[int], shown: Any = None) -> str:
+        script(monkeypatch, tokens)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Hi!\n"))
+        if shown is not None:
+            monkeypatch.setattr(chat, "put", shown)
+        assert main(["chat", talker, "--max-new-tokens", "4", "--threads", "1"]) == 0
+        return capsys.readouterr().err
+
+    def interrupted(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    assert "(" not in told([*b"ok", 256])
+    assert "(cut at 4 tokens) 4 tokens" in told([*b"abcd"])
+    assert "(an empty answer) 0 tokens" in told([256])
+    assert "(stopped) " in told([*b"abcd"], interrupted)
+
+
+@pytest.mark.parametrize(("asked", "context"), [(None, 256), (64, 64), (256, 256)])
+def test_the_context_is_the_models_own_or_asked_for(talker: str, asked: int | None, context: int):
+    talk = conversation(talker, context=asked, max_new_tokens=500)
+    assert talk.context == context
+    list(talk.answer("x" * (context // 2)))
+    assert context - 10 < len(talk.session.read(talk.messages)[0])
+
+
+def test_a_context_above_the_models_is_refused(talker: str):
+    with refused(code="range", field="context"):
+        conversation(talker, context=257)
+
+
+def test_a_long_context_grows(talker: str, monkeypatch: pytest.MonkeyPatch):
+    """The state starts small, and the answers are those of a state made at once."""
+    module = import_module("glassformer.generation.conversation")
+    monkeypatch.setattr(module, "STATE_TOKENS", 100)
+    talk = conversation(talker)
+    messages: list[dict[str, str]] = []
+    for text in ("Hi!", "What is a cat?"):
+        messages.append({"role": "user", "content": text})
+        said = "".join(talk.answer(text))
+        assert said == answer(talker, messages)
+        messages.append({"role": "assistant", "content": said})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminal")
+def test_a_pasted_text_of_several_lines_is_one_message(talker: str):
+    """Bracketed paste in a real terminal: ESC [200~ and ESC [201~ around the text, as xterm sends it."""
+    pytest.importorskip("readline")
+    import pty
+
+    command = [sys.executable, "-m", "glassformer", "chat", talker, "--max-new-tokens", "3", "--seed", "1", "--json"]
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    patience = Timer(120, process.kill)
+    patience.start()
+    seen, keys = b"", [b"\x1b[200~one\ntwo\nthree\x1b[201~\r", b"exit\r"]
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        seen += piece
+        if keys and seen.count(b"\n> ") > 2 - len(keys):
+            os.write(ours, keys.pop(0))
+    patience.cancel()
+    os.close(ours)
+    assert process.wait(timeout=60) == 0 and not keys
+    document = json.loads(seen[seen.index(b'{"messages"') :].splitlines()[0])
+    assert document["messages"][0]["content"] == "one\ntwo\nthree"
+
+
 def test_a_turn_that_is_refused_leaves_no_trace(
     talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -271,14 +357,14 @@ def test_a_narrow_state_and_a_bias(talker: str):
     ],
 )
 def test_a_wrong_request_does_not_wait_for_the_model(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    talker: str, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def fetch(*_: Any) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(chat, "loaded_as", fetch)
     monkeypatch.setattr(machine, "apply", lambda chosen: None)
-    assert main(["chat", "smollm2", *arguments]) == 2
+    assert main(["chat", talker, *arguments]) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1
 

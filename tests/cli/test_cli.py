@@ -125,7 +125,7 @@ def test_train_generate_and_inspect_a_run(source: Path, tmp_path: Path, capsys: 
     summary = json.loads(capsys.readouterr().out)
     assert (summary["status"], summary["steps"], summary["tokens"]) == ("ok", 6, 768)
     assert main(["generate", run, "--prompt", "line", "--max-new-tokens", "5", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    (made,) = json.loads(capsys.readouterr().out)["texts"]
     assert (made["tokens"], len(made["text"])) == (5, 5)
     assert main(["inspect", run, "--diff", TINY, "--json"]) == 0
     difference = json.loads(capsys.readouterr().out)["diff"]

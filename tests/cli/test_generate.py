@@ -47,22 +47,64 @@ def run(capsys: Said, *arguments: str, status: int = 0) -> tuple[str, str]:
 
 
 def made(capsys: Said, *arguments: str, status: int = 0) -> dict[str, Any]:
-    return json.loads(run(capsys, *arguments, "--json", status=status)[0])
+    return flat(run(capsys, *arguments, "--json", status=status)[0])
+
+
+def flat(document: str) -> dict[str, Any]:
+    """The document; of a single text, with its fields at the top too."""
+    found: dict[str, Any] = json.loads(document)
+    return {**found["texts"][0], **found} if len(found["texts"]) == 1 else found
 
 
 def test_the_likeliest_text(model: str, capsys: Said):
     out, err = run(capsys, model, "--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--ignore-eos")
     assert out == PROMPT + BYTES.decode(greedy(model, PROMPT, 20)) + "\n"
-    assert err.startswith("16 tokens read, the first after ") and "20 written, " in err and "tokens/s; state" in err
+    assert (
+        err.startswith("16 tokens read, the first word after ") and "20 written, " in err and "tokens/s; state" in err
+    )
     assert len(err.splitlines()) == 1
 
 
-def test_json_of_one_text_has_its_fields_at_the_top(model: str, capsys: Said):
-    found = made(capsys, model, "--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--ignore-eos")
+def test_json_has_one_shape(model: str, capsys: Said):
+    options = ["--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--ignore-eos", "--json"]
+    found, both = (json.loads(run(capsys, model, *more, *options)[0]) for more in ([], [PROMPT]))
+    assert found.keys() == both.keys() and both["texts"] == 2 * found["texts"]
     text = {"prompt": PROMPT, "text": BYTES.decode(greedy(model, PROMPT, 20)), "tokens": 20, "finish": "length"}
-    assert {name: found[name] for name in text} == text and found["texts"] == [text]
+    assert found["texts"] == [text]
     assert found["tokens_per_second"] > 0 and found["seconds_to_first_token"] > 0
     assert found["state_bytes"] == gf.load(model).config.state_bytes(36, torch.float32)
+
+
+def test_prompts_from_json_lines_give_json_lines(model: str, capsys: Said, tmp_path: Path):
+    """Each line keeps its other fields, and is what its prompt gives by itself, in the order of the file."""
+    options = ["--max-new-tokens", "5", "--temperature", "0", "--ignore-eos"]
+    rows: list[Any] = [{"id": 7, "prompt": PROMPT}, "a", {"prompt": "The quick brown fox", "text": "old"}] * 7
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    out, err = run(capsys, model, "--prompts", str(tmp_path / "in.jsonl"), *options)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert len(lines) == len(rows) and len(err.splitlines()) == 1
+    for row, line in zip(rows[:3] * 7, lines, strict=True):
+        prompt = row if isinstance(row, str) else row["prompt"]
+        given = {"prompt": row} if isinstance(row, str) else row
+        text = BYTES.decode(greedy(model, prompt, 5))
+        assert line == {**given, "prompt": prompt, "text": text, "tokens": 5, "finish": "length"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "field"),
+    [
+        ('{"prompt": "a"}\n{"prompt"', "syntax", "prompts:2"),
+        ('{"text": "a"}', "missing", "prompts:1.prompt"),
+        ("[1]", "missing", "prompts:1.prompt"),
+        ('""', "missing", "prompts:1.prompt"),
+        ("\n", "missing", "prompts"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(text: str, code: str, field: str, model: str, capsys: Said, tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text(text)
+    error = json.loads(run(capsys, model, "--prompts", str(tmp_path / "in.jsonl"), "--json", status=2)[0])["error"]
+    assert (error["code"], error["field"]) == (code, field)
+    assert run(capsys, model, "Hi", "--prompts", str(tmp_path / "in.jsonl"), status=2)[0] == ""
 
 
 def test_several_prompts_say_what_each_says_alone(model: str, capsys: Said):
@@ -333,8 +375,8 @@ WRONG = [
     (["--beams", "3", "--n", "4"], "n=4 is more than beams=3"),
     (["--beams", "3", "--top-p", "0.9"], "beams search for the most likely text"),
     (["--beams", "3", "--speculate"], "beams does not go with speculate"),
-    (["--speculate", "--draft", "x"], "speculate does not go with draft"),
-    (["--draft", "x", "--state", "x"], "draft does not go with state"),
+    (["--speculate", "--draft", "MODEL"], "speculate does not go with draft"),
+    (["--draft", "MODEL", "--state", "x"], "draft does not go with state"),
     (["--speculate", "--prompt", "y"], "speculate does not go with several prompts"),
     (["--logprobs", "2"], "--logprobs are printed with --json"),
     (["--threads", "0"], "threads=0"),
@@ -353,14 +395,15 @@ WRONG = [
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[says for _, says in WRONG])
 def test_a_wrong_request_does_not_wait_for_the_model(
-    arguments: list[str], says: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+    model: str, arguments: list[str], says: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ):
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(import_module("glassformer.naming.chatting"), "load", load)
     monkeypatch.setattr(machine, "apply", lambda chosen: None)
-    assert main(["generate", "smollm2", "--prompt", "x", *arguments]) == 2
+    given = [model if one == "MODEL" else one for one in arguments]
+    assert main(["generate", model, "--prompt", "x", *given]) == 2
     said = capsys.readouterr()
     assert says in said.err and len(said.err.splitlines()) == 1 and said.out == ""
 
@@ -461,9 +504,9 @@ def test_ctrl_c_before_the_first_token(
         monkeypatch.setattr(Model, "hidden_states", stopped)
     values = {"--state": [str(tmp_path / "kept")], "--draft": [model]}
     out, err = run(capsys, model, "--prompt", PROMPT, *more, *values.get(" ".join(more), []), status=130)
-    assert "the first after" not in err and list(tmp_path.iterdir()) == []
+    assert "the first word after" not in err and list(tmp_path.iterdir()) == []
     if more == ["--json"]:
-        found = json.loads(out)
+        found = flat(out)
         assert (found["finish"], found["seconds_to_first_token"]) == ("cancelled", None)
     else:
         assert err.startswith("16 tokens given; 0 written; state")
@@ -562,7 +605,7 @@ def test_a_device_says_the_same(model: str, capsys: Said, tmp_path: Path, more: 
     with elsewhere.device(double=False) as name:
         out, err = run(capsys, *asked, "--json")
         again = made(capsys, *asked) if "--state" in more else None
-    there = json.loads(out)
+    there = flat(out)
     on = "" if "bf16" in more else f"on {name}\n"  # only the CPU lays weights out
     assert err.startswith(on)
     if "--quantize" in more:  # products of packed weights are rounded to bf16, differently on each device

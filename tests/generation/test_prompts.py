@@ -122,7 +122,7 @@ def test_a_special_token_is_a_stop_string(as_json: bool, tmp_path: Path, capsys:
     given = ["--prompt", "to be", "--stop", "<|end|>", "--logit-bias", f"{end}=100", "--max-new-tokens", "40"]
     assert main(["generate", str(place), *given, *(["--json"] if as_json else [])]) == 0
     out = capsys.readouterr().out
-    assert json.loads(out)["finish"] == "stop" if as_json else out.strip() == "to be"
+    assert json.loads(out)["texts"][0]["finish"] == "stop" if as_json else out.strip() == "to be"
 
 
 def test_a_padded_vocabulary_writes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

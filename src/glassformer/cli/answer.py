@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from glassformer.cli.options import AskOptions
-from glassformer.cli.running import INTERRUPTED, put, ready, say
+from glassformer.cli.running import INTERRUPTED, loading, put, ready, say
 from glassformer.cli.show import show
 from glassformer.figures.terminal import dim
 from glassformer.naming.chatting import loaded_as, state_dtype
@@ -20,8 +20,9 @@ def answer(
 ) -> None:
     """Shows the answer to a question. Ends the program as Ctrl-C does if it was pressed."""
     asked = ready(asked)
-    opened = Index(folder, encoder)
-    asker = Asker(opened, loaded_as(model, asked), state_dtype(asked), name=model, compiled=asked.compile)
+    with loading(as_json):
+        opened = Index(folder, encoder)
+        asker = Asker(opened, loaded_as(model, asked), state_dtype(asked), name=model, compiled=asked.compile)
     reply = asker.submit(question, k, asked)
     if not as_json:
         put("".join(f"{line}\n" for line in source_lines(reply.sources)))

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from contextlib import suppress
 
 from rich.console import Console
 
 from glassformer.cli import waiting
 from glassformer.cli.options import ChatOptions
-from glassformer.cli.running import building, put, ready
+from glassformer.cli.running import building, loading, put, ready
 from glassformer.cli.show import show
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.figures.terminal import dim
 from glassformer.generation.conversation import Conversation
 from glassformer.naming.chatting import loaded_as, state_dtype
+
+LEAVE = ("/quit", "/exit", "quit", "exit")
+HELP = """/new starts a new conversation
+/quit ends the program, as do exit, quit and Ctrl-D
+/help shows these lines
+Ctrl-C stops an answer
+A text of several lines that is pasted is one message."""
+COMMAND = re.compile(r"/[A-Za-z]+(?!\S)")
+"""Start of a line that is for the program, not for the model."""
 
 
 def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | None = None) -> None:
     """Reads turns from the terminal or from standard input, one a line; Ctrl-C stops the answer, Ctrl-D the program."""
     asked, console = ready(asked), Console(stderr=True, highlight=False)
+    with loading(as_json):
+        loaded = loaded_as(expression, asked)
     talk = Conversation(
-        loaded_as(expression, asked), asked, system=asked.system, dtype=state_dtype(asked), compiled=asked.compile,
-        on_build=building,
+        loaded, asked, system=asked.system, context=asked.context,
+        dtype=state_dtype(asked), compiled=asked.compile, on_build=building,
     )  # fmt: skip
     waiting.end()
     terminal = sys.stdin.isatty()
     if terminal:
-        console.print(dim("Ctrl-C stops an answer, /new starts again, Ctrl-D or /quit ends"))
+        _paste_whole()
+        console.print(dim("Ctrl-C stops an answer, /new starts again, /help lists more, Ctrl-D or /quit ends"))
     warned, given = False, [] if first is None else [first]
     while True:
         try:
             text = given.pop() if given else input("\n> " if terminal else "").strip()
             warned = False
-            if text in ("/quit", "/exit"):
+            if text in LEAVE:
                 break
             if text == "/new":
                 talk.restart()
+            elif text and COMMAND.match(text):
+                unknown = "" if text == "/help" else f"{shown(text.split()[0])} is not a command. "
+                console.print(dim(f"{unknown}{HELP}"))
             elif text:
                 _turn(talk, console, text, as_json)
         except EOFError:
@@ -48,6 +65,14 @@ def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | No
             console.print(dim("\nCtrl-C again, Ctrl-D or /quit ends"))
     if as_json:
         show(talk, as_json)
+
+
+def _paste_whole() -> None:
+    """Reads a pasted text of several lines as one line, where GNU readline is installed."""
+    with suppress(ImportError):
+        import readline
+
+        readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 def _turn(talk: Conversation, console: Console, text: str, as_json: bool) -> None:
@@ -64,4 +89,6 @@ def _turn(talk: Conversation, console: Console, text: str, as_json: bool) -> Non
     if not as_json:
         print()
         speed = talk.new / (time.perf_counter() - began)
-        console.print(dim(f"{talk.new} tokens, {speed:.1f} tokens/s"))
+        ended = {"cancelled": "(stopped) ", "length": f"(cut at {talk.new} tokens) "}.get(talk.finish or "", "")
+        empty = "" if talk.new or ended else "(an empty answer) "
+        console.print(dim(f"{ended}{empty}{talk.new} tokens, {speed:.1f} tokens/s"))

@@ -205,6 +205,8 @@ class ChatOptions(TextOptions):
     """Largest number of tokens of one answer."""
     system: str | None = None
     """System message."""
+    context: Count | None = None
+    """Largest number of tokens of the conversation; by default the model's context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,9 @@ class PromptOptions:
     """Prompt; - reads standard input, which is also the default. Repeatable: several are decoded in one batch."""
     prompt_file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     """File that holds the prompt; - is standard input."""
+    prompts: str | None = None
+    """File of prompts as JSON lines, each {"prompt": TEXT} or a text in quotes. Prints a JSON line for each text, with
+    the other fields of its line."""
 
 
 @dataclass(frozen=True, kw_only=True)

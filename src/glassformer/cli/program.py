@@ -211,7 +211,7 @@ def _call_verb(arguments: list[str]) -> None:
     with described(arguments):
         call = parse(app, arguments, verb.example if verb else "")
         if verb:
-            waiting.begin("loading")
+            waiting.begin(f"{arguments[0]} starts")
         call()
 
 

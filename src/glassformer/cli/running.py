@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from glassformer.cli.options import TextOptions
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
 from glassformer.naming.chatting import device_of
+from glassformer.runs.live import View
 
 TOP_K = 40
 """Top-k sampling of verbs that generate text, unless top_k, top_p, min_p or typical_p is given."""
@@ -56,6 +58,14 @@ def biases(given: Iterable[str]) -> dict[int, float]:
                 f"logit_bias={text!r}: write ID=VALUE, such as 42=-100", code="syntax", field="logit_bias", value=text
             ) from None
     return found
+
+
+@contextmanager
+def loading(quiet: bool) -> Iterator[None]:
+    """Shows how far a model is loaded inside."""
+    waiting.end()
+    with View(quiet=quiet):
+        yield
 
 
 def building() -> None:

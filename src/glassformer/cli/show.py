@@ -26,6 +26,12 @@ def show(value: Printed, as_json: bool) -> None:
         raise
 
 
+def show_line(fields: dict[str, Any]) -> None:
+    """Prints one line of JSON at once."""
+    waiting.end()
+    print(json.dumps(fields, allow_nan=False), flush=True)
+
+
 def call_and_show(verb: Callable[..., Printed], *inputs: Any, as_json: bool, **options: Any) -> None:
     """Calls a verb of the library with its progress on standard error, and prints its value. Options
     without a value keep the defaults of the verb. Raises WorkError if the work failed."""

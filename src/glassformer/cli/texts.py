@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
+from typing import Any
 
 from glassformer.cli.options import GenerateOptions
-from glassformer.cli.running import INTERRUPTED, building, put, ready, say
-from glassformer.cli.show import show
-from glassformer.errors import RequestError
+from glassformer.cli.running import INTERRUPTED, building, loading, put, ready, say
+from glassformer.cli.show import show, show_line
+from glassformer.cli.start import STARTED
+from glassformer.errors import RequestError, shown
 from glassformer.generation.engine import LONGEST_PROMPT
 from glassformer.generation.texts import GeneratedTexts, TextRun, heading
 from glassformer.naming.chatting import loaded_as, state_dtype
@@ -17,30 +21,43 @@ from glassformer.text.documents import utf8
 def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
     """Generates texts and shows them. Ends the program as Ctrl-C does if it was pressed."""
     asked, interrupted = ready(asked), False
+    if asked.prompts is not None and (asked.prompt or asked.prompt_file):
+        raise RequestError(
+            "--prompts names all prompts; leave the others out", code="conflict", field="prompts", value=asked.prompts
+        )
     asked.check(len(asked.prompt or ()) + (asked.prompt_file is not None), asked.compile)
-    if asked.logprobs is not None and not as_json:
+    if asked.logprobs is not None and not as_json and asked.prompts is None:
         raise RequestError(
             "--logprobs are printed with --json; give both", code="conflict", field="logprobs", value=asked.logprobs
         )
-    prompts = read_prompts(asked)
+    records = None if asked.prompts is None else read_records(asked.prompts)
+    prompts = read_prompts(asked) if records is None else [record["prompt"] for record in records]
     try:
-        loaded, dtype = loaded_as(expression, asked), state_dtype(asked)
+        with loading(as_json):
+            loaded, dtype = loaded_as(expression, asked), state_dtype(asked)
         run = TextRun(loaded, prompts, asked, dtype=dtype, compiled=asked.compile, on_build=building)
     except KeyboardInterrupt:  # before there was anything to show
         say("stopped")
         raise SystemExit(INTERRUPTED) from None
     if run.not_applied:
         say(f"the model's folder has {', '.join(run.not_applied)}, which is not applied here")
-    view = _View(run, as_json)
+    view = _View(run, as_json or records is not None)
+    lines = None if records is None else _Lines(run, records)
     try:
         if not run.start(None if asked.draft is None else loaded_as(asked.draft, asked)):
             say(f"{asked.state} does not hold the start of this prompt; it is written again")
-        view.follow()
+        if lines is None:
+            view.follow()
+        else:
+            lines.follow()
     except KeyboardInterrupt:
         interrupted = True
-    found = run.result()
+    found = replace(run.result(), before=run.began - STARTED)
     view.finish(found)
-    if not as_json:
+    if lines is not None:
+        lines.finish(found)
+        say(found.summary)
+    elif not as_json:
         say(found.summary)
         found.check()
     else:
@@ -84,6 +101,60 @@ class _View:
             self.complete.add(i)
 
 
+class _Lines:
+    """Prints a line of JSON for each text, in the order of the prompts, as soon as those before it are complete."""
+
+    def __init__(self, run: TextRun, records: list[dict[str, Any]]):
+        self.run, self.printed = run, 0
+        self.records = [record for record in records for _ in range(len(run.prompts) // len(records))]
+
+    def follow(self) -> None:
+        complete: set[int] = set()
+        for i, _, done in self.run:
+            complete |= {i} if done else set()
+            while self.printed in complete:
+                self._print(self.run.so_far())
+
+    def finish(self, found: GeneratedTexts) -> None:
+        """Prints the texts that are left, as far as they came."""
+        while self.printed < len(found.completions):
+            self._print(found)
+
+    def _print(self, found: GeneratedTexts) -> None:
+        show_line({**self.records[self.printed], **found.facts(self.printed)})
+        self.printed += 1
+
+
+def read_records(path: str) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines, each with its prompt. Raises RequestError."""
+    text = sys.stdin.read() if path == "-" else read_file(path, "prompts", None)
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {shown(path)}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise RequestError(f"{where} is not JSON", code="syntax", field=f"prompts:{number}") from None
+        record = {"prompt": record} if isinstance(record, str) else record
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
+            message = f'{where} has no prompt; write {{"prompt": "TEXT"}} or "TEXT"'
+            raise RequestError(message, code="missing", field=f"prompts:{number}.prompt")
+        check_prompt(record["prompt"])
+        records.append(record)
+    if not records:
+        raise RequestError(f"{shown(path)} holds no prompts", code="missing", field="prompts", value=path)
+    return records
+
+
+def check_prompt(text: str) -> None:
+    """Raises RequestError for a prompt that is far too long, or not a text."""
+    if len(text) > LONGEST_PROMPT:
+        raise RequestError(f"the prompt has more than {LONGEST_PROMPT:,} characters", code="range", field="prompt")
+    utf8(text, "the prompt")
+
+
 def read_prompts(asked: GenerateOptions) -> list[str]:
     """Returns the prompts. Raises RequestError for one that is empty, far too long, or not a text."""
     named = [*(asked.prompt or ()), *([] if asked.prompt_file is None else [None])]
@@ -100,23 +171,24 @@ def read_prompts(asked: GenerateOptions) -> list[str]:
                 "the prompt is empty; give --prompt TEXT, --prompt-file, or text on standard input",
                 code="missing", field="prompt",
             )  # fmt: skip
-        if len(text) > LONGEST_PROMPT:
-            raise RequestError(f"the prompt has more than {LONGEST_PROMPT:,} characters", code="range", field="prompt")
-        utf8(text, "the prompt")
+        check_prompt(text)
         prompts.append(text)
     return prompts
 
 
-def read_file(path: str) -> str:
+def read_file(path: str, field: str = "prompt_file", most: int | None = LONGEST_PROMPT + 1) -> str:
+    """Returns the text of a file, at most `most` characters of it. Raises RequestError."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return file.read(LONGEST_PROMPT + 1)
+            return file.read(most)
     except UnicodeDecodeError as problem:
         raise RequestError(
             f"{path} holds the byte {problem.object[problem.start]:#04x}; it must be UTF-8",
-            code="damaged", field="prompt_file", value=path,
+            code="damaged", field=field, value=path,
         ) from None  # fmt: skip
     except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", "") or problem
         raise RequestError(
-            f"--prompt-file: {path!r} cannot be read ({problem})", code="missing", field="prompt_file", value=path
-        ) from None
+            f"--{field.replace('_', '-')}: {shown(repr(path))} cannot be read ({reason})",
+            code="disk", field=field, value=path,
+        ) from None  # fmt: skip

@@ -210,8 +210,8 @@ def train(
     callbacks
         `Callback` objects, called at every step.
     progress
-        True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
-        receives the events of `glassformer.runs.events`.
+        True shows progress on standard error (bars on a terminal and in a notebook, lines elsewhere), False shows
+        nothing, and a function receives the events of `glassformer.runs.events`.
     tokenizer
         "auto", "byte", "char", "bpe:SIZE", a tokenizer.json, or a `Tokenizer`.
     vocab_size

@@ -82,8 +82,8 @@ def compare(
         `Callback` objects, called at every step of every run that is trained. Runs then take this process, and no
         `executor` may be given.
     progress
-        True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
-        receives the events of `glassformer.runs.events`.
+        True shows progress on standard error (bars on a terminal and in a notebook, lines elsewhere), False shows
+        nothing, and a function receives the events of `glassformer.runs.events`.
     command
         What the report names as the command that repeats it; by default one that reads design.yaml.
     **options

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from glassformer.model import Model
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import UNTRAINED
+from glassformer.progress import counted
 
 LARGE = 1 << 18
 """Values of a tensor from which on the threads that unpack it are chosen."""
@@ -60,7 +62,8 @@ def fill(
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[TensorPiece, Packed]]] = {}
-    for path, parameter, pieces in list(names.pieces(modules)):
+    places = list(names.pieces(modules))
+    for path, parameter, pieces in counted(f"loading {Path(file.path).name}", places, len(places)):
         owner, _, leaf = path.rpartition(".")
         module = modules[owner]
         if theirs.lacks(pieces):

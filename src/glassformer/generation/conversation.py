@@ -15,7 +15,7 @@ from glassformer.generation.session import Ready, Session
 from glassformer.options import GenerationOptions
 
 STATE_TOKENS = 4096
-"""Largest number of tokens of a conversation, whatever the model's context: its state is made once."""
+"""Tokens up to which the state is made once; for a longer context it grows, and the conversation is read again then."""
 
 
 class Conversation(Printed):
@@ -29,6 +29,8 @@ class Conversation(Printed):
         How each answer is generated.
     system
         System message; None for none.
+    context
+        Largest number of tokens of the conversation; by default the model's context.
     dtype
         Dtype of the decode state; None for that of the weights.
     compiled
@@ -48,18 +50,26 @@ class Conversation(Printed):
         options: GenerationOptions,
         *,
         system: str | None = None,
+        context: int | None = None,
         dtype: torch.dtype | None = None,
         compiled: bool = False,
         on_build: Callable[[], object] | None = None,
     ):
         self.loaded, self.options, self.system = loaded, options, system
-        self.context = min(loaded.config.context, STATE_TOKENS)
+        if context is not None and not 0 < context <= loaded.config.context:
+            raise RequestError(
+                f"context={context}: this model reads 1 to {loaded.config.context:,} tokens; add +context=TOKENS to "
+                "its name to go further",
+                code="range", field="context", value=context,
+            )  # fmt: skip
+        self.context = context or loaded.config.context
         self.session = Session(
             loaded, slots=1, dtype=dtype, compiled=compiled, kept=1, answers=True, on_build=on_build
         )  # fmt: skip
         _ = self.session.template  # or it is refused
         Sampling.of(options).check(loaded.model.vocab_size)
-        self.session.reserve(self.context)
+        if compiled or context is not None or self.context <= STATE_TOKENS:
+            self.session.reserve(self.context)
         self.restart()
 
     def restart(self) -> None:
@@ -67,6 +77,8 @@ class Conversation(Printed):
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self.new = 0
         """Number of tokens of the last answer."""
+        self.finish: str | None = None
+        """Reason for which the last answer ended."""
 
     def lines(self) -> Iterator[str]:
         """Yields the messages, each after its role."""
@@ -82,7 +94,7 @@ class Conversation(Printed):
         ids, _ = self.session.read([*self.messages, asked])
         if (room := self.context - len(ids)) <= 1:
             raise RequestError(
-                f"this conversation has {len(ids)} tokens of at most {self.context}; /new starts another",
+                f"this conversation has {len(ids)} tokens of at most {self.context:,}; /new starts another",
                 code="range", field="prompt", value=len(ids),
             )  # fmt: skip
         most = min(self.options.max_new_tokens or room, room)
@@ -93,5 +105,6 @@ class Conversation(Printed):
         finally:
             found = reply.so_far()
             reply.cancel()
+            self.finish = found.finish_reason
             self.new = len(found.tokens) - (found.tokens[-1:] != [] and found.tokens[-1] in self.loaded.model.ends)
             self.messages.append({"role": "assistant", "content": found.text})

@@ -42,6 +42,8 @@ class GeneratedTexts(Printed):
     """Seconds until the first new token; None without one."""
     state_bytes: int
     """Bytes of the decode state."""
+    before: float = 0.0
+    """Seconds before `seconds` starts, in which the program starts and the model is loaded."""
     guesses: Mapping[str, int] = field(default_factory=dict)
     """Counts of speculative decoding: draft tokens proposed, those accepted, and passes of the model."""
 
@@ -67,7 +69,10 @@ class GeneratedTexts(Printed):
     def summary(self) -> str:
         """Tokens, times and sizes in one line."""
         new, given = sum(self.counts), self.prompt_tokens
-        read = "given" if self.first is None else f"read, the first after {self.first:.2f} s"
+        read = "given"
+        if self.first is not None:
+            loaded = f" ({self.before:.1f} s of them to load)" if self.before else ""
+            read = f"read, the first word after {self.before + self.first:.2f} s{loaded}"
         rate = f", {self.tokens_per_second:.1f} tokens/s" if new else ""
         parts = [f"{given:,} token{'s' * (given != 1)} {read}", f"{new:,} written{rate}"]
         parts.append(f"state {size(self.state_bytes)}")
@@ -81,18 +86,19 @@ class GeneratedTexts(Printed):
             raise WorkError(error, code="diverged")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what `--json` prints: a text's fields are also at the top if there is only one."""
-        texts = [self._facts(*row) for row in zip(self.prompts, self.completions, self.counts, strict=True)]
+        """Returns what `--json` prints, in one shape for one text and for several."""
         return {
-            **(texts[0] if len(texts) == 1 else {}),
-            "texts": texts,
+            "texts": [self.facts(i) for i in range(len(self.completions))],
             "tokens_per_second": self.tokens_per_second,
             "seconds_to_first_token": self.first,
+            "seconds_before": self.before,
             "state_bytes": self.state_bytes,
             **({"guesses": dict(self.guesses)} if self.guesses else {}),
         }
 
-    def _facts(self, prompt: str, one: Completion, count: int) -> dict[str, Any]:
+    def facts(self, i: int) -> dict[str, Any]:
+        """Returns text `i` with its prompt, for programs."""
+        prompt, one, count = self.prompts[i], self.completions[i], self.counts[i]
         facts: dict[str, Any] = {"prompt": prompt, "text": one.text, "tokens": count, "finish": one.finish_reason}
         facts |= {name: value for name in ("error", "score") if (value := getattr(one, name)) is not None}
         if one.logprobs is not None:
@@ -169,7 +175,7 @@ class TextRun:
         self.prompt_tokens = sum(map(len, self.ids)) + memory * len(read)
         self.replies: list[Reply] = []
         self._found: list[Completion] = []
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         self._first: float | None = None
 
     @property
@@ -191,7 +197,7 @@ class TextRun:
             if draft.tokenizer is not None:
                 check_same_tokens(self.tokenizer, draft.tokenizer, f"draft={options.draft}")
             proposer = Draft(draft.model)
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         if options.beams is not None:
             self._search(options.beams)
             return True
@@ -220,17 +226,20 @@ class TextRun:
 
     def result(self) -> GeneratedTexts:
         """Ends the texts that are not complete, and returns all of them as far as they came."""
-        ended, found = time.perf_counter(), self._found
         for reply in self.replies:
             reply.cancel()
-            found = [*found, reply.so_far()]
+        return self.so_far()
+
+    def so_far(self) -> GeneratedTexts:
+        """Returns the texts as far as they came."""
+        ended, found = time.perf_counter(), [*self._found, *(reply.so_far() for reply in self.replies)]
         if not found and self.options.beams is None and len(self.prompts) == 1:  # interrupted before it was submitted
             found = [Completion("", [], "cancelled")]
         run = self.replies[0].speculation if self.replies else None
         return GeneratedTexts(
             prompts=self.prompts[: len(found)], completions=found, spelled=lambda i: self.tokenizer.decode([i]),
-            ends=frozenset(self.loaded.model.ends if self.options.stop_at_eos else ()), seconds=ended - self._began,
-            first=self._first and self._first - self._began, prompt_tokens=self.prompt_tokens,
+            ends=frozenset(self.loaded.model.ends if self.options.stop_at_eos else ()), seconds=ended - self.began,
+            first=self._first and self._first - self.began, prompt_tokens=self.prompt_tokens,
             guesses={} if run is None else {name: getattr(run, name) for name in ("proposed", "accepted", "passes")},
             state_bytes=self.state_bytes,
         )  # fmt: skip

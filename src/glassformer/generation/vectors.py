@@ -18,8 +18,8 @@ from glassformer.introspection import at_rest
 from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.head import Pool, pool
+from glassformer.progress import silent
 from glassformer.text import OnProgress, Tokenizer
-from glassformer.text.storage import silent
 from glassformer.text.tokenizers import FileTokenizer
 
 TOKENS = 1024

@@ -21,8 +21,8 @@ from glassformer.conversion.storage import writable
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.figures.terminal import Printed, size, unbroken
 from glassformer.machine import dtype_of
-from glassformer.naming.resolve import ModelLike, name_of, resolve
-from glassformer.runs.events import Notify, ReadingEvent
+from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.runs.events import Notify
 from glassformer.runs.live import shown
 from glassformer.training import training_of
 
@@ -133,10 +133,8 @@ def convert(
         near = did_you_mean(named, list(FILE_TYPES)) or f"; use {', '.join(FILE_TYPES)}"
         raise RequestError(f"dtype={named}{near}", code="unknown", field="dtype", value=named)
     path = writable(out, file=kind == "gguf")
-    with shown(progress) as notify:
-        notify(ReadingEvent(stage=f"reading {name_of(source)}", done=0, total=None))
+    with shown(progress):
         loaded = resolve(source, weights=True)
-        notify(ReadingEvent(stage=f"writing {path}", done=0, total=None))
         if kind == "gguf":
             family = write_gguf(loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"], ends=loaded.ends)
         else:

@@ -173,8 +173,8 @@ def check(
     largest
         Size of weights, in bytes, above which checks that write the model to disk are skipped.
     progress
-        True shows progress on standard error if that is a terminal or a notebook, False shows nothing, and a function
-        receives the events of `glassformer.runs.events`.
+        True shows progress on standard error (bars on a terminal and in a notebook, lines elsewhere), False shows
+        nothing, and a function receives the events of `glassformer.runs.events`.
 
     Returns
     -------
@@ -196,9 +196,10 @@ def check(
     rows: list[Row] = []
     with shown(progress) as notify:
         given = {"reference": reference, "text": text, "seed": seed, "tolerance": tolerance}
+        notify(ReadingEvent(stage=f"checks of {name_of(model)} done", done=0, total=None))
         for row in checks(model, largest=count(largest, "largest"), **given):  # type: ignore[arg-type]
             rows.append(row)
-            notify(ReadingEvent(stage=row.check, done=len(rows), total=None))
+            notify(ReadingEvent(stage=f"checks of {name_of(model)} done", done=len(rows), total=None))
     return Proof(tuple(rows), name_of(model))
 
 

@@ -16,6 +16,7 @@ from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.quantized import quantize
+from glassformer.progress import silent
 from glassformer.text import (
     EvaluationWindows,
     OnProgress,
@@ -25,7 +26,6 @@ from glassformer.text import (
     split,
     token_shards,
 )
-from glassformer.text.storage import silent
 from glassformer.training.evaluate import score
 
 CONTEXT = 512

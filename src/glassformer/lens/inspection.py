@@ -24,7 +24,7 @@ from glassformer.lens.page.words import spelled_text, speller
 from glassformer.lens.reading import Reading
 from glassformer.lens.terminal import inspection_lines, reading_lines
 from glassformer.parts.precision import wide
-from glassformer.text.storage import OnProgress, silent
+from glassformer.progress import OnProgress, silent
 
 if TYPE_CHECKING:
     from glassformer.model import Model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from glassformer.figures.terminal import clock, decimals
+from glassformer.progress import listened
 from glassformer.runs import events
-from glassformer.runs.events import Notify, silent
+from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.results import RunResult
 
+FIRST = 1.0
+"""Seconds of a stage before its first line, and before the time left is estimated."""
 PATIENCE = 5.0
 """Seconds between two lines of progress, if standard error draws no bars."""
 
@@ -24,15 +26,17 @@ PATIENCE = 5.0
 def shown(progress: bool | Notify) -> Iterator[Notify]:
     """Gives the function that receives the events of a verb.
 
-    `progress` is the function itself, or False for silence, or True for bars on standard error if that is a terminal
-    or a notebook."""
+    `progress` is the function itself, or False for silence, or True for what the command line shows on standard error:
+    bars on a terminal and in a notebook, lines elsewhere."""
     if not isinstance(progress, bool):
-        yield progress
-    elif progress and (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        with listened(reading(progress)):
+            yield progress
+    elif progress:
         with ComparisonView() as view:
             yield view.event
     else:
-        yield silent
+        with listened(reading(silent)):
+            yield silent
 
 
 class View:
@@ -53,13 +57,18 @@ class View:
         self.spoke = 0.0
         self.told: dict[str, float] = {}
         """Time of the latest line of each stage, or of its start."""
+        self.started: dict[str, float] = {}
+        """Time of the start of each stage."""
 
     def __enter__(self) -> Any:
         if not self.plain:
             self.bars.start()
+        self.listening = listened(self.progress)
+        self.listening.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.listening.__exit__(None, None, None)
         if not self.plain:
             self.bars.stop()
 
@@ -69,17 +78,25 @@ class View:
             return
         if stage not in self.reading:
             self.reading[stage] = self.bars.add_task(stage, total=total, note="")
-        task = self.reading[stage]
-        self.bars.update(task, completed=done, total=total)
+        task, left = self.reading[stage], self._left(stage, done, total)
+        self.bars.update(task, completed=done, total=total, note=left if total else f"{done:,}" if done else "")
         if total is not None and done >= total:
             self.bars.update(task, visible=False)
 
     def _tell(self, stage: str, done: int, total: int | None) -> None:
         """Prints a line for a long stage, every few seconds."""
-        now = time.monotonic()
-        if now - self.told.setdefault(stage, now) > PATIENCE:
+        now, left = time.monotonic(), self._left(stage, done, total)
+        if now - self.told.get(stage, self.started[stage] + FIRST - PATIENCE) > PATIENCE:
             self.told[stage] = now
-            self.say(f"{stage}: {done:,}" if total is None else f"{stage}: {done / max(total, 1):.0%}")
+            share = f"{done:,}" if total is None else f"{done / max(total, 1):.0%}"
+            self.say(f"{stage}: {share}{left and f', {left}'}")
+
+    def _left(self, stage: str, done: int, total: int | None) -> str:
+        """Returns the time that is left of a stage, once it has lasted a second and something is done."""
+        spent = time.monotonic() - self.started.setdefault(stage, time.monotonic())
+        if not total or not 0 < done < total or spent < FIRST:
+            return ""
+        return f"{clock(spent / done * (total - done))} left"
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)

@@ -13,6 +13,7 @@ permutation, batches                         (seed, step, rank) -> tensors
 """
 
 from glassformer.files import cache_folder
+from glassformer.progress import OnProgress
 from glassformer.text.batches import (
     Batch,
     Batches,
@@ -28,7 +29,6 @@ from glassformer.text.data import TextData, Tokens, choose_tokenizer, prepare
 from glassformer.text.held_out import Split, split
 from glassformer.text.ids import DataLike, named_or_read, prepare_ids, read_data
 from glassformer.text.shards import TokenShards, token_shards
-from glassformer.text.storage import OnProgress
 from glassformer.text.tokenizers import (
     BPETokenizer,
     ByteTokenizer,

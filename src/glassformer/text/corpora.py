@@ -11,12 +11,12 @@ from pathlib import Path
 from glassformer.errors import RequestError
 from glassformer.files import cache_folder
 from glassformer.names.check import unknown_data
+from glassformer.progress import OnProgress, silent
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
 from glassformer.text.files import COLUMN, open_file, open_folder, spool
 from glassformer.text.languages import PREFIX, open_pairs
-from glassformer.text.storage import OnProgress, silent
 from glassformer.text.tasks import is_task, open_task
 
 __all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from glassformer.progress import OnProgress, silent
 from glassformer.text.batches import (
     refuse_long,
 )
 from glassformer.text.corpora import Corpus, open_corpus
 from glassformer.text.held_out import split
 from glassformer.text.shards import TokenShards, token_shards
-from glassformer.text.storage import OnProgress, silent
 from glassformer.text.tokenizers import (
     DEFAULT_BPE,
     Tokenizer,

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from glassformer.errors import WorkError
 from glassformer.files import atomic_file
+from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.files import open_file, read_span
-from glassformer.text.storage import OnProgress, silent
 
 # Tests repeat each other, bundled wheels and site-packages are not the library, encodings are generated
 # tables, and pydoc_data is prose that `python-docs` reads as such.

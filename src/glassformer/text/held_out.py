@@ -17,8 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from glassformer.errors import RequestError
+from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Corpus, Document
-from glassformer.text.storage import OnProgress, digest, silent
+from glassformer.text.storage import digest
 
 FEW = 10  # below this many different documents, each is divided
 LEAST = 1 / 3  # of what is to be held out: where whole documents make less than this, each is divided too

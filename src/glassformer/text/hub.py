@@ -24,9 +24,10 @@ from typing import Any
 
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.files import atomic_file
+from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Corpus, Document, mended
 from glassformer.text.files import open_file, refuse_empty
-from glassformer.text.storage import OnProgress, digest, silent
+from glassformer.text.storage import digest
 
 INSTEAD = "pass a text file, a folder, or an embedded corpus (python-docs, python-source) instead"
 USUAL_COLUMNS = ("text", "content", "document", "article", "story", "body")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from glassformer.errors import RequestError, shown
+from glassformer.progress import OnProgress
 from glassformer.text.data import Tokens, prepare
 from glassformer.text.plain import IdTokenizer
 from glassformer.text.shards import id_shards
-from glassformer.text.storage import OnProgress
 from glassformer.text.tokenizers import Tokenizer, load_tokenizer
 
 TokenIds = Iterable[Any]

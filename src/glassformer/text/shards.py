@@ -25,8 +25,9 @@ import numpy as np
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import SCHEMAS, atomic_folder, cache_folder
+from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import PIECE, Document
-from glassformer.text.storage import OnProgress, digest, silent
+from glassformer.text.storage import digest
 from glassformer.text.vocabulary import Tokenizer
 
 VERSION = 1  # of what names the folders, and so the text of runs begun before

@@ -1,16 +1,8 @@
-"""Names of computed texts in the cache, and reports of progress."""
+"""Names of computed texts in the cache."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-
-OnProgress = Callable[[str, int, int | None], None]
-"""`progress(stage, done, total)`; `total` is None where it is not known beforehand."""
-
-
-def silent(stage: str, done: int, total: int | None) -> None:
-    """The progress callback of those who did not bring one."""
 
 
 def digest(*parts: object) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 
 from glassformer.errors import Code, RequestError
 from glassformer.files import atomic_file
+from glassformer.progress import OnProgress, silent
 from glassformer.text import patterns
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
-from glassformer.text.storage import OnProgress, silent
 from glassformer.text.vocabulary import END_OF_TEXT, Ids, Tokenizer
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.files import atomic_folder, cache_folder
+from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Document
 from glassformer.text.plain import ByteTokenizer, CharTokenizer, IdTokenizer, equivalent, from_fields
-from glassformer.text.storage import OnProgress, digest, silent
+from glassformer.text.storage import digest
 from glassformer.text.subword import (
     LARGEST_SETTINGS,
     SETTINGS_FILE,

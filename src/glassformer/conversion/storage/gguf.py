@@ -42,6 +42,7 @@ from glassformer.conversion.storage.base import (
 from glassformer.conversion.storage.quants import DTYPES, FORMATS, NAMES, quantize_q8_0, unit
 from glassformer.errors import Code, RequestError
 from glassformer.files import atomic_file
+from glassformer.progress import counted
 
 HEADER_BYTES = 32 << 20  # all that precedes the tensors; a vocabulary of 256k with its merges takes some 17 MB
 MAX_KEYS = 4096
@@ -400,7 +401,7 @@ def write_gguf(
     header = b"GGUF" + _U32.pack(3) + _U64.pack(len(tensors)) + _U64.pack(len(metadata)) + pairs + table
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         file.write(header)
-        for name, source in tensors.items():
+        for name, source in counted(f"writing {path.name}", tensors.items(), len(tensors)):
             file.write(bytes(-file.tell() % alignment))
             if stored[name] == "Q8_0":
                 for piece in pieces(made(source)):

@@ -39,6 +39,7 @@ from glassformer.conversion.storage.quants import DTYPES, NAMES
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors, staged
 from glassformer.names.places import INDEX, SINGLE, no_weights
+from glassformer.progress import counted
 
 HEADER_BYTES = 32 << 20  # the reference allows 100 MB; 100,000 tensors take some 12
 METADATA_BYTES = 8 << 20  # text may need four times its size in memory
@@ -281,5 +282,5 @@ def _write_file(
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
+        for name in counted(f"writing {path.name}", order, len(order)):
             write_plain(file, made(tensors[name]), tensors[name].dtype)

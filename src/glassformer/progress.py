@@ -1,0 +1,50 @@
+"""Progress of long work, passed to the function that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+OnProgress = Callable[[str, int, int | None], None]
+"""`progress(stage, done, total)`; `total` may be unknown, and is then None."""
+Item = TypeVar("Item")
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Shows nothing."""
+
+
+_LISTENER: ContextVar[OnProgress] = ContextVar("_LISTENER", default=silent)
+
+
+@contextmanager
+def listened(listener: OnProgress) -> Iterator[None]:
+    """Passes the progress of all work inside to a function."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def tell(stage: str, done: int, total: int | None) -> None:
+    """Passes the progress of one stage to the function that listens."""
+    _LISTENER.get()(stage, done, total)
+
+
+def counted(stage: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
+    """Yields items, and tells after each how many are done.
+
+    >>> found = []
+    >>> with listened(lambda *row: found.append(row)):
+    ...     list(counted("reading", "ab", 2))
+    ['a', 'b']
+    >>> found
+    [('reading', 0, 2), ('reading', 1, 2), ('reading', 2, 2)]
+    """
+    tell(stage, 0, total)
+    for done, item in enumerate(items, 1):
+        yield item
+        tell(stage, done, total)
