@@ -251,7 +251,8 @@ def test_the_paired_interval_of_a_worked_example() -> None:
 
 def run(name: str, seed: int, loss: float, status: str = "ok") -> RunResult:
     measured = {"loss": loss, "perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
-    return RunResult.of({"name": name, "seed": seed, "status": status, "validation": measured})
+    ended = measured if status == "ok" else None
+    return RunResult.of({"name": name, "seed": seed, "status": status, "validation": ended})
 
 
 def test_verdicts_name_the_better_arm_and_doubt() -> None:
@@ -265,7 +266,7 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
     assert found["a", "b"].seeds == 3
     lost = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "diverged")]
     (unsure,) = [v for v in verdicts(lost) if v.b == "d"]
-    assert (unsure.verdict, unsure.difference, unsure.diverged) == ("no difference shown", None, [0, 1])
+    assert (unsure.verdict, unsure.difference, unsure.diverged) == ("no verdict", None, [0, 1])
     caught = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "failed")]
     assert not any(v.b == "d" for v in verdicts(caught))
 
@@ -280,7 +281,7 @@ def test_verdicts_are_against_the_first_arm_that_finished() -> None:
     assert stand_in(runs, found) == [
         "a has not finished two seeds: the verdicts are against b, the first arm that has."
     ]
-    whole = [one.changed(status="ok") for one in runs]
+    whole = [run(one.name, one.seed, 2.0) for one in runs]
     assert stand_in(whole, verdicts(whole)) == [] and stand_in(runs, []) == []
 
 
@@ -476,8 +477,10 @@ def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_
     plan = {**PLAN, "tokens": 120 * 4 * 32, "learning_rate": 50.0}
     results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **plan)
     assert [one["status"] for one in results["runs"]] == ["diverged", "diverged"]
-    assert results["runs"][0]["train"]["curve"]
-    assert (tmp_path / "out" / "report.html").is_file()
+    assert [one["validation"] for one in results["runs"]] == [None, None]
+    assert results["runs"][0]["train"]["curve"] and results["runs"][0]["train"]["validation_curve"]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "No arm finished" in page
 
 
 @pytest.mark.parametrize(

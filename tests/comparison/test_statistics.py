@@ -278,11 +278,14 @@ def test_divergence_decides_where_fishers_test_does() -> None:
     assert (v.verdict, v.decided_by, v.p_diverged) == ("a better", "divergence", pytest.approx(theirs))
     assert v.difference is None and "b diverged in 4 of 5 seeds, a in 0 of 5" in verdict_sentence(v)
     (v,) = verdicts(runs_of({"a": a[:3], "b": [DIVERGED] * 3}))
-    assert (v.verdict, v.p_diverged) == ("no difference shown", pytest.approx(0.1))
+    assert (v.verdict, v.p_diverged) == ("no verdict", pytest.approx(0.1))
+    assert "b against a: no verdict; b diverged in 3 of 3 seeds, a in 0 of 3" in verdict_sentence(v)
     losses = {"a": a, "b": [1.8, *[DIVERGED] * 4], "c": a, "d": a}  # one of three tests: .048 is not enough
     assert [one.decided_by for one in verdicts(runs_of(losses))] == [None, None, None]
     (v,) = verdicts(runs_of({"a": [DIVERGED] * 3, "b": [DIVERGED] * 3}))
-    assert (v.verdict, v.p_diverged) == ("no difference shown", 1.0)
+    assert (v.verdict, v.p_diverged) == ("no verdict", 1.0)
+    (v,) = verdicts(runs_of({"a": a, "b": [1.8, 1.8, *[DIVERGED] * 2]}))  # two seeds are enough to compare losses
+    assert (v.verdict, v.seeds) == ("no difference shown", 2)
 
 
 def test_false_verdicts_where_runs_diverge() -> None:
@@ -437,5 +440,5 @@ def test_divergences_are_judged_at_the_level_of_the_looks() -> None:
     """Four of four against none of four is p = 1/35 = .0286: within 5 %, not within the .0276 of looks at 4 and 8."""
     runs = runs_of({"a": [2.0, 2.1, 2.2, 2.3], "b": [np.inf] * 4})
     (once,), (twice,) = verdicts(runs), verdicts(runs, looks=(4, 8))
-    assert (once.verdict, twice.verdict) == ("a better", "no difference shown")
+    assert (once.verdict, twice.verdict) == ("a better", "no verdict")
     assert once.p_diverged == twice.p_diverged == pytest.approx(1 / 35)

@@ -346,8 +346,8 @@ def test_the_pages_are_those_of_the_stored_results() -> None:
 def test_survivors_of_an_arm_that_diverged_decide_nothing() -> None:
     """Three seeds of one arm against two that are left of the other, far apart."""
     runs = [
-        RunResult(name=arm, seed=seed, status=status, validation=Validation(loss=loss, perplexity=1.0,
-                  bits_per_byte=None, tokens=64))
+        RunResult(name=arm, seed=seed, status=status, validation=None if status == "diverged" else
+                  Validation(loss=loss, perplexity=1.0, bits_per_byte=None, tokens=64))
         for seed in range(3)
         for arm, loss, status in (("a", 3.0, "ok"), ("b", 1.0 + seed / 1e3, "diverged" if seed == 2 else "ok"))
     ]  # fmt: skip

@@ -229,7 +229,7 @@ def test_the_loss_stands_beside_the_rest_on_the_same_steps() -> None:
 
 def test_of_several_seeds_the_one_that_failed_is_drawn() -> None:
     made = watched_results(3)
-    made["runs"][1]["status"] = "diverged"  # seed 1 of the first arm
+    made["runs"][1].update(status="diverged", validation=None)  # seed 1 of the first arm
     text = section(made)
     captions = [Page(one).text for one in re.findall("<figcaption>.*?</figcaption>", text)][:5]
     assert captions[0] == "gpt2@10mseed 1, diverged" and captions[1] == "gpt2@10m+ropeseed 0"

@@ -136,6 +136,12 @@ def test_the_result_of_a_run_comes_back(tmp_path: Path) -> None:
         assert held is not None and held.to_dict() == tree
 
 
+@pytest.mark.parametrize("status", ["diverged", "failed"])
+def test_validation_of_a_run_that_did_not_end_is_refused(status: str) -> None:
+    with pytest.raises(ValidationError):
+        RunResult.of({**finished(), "status": status})
+
+
 def test_numbers_that_are_not_finite_do_not_get_in() -> None:
     with pytest.raises(ValidationError):
         RunResult.of({**finished(), "flops_per_token": float("inf")})

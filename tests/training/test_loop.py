@@ -310,6 +310,10 @@ def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytes
     run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
     assert run.status == "diverged"
     assert 81 < run.steps < 140
+    assert any("validation" in row for row in run.metrics) and run.validation is None
+    assert run.to_dict()["validation"] is None and not run.loaded.model.training
+    with failed(code="diverged"):
+        run.check()
 
 
 @pytest.mark.parametrize(("losses", "status"), [([4.2] + [9.0] * 9, "diverged"), ([4.2, 9.0, 9.0] + [4.0] * 7, "ok")])
@@ -324,6 +328,7 @@ def test_a_run_shorter_than_a_window_can_diverge(
     assert (run.status, run.steps) == (status, 10)
     if status == "diverged":
         assert run.error is not None and "the last 5 steps is 9.000, more than 1 nat above" in run.error
+    assert (run.validation is None) == (status == "diverged")
 
 
 @pytest.mark.parametrize("began", ["bfloat16", "float32"])

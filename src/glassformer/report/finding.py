@@ -99,6 +99,6 @@ def _fates(arms: Sequence[Arm]) -> Markup:
 def _fate(arm: Arm) -> Markup:
     lost = [run for run in arm.runs if run not in arm.finished]
     words = {"diverged": "diverged", "failed": "failed"}.get(arm.trouble, f"did not finish ({arm.trouble})")
-    share = "" if len(lost) == len(arm.runs) else f" in {len(lost)} of {len(arm.runs)} seeds"
+    share = "" if len(arm.runs) == 1 else f" in {len(lost)} of {len(arm.runs)} seeds"
     last = last_seen(lost[0]) if len(lost) == 1 else None
     return join([arm_name(arm), f" {words}", share, f" after {si(last[0])} tokens" if last else ""])

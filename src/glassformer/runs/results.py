@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, RootModel, Strict
+from pydantic import AfterValidator, ConfigDict, Field, RootModel, Strict, model_validator
 
 from glassformer.errors import RequestError
 from glassformer.files import SCHEMAS, Count, Measures, Written
@@ -18,7 +18,8 @@ VERSION = SCHEMAS["results"]
 """`schema` of results.json and of result.json."""
 
 Status = Literal["ok", "diverged", "failed"]
-Finding = Literal["a better", "b better", "equivalent", "no difference shown"]
+Finding = Literal["a better", "b better", "equivalent", "no difference shown", "no verdict"]
+"""`no verdict`: fewer than two seeds of both arms finished, and divergence does not decide."""
 
 
 def _of_both(counts: list[int]) -> list[int]:
@@ -134,7 +135,7 @@ class TrainingResult(Entry):
     """(tokens, loss in nats per token)"""
     curve_seconds: list[Point]
     validation_curve: list[Point]
-    """(tokens, held-out loss)"""
+    """(tokens, held-out loss) while training"""
 
 
 class Sample(Entry):
@@ -235,6 +236,13 @@ class RunResult(Entry):
     """Fingerprint of the weights that it began with; None where they were drawn."""
     status: Status = "ok"
     error: str | None = None
+
+    @model_validator(mode="after")
+    def _measured_at_its_end(self) -> Self:
+        """Refuses held-out measures of a model whose training did not end: means over runs would take them in."""
+        if self.status != "ok" and self.validation is not None:
+            raise ValueError(f"a run that {self.status} has no validation")
+        return self
 
     @property
     def key(self) -> Key:

@@ -40,7 +40,8 @@ def verdicts(
     gives no verdict.
 
     Runs that diverged are outcomes: arms that diverge unequally often, by Fisher's exact test, are decided by that.
-    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win."""
+    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win;
+    there is no verdict if both finished fewer than two."""
     if pairs is None:
         pairs = against_first(runs)
     table = Table.of(runs, pairs)
@@ -186,7 +187,7 @@ def _by_divergence(runs: Sequence[RunResult], pair: Names) -> _Ends:
 def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: float, level: float) -> Verdict:
     """Divergence first, at `level`; then the losses."""
     fields: dict[str, Any] = dict.fromkeys(("difference", "low", "high"))
-    words: Finding = "no difference shown"
+    words: Finding = "no verdict" if by_loss is None else "no difference shown"
     if by_loss is not None:
         fields = asdict(by_loss)
         leader = 0 if by_loss.low > 0 else 1 if by_loss.high < 0 else None

@@ -18,7 +18,7 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def finding(verdict: Verdict) -> str:
-    """`llama@1m better`, `equivalent within 0.5 %` or `no difference shown`."""
+    """`llama@1m better`, `equivalent within 0.5 %`, `no difference shown` or `no verdict`."""
     if verdict.winner is not None:
         within = f", by less than {percent(verdict.margin_share)}" if verdict.equivalent else ""
         return f"{verdict.winner} better{within}"

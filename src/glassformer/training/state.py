@@ -112,8 +112,8 @@ class Training:
     # What callbacks may do
 
     def stop(self, reason: str) -> None:
-        """Ends the run as diverged."""
-        self.error = reason
+        """Ends the run as diverged; losses on held-out text that were measured before are its curve, not its result."""
+        self.error, self.validation = reason, None
 
     def skip(self) -> None:
         """Leaves out this step."""

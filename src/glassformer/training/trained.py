@@ -44,7 +44,7 @@ class Run(Tabular):
     seconds : float
         Time of training.
     validation : dict or None
-        Held-out measures; None if the run was not evaluated.
+        Held-out measures of the trained model; None if the run diverged, or was not evaluated.
     how : Settings
         Device, dtype and compilation.
     folder : Path or None

@@ -44,7 +44,6 @@ class Divergence(Callback):
     def evaluated(self, run: Training) -> None:
         assert run.validation is not None
         if not math.isfinite(loss := run.validation["loss"]):
-            run.validation = None
             run.stop(f"the held-out loss became {loss} after step {run.step}")
         elif run.share >= 1 and not math.isfinite(self.best):  # shorter than a window: its later half counts
             later = list(self.recent)[len(self.recent) // 2 :]
