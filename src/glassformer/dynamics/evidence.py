@@ -31,6 +31,8 @@ CALM = 64
 BACK = 10
 """Steps within which the loss must be back for a spike to have passed."""
 EARLY = 64
+NATS_ABOVE, NATS_BACK = 0.3, 1.0
+"""A loss that stood so much above its beginning, or in the first steps above its lowest, did not merely fluctuate."""
 COLUMNS = ("step", "loss", "learning_rate", "grad_norm")
 LOGARITHMIC = {
     "weight_norm", "gradient_norm", "gradient_rms", "update_ratio", "residual_rms", "massive", "spectral_norm",
@@ -252,10 +254,28 @@ class Evidence:
 
     @cached_property
     def hump(self) -> float:
-        """By how many nats the loss stood above its beginning: the largest mean of five steps in a row."""
-        if len(self.losses) < 10:
+        """By how many nats the loss stood above its beginning: the largest mean of five steps in a row, or of a run of
+        fewer than ten, of half of its steps."""
+        if len(self.losses) < 2:
             return 0.0
-        return float(np.convolve(self.losses, np.ones(5) / 5, "valid").max() - self.losses[0])
+        n = min(5, len(self.losses) // 2)
+        return float(np.convolve(self.losses, np.ones(n) / n, "valid").max() - self.losses[0])
+
+    @cached_property
+    def blind(self) -> float:
+        """Loss of a blind guess of the next token, log V; nan without a config, or of another objective."""
+        kind = (self.recipe.get("objective") or {}).get("kind", "next_token")
+        return math.log(max(2, self.config.vocab_size)) if self.config and kind == "next_token" else math.nan
+
+    @cached_property
+    def rose(self) -> bool:
+        """True if the loss rose before it became no number: above its beginning, back in the first steps, without
+        return, or at the end."""
+        step = self.steps[-1] if len(self.steps) else 0
+        lasting = any(spike.step > step - DIVERGENCE_WINDOW and not spike.passed for spike in self.spikes)
+        end = float(np.mean(self.losses[-5:])) if len(self.losses) else 0.0
+        climbed = end > self.losses.min(initial=math.inf) + 2 * DIVERGENCE_NATS
+        return self.hump > NATS_ABOVE or self.relapse > NATS_BACK or lasting or climbed
 
     @cached_property
     def relapse(self) -> float:

@@ -197,6 +197,7 @@ FIELDS = {
     "to": lambda value: _is(value, int),
     "from": lambda value: _is(value, int),
     "why": _text,
+    "finite_in_float32": lambda value: _is(value, bool),
     "batch": lambda value: [_text(text) for text in _is(value, list)[:MOST_TEXTS]],
     "batch_losses": lambda value: [number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
 }

@@ -17,7 +17,19 @@ import numpy as np
 
 from glassformer.config import ModelConfig
 from glassformer.dynamics.diagnosis import Cause, Diagnosis
-from glassformer.dynamics.evidence import BACK, LOOKBACK, Evidence, Mover, Spike, Track, layer_of, median, share
+from glassformer.dynamics.evidence import (
+    BACK,
+    LOOKBACK,
+    NATS_ABOVE,
+    NATS_BACK,
+    Evidence,
+    Mover,
+    Spike,
+    Track,
+    layer_of,
+    median,
+    share,
+)
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
 from glassformer.thresholds import ALIKE_COSINE, COLLAPSED_ENTROPY, COLLAPSED_LOGIT, DIVERGENCE_WINDOW
@@ -25,8 +37,8 @@ from glassformer.thresholds import ALIKE_COSINE, COLLAPSED_ENTROPY, COLLAPSED_LO
 HEALTHY = "nothing wrong"
 MOST = 0.8
 """The share of the late rows in which a state must hold to count as one."""
-NATS_ABOVE, NATS_BACK = 0.3, 1.0
-"""A loss that stood so much above its beginning, or in the first steps above its lowest, did not merely fluctuate."""
+TOO_LARGE = 1.0
+"""Nats by which the first loss may stand above that of a blind guess; fresh models stand a few hundredths above it."""
 LARGE_SPIKE = 12.0
 """Sigma; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
@@ -149,23 +161,82 @@ def _roots_first(found: Sequence[Cause]) -> list[Cause]:
 
 
 def value_not_finite(e: Evidence) -> Iterator[Cause]:
-    """The first site whose value is no number: the cause where nothing led up to it."""
+    """The first site whose value is no number. It is the cause if the loss was calm before; if the same step is finite
+    in float32, the precision is; if weights are no numbers, they were damaged, as no update makes them so."""
     event = e.not_finite
     if event is None:
         return
     site, _, part = str(event.get("site") or "").partition(" ")
-    led_up = e.hump > NATS_ABOVE or any(
-        spike.step > event["step"] - DIVERGENCE_WINDOW and not spike.passed for spike in e.spikes
-    )
-    what = "gradient norm" if event.get("what") == "grad_norm" else "loss"
+    what = _what(e)
+    place = f"{site or 'the ' + what}"
+    named, sure = f"not a number at {place}", 0.3 if e.rose else 0.95
+    why = f"the first value that is no number is {f'at {site} {part}'.strip() if site else 'the ' + what + ' itself'}, "
+    why += f"and the loss {'had been rising' if e.rose else 'was calm before'}"
+    tries: tuple[str, ...] = (f"recipe.learning_rate={_rate(e)}", "recipe.clip=1.0", "recipe.on_spike=skip")
+    if "weights" in part:
+        named, sure, tries = f"weights that are not numbers at {place}", 0.95, _again(e, event["step"])
+        why = f"weights of {site} are not numbers, and a step with such a gradient is not taken: they were damaged"
+    elif event.get("finite_in_float32"):
+        named, sure, tries = f"precision too low at {place}", 0.95, ("recipe.dtype=float32",)
+        why += ", and the same step is finite in float32"
     yield Cause(
-        f"not a number at {site or 'the ' + what}",
-        0.6 if led_up else 0.95,
-        f"the first value that is no number is {f'at {site} {part}'.strip() if site else 'the ' + what + ' itself'}, "
-        f"and the loss {'had been rising' if led_up else 'was calm before'}",
-        ("recipe.dtype=float32", f"recipe.learning_rate={_rate(e)}", "recipe.clip=1.0", "recipe.on_spike=skip"),
-        layer_of(site), site or None, "not_finite",
+        named, sure, why, tries, layer_of(site), site or None, "not_finite",
         step=event["step"], batch=tuple(event.get("batch", ())),
+    )  # fmt: skip
+
+
+def weights_rounded(e: Evidence) -> Iterator[Cause]:
+    """Weights that all are numbers of a short format after the first steps: updates below their last bit are lost."""
+    event = e.event("rounded_weights")
+    if event is not None:
+        dtype = event.get("what", "a short format")
+        yield Cause(
+            f"weights kept in {dtype}", 0.7,
+            f"at step {event['step']} every weight that moves is a number of {dtype}, so that an update smaller than "
+            "its last bit is lost",
+            ("recipe.dtype=float32",), statistic="weight_norm", step=event["step"],
+        )  # fmt: skip
+
+
+def targets_not_next(e: Evidence) -> Iterator[Cause]:
+    """Targets that are not the next tokens of their inputs: shifted by another number of places, or of other text."""
+    event = e.event("targets_not_next")
+    if event is not None:
+        yield Cause(
+            "targets are not the next tokens", 0.97,
+            f"{event.get('value', 1.0):.0%} of the targets of the first batch are not the tokens that follow its "
+            "inputs; targets[:, :-1] must be inputs[:, 1:]",
+            (), statistic="loss", step=event["step"],
+        )  # fmt: skip
+
+
+def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
+    """A first loss, before any update, above that of a blind guess: logits of the fresh model are far from even."""
+    if not len(e.losses) or e.steps[0] != 1 or not e.losses[0] > e.blind + TOO_LARGE:
+        return
+    yield Cause(
+        "initialisation too large", min(0.96, 0.8 + 0.05 * (e.losses[0] - e.blind)),
+        f"the first loss is {e.losses[0]:.3g}, where a blind guess costs {e.blind:.3g}: before any update the model "
+        "was sure of wrong tokens",
+        ("init.std=0.02", "+qknorm"), statistic="loss", step=1,
+    )  # fmt: skip
+
+
+def rubbish(e: Evidence) -> Iterator[Cause]:
+    """Sequences whose loss is nearer to a blind guess than to the mean loss, in a quarter of the late looks and three
+    at least: parts of the text that cannot be learned."""
+    half = e.last_step / 2
+    looks = sum(event["event"] == "unlike_sequence" and event["step"] > half for event in e.events)
+    late = [step for step in e.full.tolist() if step > half]
+    worst = e.event("unlike_sequence")
+    if worst is None or looks < 3 or looks < len(late) / 4:
+        return
+    odd = _odd(worst.get("batch", ())[:1])
+    yield Cause(
+        "rubbish in the data", min(0.9, 0.5 + looks / len(late)),
+        f"in {looks} of the last {len(late)} looks a sequence cost nearly what a blind guess costs, up to "
+        f"{worst.get('value', math.nan):.3g} nats per token" + (f"; the text {odd}" if odd else ""),
+        (), statistic="loss", step=worst["step"], batch=tuple(worst.get("batch", ())),
     )  # fmt: skip
 
 
@@ -241,23 +312,23 @@ def dead_units(e: Evidence) -> Iterator[Cause]:
 
 def rate_too_large(e: Evidence) -> Iterator[Cause]:
     """The learning rate above the stable edge: at its peak one step would replace the first weights, updates stay above
-    1e-2, and something shows for it. Without statistics: a loss that fell back, at ten times the usual rate."""
+    1e-2, and something shows for it. Without looks at the peak: a loss that fell back, at ten times the usual rate."""
     shown, peak = _shows(e), _peak(e)
     if not shown:
         return
     more = ("recipe.warmup=0.1", "+qknorm")
-    if not e.watched:
-        times = _above_usual(e)
-        if times >= 10 or e.hump > NATS_ABOVE or e.diverged is not None:
+    moved = [track for track in e.of("update_ratio") if track.layer is not None]
+    high = [track.values[e.at(track.steps, "learning_rate") >= peak / 2] for track in moved]
+    if not e.watched or (moved and not any(len(values) for values in high)):
+        times, lost = _above_usual(e), e.diverged is not None or e.hump > NATS_BACK
+        if times >= 10 or e.hump > NATS_ABOVE or lost:
             yield Cause(
-                "learning rate above the stable edge", 0.5 if times >= 10 else 0.35,
+                "learning rate above the stable edge", (0.8 if lost else 0.5) if times >= 10 else 0.35,
                 _joined(shown[:3]) + ("" if math.isnan(times) else f", at {times:.3g} times the rule of thumb by size"),
                 (f"recipe.learning_rate={_rate(e)}", *more), statistic="loss", step=e.onset,
             )  # fmt: skip
         return
-    moved = [track for track in e.of("update_ratio") if track.layer is not None]
     first = _first_update(e)
-    high = [track.values[e.at(track.steps, "learning_rate") >= peak / 2] for track in moved]
     kept = [median(values.ravel()) for values in high]
     known = first >= 1 or (not math.isfinite(first) and median(kept) > 2e-2)
     if not known or not any(value > 1e-2 for value in (median(v.max(initial=0) for v in high), median(kept))):
@@ -451,10 +522,14 @@ def bad_batch(e: Evidence) -> Iterator[Cause]:
 
 
 RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
-    value_not_finite, moved_alone, dead_layer, dead_units, rate_too_large, warmup_missing, entropy_collapse,
+    value_not_finite, targets_not_next, initialisation_too_large, weights_rounded, rubbish, moved_alone, dead_layer,
+    dead_units, rate_too_large, warmup_missing, entropy_collapse,
     logit_growth, rank_collapse, vanishing_gradient, output_divergence, eps_too_large, bad_batch,
 )  # fmt: skip
-ROOTS = {"learning rate above the stable edge", "warm-up missing"}
+ROOTS = {
+    "learning rate above the stable edge", "warm-up missing", "initialisation too large",
+    "targets are not the next tokens",
+}  # fmt: skip
 FOLLOWS = {
     "attention-entropy collapse", "attention-logit growth", "rank collapse", "gradients vanish through depth",
     "gradient RMS near Adam's eps", "output-logit divergence", "dead units", "dead layer",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +43,11 @@ PROBE_TOKENS, PROBE_LENGTH = 256, 1024
 BATCH_TOKENS = 4096
 """Of the batch of a spike are run at once, to see which of its sequences it is."""
 SHOWN = 3
+ROUNDED_AT = 10
+"""Step at which weights are looked at for lost bits: by then each has moved."""
+ROUNDED, FOLLOWING, KNOWN = 0.999, 0.9, 0.8
+"""Shares: of weights in a short format, above which bits are lost; of targets that are the next inputs, below which
+they are not the next tokens; of the loss of a blind guess, below which a model has learned enough to tell rubbish."""
 LONGEST_TEXT = 240
 
 
@@ -152,7 +157,21 @@ class Watch:
                 self.before = {id(one): one.detach().clone() for one in self._parameters()}
         if found:
             self._write(*(row for row in self._unwritten() if row["step"] < moment.step), *found)
+        if moment.step == ROUNDED_AT:
+            self._look_at_precision(moment.step)
         return found
+
+    def check_targets(self, moment: Moment) -> list[dict[str, Any]]:
+        """Returns the event of targets that are not the next tokens of their inputs, for which a model would learn
+        something else than to continue a text; nothing for targets that are."""
+        next_tokens, targets = moment.inputs[:, 1:], moment.targets[:, :-1]
+        asked = targets != IGNORED
+        share = 1 - float((next_tokens == targets)[asked].float().mean()) if asked.any() else 0.0
+        if share <= 1 - FOLLOWING:
+            return []
+        event = {"step": moment.step, "event": "targets_not_next", "value": share}
+        self._write(event)
+        return [event]
 
     def after_update(self, moment: Moment) -> None:
         """The weights have moved."""
@@ -170,6 +189,8 @@ class Watch:
             row |= merged(row, probe(moment.model, *self._some(moment, rows)))
         self._write(self.ring[-1])
         self.latest = self.ring[-1]
+        if self.every and moment.step % self.every == 0:
+            self._look_for_rubbish(moment)
 
     def skipped(self, moment: Moment) -> None:
         """The step was not taken."""
@@ -189,6 +210,7 @@ class Watch:
         what = "loss" if not math.isfinite(moment.loss) else "grad_norm"
         event = {"step": moment.step, "event": "not_finite", "what": what, "value": getattr(moment, what)}
         event["site"] = self._first_not_finite(moment)
+        event |= self._in_float32(moment)
         event |= self._batch(moment)
         self.spiked = [event]
         self._write(*self._unwritten(), event)
@@ -266,10 +288,8 @@ class Watch:
         losses: list[float] = []
         trains = moment.model.training
         moment.model.eval()
-        rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
         with torch.no_grad(), self.autocast():
-            for first in range(0, len(moment.inputs), rows):
-                some = slice(first, first + rows)
+            for some in self._pieces(moment):
                 x, y = moment.inputs[some], moment.targets[some]
                 nats = moment.model.loss(self._here(x), self._here(y), reduction="none", **moment.given(some))
                 nats = nats.view(len(y), -1).cpu()
@@ -283,6 +303,50 @@ class Watch:
         ids = tokens[:LONGEST_TEXT].tolist()
         text = self.decode(ids) if self.decode else " ".join(map(str, ids))
         return text[:LONGEST_TEXT]
+
+    def _look_at_precision(self, step: int) -> None:
+        """Records weights that all are numbers of a short format: updates smaller than its last bit are lost."""
+        moving = [one.detach() for one in self._parameters() if one.grad is not None]
+        weights = [weight[weight != 0] for weight in moving]
+        total = sum(weight.numel() for weight in weights)
+        for dtype in (torch.bfloat16, torch.float16):
+            kept = sum(int((weight.to(dtype) == weight).sum()) for weight in weights)
+            if total and kept > ROUNDED * total:
+                name = str(dtype).removeprefix("torch.")
+                self._write({"step": step, "event": "rounded_weights", "what": name, "value": kept / total})
+                return
+
+    def _look_for_rubbish(self, moment: Moment) -> None:
+        """Records a sequence of the batch whose loss is nearer to that of a blind guess than to the mean loss, once the
+        mean is well below."""
+        blind = math.log(max(2, moment.model.vocab_size)) if self.whole else 0.0
+        if self.records is None or not moment.loss < KNOWN * blind:
+            return
+        with self._paced("batch"):
+            found = self._batch(moment)
+        if (worst := found["batch_losses"][0]) > (moment.loss + blind) / 2:
+            self._write({"step": moment.step, "event": "unlike_sequence", "value": worst, **found})
+
+    def _in_float32(self, moment: Moment) -> dict[str, Any]:
+        """In a run of lower precision: whether the step is finite in float32."""
+        with self.autocast():
+            lower = torch.is_autocast_enabled(moment.model.device.type)
+        if not lower or not self.whole:
+            return {}
+        parameters = [one for one in moment.model.parameters() if one.requires_grad]
+        for some in self._pieces(moment):
+            inputs, targets = self._here(moment.inputs[some]), self._here(moment.targets[some])
+            with torch.enable_grad():
+                loss = moment.model.loss(inputs, targets, **moment.given(some))
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            if not all(torch.isfinite(one).all() for one in (loss, *gradients) if one is not None):
+                return {"finite_in_float32": False}
+        return {"finite_in_float32": True}
+
+    def _pieces(self, moment: Moment) -> Iterator[slice]:
+        """Sequences of the batch that are run at once."""
+        rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
+        return (slice(first, first + rows) for first in range(0, len(moment.inputs), rows))
 
     def _first_not_finite(self, moment: Moment) -> str | None:
         """The first place, in the order of computation, whose value is no number: a weight, a site, a gradient."""

@@ -7,6 +7,7 @@ from typing import Any
 from glassformer.dynamics.records import Records, Unwritten
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.training.callbacks.base import Callback
+from glassformer.training.objectives import NextTokenConfig
 from glassformer.training.state import Training
 
 
@@ -21,6 +22,8 @@ class Watching(Callback):
 
     def before_update(self, run: Training, moment: Moment) -> None:
         run.notice(self.watch.before_update(moment) if moment.finite else [self.watch.not_finite(moment)])
+        if moment.step == 1 and run.recipe.objective == NextTokenConfig():
+            self.watch.check_targets(moment)
 
     def after_update(self, run: Training, moment: Moment) -> None:
         self.watch.after_update(moment)
