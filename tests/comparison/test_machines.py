@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from glassformer.comparison import compare
-from glassformer.runs.results import MachineRecord, RunResult, unlike
+from glassformer.comparison.summary import busy
+from glassformer.runs.results import COMPANY, MachineRecord, RunResult, unlike
 from tests.comparison.test_compare import PLAN, TINY
 from tests.comparison.test_looks import source
 from tests.runs.stand_in import Instead, trained_at_once
@@ -44,6 +45,16 @@ CASES = {
     "a device of two runs": (lambda name, seed: {**HERE, "shared": True}, "minutes", "shared a device"),
     "fewer cores": (lambda name, seed: {**HERE, "threads": 1 + seed}, "tokens", "unlike machines"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("cores", "shared", "noted"), [(1.4, False, True), (0.1, False, False), (1.4, True, False)])
+def test_machine_that_was_not_quiet_is_noted(cores: float, shared: bool, noted: bool) -> None:
+    """Runs side by side are each other's company, which has a note of its own."""
+    record = MachineRecord({**HERE, COMPANY: cores, **({"shared": True} if shared else {})})
+    quiet = RunResult(name="a", machine=MachineRecord(HERE))
+    notes = busy([quiet, RunResult(name="b", seed=3, machine=record)])
+    assert bool(notes) == noted
+    assert not noted or ("1.4 cores" in notes[0] and "1 of 2 runs" in notes[0] and "b seed 3" in notes[0])
 
 
 @pytest.mark.parametrize("case", CASES)

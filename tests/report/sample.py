@@ -111,6 +111,7 @@ def _run(name: str, tree: dict, final: float, speed: float, penalty: tuple | Non
             "curve": curve,
             "curve_seconds": [[round(t / speed, 2), y] for t, y in curve],
             "validation_curve": validation,
+            "validation_tokens": 16_384,
         },
         "validation": {
             "loss": loss,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import io
 import json
 import math
 import re
@@ -17,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rich.console import Console
 
+from glassformer.comparison.terminal import comparison_lines
 from glassformer.report import page as page_module
 from glassformer.report import write_report
 from glassformer.report.curves import MARKERS, at, extremes, few, mean_curve
@@ -205,6 +208,36 @@ def test_figures_of_an_arm_that_lost_a_seed_are_means_of_the_others() -> None:
     row = re.search(r'<tr[^>]*><th scope="row" data-sort="llama@10m".*?</tr>', text, re.S)
     assert row and "1 of 3 seeds" in Page(row.group()).text
     assert "means of the seeds that did" in Page(text).text
+
+
+def test_losses_while_training_and_of_the_trained_model_are_told_apart() -> None:
+    """The sample measures 16,384 held-out tokens while it trains and 96,000 at the end."""
+    made = results(1)
+    text = Page(rendered(made)).text
+    assert "Markers are losses on 16,384 held-out tokens while training, and the summary's loss is that of" in text
+    assert "Validation is the loss of the trained model on 96,000 held-out tokens." in text
+    console = Console(width=120, record=True, file=io.StringIO())
+    for line in comparison_lines(Results.of(made)):
+        console.print(line)
+    lines = console.export_text()
+    assert "96,000 held-out tokens" in lines
+    assert lines.count("gpt2@10m: cannot: learned positions end at 256") == 1
+    for run in made["runs"]:
+        run["train"]["validation_tokens"] = 96_000
+    assert "Markers are validation losses." in Page(rendered(made)).text
+
+
+def test_budget_of_one_minute_is_singular_and_switches_that_are_off_are_left_out() -> None:
+    made = results(1)
+    made["budget"].update(match="minutes", tokens=None, minutes=1)
+    text = Page(rendered(made)).text
+    assert "1 minute per arm" in text and "1 minutes" not in text
+    norms = [{"kind": "layernorm", "eps": 1e-5, "bias": True}, {"kind": "rmsnorm", "eps": 1e-5, "unit_offset": False}]
+    assert [one.values for one in differences([{"norm": norm} for norm in norms])] == [
+        ("layernorm(bias=true)", "rmsnorm")
+    ]
+    norms[1]["unit_offset"] = True
+    assert differences([{"norm": norm} for norm in norms])[0].values[1] == "rmsnorm(unit_offset=true)"
 
 
 def test_cannot_is_said_with_its_reason() -> None:

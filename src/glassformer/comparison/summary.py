@@ -15,6 +15,8 @@ from glassformer.runs.power import needed
 from glassformer.runs.results import Budget, Key, MachineRecord, Results, RunResult, unlike
 from glassformer.runs.verdicts import stand_in, verdicts
 
+COMPANY_LEAST = 0.25
+"""Cores of other programs from which a machine counts as busy."""
 NAMED = 4
 """Number of runs that a note names."""
 
@@ -36,7 +38,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     given = verdicts(runs, looks=looks) if ended and seeds in seen and timeless else []
     given = [one.changed(unit=unit(runs), terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
-    late = stand_in(runs, given) + late + other_machines(runs, why, timeless)
+    late = stand_in(runs, given) + late + other_machines(runs, why, timeless) + busy(runs)
     if given:
         late += look_notes(sorted(seen), begun.planned_looks)
     power = needed(runs, effect) if ended and effect is not None else None
@@ -75,6 +77,20 @@ def trained_on(runs: Sequence[RunResult], here: MachineRecord) -> MachineRecord:
     """The machine that the results name: this one, unless all runs were trained elsewhere."""
     elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
     return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here
+
+
+def busy(runs: Sequence[RunResult]) -> list[str]:
+    """A note if other programs computed on the same cores, so that speeds are lower than this machine's and differ by
+    chance."""
+    met = [run for run in runs if run.machine.company > COMPANY_LEAST and not run.machine.shared]
+    if not met:
+        return []
+    most = max(met, key=lambda run: run.machine.company)
+    return [
+        f"The machine was not quiet: other programs used up to {most.machine.company:.1f} cores while "
+        f"{len(met)} of {len(runs)} runs were trained (most: {most.name} seed {most.seed}); speeds are lower than "
+        "those of a quiet machine, and differ by chance."
+    ]
 
 
 def other_machines(runs: Sequence[RunResult], why: str | None, timeless: bool) -> list[str]:

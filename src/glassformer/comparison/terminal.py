@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import RenderableType
 
 from glassformer.figures.terminal import TextTable, decimals, ruled, short, size
 from glassformer.report.tuning import finding
+from glassformer.runs.arms import held_out_tokens
 from glassformer.runs.results import Power, Results, RunResult, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
 
@@ -23,6 +24,7 @@ def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
     yield summary_table(results.data.name, named)
     if any(run.extrapolation for run in runs):
         yield reach_table(named)
+        yield from unreached(runs)
     yield from map(verdict_sentence, results.verdicts)
     if results.power is not None:
         yield from power_lines(results.power)
@@ -36,7 +38,8 @@ def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
 
 def summary_table(data: str | None, named: list[tuple[str, RunResult]]) -> TextTable:
     """Returns a row for each run: size, held-out loss, and costs."""
-    table = _of_models(f"{data}, held-out text", HEADS)
+    tokens, _ = held_out_tokens([run for _, run in named])
+    table = _of_models(f"{data}, {f'{tokens} held-out tokens' if tokens else 'held-out text'}", HEADS)
     for name, run in named:
         params, found, train, made = short(run.parameters or 0), run.validation, run.train, run.generation
         if run.status != "ok" or found is None or train is None:
@@ -58,6 +61,14 @@ def reach_table(named: list[tuple[str, RunResult]]) -> TextTable:
         if run.status == "ok":
             table.add_row(name, *("cannot" if row.loss is None else f"{row.loss:.4f}" for row in run.extrapolation))
     return table
+
+
+def unreached(runs: Iterable[RunResult]) -> Iterator[str]:
+    """Yields why a model has no loss at a multiple of its training context, once for each model and reason."""
+    told = dict.fromkeys((run.name, row.reason) for run in runs for row in run.extrapolation if row.loss is None)
+    for name, reason in told:
+        if reason:
+            yield f"{name}: {reason}"
 
 
 def rates_table(tuning: Tuning) -> TextTable:

@@ -43,7 +43,8 @@ def _budget(results: Results) -> str:
     text = f" of {results.data.name}" if results.data.name else ""
     if budget.match == "flops" and budget.tokens is not None:
         return f"the FLOPs of {si(budget.tokens)} tokens{text}"
-    units = (("tokens", "tokens"), ("minutes", "minutes"), ("flops", "training FLOPs"))
+    minutes = "minute" if budget.minutes == 1 else "minutes"
+    units = (("tokens", "tokens"), ("minutes", minutes), ("flops", "training FLOPs"))
     return next((f"{si(n)} {u}{text}" for key, u in units if (n := getattr(budget, key)) is not None), text.strip())
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..figures import Axis, Markup, Series, count, fixed, join, legend, line_chart, si, tag
 from ..runs import results as written
-from ..runs.arms import Arm, Points, points, training_curve, validation_curve
+from ..runs.arms import Arm, Points, held_out_tokens, points, training_curve, validation_curve
 from ..runs.results import Results, RunResult
 from .html import Absent, arm_label, caption, none, scroll, section, two_sizes
 
@@ -273,7 +273,7 @@ def _curve_words(arms: Sequence[Arm]) -> str:
         else "Thick lines are the training loss; where a record is long, thin lines show its extremes."
     ]
     if any(_has_validation(arm) for arm in arms):
-        words.append("Markers are validation losses.")
+        words.append(_markers_words(arms))
     if any(not arm.finished for arm in arms):
         words.append("A cross ends an arm that did not finish; such an arm does not set the range of the axis.")
     if any(_top(arms, view, None) is not None for view in VIEWS):
@@ -306,6 +306,15 @@ def _shared_words(arms: Sequence[Arm]) -> Markup | None:
         "them jump together is the text of that batch, not an architecture.",
         class_="remark",
     )
+
+
+def _markers_words(arms: Sequence[Arm]) -> str:
+    """What the markers are, and why the last is not the loss of the summary."""
+    final, while_training = held_out_tokens([run for arm in arms for run in arm.runs])
+    if not while_training or final == while_training:
+        return "Markers are validation losses."
+    other = f", and the summary's loss is that of the trained model on {final}" if final else ""
+    return f"Markers are losses on {while_training} held-out tokens while training{other}."
 
 
 def _has_validation(arm: Arm) -> bool:
@@ -376,7 +385,7 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
     table = _reach_table(arms, known, contexts, trained)
     words = (
         "Loss on validation text at contexts up to eight times as long as in training, on the same stretches of it. "
-        "At 1× it can differ a little from the loss of the summary, which is measured on more of the text."
+        "At 1× it can differ a little from the loss of the summary, which is measured on other stretches of the text."
     )
     if any(_cannot(one) for reach in known.values() for one in reach.values()):
         words += " “Cannot” means that a part of the arm has no value for so long a context."

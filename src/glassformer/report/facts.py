@@ -93,7 +93,7 @@ _NAMES = {
     "flops_per_token": "FLOPs per token", "match": "Matched on", "memory_bytes": "Memory", "bytes": "Text",
     "train_bytes": "Text to train on", "validation_bytes": "Text held out", "train_tokens": "Tokens to train on",
     "validation_tokens": "Tokens held out", "vocab_size": "Vocabulary", "split_seed": "Seed of the split",
-    "spent": "Spent, by arm", "learning_rates": "Learning rate",
+    "spent": "Spent, by arm", "cores_of_others": "Cores used by other programs", "learning_rates": "Learning rate",
 }  # fmt: skip
 
 

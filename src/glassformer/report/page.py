@@ -209,4 +209,6 @@ def _matched(results: Results) -> tuple[str, str]:
     spent = [value for value in budget.spent.values() if value]
     if spent and max(spent) > (1 + WORTH_SAYING) * min(spent) > 0:
         return "Roughly matched", f"{si(min(spent))} to {si(max(spent))} {unit} per arm"
+    if match == "minutes" and amount == 1:
+        unit = "minute"
     return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if unit else ""

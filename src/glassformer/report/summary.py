@@ -19,6 +19,7 @@ from ..runs.arms import (
     Arm,
     Quantity,
     Stat,
+    held_out_tokens,
     last_seen,
     ranked,
 )
@@ -173,5 +174,7 @@ def _caption(results: Results, arms: Sequence[Arm]) -> Markup:
         words.append("Figures are means over seeds ± the sample standard deviation.")
     if any(arm.finished and not arm.complete for arm in arms):
         words.append("Where a seed did not finish, figures are means of the seeds that did.")
+    if tokens := held_out_tokens([run for arm in arms for run in arm.finished])[0]:
+        words.append(f"Validation is the loss of the trained model on {tokens} held-out tokens.")
     words.append("Press a heading to sort.")
     return caption(" ".join(words))

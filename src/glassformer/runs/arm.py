@@ -23,6 +23,7 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
 from glassformer.files import only_writer
+from glassformer.machine.others import CoreTimes
 from glassformer.parts.core.outside import import_modules
 from glassformer.parts.region import forget_compiled
 from glassformer.runs import events
@@ -30,7 +31,7 @@ from glassformer.runs.events import Notify
 from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
 from glassformer.runs.request import REQUEST, RUN
-from glassformer.runs.results import MachineRecord, RunResult
+from glassformer.runs.results import COMPANY, MachineRecord, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Callback, Interrupted, Pretrained, Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
@@ -130,6 +131,8 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
     before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)
     who = {"name": request["name"], "seed": recipe.seed}
     said, trained = 0.0, False
+    busy = CoreTimes()
+    began = busy.counted()
 
     def watch(report: Report) -> None:
         nonlocal said, trained
@@ -165,7 +168,16 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
         result = result.changed(pretrained=first.fingerprint)
     if request.get("shared"):
         result = result.changed(machine=MachineRecord({**result.machine.root, "shared": True}))
-    return measured(result, run, text, request.get("loss_alone", False)) if run.status == "ok" else result
+    if run.status == "ok":
+        result = measured(result, run, text, request.get("loss_alone", False))
+    return result.changed(machine=MachineRecord({**result.machine.root, **company(began, busy.counted())}))
+
+
+def company(began: tuple[float, float] | None, ended: tuple[float, float] | None) -> dict[str, float]:
+    """Cores that other programs used between two counts of `CoreTimes`; nothing if the system does not count."""
+    if began is None or ended is None or ended[0] <= began[0]:
+        return {}
+    return {COMPANY: round(max(0.0, ended[1] - began[1]) / (ended[0] - began[0]), 2)}
 
 
 if __name__ == "__main__":

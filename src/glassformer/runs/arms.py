@@ -202,6 +202,19 @@ def validation_curve(run: RunResult) -> Points:
     return points(run.train.validation_curve) if run.train else []
 
 
+def held_out_tokens(runs: Sequence[RunResult]) -> tuple[str, str]:
+    """Held-out tokens behind the loss of a trained model, and behind each point of its curve while it trained, in
+    words; empty if that is not known."""
+    final = sorted({run.validation.tokens for run in runs if run.validation})
+    while_training = sorted({n for run in runs if run.train and (n := run.train.validation_tokens) is not None})
+    return _counts(final), _counts(while_training)
+
+
+def _counts(known: Sequence[int]) -> str:
+    """`39,872`, or `16,384 to 39,872` if runs differ."""
+    return " to ".join(f"{n:,}" for n in dict.fromkeys(known[:1] + known[-1:]))
+
+
 def last_seen(run: RunResult) -> tuple[float, float] | None:
     """The last (tokens, loss) that a run recorded."""
     curve = training_curve(run)

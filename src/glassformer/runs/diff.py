@@ -94,7 +94,12 @@ def _words(value: Any, beside: Sequence[Any]) -> str | None:
     if not isinstance(value, dict):
         return leaf(value)
     parts = [v for v in beside if isinstance(v, dict)]
-    return part(value, {key for key in value if key != "kind" and _shared(key, parts)})
+    return part(value, {key for key in value if key != "kind" and (_shared(key, parts) or _off(key, parts))})
+
+
+def _off(key: Any, parts: Sequence[dict]) -> bool:
+    """True for a switch that no part has on: a kind without it does nothing else."""
+    return all(part.get(key, False) is False for part in parts)
 
 
 def _shared(key: Any, parts: Sequence[dict]) -> bool:

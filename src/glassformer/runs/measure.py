@@ -6,8 +6,10 @@ import itertools
 import math
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from glassformer.dynamics.summary import summary_of
@@ -57,6 +59,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
             curve=curve(steps, "tokens"),
             curve_seconds=curve(steps, "seconds"),
             validation_curve=[[row["tokens"], _finite(row["validation"]["loss"])] for row in checks],
+            validation_tokens=checks[-1]["validation"]["tokens"] if checks else None,
         ),
         validation=_validation(run.validation),
         generation=None,
@@ -94,6 +97,8 @@ def generation(run: Run, text: Tokens) -> Generation | None:
     if not run.recipe.objective.writes(run.model.config):
         return None
     opening = run.recipe.objective.opening(text, prompt_length, run.model.config)
+    if opening.source is None and run.recipe.objective.continues:
+        opening = opening._replace(tokens=whole_words(opening.tokens, text.tokenizer.decode))
     prompt = torch.from_numpy(opening.tokens.astype("int64"))[None].to(device)
     source = None if opening.source is None else torch.from_numpy(opening.source.astype("int64"))[None].to(device)
     new = max(1, min(GENERATED, context - len(opening.tokens)))
@@ -116,6 +121,15 @@ def generation(run: Run, text: Tokens) -> Generation | None:
             top_k=TOP_K,
         ),
     )
+
+
+def whole_words(ids: np.ndarray, decode: Callable[[list[int]], str]) -> np.ndarray:
+    """Returns the longest beginning, of half at least, that ends where a word does; `ids` if there is none."""
+    for n in range(len(ids) - 1, len(ids) // 2, -1):
+        text = decode(ids[:n].tolist())
+        if decode(ids[: n + 1].tolist())[len(text) :][:1].isspace() and not text[-1:].isspace():
+            return ids[:n]
+    return ids
 
 
 def scatter(timings: list[float], stretches: int = 8) -> float | None:

@@ -86,6 +86,9 @@ class Data(Described):
         return self._text("tokenizer_fingerprint")
 
 
+COMPANY = "cores_of_others"
+
+
 class MachineRecord(Described):
     """The machine and how it computed: `machine.Settings.describe()`."""
 
@@ -106,6 +109,12 @@ class MachineRecord(Described):
         """Whether other runs computed on the same device meanwhile."""
         return self.root.get("shared") is True
 
+    @property
+    def company(self) -> float:
+        """Cores that other programs used while the run was trained and measured; 0 if that was not counted."""
+        cores = self.root.get(COMPANY)
+        return float(cores) if isinstance(cores, int | float) and cores > 0 else 0.0
+
     def like(self, other: MachineRecord, besides: Collection[str] = ()) -> bool:
         """True if speeds measured on both compare; keys that one of them does not have are passed over."""
         keys = (
@@ -115,7 +124,7 @@ class MachineRecord(Described):
 
 
 class Validation(Measures):
-    """Loss on held-out text."""
+    """Loss of the trained model on `tokens` held-out tokens: the figure that tables and verdicts compare."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -135,7 +144,10 @@ class TrainingResult(Entry):
     """(tokens, loss in nats per token)"""
     curve_seconds: list[Point]
     validation_curve: list[Point]
-    """(tokens, held-out loss) while training"""
+    """(tokens read, loss on the first `validation_tokens` held-out tokens) while training; `validation.loss` is of the
+    trained model on more of them."""
+    validation_tokens: Count | None = None
+    """Held-out tokens of each point of `validation_curve`; None if there is none."""
 
 
 class Sample(Entry):
