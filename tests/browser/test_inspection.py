@@ -15,6 +15,7 @@ import torch
 
 from experiments.browser import settle
 from glassformer.config import Stage
+from glassformer.introspection import capture
 from glassformer.lens.inspection import Inspection, inspect
 from glassformer.model import Model
 from glassformer.naming import preset
@@ -95,6 +96,41 @@ def test_axe_finds_nothing(name: str, how: dict[str, Any], pages: dict[str, Path
     assert axe(page) == []
     wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= room
+
+
+@pytest.mark.parametrize("order", [(2, 9), (9, 2)])
+def test_two_clicked_tokens_list_the_heads_between_them(order: tuple[int, int], page: Path, view: View):
+    """By the pattern that the model itself computes at its sites; the later token looks, whichever is clicked first."""
+    opened = view(page)
+    for token in order:
+        opened.locator("#strip span").nth(token).click()
+    settle(opened)
+    model, ids = loud("llama@1m+gqa:2+vocab_size=257"), torch.as_tensor(ByteTokenizer().encode(TEXT))[None]
+    patterns = capture(model, ids, "layers.*.mixer.pattern")
+    weights = {
+        f"layer {layer}, head {head}": float(weight)
+        for layer in range(len(patterns))
+        for head, weight in enumerate(patterns[f"layers.{layer}.mixer.pattern"][0, :, 9, 2])
+    }
+    listed = opened.locator("#pair-heads button").all_inner_texts()
+    assert len(listed) == min(12, len(weights))
+    shown = [weights[name] for name in listed]
+    assert shown == sorted(shown, reverse=True) and shown[0] == max(weights.values())
+    assert percents(opened, "#pair-heads .value") == pytest.approx([100 * one for one in shown], abs=0.6)
+    assert " 9 to " in opened.locator("#pair-words").inner_text()
+    opened.locator("#pair-heads button").nth(1).click()
+    settle(opened)
+    assert listed[1] in opened.locator("#chosen").inner_text().replace("Layer", "layer")
+
+
+def test_two_clicked_tokens_of_a_long_text_have_the_weights_that_are_kept(pages: dict[str, Path], view: View):
+    """Maps are pooled there: heads come with exact weights, and some may be unknown."""
+    opened = view(pages["long"])
+    for token in (120, 121):
+        opened.locator("#strip span").nth(token).click()
+    settle(opened)
+    found = percents(opened, "#pair-heads .value")
+    assert found and found == sorted(found, reverse=True)
 
 
 def test_no_word_is_invisible(page: Path, view: View):

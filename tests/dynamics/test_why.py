@@ -409,10 +409,32 @@ def test_a_spike_after_a_jump_of_weights_is_no_bad_batch():
 def test_a_value_that_is_no_number(site: str | None, layer: int | None, place: str | None):
     event = {"step": 201, "event": "not_finite", "what": "loss", "value": math.nan, "site": site}
     found = diagnose(metrics(), records(same, event), CONFIG, RECIPE)
-    assert found.verdict.startswith("the loss became nan at step 201: not a number at")
+    named = "weights that are not numbers at" if "weights" in str(site) else "not a number at"
+    assert found.verdict.startswith(f"the loss became nan at step 201: {named}")
     cause = found.causes[0]
     assert (cause.layer, cause.site, cause.step) == (layer, place, 201)
     assert cause.confidence > 0.9
+
+
+@pytest.mark.parametrize("finite", [True, False, None])
+def test_precision_is_the_cause_if_the_step_is_finite_in_float32(finite: bool | None):
+    event = {"step": 201, "event": "not_finite", "what": "loss", "value": math.nan, "site": "logits",
+             **({} if finite is None else {"finite_in_float32": finite})}  # fmt: skip
+    cause = diagnose(metrics(), records(same, event), CONFIG, RECIPE).causes[0]
+    assert ("precision too low" in cause.cause) == bool(finite)
+    assert ("recipe.dtype=float32" in cause.tries) == bool(finite)
+
+
+@pytest.mark.parametrize("rate", [RATE, 3000 * RATE])
+@pytest.mark.parametrize("steps", [4, 8])
+def test_a_run_of_few_steps_that_climbed_before_it_was_no_number_is_not_called_calm(steps: int, rate: float):
+    """As with a rate of 10: 4.6, 18, 74, 294, inf."""
+    rows = [{**row, "loss": 4.6 * 4 ** (row["step"] - 1), "learning_rate": rate} for row in metrics()[:steps]]
+    event = {"step": steps + 1, "event": "not_finite", "what": "grad_norm", "value": math.inf, "site": "embed"}
+    found = diagnose(rows, [event], CONFIG, RECIPE)
+    assert "calm" not in found.paragraph() and "dtype" not in found.paragraph()
+    first = found.causes[0]
+    assert (first.cause, first.confidence > 0.6) == ("learning rate above the stable edge", rate > RATE)
 
 
 def test_a_step_that_was_no_number_and_was_left_out_is_no_end():

@@ -260,7 +260,7 @@ def test_it_says_what_made_it_and_offers_its_numbers():
     command = "glassformer inspect llama@1m --text 'it is <b>&'"
     seen = inspect(loud("llama@1m"), TOKENS, name="llama", command=command)
     page = Page(seen.html())
-    assert command in page.text and "docs/readings/inspect.md" in page.text
+    assert command in page.text
     reading = next(text for attrs, text in page.scripts if attrs.get("id") == "reading")
     assert json.loads(reading) | {"page": None} == json.loads(json.dumps(seen.to_dict()))
     links = {attrs.get("data-download"): attrs.get("download") for tag, attrs in page.tags if tag == "a"}

@@ -37,8 +37,8 @@ from glassformer.thresholds import ALIKE_COSINE, COLLAPSED_ENTROPY, COLLAPSED_LO
 HEALTHY = "nothing wrong"
 MOST = 0.8
 """The share of the late rows in which a state must hold to count as one."""
-TOO_LARGE = 1.0
-"""Nats by which the first loss may stand above that of a blind guess; fresh models stand a few hundredths above it."""
+TOO_LARGE = 0.5
+"""Nats by which the first loss may be above that of a blind guess; for fresh models of every family it is at most 0.2."""
 LARGE_SPIKE = 12.0
 """Sigma; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
@@ -215,7 +215,7 @@ def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
     if not len(e.losses) or e.steps[0] != 1 or not e.losses[0] > e.blind + TOO_LARGE:
         return
     yield Cause(
-        "initialisation too large", min(0.96, 0.8 + 0.05 * (e.losses[0] - e.blind)),
+        "initialisation too large", min(0.96, 0.8 + 0.1 * (e.losses[0] - e.blind)),
         f"the first loss is {e.losses[0]:.3g}, where a blind guess costs {e.blind:.3g}: before any update the model "
         "was sure of wrong tokens",
         ("init.std=0.02", "+qknorm"), statistic="loss", step=1,

@@ -6,7 +6,7 @@
   const data = JSON.parse($("inspection").textContent);
   const length = data.words.length;
   const depths = data.layers.length + 1;
-  const state = { ...data.start, shade: "at", measure: "maps" };
+  const state = { ...data.start, shade: "at", measure: "maps", other: -1 };
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const finite = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
   const percent = (share) => {
@@ -164,6 +164,34 @@
     return { shades, named, rest: Math.max(0, left) / Math.max(others, 1), others };
   };
 
+  // The weight that each head gives from one token to another, the largest first; of a long text, whose maps are pooled,
+  // heads of which the weight is known.
+  const between = (from, to) => {
+    const found = [];
+    data.layers.forEach((layer, l) => {
+      for (let head = 0; head < (layer?.heads ?? 0); head++) {
+        const { rows, columns, tile, keep } = layer;
+        if (tile === 1) {
+          found.push({ layer: l, head, weight: shareOf(arrays[`map${l}`], (head * rows + from) * columns + to) });
+          continue;
+        }
+        const base = (head * length + from) * keep;
+        for (let i = base; i < base + keep; i++)
+          if (arrays[`keys${l}`][i] === to) found.push({ layer: l, head, weight: shareOf(arrays[`weights${l}`], i) });
+      }
+    });
+    return found.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight);
+  };
+  // The two tokens: the one that looks, and the one that is looked at.
+  const ends = () => {
+    const { token, other } = state;
+    return data.causal ? [Math.max(token, other), Math.min(token, other)] : [other, token];
+  };
+  const strongest = (token) => {  // what the chosen head looks at most, but for the first token and itself
+    const { named } = looks(token, false);
+    return (named.find((one) => one.token && one.token !== token) ?? named[0])?.token ?? 0;
+  };
+
   // --- The text. ---
   const strip = $("strip");
   const bench = strip.parentElement;
@@ -182,6 +210,7 @@
   };
   const markToken = () => {
     if (marked >= 0) tokens[marked].setAttribute("aria-selected", "false");
+    tokens.forEach((one, i) => one.classList.toggle("other", i === state.other));
     const element = tokens[marked = state.token];
     element.setAttribute("aria-selected", "true");
     strip.setAttribute("aria-activedescendant", element.id);
@@ -259,7 +288,10 @@
     });
     strip.addEventListener("pointerleave", () => (hush(), hover(-1)));
     strip.addEventListener("scroll", hush, { passive: true });
-    strip.addEventListener("click", (event) => event.target.index !== undefined && pick({ token: event.target.index }));
+    strip.addEventListener("click", (event) => {
+      const token = event.target.index;
+      if (token !== undefined) pick(token === state.token ? {} : { token, other: state.token });
+    });
     strip.addEventListener("keydown", (event) => {
       const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, PageUp: -100, PageDown: 100 };
       const step = steps[event.key];
@@ -642,6 +674,21 @@
       bars($(side), looks(state.token, side === "by"), side === "by");
     }
   };
+  const SHOWN = 12;
+  const drawPair = () => {
+    const list = $("pair-heads");
+    if (!list || state.other < 0 || state.other === state.token) return;
+    const [from, to] = ends();
+    const found = between(from, to);
+    $("pair-words").replaceChildren("From ", ...named(from, from), " to ", ...named(to, to),
+      found.length ? "" : ": no head is known to look there.");
+    list.replaceChildren(...found.slice(0, SHOWN).map(({ layer, head, weight }) => {
+      const button = make("button", "go", `layer ${layer}, head ${head}`);
+      button.type = "button";
+      button.addEventListener("click", () => pick({ layer, head }));
+      return bar(button, weight, percent(weight));
+    }));
+  };
   const values = $("map-values");
   const drawValues = () => {
     if (!values?.open) return;
@@ -917,6 +964,7 @@
   };
   let waiting = false;
   const pick = (changes, now = false) => {
+    if (state.other < 0 && length > 1 && data.layers[state.layer]) state.other = strongest(state.token);
     const layerChanged = changes.layer !== undefined && changes.layer !== state.layer;
     Object.assign(state, changes);
     state.token = clamp(Math.round(state.token) || 0, 0, length - 1);
@@ -931,6 +979,7 @@
       markHead();
       drawMap();
       drawPanel();
+      drawPair();
       drawValues();
       drawLens();
       drawPredictions();

@@ -39,11 +39,14 @@ KINDS = {
     "first token": ("Rest on the first token", "their weight on it, in the mean", "sink_mass"),
     "token before": ("Read the token before", "their weight on it, in the mean", "previous_mass"),
     "itself": ("Read the token itself", "their weight on it, in the mean", "self_mass"),
-    "elsewhere": ("Pick out other tokens", "a score from 0 to 1: the notes say how", "elsewhere"),
+    "elsewhere": ("Pick out other tokens", "0 to 1: weight that goes elsewhere, if few tokens get it", "elsewhere"),
 }
-HANDBOOK = "docs/readings/inspect.md"
 TITLE = 56
 """Signs of the text that stand in the title."""
+NAT = (
+    "A nat measures surprise: a token costs minus the natural logarithm of the probability that the model gave it, "
+    "0 nats if it was sure of it, 0.69 if it gave it one half."
+)
 LEAST = 0.005
 """A head is not listed for what would be written 0.00."""
 STEEP = 4.0
@@ -52,7 +55,7 @@ STEEP = 4.0
 
 def render(seen: Inspected) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
-    parts = (header, bench, heads, one_map, answers, crossing, lens, depths, notes)
+    parts = (header, bench, heads, pair, one_map, answers, crossing, lens, depths, notes)
     main = tag("main", *(part(seen) for part in parts))
     style, code = _file("inspect.css"), _file("inspect.js")
     values = embedded(data(seen), "inspection"), embedded(Inspected.to_dict(seen), "reading")
@@ -87,6 +90,7 @@ def header(seen: Inspected) -> Markup:
         tag("p", "Glassformer inspection", class_="kicker"),
         tag("h1", title(seen)),
         tag("p", finding(seen), class_="finding"),
+        tag("p", NAT, class_="caption") if math.isfinite(seen.mean_loss) else None,
         None if seen.trained else tag("p", tag("strong", "Not trained. "), notice, class_="notice", role="note"),
         terms(seen),
         source(seen),
@@ -100,7 +104,8 @@ def source(seen: Inspected) -> Markup:
         "a", "Download the numbers (JSON)", href="#reading", download="inspection.json", data_download="reading",
         hidden=True,
     )  # fmt: skip
-    links = tag("p", tag("a", "How to read this page", href="#notes"), " ", download, class_="links")
+    two = tag("a", "Which heads look from one token to another", href="#pair") if pair(seen) else None
+    links = tag("p", two, tag("a", "How to read this page", href="#notes"), " ", download, class_="links")
     if not seen.command:
         return links
     made = tag("div", tag("span", "Made by"), command(seen.command), class_="made")
@@ -254,6 +259,7 @@ def heads(seen: Inspected) -> Markup:
     return section(
         "heads",
         "Every head",
+        caption(HEAD),
         tag("p", shared(seen), class_="lead") if shared(seen) else None,
         choice("measure", "Show", MEASURES),
         tag("div", tag("div", canvas("overview"), grid, class_="holder"), class_="scroll"),
@@ -266,6 +272,12 @@ def heads(seen: Inspected) -> Markup:
         notable(seen),
     )  # fmt: skip
 
+
+HEAD = (
+    "A head is one way in which a layer lets tokens read each other. Each token has a query there and each token it "
+    "sees a key; the better they match, the larger the score (logit), and the more weight the head gives: the weights "
+    "of a token add up to 100\u00a0%."
+)
 
 POOLED = " The text is long, so in a map some tokens share a row and a column: a cell shows their mean."
 
@@ -282,7 +294,8 @@ def shared(seen: Inspected) -> str:
     groups = sorted({len(kept.maps) // kept.key_heads for kept in seen.attention.values()} - {1})
     if not groups:
         return ""
-    return f"A bracket joins the {' or '.join(map(str, groups))} query heads that share one KV head."
+    count = " or ".join(map(str, groups))
+    return f"A bracket joins the {count} query heads that share one KV head: one set of keys and values."
 
 
 def is_pooled(seen: Inspected) -> bool:
@@ -306,6 +319,21 @@ def _head(one: HeadMap, measure: str) -> Markup:
     words = tag("button", f"layer {one.layer}, head {one.head}", type="button", class_="pick",
                 data_layer=one.layer, data_head=one.head)  # fmt: skip
     return tag("li", words, " ", tag("span", shown, class_="value"))
+
+
+def pair(seen: Inspected) -> Markup:
+    """Heads by the weight of one token on another, which the script lists."""
+    if not seen.heads or len(seen.ids) < 2:
+        return Markup("")
+    order = "The later one looks, as no token sees what follows it. " if seen.causal else "The first one looks. "
+    return section(
+        "pair",
+        "From one token to another",
+        tag("p", "Click two tokens of the text above.", id="pair-words", class_="lead", aria_live="polite"),
+        tag("ol", id="pair-heads", class_="bars pair"),
+        caption(order, "Each line is a head with the weight that it gives, the strongest first; a click opens it. Many "
+                "heads look at a token only because it is the first, or the one before."),
+    )  # fmt: skip
 
 
 def one_map(seen: Inspected) -> Markup:
@@ -448,6 +476,12 @@ def lens(seen: Inspected) -> Markup:
     return section(
         "lens",
         "What each depth would say",
+        caption(
+            "The logit lens: the stream after each layer (the vector that a token carries), read by the model's own "
+            "final norm and output matrix as if it were the last. The depth grows from top to bottom; the last row is "
+            "what the model says. Rubbish in the upper rows is normal: a stream is meant for the next layer, and early "
+            "ones do not yet hold a prediction."
+        ),
         tag("div", canvas("lens-map"), class_="holder"),
         tag("div", tag("table", id="lens-grid", role="grid", aria_labelledby="lens", class_="said-grid"),
             class_="scroll"),
@@ -456,10 +490,6 @@ def lens(seen: Inspected) -> Markup:
         tag("p", id="after-what", class_="lead"),
         tag("div", tag("table", id="predictions"), class_="scroll gf-scroll", role="region", tabindex=0,
             aria_label="Predictions by depth"),
-        caption(
-            "The logit lens: the stream after each layer, read by the model's own final norm and head. The depth grows "
-            "from top to bottom; the last row is what the model says."
-        ),
     )  # fmt: skip
 
 
@@ -538,8 +568,11 @@ def notes(seen: Inspected) -> Markup:
         ("entropy", "how widely a head looks: 0 at one token, 1 at all tokens alike (the entropy of its weights over "
                     "the logarithm of how many tokens it sees)"),
         ("largest logit", "the largest score in size before the softmax; past 50 or so, training tends to break"),
-        ("pick out other tokens", "the weight on none of these, nor on the one other token that gets most, "
-                                  "times 1 − entropy"),
+        ("pick out other tokens", "the weight on tokens that are not the first, the one before, the token itself or "
+                                  "the one that all look at most, times 1 − entropy: high for a head that picks out "
+                                  "few tokens, and others for each token"),
+        ("key, query, value", "what a token is found by, what it looks for, and what it hands over when it is found; "
+                              "a KV head is one set of keys and values"),
         ("depth", "0 is the embedding, then one for each layer"),
         ("stream", "the vector that each token carries through the layers, to which every layer adds"),
         ("RMS", "the root mean square of the values of a stream: its size"),
@@ -552,11 +585,12 @@ def notes(seen: Inspected) -> Markup:
                                                         "a tokenizer that is not its own"),
         ("The depths agree from early on", "later layers change little on this text"),
         ("Many heads rest on the first token", "they do nothing here, which is no fault"),
+        ("Early depths say rubbish", "their streams do not hold a prediction yet, which is no fault"),
     ]  # fmt: skip
     seen_as = tag("dl", *(join([tag("dt", a), tag("dd", b)]) for a, b in trouble), class_="words")
     where = tag(
-        "p", "The same in more words stands in ", tag("code", HANDBOOK), " of Glassformer. More of the same text: ",
-        tag("code", "--reading head_scores"), " says which heads do a known job, ",
+        "p", "More of the same text, by further options of the command: ", tag("code", "--reading head_scores"),
+        " says which heads do a known job, ",
         tag("code", "--reading logit_attribution"), " what each adds to a prediction, ",
         tag("code", "--ablate layers.3.heads.1"), " what is lost without one.", class_="caption",
     )  # fmt: skip
