@@ -229,7 +229,7 @@ def test_losses_while_training_and_of_the_trained_model_are_told_apart() -> None
 
 def test_budget_of_one_minute_is_singular_and_switches_that_are_off_are_left_out() -> None:
     made = results(1)
-    made["budget"].update(match="minutes", tokens=None, minutes=1)
+    made["budget"] |= {"match": "minutes", "tokens": None, "minutes": 1}
     text = Page(rendered(made)).text
     assert "1 minute per arm" in text and "1 minutes" not in text
     norms = [{"kind": "layernorm", "eps": 1e-5, "bias": True}, {"kind": "rmsnorm", "eps": 1e-5, "unit_offset": False}]

@@ -38,7 +38,7 @@ HEALTHY = "nothing wrong"
 MOST = 0.8
 """The share of the late rows in which a state must hold to count as one."""
 TOO_LARGE = 0.5
-"""Nats by which the first loss may be above that of a blind guess; for fresh models of every family it is at most 0.2."""
+"""Nats by which the first loss may be above that of a blind guess; of every fresh family it is at most 0.2."""
 LARGE_SPIKE = 12.0
 """Sigma; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
