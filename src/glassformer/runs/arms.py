@@ -210,7 +210,7 @@ def held_out_tokens(runs: Sequence[RunResult]) -> tuple[str, str]:
     return _counts(final), _counts(while_training)
 
 
-def _counts(known: Sequence[int]) -> str:
+def _counts(known: list[int]) -> str:
     """`39,872`, or `16,384 to 39,872` if runs differ."""
     return " to ".join(f"{n:,}" for n in dict.fromkeys(known[:1] + known[-1:]))
 
