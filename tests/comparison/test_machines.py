@@ -49,7 +49,7 @@ CASES = {
 
 @pytest.mark.parametrize(("cores", "shared", "noted"), [(1.4, False, True), (0.1, False, False), (1.4, True, False)])
 def test_machine_that_was_not_quiet_is_noted(cores: float, shared: bool, noted: bool) -> None:
-    """Runs side by side are each other's company, which has a note of its own."""
+    """Runs side by side are each other's company, which another note reports."""
     record = MachineRecord({**HERE, COMPANY: cores, **({"shared": True} if shared else {})})
     quiet = RunResult(name="a", machine=MachineRecord(HERE))
     notes = busy([quiet, RunResult(name="b", seed=3, machine=record)])

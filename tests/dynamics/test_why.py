@@ -427,8 +427,8 @@ def test_precision_is_the_cause_if_the_step_is_finite_in_float32(finite: bool | 
 
 @pytest.mark.parametrize("rate", [RATE, 3000 * RATE])
 @pytest.mark.parametrize("steps", [4, 8])
-def test_a_run_of_few_steps_that_climbed_before_it_was_no_number_is_not_called_calm(steps: int, rate: float):
-    """As with a rate of 10: 4.6, 18, 74, 294, inf."""
+def test_a_run_of_few_steps_that_climbed_before_the_end_is_not_called_calm(steps: int, rate: float):
+    """A rate of 10 gives 4.6, 18, 74, 294, inf."""
     rows = [{**row, "loss": 4.6 * 4 ** (row["step"] - 1), "learning_rate": rate} for row in metrics()[:steps]]
     event = {"step": steps + 1, "event": "not_finite", "what": "grad_norm", "value": math.inf, "site": "embed"}
     found = diagnose(rows, [event], CONFIG, RECIPE)
@@ -705,7 +705,7 @@ def one_batch(change: Callable[[Tensor], Tensor]) -> Callable[[int, Tensor], tup
 
 
 def a_file_of_noise(step: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """One sequence in eight, as of a folder in which a file is no text."""
+    """One sequence in eight, as of a folder with a binary file."""
     return as_it_is(step, torch.where(torch.arange(len(tokens))[:, None] == step % 4, noise(tokens), tokens))
 
 

@@ -16,7 +16,7 @@ from glassformer.runs.results import Budget, Key, MachineRecord, Results, RunRes
 from glassformer.runs.verdicts import stand_in, verdicts
 
 COMPANY_LEAST = 0.25
-"""Cores of other programs from which a machine counts as busy."""
+"""Least number of cores of other programs on a machine that counts as busy."""
 NAMED = 4
 """Number of runs that a note names."""
 

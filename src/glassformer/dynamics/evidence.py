@@ -32,7 +32,7 @@ BACK = 10
 """Steps within which the loss must be back for a spike to have passed."""
 EARLY = 64
 NATS_ABOVE, NATS_BACK = 0.3, 1.0
-"""A loss that stood so much above its beginning, or in the first steps above its lowest, did not merely fluctuate."""
+"""Nats of a rise above the first loss, and above the lowest in the first steps, that are more than fluctuation."""
 COLUMNS = ("step", "loss", "learning_rate", "grad_norm")
 LOGARITHMIC = {
     "weight_norm", "gradient_norm", "gradient_rms", "update_ratio", "residual_rms", "massive", "spectral_norm",
@@ -254,8 +254,8 @@ class Evidence:
 
     @cached_property
     def hump(self) -> float:
-        """By how many nats the loss stood above its beginning: the largest mean of five steps in a row, or of a run of
-        fewer than ten, of half of its steps."""
+        """Rise of the loss above the first, in nats: the largest mean of five steps in a row, of half of the steps in a
+        run of fewer than ten."""
         if len(self.losses) < 2:
             return 0.0
         n = min(5, len(self.losses) // 2)
@@ -269,8 +269,8 @@ class Evidence:
 
     @cached_property
     def rose(self) -> bool:
-        """True if the loss rose before it became no number: above its beginning, back in the first steps, without
-        return, or at the end."""
+        """True if the loss rose before the end: above the first, back in the first steps, without return, or in the
+        last steps."""
         step = self.steps[-1] if len(self.steps) else 0
         lasting = any(spike.step > step - DIVERGENCE_WINDOW and not spike.passed for spike in self.spikes)
         end = float(np.mean(self.losses[-5:])) if len(self.losses) else 0.0

@@ -38,7 +38,7 @@ HEALTHY = "nothing wrong"
 MOST = 0.8
 """The share of the late rows in which a state must hold to count as one."""
 TOO_LARGE = 0.5
-"""Nats by which the first loss may be above that of a blind guess; of every fresh family it is at most 0.2."""
+"""Nats of the first loss above a blind guess that are too many; every fresh family has at most 0.2."""
 LARGE_SPIKE = 12.0
 """Sigma; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
@@ -161,8 +161,9 @@ def _roots_first(found: Sequence[Cause]) -> list[Cause]:
 
 
 def value_not_finite(e: Evidence) -> Iterator[Cause]:
-    """The first site whose value is no number. It is the cause if the loss was calm before; if the same step is finite
-    in float32, the precision is; if weights are no numbers, they were damaged, as no update makes them so."""
+    """The first site whose value is not finite. It is the cause if the loss was calm before; if the same step is finite
+    in float32, the precision is; if weights are not finite, they were damaged, as a step that would do it is not
+    taken."""
     event = e.not_finite
     if event is None:
         return
@@ -312,7 +313,8 @@ def dead_units(e: Evidence) -> Iterator[Cause]:
 
 def rate_too_large(e: Evidence) -> Iterator[Cause]:
     """The learning rate above the stable edge: at its peak one step would replace the first weights, updates stay above
-    1e-2, and something shows for it. Without looks at the peak: a loss that fell back, at ten times the usual rate."""
+    1e-2, and something shows for it. Without statistics of the peak: a loss that fell back, at ten times
+    the usual rate."""
     shown, peak = _shows(e), _peak(e)
     if not shown:
         return

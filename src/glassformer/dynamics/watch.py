@@ -44,7 +44,7 @@ BATCH_TOKENS = 4096
 """Of the batch of a spike are run at once, to see which of its sequences it is."""
 SHOWN = 3
 ROUNDED_AT = 10
-"""Step at which weights are looked at for lost bits: by then each has moved."""
+"""Step at which weights are checked for lost bits: by then each has moved."""
 ROUNDED, FOLLOWING, KNOWN = 0.999, 0.9, 0.8
 """Shares: of weights in a short format, above which bits are lost; of targets that are the next inputs, below which
 they are not the next tokens; of the loss of a blind guess, below which a model has learned enough to tell rubbish."""

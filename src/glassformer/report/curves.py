@@ -309,7 +309,7 @@ def _shared_words(arms: Sequence[Arm]) -> Markup | None:
 
 
 def _markers_words(arms: Sequence[Arm]) -> str:
-    """What the markers are, and why the last is not the loss of the summary."""
+    """Says what the markers are, and why the last is not the loss of the summary."""
     final, while_training = held_out_tokens([run for arm in arms for run in arm.runs])
     if not while_training or final == while_training:
         return "Markers are validation losses."

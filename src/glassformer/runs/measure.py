@@ -124,7 +124,7 @@ def generation(run: Run, text: Tokens) -> Generation | None:
 
 
 def whole_words(ids: np.ndarray, decode: Callable[[list[int]], str]) -> np.ndarray:
-    """Returns the longest beginning, of half at least, that ends where a word does; `ids` if there is none."""
+    """Returns the longest start of at least half of `ids` that ends with a whole word; without one, `ids`."""
     for n in range(len(ids) - 1, len(ids) // 2, -1):
         text = decode(ids[:n].tolist())
         if decode(ids[: n + 1].tolist())[len(text) :][:1].isspace() and not text[-1:].isspace():

@@ -147,7 +147,7 @@ class TrainingResult(Entry):
     """(tokens read, loss on the first `validation_tokens` held-out tokens) while training; `validation.loss` is of the
     trained model on more of them."""
     validation_tokens: Count | None = None
-    """Held-out tokens of each point of `validation_curve`; None if there is none."""
+    """Held-out tokens of each point of `validation_curve`; None if it is empty."""
 
 
 class Sample(Entry):

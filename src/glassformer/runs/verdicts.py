@@ -40,8 +40,8 @@ def verdicts(
     gives no verdict.
 
     Runs that diverged are outcomes: arms that diverge unequally often, by Fisher's exact test, are decided by that.
-    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win;
-    there is no verdict if both finished fewer than two."""
+    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win.
+    With fewer than two such seeds the verdict is `no verdict`."""
     if pairs is None:
         pairs = against_first(runs)
     table = Table.of(runs, pairs)

@@ -332,7 +332,7 @@ def pair(seen: Inspected) -> Markup:
         tag("p", "Click two tokens of the text above.", id="pair-words", class_="lead", aria_live="polite"),
         tag("ol", id="pair-heads", class_="bars pair"),
         caption(order, "Each line is a head with the weight that it gives, the strongest first; a click opens it. Many "
-                "heads look at a token only because it is the first, or the one before."),
+                "heads attend to a token only because it is the first, or the one before."),
     )  # fmt: skip
 
 
@@ -569,7 +569,7 @@ def notes(seen: Inspected) -> Markup:
                     "the logarithm of how many tokens it sees)"),
         ("largest logit", "the largest score in size before the softmax; past 50 or so, training tends to break"),
         ("pick out other tokens", "the weight on tokens that are not the first, the one before, the token itself or "
-                                  "the one that all look at most, times 1 − entropy: high for a head that picks out "
+                                  "the most attended one, times 1 − entropy: high for a head that picks out "
                                   "few tokens, and others for each token"),
         ("key, query, value", "what a token is found by, what it looks for, and what it hands over when it is found; "
                               "a KV head is one set of keys and values"),
@@ -585,7 +585,7 @@ def notes(seen: Inspected) -> Markup:
                                                         "a tokenizer that is not its own"),
         ("The depths agree from early on", "later layers change little on this text"),
         ("Many heads rest on the first token", "they do nothing here, which is no fault"),
-        ("Early depths say rubbish", "their streams do not hold a prediction yet, which is no fault"),
+        ("Early depths say rubbish", "their streams do not hold a prediction yet, which is normal"),
     ]  # fmt: skip
     seen_as = tag("dl", *(join([tag("dt", a), tag("dd", b)]) for a, b in trouble), class_="words")
     where = tag(
