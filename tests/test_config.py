@@ -774,7 +774,8 @@ def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(
 
         def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
             d = ctx.d_model
-            return linear_cost(ctx, shape, d, 3 * d, bias=True) + linear_cost(ctx, shape, 3 * d, d, bias=True)
+            maps = linear_cost(ctx, shape, d, 3 * d, bias=True) + linear_cost(ctx, shape, 3 * d, d, bias=True)
+            return maps + Cost.weights(2 * self.spare)
 
     config = preset("llama@1m+layers=2+d_model=32+heads=4+vocab_size=61+ffn=plain")
     state = torch.get_rng_state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -400,6 +401,13 @@ def test_flops_are_those_a_counter_sees(case: Case):
     with FlopCounterMode(display=False, custom_mapping=known) as counter, torch.no_grad():
         model(draw(1, LENGTH))
     assert counter.get_total_flops() == round(case.config().flops(LENGTH) * LENGTH)
+
+
+@every_model
+def test_the_check_of_a_users_part_finds_nothing_in_the_packages(case: Case):
+    config = case.config()
+    with warnings.catch_warnings(action="error"):
+        config.counting().check()
 
 
 @every_model

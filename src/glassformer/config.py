@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from glassformer.errors import Code, RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model, Tower
 from glassformer.parts.building import InitialWeights, check_seed, fill
-from glassformer.parts.core.base import BuildContext, PartConfig, Value, to_plain
+from glassformer.parts.core.base import BuildContext, PartConfig, Value, part_classes, to_plain
 from glassformer.parts.core.cost import OF_WORK, Cost, Shape
 from glassformer.parts.core.init import Gpt2InitConfig, Init, InitConfig, Role
 from glassformer.parts.core.module_template import ModuleTemplate
+from glassformer.parts.core.outside import is_outside
+from glassformer.parts.counted import Counting
 from glassformer.parts.embedding import Embedding, EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
@@ -361,6 +365,10 @@ class ModelConfig(TowerConfig):
         >>> config.costs(Shape(s=1, t=1024, phase="decode"))["layers.2.mixer"].state_bytes
         720896
         """
+        self._counted  # noqa: B018
+        return self._costs(shape)
+
+    def _costs(self, shape: Shape) -> Cost:
         own = self.costs_within(self.ctx, shape)
         own["head"] = self.head.costs(self.ctx, shape).outside_blocks()
         order = ("embedding", "layers", "head", "final_norm")
@@ -370,6 +378,18 @@ class ModelConfig(TowerConfig):
             begins = shape.s == shape.t and shape.phase != "decode"
             parts["encoder"] = encoder.without("state_bytes") if begins else encoder.without(*OF_WORK)
         return Cost.of(parts)
+
+    @cached_property
+    def _counted(self) -> None:
+        """Checks the counts of a model with parts from outside the package, once. Raises RequestError."""
+        if any(is_outside(part) for part in part_classes(self)):
+            self.counting().check()
+
+    def counting(self) -> Counting:
+        """Returns the check that holds the counts of this config against the module that it builds."""
+        few = [block for block, n in Counter(self.layers()).items() for _ in range(min(n, 2))]
+        short = self.replace(stack=stack_of(few))  # the first layer of two makes what others share
+        return Counting(self._outline, self._costs, short._outline, short._costs, self.context)
 
     def num_params(self, embeddings: bool = True) -> int:
         """Returns the exact number of parameters, tied ones once; allocates nothing.
@@ -517,6 +537,9 @@ class ModelConfig(TowerConfig):
                 f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed",
                 code="range", field="size", value=params,
             )  # fmt: skip
+        return self._outline()
+
+    def _outline(self) -> Model:
         with torch.device("meta"):
             head = self.head.build(self.ctx)
         embedding, layers, final_norm = self.modules_within(self.ctx)

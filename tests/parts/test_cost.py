@@ -26,7 +26,7 @@ from glassformer.parts.ffn import GluConfig
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.kernel import KernelConfig
 from glassformer.parts.mixer import CrossAttentionConfig
-from glassformer.parts.norm import RMSNormConfig
+from glassformer.parts.norm import RMSNorm, RMSNormConfig
 
 SMALL = "layers=2+d_model=64+vocab_size=61+context=512"
 ROWS = {
@@ -336,13 +336,18 @@ def test_a_part_that_asks_for_its_layer_is_counted_for_each(monkeypatch: pytest.
     monkeypatch.setattr(base, "_CLASSES", list(base._CLASSES))
 
     class ByLayerConfig(RMSNormConfig, kind="by_layer"):
+        def build(self, ctx: BuildContext) -> RMSNorm:
+            norm = super().build(ctx)
+            norm.more = torch.nn.Parameter(torch.empty(10**ctx.layer))
+            return norm
+
         def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-            return Cost.weights(10**ctx.layer)
+            return super().costs(ctx, shape) + Cost.weights(10**ctx.layer)
 
     config = gf.preset(f"gpt2@1m+{SMALL}+heads=4")
     block = config.stack[0].blocks[0].replace(norm=ByLayerConfig())
     layers = config.replace(stack=(config.stack[0].replace(blocks=(block,)),)).costs(Shape())["layers"]
-    assert [layers[f"{i}.ffn_norm"].parameters for i in range(2)] == [1, 10]
+    assert [layers[f"{i}.ffn_norm"].parameters for i in range(2)] == [64 + 1, 64 + 10]
 
 
 def test_what_is_shared_adds_once():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from glassformer.lens import inspect
 from glassformer.naming import parse, resize, words
 from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import import_modules, modules_of
+from glassformer.parts.counted import Counting
 from glassformer.parts.mixer import Mixer, MixerConfig
-from tests.plugin import toy_parts
+from tests.plugin import toy_parts, uncounted_parts  # noqa: F401  # its kinds become known
 from tests.refused import refused
 
 TINY = "layers=2+d_model=32+heads=4"
@@ -217,3 +219,75 @@ def test_a_mixer_that_sees_ahead_is_neither_trained_nor_decoded(source: Path, mo
     with pytest.raises(RequestError) as caught:
         gf.generate(model, torch.ones(1, 3, dtype=torch.long), max_new_tokens=1)  # type: ignore[arg-type]
     assert caught.value.code == "causal"
+
+
+# Counts of a user's part, against the module that it builds
+
+SMALL = f"llama@1m+{TINY}+vocab_size=50"
+D, T = 32, 16
+PRODUCTS = 4 * 2 * T * D * D + 2 * 2 * T * T * D
+"""FLOPs of attention on T tokens: four maps of d x d, and queries against keys and patterns against values."""
+UNCOUNTED = [
+    ("+mixer.kind=wider_attention", "layers.0.mixer", 4 * D * D + 32 * D * D, 4 * D * D),
+    ("+norm.kind=scaled_norm", "layers.0.mixer_norm", D + 1, D),
+    ("+mixer.kind=twice_attention", "layers.0.mixer", PRODUCTS + 2 * T * D * D, PRODUCTS),
+    ("+ema+mixer.kind=two_emas", "layers.0.mixer", 2 * 4 * D, 4 * D),
+]
+
+
+@pytest.mark.parametrize(("change", "site", "built", "counted"), UNCOUNTED, ids=lambda one: str(one)[1:])
+def test_a_part_that_does_more_than_it_counts_is_refused_with_both_figures(
+    change: str, site: str, built: int, counted: int
+) -> None:
+    with refused(code="conflict", field=site) as caught:
+        gf.preset(SMALL + change)
+    assert caught.value.value == built and caught.value.expected.startswith(f"{counted:,} ")
+
+
+def test_no_verb_takes_a_count_that_is_wrong(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Nor a config that was made by hand, which nothing has checked before."""
+    tree = gf.preset(SMALL).to_dict()
+    tree["stack"][0]["blocks"][0]["mixer"]["kind"] = "wider_attention"
+    config = ModelConfig.from_dict(tree)
+    budget: dict[str, Any] = {"steps": 2, "batch_size": 2, "context": 16, "out": tmp_path / "out"}
+    asked: list[Callable[[], object]] = [
+        config.num_params,
+        config.build,
+        lambda: gf.plan(config),
+        lambda: gf.inspect(config).to_dict(),
+        lambda: gf.train(config, source, **budget),
+        lambda: gf.compare([SMALL, config], source, **budget),
+        lambda: gf.compare([SMALL, config], source, match="flops", **budget),
+    ]
+    for ask in asked:
+        with refused(code="conflict", field="layers.0.mixer"):
+            ask()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_the_package_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch):
+    """The check costs a forward pass."""
+    checked: list[Counting] = []
+    monkeypatch.setattr(Counting, "check", lambda self: checked.append(self))
+    gf.preset(SMALL).num_params()
+    assert not checked
+    config = gf.preset(f"{SMALL}+l1norm")
+    assert len(checked) == 1
+    config.num_params()
+    config.build()
+    assert len(checked) == 1
+
+
+def test_a_part_that_asks_for_values_is_counted(monkeypatch: pytest.MonkeyPatch):
+    def forward(self: toy_parts.Sine, x: torch.Tensor, pass_: Any = None) -> torch.Tensor:
+        return self.down_proj(torch.sin(self.up_proj(x))) if x.max().item() < 9 else x
+
+    monkeypatch.setattr(toy_parts.Sine, "forward", forward)
+    assert gf.preset(f"{SMALL}+sine").num_params()
+
+
+def test_a_large_model_is_counted_without_allocating_it():
+    """Of a size that no machine here has: 69 billion parameters."""
+    assert gf.preset("llama-2-70b+sine").num_params() == gf.preset("llama-2-70b+gelu").num_params()
+    with refused(code="conflict", field="layers.0.mixer"):
+        gf.preset("llama-2-70b+mixer.kind=wider_attention")

@@ -49,7 +49,7 @@ def wants_blocks(x: Tensor, rows: int, groups: int) -> bool:
 
 def shapes_alone(x: Tensor) -> bool:
     """Whether sizes that the data decide are unknown: where a compiler looks on, and of tensors without data."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
 
 
 def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:

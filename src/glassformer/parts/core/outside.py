@@ -33,6 +33,11 @@ def load_installed() -> tuple[str, ...]:
     return tuple(names)
 
 
+def is_outside(one: type) -> bool:
+    """Returns True for a class that is defined outside this package."""
+    return one.__module__.partition(".")[0] != HOME
+
+
 def modules_of(classes: Iterable[type]) -> dict[str, str]:
     """{module: the folder from which it is imported} of the classes that stand outside this package, for another
     process to import. Raises RequestError for a class that another process cannot find: one of a script, a notebook or
@@ -40,7 +45,7 @@ def modules_of(classes: Iterable[type]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in classes:
         name = one.__module__
-        if name.partition(".")[0] == HOME:
+        if not is_outside(one):
             continue
         file = getattr(sys.modules.get(name), "__file__", None)
         if name == "__main__" or file is None or "<locals>" in one.__qualname__:

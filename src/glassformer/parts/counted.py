@@ -1,0 +1,158 @@
+"""Figures of a built module, against the counts of its configs: parameters, FLOPs by torch's counter, state bytes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from glassformer.errors import RequestError, shown
+from glassformer.parts.core.cost import Cost, Number, Shape
+from glassformer.parts.core.outside import is_outside
+from glassformer.parts.kernel.naive import Naive
+from glassformer.parts.mixer.attend import change_kernels
+
+TOKENS = 16
+"""Tokens of the sequence on which FLOPs and state are counted, unless the context is shorter."""
+MOST_ALLOCATED = 1 << 25
+"""Parameters of a model that is allocated to count its FLOPs."""
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The outline of a model and its costs for a shape; the same of a model with at most two layers of each kind."""
+
+    outline: Callable[[], Any]
+    costs: Callable[[Shape], Cost]
+    short_outline: Callable[[], Any]
+    short_costs: Callable[[Shape], Cost]
+    context: int
+
+    def check(self) -> None:
+        """Raises RequestError, with both figures, where a cost is another than the built module's."""
+        model = self.outline()
+        self.check_parameters(model)
+        self.check_state(model)
+        self.check_flops(self.short_outline())
+
+    def check_parameters(self, model: Any) -> None:
+        def has(path: str) -> Number:
+            return sum(weight.numel() for weight in model.get_submodule(path).parameters())
+
+        _agree("parameters", self.costs(Shape()), has, model)
+
+    def check_state(self, model: Any) -> None:
+        """Of a model that generates, in bfloat16: what a recurrence sums up in float32 then shows."""
+        if not model.writes:
+            return
+        t, dtype = min(TOKENS, self.context), torch.bfloat16
+        try:
+            state = model.init_state(1, t, dtype, memory_len=t if model.encoder else 0)
+        except NotImplementedError:  # it decodes without a state, or not at all
+            return
+        layers = {f"layers.{i}": 0 if one is None else one.nbytes for i, one in enumerate(state.layers)}
+        held = {"": state.nbytes, "layers": state.nbytes, **layers, **{f"{at}.mixer": n for at, n in layers.items()}}
+        said = self.costs(Shape(s=1, t=t, phase="decode", state_dtype=dtype))
+        _agree("state_bytes", said, lambda path: held.get(path, 0), model)
+
+    def check_flops(self, model: Any) -> None:
+        """Of a forward pass on a CPU, where a part may ask for values; of a large model on the meta device, which
+        allocates nothing."""
+        given = example(model, self.context)
+        t = model.embedding.places(given["tokens"]).shape[1]
+        if sum(weight.numel() for weight in model.parameters()) <= MOST_ALLOCATED:
+            model.to_empty(device="cpu")
+            with torch.no_grad():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    tensor.zero_()
+        given = {name: value.to(model.device) for name, value in given.items()}
+        try:
+            found = flops_of(model, given)
+        except Exception as problem:
+            why = f"its forward pass fails on the {model.device} device: {shown(problem)}"
+            warnings.warn(f"FLOPs of a part of your own are as its costs() says, unchecked: {why}")
+            return
+        said = self.short_costs(Shape(s=t, t=t, phase="prefill"))
+        _agree("flops", said, lambda path: found.get(path, 0), model)
+
+
+def example(model: Any, context: int) -> dict[str, Tensor]:
+    """Returns what a model is called with: tokens, images or vectors of one short sequence, and a source where it reads
+    one."""
+
+    def read_by(embedding: Any) -> Tensor:
+        if (patches := embedding.patches) is not None:
+            return torch.zeros(1, patches.channels, patches.size, patches.size)
+        if (vectors := embedding.vectors) is not None:
+            return torch.zeros(1, min(TOKENS, context), vectors.size)
+        return torch.zeros(1, min(TOKENS, context), dtype=torch.int64)
+
+    given = {"tokens": read_by(model.embedding)}
+    return given if model.encoder is None else {**given, "source": read_by(model.encoder.embedding)}
+
+
+def flops_of(model: nn.Module, given: dict[str, Tensor]) -> dict[str, Number]:
+    """Returns path -> FLOPs of a forward pass, by torch's counter; attention is computed as it is defined, since the
+    counter has no formula for fused kernels on a CPU."""
+
+    def grouped(x: tuple[int, int], maps: tuple[int, int, int], *rest: object, **more: object) -> int:
+        return 2 * x[0] * maps[1] * maps[2]  # every row meets one map; torch 2.13 has no formula for it
+
+    change_kernels(model, lambda kernel: kernel if is_outside(type(kernel)) else Naive())
+    products = torch.ops.aten._grouped_mm, torch.ops.glassformer.grouped_product
+    counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(products, grouped))
+    with torch.no_grad(), counter:
+        model.eval()(**given)
+    root = f"{type(model).__name__}."
+    by_path = {path.removeprefix(root): sum(some.values()) for path, some in counter.get_flop_counts().items()}
+    return {**by_path, "": counter.get_total_flops()}
+
+
+NAMES = {
+    "parameters": ("parameters", "Cost.weights(n)"),
+    "flops": ("FLOPs", "linear_cost(ctx, shape, inputs, outputs)"),
+    "state_bytes": ("bytes of state", "Cost.state(shape, bytes)"),
+}
+"""Name of each number of a cost, and a cost that a part of one's own often has more of it."""
+
+
+def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Module) -> None:
+    """Raises RequestError where a number of a tree of costs is another than that of the model, about the innermost
+    part at which both differ."""
+    if round(getattr(said, number)) == found(""):
+        return
+    site, path = "", ""
+    while inner := next(
+        (
+            (name, child, at)
+            for name, child in said.children.items()
+            if (at := _path_of(model, path, name)) and round(getattr(child, number)) != found(at)
+        ),
+        None,
+    ):
+        name, said, path = inner
+        site = f"{site}.{name}".lstrip(".")
+    built, counted = found(path), round(getattr(said, number))
+    unit, more = NAMES[number]
+    raise RequestError(
+        f"{site or 'model'}: {type(model.get_submodule(path)).__name__} has {built:,} {unit} as it is built, and "
+        f"costs() of its config counts {counted:,}; have it count them all, as in super().costs(ctx, shape) + {more}",
+        code="conflict", field=site or "model", value=built, expected=f"{counted:,} {unit}",
+    )  # fmt: skip
+
+
+def _path_of(model: nn.Module, path: str, name: str) -> str:
+    """Returns the path of a child of the module at a path, which may be a child of a transparent one; or nothing."""
+    module = model.get_submodule(path)
+    lent = [f"{held}.{name}" for held, one in module.named_children() if getattr(one, "transparent", False)]
+    for inner in (name, *lent):
+        whole = f"{path}.{inner}".lstrip(".")
+        *way, last = whole.split(".")
+        if last in model.get_submodule(".".join(way))._modules:
+            return whole
+    return ""
