@@ -383,9 +383,9 @@ class ModelConfig(TowerConfig):
     def _counted(self) -> None:
         """Checks the counts of a model with parts from outside the package, once. Raises RequestError."""
         if any(is_outside(part) for part in part_classes(self)):
-            self.counting().check()
+            self._counting().check()
 
-    def counting(self) -> Counting:
+    def _counting(self) -> Counting:
         """Returns the check that holds the counts of this config against the module that it builds."""
         few = [block for block, n in Counter(self.layers()).items() for _ in range(min(n, 2))]
         short = self.replace(stack=stack_of(few))  # the first layer of two makes what others share

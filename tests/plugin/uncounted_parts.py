@@ -56,7 +56,7 @@ class ScaledNormConfig(RMSNormConfig, kind="scaled_norm"):
 
 
 class TwoEmas(Ema):
-    """Its state has as many numbers once more."""
+    """Ema whose state is twice the width."""
 
     def init_state(self, batch: int, max_len: int, dtype: Any, device: Any = None, rewind: int = 0) -> RecurrentState:
         return RecurrentState(batch, {"h": (1, 2 * len(self.decay))}, dtype, device, rewind)

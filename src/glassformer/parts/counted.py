@@ -47,7 +47,7 @@ class Counting:
         _agree("parameters", self.costs(Shape()), has, model)
 
     def check_state(self, model: Any) -> None:
-        """Of a model that generates, in bfloat16: what a recurrence sums up in float32 then shows."""
+        """Checks the state of a model that generates, in bfloat16, which shows what a recurrence sums up in float32."""
         if not model.writes:
             return
         t, dtype = min(TOKENS, self.context), torch.bfloat16
@@ -61,8 +61,8 @@ class Counting:
         _agree("state_bytes", said, lambda path: held.get(path, 0), model)
 
     def check_flops(self, model: Any) -> None:
-        """Of a forward pass on a CPU, where a part may ask for values; of a large model on the meta device, which
-        allocates nothing."""
+        """Counts a forward pass on a CPU, because a part may ask for values; that of a large model on the meta device,
+        which allocates nothing."""
         given = example(model, self.context)
         t = model.embedding.places(given["tokens"]).shape[1]
         if sum(weight.numel() for weight in model.parameters()) <= MOST_ALLOCATED:
@@ -75,15 +75,14 @@ class Counting:
             found = flops_of(model, given)
         except Exception as problem:
             why = f"its forward pass fails on the {model.device} device: {shown(problem)}"
-            warnings.warn(f"FLOPs of a part of your own are as its costs() says, unchecked: {why}")
+            warnings.warn(f"FLOPs of your part are as its costs() says, unchecked: {why}")
             return
         said = self.short_costs(Shape(s=t, t=t, phase="prefill"))
         _agree("flops", said, lambda path: found.get(path, 0), model)
 
 
 def example(model: Any, context: int) -> dict[str, Tensor]:
-    """Returns what a model is called with: tokens, images or vectors of one short sequence, and a source where it reads
-    one."""
+    """Returns the inputs of a call: tokens, images or vectors of one short sequence, and a source for an encoder."""
 
     def read_by(embedding: Any) -> Tensor:
         if (patches := embedding.patches) is not None:
@@ -118,7 +117,7 @@ NAMES = {
     "flops": ("FLOPs", "linear_cost(ctx, shape, inputs, outputs)"),
     "state_bytes": ("bytes of state", "Cost.state(shape, bytes)"),
 }
-"""Name of each number of a cost, and a cost that a part of one's own often has more of it."""
+"""Name of each number of a cost, and a cost that often adds to it."""
 
 
 def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Module) -> None:
