@@ -24,12 +24,16 @@ _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 class TextTable(Table):
-    """A table whose cells are taken literally: brackets in a name are never read as rich's markup."""
+    """A table whose cells and headings are taken literally: brackets in a name are never read as rich's markup."""
 
     def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
         """Adds a row; a cell with a style is a rich `Text`."""
         literal = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
         super().add_row(*literal, style=style, end_section=end_section)
+
+    def add_column(self, header: RenderableType = "", *rest: Any, **options: Any) -> None:
+        """Adds a column under a literal heading."""
+        super().add_column(Text(header) if isinstance(header, str) else header, *rest, **options)
 
 
 def ruled(title: str | None = None) -> TextTable:
@@ -42,6 +46,11 @@ def unruled(title: str | None = None) -> TextTable:
     return TextTable(
         title=_literal(title), title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0)
     )  # fmt: skip
+
+
+def bare() -> TextTable:
+    """Returns an empty table of columns without lines and headings."""
+    return TextTable(box=None, show_header=False, pad_edge=False, padding=(0, 2))
 
 
 def _literal(text: str | None) -> Text | None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from glassformer.figures.terminal import TextTable, one_line, ruled, short, unbroken
+from glassformer.figures.terminal import TextTable, bare, one_line, ruled, short, unbroken
 from glassformer.lens.inspected import HeadMap, Inspected
 from glassformer.lens.page.words import visible
 from glassformer.lens.reading import Reading
@@ -46,7 +45,7 @@ def reading_lines(name: str, reading: Reading | str, figure: Path | None = None)
     """Yields the first line of a reading and a table of the others; or the reason why the model cannot give it."""
     first, *lines = map(one_line, str(reading).splitlines() if isinstance(reading, Reading) else [reading])
     yield Text(f"\n{name}: ", style="bold").append(first, style="not bold")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    table = bare()
     for line in lines:
         of, value = HEADED.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches any line
         table.add_row(Text(of or ""), Text(value))

@@ -45,9 +45,9 @@ class View:
     def __init__(self, quiet: bool = False):
         self.console = Console(stderr=True, quiet=quiet)
         self.bars = Progress(
-            TextColumn("[bold]{task.description}", markup=True),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.percentage:>3.0f}%", markup=False),
             TextColumn("{task.fields[note]}", markup=False),
             console=self.console,
             disable=quiet,
