@@ -80,12 +80,13 @@ def test_errors_of_a_network_are_not_the_disks(tmp_path: Path) -> None:
     for error in (
         FULL,
         TimeoutError(errno.ETIMEDOUT, "a shared disk does not answer"),
-        PermissionError(errno.EACCES, "no"),
         OSError("3 written"),
         SafetensorError("x"),
     ):
         with failed(code="disk"), files.disk_errors(tmp_path):
             raise error
+    with refused(code="disk", field=str(tmp_path)), files.disk_errors(tmp_path):
+        raise PermissionError(errno.EACCES, "no")
 
 
 def test_a_folder_on_one_machine_has_one_writer(tmp_path: Path) -> None:

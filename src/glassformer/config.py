@@ -893,7 +893,8 @@ def read_tree(path: str | Path) -> Any:
         raise RequestError(f"there is no file {path}", code="missing", field=path.name, value=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         code: Code = "disk" if isinstance(error, OSError) else "syntax"
-        raise RequestError(f"{path} cannot be read: {error}", code=code, field=path.name) from None
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{path} cannot be read ({reason})", code=code, field=path.name) from None
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
         reason = shown(error, 200)
         raise RequestError(

@@ -174,7 +174,9 @@ def error_of(plain: list[Any]) -> RequestError | WorkError:
     return RequestError(message, code=code, field=field[0]) if field else WorkError(message, code=code)
 
 
-REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+"""Numbers of system errors of a file that may not be read or written."""
+REFUSALS = FORBIDDEN | {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 """Numbers of system errors that another path or permission avoids; the others are failures of the work."""
 
 

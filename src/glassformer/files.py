@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 
-from glassformer.errors import RequestError, WorkError, shown
+from glassformer.errors import FORBIDDEN, RequestError, WorkError, shown
 
 # Errors of the disk
 
@@ -30,19 +30,23 @@ OF_CACHE = "free some space, or choose another folder with GLASSFORMER_CACHE"
 
 @contextmanager
 def disk_errors(target: str | Path, advice: str = UNTOUCHED, network: bool = False) -> Iterator[None]:
-    """Turns the ways in which a disk can refuse `target` into one WorkError sentence each. With `network`, errors that
+    """Turns the ways in which a disk can refuse `target` into one sentence each: a RequestError if it may not be
+    written, as everywhere, and a WorkError otherwise. With `network`, errors that
     a network may have raised pass: a shared disk raises some of them too."""
     try:
         yield
     except SafetensorError as error:
-        raise WorkError(f"{target} cannot be written: {error}; {advice}", code="disk") from error
+        raise WorkError(f"{target} cannot be written ({error}); {advice}", code="disk") from error
     except OSError as error:
         away = isinstance(error, ConnectionError | TimeoutError) or (error.errno is None and type(error) is not OSError)
         if network and away:
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full else error.strerror or str(error)
-        raise WorkError(f"{target} cannot be written: {why}; {advice}", code="disk") from error
+        message = f"{target} cannot be written ({why}); {advice}"
+        if error.errno in FORBIDDEN:
+            raise RequestError(message, code="disk", field=str(target), value=str(target)) from error
+        raise WorkError(message, code="disk") from error
 
 
 # Files and folders that are replaced at once

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from glassformer.architectures import PRESETS
 from glassformer.cli import main
 from glassformer.cli.program import GROUPS, VERBS
 from glassformer.names import known
+from glassformer.naming.catalogue import PresetCatalogue
 from glassformer.naming.changes import OF_MODEL, words
 from glassformer.text.corpora import ALIASES, EMBEDDED
 from glassformer.text.tasks import TASKS
@@ -153,3 +156,29 @@ def test_presets_are_filtered(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_verb_has_an_example_that_names_it() -> None:
     assert all(verb.example.split()[0] == name for name, verb in VERBS.items())
     assert next(iter(GROUPS)) == "Start here" and next(iter(VERBS)) == "train"
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [
+        (errno.EACCES, 2, "disk"),
+        (errno.EROFS, 2, "disk"),
+        (errno.ENOENT, 2, "disk"),
+        (errno.ENOSPC, 1, "disk"),
+        (errno.EIO, 1, "disk"),
+    ],
+)
+def test_an_error_of_the_system_has_one_form_and_one_status(
+    number: int, status: int, code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it comes from: a config that may not be read, a folder that may not be written."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "a/file")
+
+    monkeypatch.setattr(PresetCatalogue, "of", refuse)
+    assert main(["presets", "--json"]) == status
+    out, error = capsys.readouterr()
+    found = json.loads(out)["error"]
+    assert (found["code"], found["message"]) == (code, error.removeprefix("glassformer: ").strip())
+    assert "a/file" in error and os.strerror(number) in error and len(error.splitlines()) == 1

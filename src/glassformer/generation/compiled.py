@@ -152,7 +152,7 @@ class CompiledStep:
                     if not has_vnni():
                         raise
                     self._compile(str(temporary), path.with_suffix(".safetensors"), False)  # the compiler may be older
-        except WorkError:  # of the disk
+        except (RequestError, WorkError):  # of the disk
             raise
         except Exception as problem:
             first = (str(problem).strip() or type(problem).__name__).splitlines()[0]
