@@ -182,8 +182,9 @@ class ModelOptions:
     """How a model is loaded and run."""
 
     quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
-    """Quantisation of the weights: int8 or int4; keep uses those of a .gguf file as they are stored; bf16 prepacks
-    bfloat16 weights for the CPU, with the same results as --dtype bfloat16. By default none."""
+    """Quantisation of the weights: int8 or int4; keep uses those of a .gguf file as they are stored, which takes the
+    least memory and on a CPU several times as long; bf16 prepacks bfloat16 weights for CPUs that multiply them, with
+    the same results as --dtype bfloat16. By default none."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of weights and decode state (KV cache); by default the checkpoint's, or bfloat16 with --quantize."""
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
@@ -193,7 +194,7 @@ class ModelOptions:
     threads: int | None = None
     """Threads of the processor; by default one per core, fewer while other processes use them."""
     compile: bool = False
-    """Compile the decode step (about a minute once, then cached)."""
+    """Compile the decode step (one to three minutes once for each model and precision, then cached)."""
 
 
 class GenerationKeywords(TypedDict, total=False):

@@ -16,7 +16,7 @@ from glassformer.cli import waiting
 from glassformer.cli.options import TextOptions
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
-from glassformer.naming.chatting import device_of
+from glassformer.naming.chatting import device_of, slow_choice
 from glassformer.runs.live import View
 
 TOP_K = 40
@@ -35,6 +35,8 @@ def ready(asked: Options) -> Options:
     machine.apply(chosen)
     if chosen.device != "cpu":
         say(f"on {chosen.device}")
+    if words := slow_choice(asked):
+        say(words)
     if asked.seed is None:
         torch.seed()
     for name, most in MOST.items():
@@ -69,7 +71,8 @@ def loading(quiet: bool) -> Iterator[None]:
 
 
 def building() -> None:
-    say("building the compiled step: about a minute, once; it is kept")
+    say("building the compiled step: one to three minutes, once for each model and precision; it is kept")
+    waiting.begin("building the compiled step")
 
 
 def say(text: str) -> None:

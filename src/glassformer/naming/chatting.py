@@ -81,6 +81,21 @@ def device_of(options: ModelOptions) -> str:
     return "cpu" if options.device == "auto" and only_here else chosen
 
 
+def slow_choice(options: ModelOptions) -> str:
+    """Returns a sentence about options that are slower on this machine than others, or an empty text."""
+    if device_of(options) != "cpu":
+        return ""
+    if options.quantize == "keep":
+        return "quantize=keep unpacks each matrix at every use: several times slower than int8, int4 or no quantize"
+    narrow = options.quantize or ("bfloat16" if options.dtype == "bfloat16" else "")
+    if narrow and not onednn_in_bf16():
+        return (
+            f"this processor has no products in bf16: {narrow} saves memory and little or no time; "
+            "--compile saves time, most without it"
+        )
+    return ""
+
+
 def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
     """Returns a model ready to run; one that is built or loaded stays on its device if that is `auto`.
 

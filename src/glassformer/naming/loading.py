@@ -16,7 +16,8 @@ from glassformer.names import grammar
 from glassformer.names.known import FAMILIES
 from glassformer.names.places import is_folder, without_weights
 from glassformer.naming.models import changed, parse, preset
-from glassformer.parts.quantized import QUANTIZED
+from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.quantized import QUANTIZED, no_bf16
 from glassformer.training import load_run
 
 
@@ -81,6 +82,8 @@ def load(
             f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}",
             code="conflict", field="quantize", value=quantize,
         )  # fmt: skip
+    if quantize == "bf16" and not onednn_in_bf16(torch.device(device or "cpu").type):
+        raise no_bf16()
     path = checkpoints.locate(name)
     if quantize == "keep" and path.is_dir():
         raise RequestError(

@@ -37,6 +37,14 @@ TINY = 1e-30
 UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
 
+def no_bf16() -> RequestError:
+    """Returns the refusal of prepacked bfloat16 weights by a device that cannot multiply them."""
+    return RequestError(
+        "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out",
+        code="unsupported", field="quantize", value="bf16",
+    )  # fmt: skip
+
+
 class QuantizedLinear(Linear):
     """A `Linear` whose W (o, i) is packed; it takes and returns x's dtype.
 
@@ -136,10 +144,7 @@ class Bf16Linear(QuantizedLinear):
 
     def hold(self, weight: Tensor) -> None:
         if not onednn_in_bf16(weight.device.type):
-            raise RequestError(
-                "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out",
-                code="unsupported", field="quantize", value="bf16",
-            )  # fmt: skip
+            raise no_bf16()
         self.missing = 0
         if self.slow:
             self.few = OF_SLOW_BF16
