@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import glassformer as gf
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.errors import RequestError, WorkError, check_whole, did_you_mean
 from tests.refused import failed, refused
 
 
@@ -66,3 +69,33 @@ def test_what_the_helpers_of_tests_refuse():
     assert str(work.value) == "the disk is full"
     with pytest.raises(AssertionError, match="'disk': the disk is full"), failed(code="memory"):
         raise WorkError("the disk is full", code="disk")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "hint"),
+    [
+        ("lr", ["learning_rate", "batch_size"], "learning_rate"),
+        ("bs", ["learning_rate", "batch_size"], "batch_size"),
+        ("wd", ["weight_decay", "warmup"], "weight_decay"),
+    ],
+)
+def test_initials_name_a_field(word: str, known: list[str], hint: str) -> None:
+    assert did_you_mean(word, known) == f"; did you mean {hint!r}?"
+    assert did_you_mean("xy", known) == ""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [list(range(10_000)), "x" * 500, np.arange(5_000).reshape(100, 50), {"a": "b" * 200}, Path("x" * 500), (1,) * 999],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("form", ["", "data={!r} is wrong", "data={} is wrong"])
+def test_a_given_value_takes_eighty_characters_of_a_sentence(value: Any, form: str) -> None:
+    error = RequestError(form.format(value), code="type", field="data", value=value, expected="a text")
+    assert len(str(error)) <= 80 + len("data must be a text, got ") and "\n" not in str(error)
+    assert error.value is value
+
+
+def test_a_path_is_written_as_its_text() -> None:
+    error = RequestError(code="type", field="data", value=Path("a/b"), expected="a text")
+    assert str(error) == "data must be a text, got 'a/b'"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 from numbers import Integral
+from pathlib import PurePath
 from typing import Any, Literal
 
 Code = Literal[
@@ -88,7 +90,7 @@ class RequestError(ValueError):
         return {"code": self.code, "field": self.field, "message": str(self)}
 
     def __init__(self, message: str = "", *, code: Code, field: str, value: object = None, expected: str = ""):
-        super().__init__(message or f"{field} must be {expected}, got {shown(repr(value))}")
+        super().__init__(_short(message or f"{field} must be {expected}, got {value!r}", value))
         self.code, self.field, self.value, self.expected = code, field, value, expected
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -161,6 +163,17 @@ class WorkError(RuntimeError):
         return _restored, (type(self), str(self), vars(self))
 
 
+def _short(message: str, value: object) -> str:
+    """Returns a sentence in which the given value takes at most `LONGEST` characters, and a path is its text."""
+    if isinstance(value, PurePath):
+        message = message.replace(repr(value), repr(str(value)))
+        value = str(value)
+    for written in (repr(value), str(value)) if value is not None else ():
+        if len(written) > LONGEST or "\n" in written:
+            message = message.replace(written, shown(written))
+    return message
+
+
 def plain_error(error: BaseException) -> list[str]:
     """Returns an error as text that another process makes an error of with `error_of`."""
     if isinstance(error, RequestError):
@@ -225,9 +238,19 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def initials(name: str) -> str:
+    """Returns the first letters of the words of a name.
+
+    >>> initials("learning_rate")
+    'lr'
+    """
+    return "".join(word[0] for word in re.split(r"[_\W]+", name) if word).lower()
+
+
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
     """`; did you mean "x" or "y"?`, or an empty string where nothing is near."""
     options, word = sorted(set(known)), word[:LONGEST]
     near = difflib.get_close_matches(word, options, n=limit, cutoff=0.6)
     near = near or [name for name in options if word.lower() in name.lower()][:limit]
+    near = near or [name for name in options if len(word) > 1 and word.lower() == initials(name)][:limit]
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import io
 import json
+import lzma
 import os
 import sys
 import threading
@@ -225,7 +228,7 @@ def test_a_missing_name_is_answered_with_near_ones(tmp_path: Path, monkeypatch: 
         ("shakespear.txt", "'shakespeare.txt'"), ("pyton-docs", "'python-docs'"),
         (tmp_path / "shakspeare.txt", "'.*/shakespeare.txt'"),
     ):  # fmt: skip
-        with pytest.raises(RequestError, match=rf"python-docs, python-source\); did you mean {near}"):
+        with pytest.raises(RequestError, match=rf"number-words\); did you mean {near}"):
             open_corpus(wrong)
     with refused(code="missing", field="data"):
         open_corpus("")
@@ -432,3 +435,22 @@ def test_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "datasets", None)
     with refused(code="missing", field="datasets"):
         open_corpus("hf:owner/name")
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "a PDF"),  # ISO 32000-1, 7.5.2
+        (b"\x89PNG\r\n\x1a\n", "a PNG picture"),  # PNG specification, 5.2
+        (gzip.compress(b"text"), "compressed by gzip"),
+        (bz2.compress(b"text"), "compressed by bzip2"),
+        (lzma.compress(b"text"), "compressed by xz"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(start: bytes, kind: str, tmp_path: Path) -> None:
+    """With and without a NUL byte behind it."""
+    for rest in (b"", b"\0", b"plain"):
+        (tmp_path / "a").write_bytes(start + rest)
+        with refused(code="type", field="data") as caught:
+            open_corpus(tmp_path / "a")
+        assert f"is {kind}" in str(caught.value)

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from glassformer import units
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.names.check import check_data, check_model
+from glassformer.names.places import kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions
 
 LONGEST_TEXT = 1_000_000
@@ -277,9 +278,8 @@ def text_of(text: str, field: str) -> str:
             return file.read(LONGEST_TEXT)
     except UnicodeDecodeError as problem:
         byte, source = problem.object[problem.start], "standard input" if text == "-" else text[1:]
-        raise RequestError(
-            f"{source} must be {problem.encoding} text, and holds the byte {byte:#04x}", code="damaged", field=field
-        ) from None
+        kind = kind_of(problem.object) or f"not {problem.encoding} text: it holds the byte {byte:#04x}"
+        raise RequestError(f"{shown(source)} is {kind}", code="damaged", field=field) from None
     except (OSError, ValueError) as problem:  # ValueError: a name with a null byte
         reason = getattr(problem, "strerror", None) or problem
         raise RequestError(

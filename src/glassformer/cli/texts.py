@@ -14,6 +14,7 @@ from glassformer.cli.start import STARTED
 from glassformer.errors import RequestError, shown
 from glassformer.generation.engine import LONGEST_PROMPT
 from glassformer.generation.texts import GeneratedTexts, TextRun, heading
+from glassformer.names.places import kind_of
 from glassformer.naming.chatting import loaded_as, state_dtype
 from glassformer.text.documents import utf8
 
@@ -182,8 +183,9 @@ def read_file(path: str, field: str = "prompt_file", most: int | None = LONGEST_
         with open(path, encoding="utf-8", newline="") as file:
             return file.read(most)
     except UnicodeDecodeError as problem:
+        kind = kind_of(problem.object) or f"not UTF-8 text: it holds the byte {problem.object[problem.start]:#04x}"
         raise RequestError(
-            f"{path} holds the byte {problem.object[problem.start]:#04x}; it must be UTF-8",
+            f"{shown(path)} is {kind}",
             code="damaged", field=field, value=path,
         ) from None  # fmt: skip
     except (OSError, ValueError) as problem:

@@ -180,6 +180,21 @@ def read_text(design: Design, tokenizer: Any, notify: Notify) -> Tokens:
     return prepare(design.data, tokenizer, design.context, progress=reading(notify))
 
 
+def duration(minutes: float | None, runs: int) -> str:
+    """Returns a sentence about the time beyond that of training, for runs that train for some minutes.
+
+    >>> duration(1, 2)
+    '2 runs train for 1 minute each; starting one and measuring it afterwards takes 10 to 30 seconds more'
+    """
+    if minutes is None:
+        return ""
+    each = f"{minutes:g} minute{'s' * (minutes != 1)}"
+    trained = (
+        f"{runs} runs train for {each} each; starting one" if runs != 1 else f"the run trains for {each}; starting"
+    )
+    return f"{trained} and measuring it afterwards takes 10 to 30 seconds more"
+
+
 def _trained(
     results: Results,
     requests: Sequence[RunRequest],
@@ -196,6 +211,7 @@ def _trained(
     begun, found = results, {}
     try:
         with only_writer(folder), interruptible():
+            how = "\n".join(filter(None, [how, duration(results.budget.minutes, len(requests))]))
             notify(Begin(runs=results.asked, how=how, notes=results.budget.notes))
             found = kept(requests, folder, notify)
             results = so_far(begun, found, effect)

@@ -22,6 +22,31 @@ WEIGHTS = frozenset((*READ, *PICKLED))
 HUB = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
+KINDS = {
+    b"%PDF": "a PDF (pdftotext gives its text)",
+    b"PK\x03\x04": "a zip archive, as .docx and .pt files are",
+    b"\x1f\x8b": "compressed by gzip (gunzip unpacks it)",
+    b"BZh": "compressed by bzip2 (bunzip2 unpacks it)",
+    b"\xfd7zXZ": "compressed by xz (unxz unpacks it)",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd (unzstd unpacks it)",
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"SQLite format 3": "an SQLite database",
+    b"\xd0\xcf\x11\xe0": "an old Office document",
+    b"\x7fELF": "a program",
+}
+"""Start of a file -> its kind, for files that hold neither plain text nor weights."""
+
+
+def kind_of(start: bytes) -> str:
+    """Returns the kind of a file by its first bytes, or an empty text.
+
+    >>> kind_of(b"%PDF-1.7")
+    'a PDF (pdftotext gives its text)'
+    """
+    return next((kind for magic, kind in KINDS.items() if start.startswith(magic)), "")
+
+
 def is_folder(path: Path) -> bool:
     """Returns True for a folder of Hugging Face: one with a config.json."""
     return (path / CONFIG).is_file()

@@ -17,6 +17,7 @@ from typing import IO
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import OF_CACHE, put, temporary_file
+from glassformer.names.places import kind_of
 from glassformer.text.documents import Corpus, Document, mended
 
 CHUNK = 256 * 1024  # bytes read at once
@@ -194,6 +195,11 @@ def open_file(path: Path, name: str | None = None, data: str | None = None, colu
         raise RequestError(
             f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
         ) from problem
+    with open(path, "rb") as file:
+        if kind := kind_of(file.read(16)):
+            raise RequestError(
+                f"data={data!r} is {kind}; give UTF-8 text, unpacked", code="type", field="data", value=data
+            )
     if scan.nul >= 0:
         tabular = path.suffix.lower() in (".parquet", ".arrow")
         raise RequestError(

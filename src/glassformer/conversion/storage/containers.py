@@ -9,7 +9,7 @@ from glassformer.conversion.storage.base import TensorFile, opened
 from glassformer.conversion.storage.gguf import open_gguf
 from glassformer.conversion.storage.safetensors import SafetensorsFile, open_folder
 from glassformer.errors import RequestError
-from glassformer.names.places import WEIGHTS, pickled
+from glassformer.names.places import WEIGHTS, kind_of, pickled
 
 FOREIGN = {
     b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
@@ -56,8 +56,9 @@ def open_tensors(path: str | Path) -> TensorFile:
         if start.startswith(magic):
             raise RequestError(f"{path} {sentence}", code="unsupported", field=path.name)
     if start[8:9] != b"{":
+        known = f"is {kind}" if (kind := kind_of(start)) else ""
         raise RequestError(
-            f"{path} is neither a safetensors nor a GGUF file: it begins with {start[:8]!r}",
+            f"{path} is neither a safetensors nor a GGUF file: it {known or f'begins with {start[:8]!r}'}",
             code="damaged", field=path.name,
         )  # fmt: skip
     return SafetensorsFile(path)
