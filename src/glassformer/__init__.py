@@ -161,8 +161,9 @@ __all__ = [
 if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`
 
     def save(
-        model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=None, generation=None, pooling=None
-    ):
+        model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=None, generation=None, pooling=None,
+        force=False,
+    ):  # fmt: skip
         """Writes a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` loads.
 
         A model that no published class can hold is written as our own class, which `transformers` loads once
@@ -188,6 +189,8 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
             Decoding options for generation_config.json, as `load` and `Run` give them.
         pooling
             Pooling that makes it a folder of sentence-transformers too, as `load` gives it.
+        force
+            Replace files of the folder that this program did not write.
 
         Returns
         -------
@@ -197,7 +200,7 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         Raises
         ------
         RequestError
-            If the family cannot hold the model, or the folder cannot be written.
+            If the family cannot hold the model, or the folder cannot be written or holds such files of other origin.
 
         Examples
         --------

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import platform
 import secrets
 import shutil
 import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +56,7 @@ def disk_errors(target: str | Path, advice: str = UNTOUCHED, network: bool = Fal
 TEMPORARY = ".glassformer-tmp-"
 """Start of the name of every temporary file and folder."""
 STALE_SECONDS = 24 * 3600
-"""Age at which a temporary belongs to a process that was killed."""
+"""Age at which a temporary of another machine belongs to a process that was killed."""
 
 
 def put(temporary: Path, final: Path) -> None:
@@ -150,16 +152,164 @@ def _unused(folder: Path, suffix: str = "") -> Path:
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
     _sweep(folder)
-    return folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}{suffix}"
+    return folder / f"{TEMPORARY}{_machine_hash()}-{os.getpid()}-{secrets.token_hex(8)}{suffix}"
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what a killed process left behind, so that a cache does not grow by its accidents."""
+    """Removes temporaries of killed processes: those of this machine at once, others by their age."""
     for path in folder.glob(f"{TEMPORARY}*"):
         with suppress(OSError):
+            machine, _, rest = path.name.removeprefix(TEMPORARY).partition("-")
+            process = rest.partition("-")[0]
+            ended = machine == _machine_hash() and process.isdecimal() and not _running(int(process))
             # The files of a folder, too: tokenising a large corpus may take longer than that.
-            if time.time() - max(found.stat().st_mtime for found in (path, *path.glob("*"))) > STALE_SECONDS:
+            if ended or time.time() - max(one.stat().st_mtime for one in (path, *path.glob("*"))) > STALE_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _machine_hash() -> str:
+    return hashlib.sha256(_machine().encode()).hexdigest()[:8]
+
+
+# Outputs of verbs: nothing is replaced that this program did not write
+
+WRITTEN = "written.json"
+"""File of the cache with the files that this program wrote: {folder or file: {name: [bytes, time of change]}}."""
+MARKS = {".html": b'name="generator" content="Glassformer"', ".png": b"Software\0Glassformer"}
+"""Mark near the start of pages and figures of this program, by suffix."""
+MARKED_BYTES = 1 << 16
+"""Bytes at the start of a file in which its mark is looked for."""
+
+
+@contextmanager
+def output(out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = ()) -> Iterator[Path]:
+    """Yields the path of an output that a verb writes inside, and remembers the files that it wrote. Raises
+    RequestError as `check_output` does."""
+    place = check_output(out, *names, force=force, sources=sources)
+    before = _stamps(place, names)
+    try:
+        yield place
+    finally:
+        key, after = os.path.realpath(place), _stamps(place, names)
+        known = _record(place)
+        mine = {name: now for name, now in after.items() if now != before.get(name) or now == known.get(name)}
+        if mine:
+            remember(WRITTEN, key, mine)
+
+
+def check_output(out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = ()) -> Path:
+    """Returns the path of an output that can be written. Leaves no trace.
+
+    out        A file, or with `names` a folder
+    names      Patterns of the files and folders that are replaced or removed in it
+    force      Replaces files of other origin, too; None for a verb that never does
+    sources    Files and folders that the output is made from: it may not be one of them, nor a folder inside one
+
+    Raises RequestError."""
+    place = _writable(out, file=not names)
+    refuse_sources(place, *sources, file=not names)
+    if not force:
+        refuse_foreign(
+            place, *names, remedy="name another" + ("" if force is None else ", or replace with force (--force)")
+        )
+    return place
+
+
+def refuse_foreign(place: Path, *names: str, ours: bool = False, remedy: str = "name another folder") -> None:
+    """Raises RequestError if an output would replace a file that this program did not write or that has changed since.
+
+    names      As for `check_output`
+    ours       True if a record in the folder says that its verb wrote it, maybe on another machine"""
+    known = _record(place)
+    foreign = [
+        name for name, stamp in _stamps(place, names).items()
+        if not ours and known.get(name) != stamp and not _marked(place / name)
+    ]  # fmt: skip
+    if foreign:
+        held = f"holds {', '.join(map(shown, foreign[:5]))}," if names else "exists, and is"
+        raise RequestError(
+            f"{place} {held} not written by glassformer or changed since; {remedy}",
+            code="exists", field="out", value=str(place),
+        )  # fmt: skip
+
+
+def refuse_sources(place: Path, *sources: Path, file: bool = False, inside: bool = True) -> None:
+    """Raises RequestError if an output is one of the sources that it is made from, under whatever name.
+
+    file      The output is a file, which may be new in the folder of a source
+    inside    Refuses an output inside a source, too"""
+    target = Path(os.path.realpath(place))
+    for source in sources:
+        if not os.path.exists(source):  # a name that is not a file's
+            continue
+        origin = Path(os.path.realpath(source))
+        same = target == origin or (target.exists() and os.path.samefile(target, origin))
+        within = inside and origin.is_dir() and origin in target.parents and (not file or target.exists())
+        if same or (within and not _record(target)):
+            where = "is what is read" if same else f"is inside {source}, which is read"
+            raise RequestError(
+                f"{place} {where}; name another place to write", code="conflict", field="out", value=str(place)
+            )
+
+
+def _stamps(place: Path, names: tuple[str, ...]) -> dict[str, list[int]]:
+    """{name: [bytes, time of change]} of the files of an output; of a link its own."""
+    found = {path for name in names for path in place.glob(name)} if names else {place}
+    files = {one for path in found for one in ((path, *path.rglob("*")) if path.is_dir() else (path,))}
+    stamps = {}
+    for path in sorted(files):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if path.is_symlink() or not path.is_dir():
+                stat = path.lstat()
+                stamps[path.relative_to(place).as_posix()] = [stat.st_size, stat.st_mtime_ns]
+    return stamps
+
+
+def _record(place: Path) -> dict[str, Any]:
+    held = remembered(WRITTEN, os.path.realpath(place))
+    return held if isinstance(held, dict) else {}
+
+
+def _marked(path: Path) -> bool:
+    mark = MARKS.get(path.suffix)
+    if mark is None or path.is_symlink():
+        return False
+    try:
+        with path.open("rb") as file:
+            return mark in file.read(MARKED_BYTES)
+    except OSError:
+        return False
+
+
+def _writable(name: str | Path, file: bool) -> Path:
+    """Returns the path of a file or a folder that can be written; tried out, without a trace. Raises RequestError."""
+    path = Path(name)
+    if not str(name):
+        raise RequestError("out is empty; name a file or folder", code="missing", field="out", value="")
+    try:
+        if file and path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise RequestError(f"{path} is {what}; name a file", code="exists", field="out", value=str(path))
+        folder = path.parent if file else path
+        new = [one for one in (folder, *folder.parents) if not one.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return path
+        finally:
+            for one in new:
+                with suppress(OSError):
+                    one.rmdir()
+    except (FileExistsError, NotADirectoryError):
+        raise RequestError(
+            f"{path} is a file, or is inside one; name a folder", code="exists", field="out", value=str(path)
+        ) from None
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise RequestError(
+            f"{str(path)!r} cannot be written ({why}); choose a place of your own",
+            code="disk", field="out", value=str(path),
+        ) from None  # fmt: skip
 
 
 # The cache: what can be made again
@@ -347,17 +497,20 @@ def _owner(path: Path) -> dict[str, Any]:
 def _gone(held: dict[str, Any]) -> bool:
     """Whether it ran on this machine and is there no more."""
     pid = held.get("pid")
+    return held.get("machine") == _machine() and isinstance(pid, int) and pid > 0 and not _running(pid)
+
+
+def _running(pid: int) -> bool:
+    """Returns False if no process of this machine has the number."""
     if sys.platform == "win32":  # where such a signal would end the process
-        return False
-    if held.get("machine") != _machine() or not isinstance(pid, int) or pid <= 0:
-        return False
+        return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
+    except (ProcessLookupError, OverflowError):
         return False
-    return False
+    except OSError:
+        return True
+    return True
 
 
 def _machine() -> str:

@@ -67,6 +67,10 @@ Data = Annotated[
         allow_leading_hyphen=True,
     ),
 ]
+Force = Annotated[
+    bool,
+    Parameter(negative="", help="Replace files that glassformer did not write. The source is never replaced."),
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
 
 

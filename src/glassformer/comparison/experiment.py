@@ -16,7 +16,7 @@ from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_
 from glassformer.comparison.result import Comparison
 from glassformer.comparison.summary import so_far, write
 from glassformer.errors import RequestError
-from glassformer.files import only_writer
+from glassformer.files import only_writer, refuse_sources
 from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import modules_of
 from glassformer.runs.events import Begin, Notify, reading, silent
@@ -106,6 +106,8 @@ def carry_out(
         modules_of(part_classes(config))  # refuses a part that the arm's process cannot import
     budget = asked.budget
     check_comparison(folder, list(asked.configs), budget)
+    if design.data is not None:
+        refuse_sources(folder, Path(design.data), inside=False)
 
     loaded = loaded_arms({arm.name: str(arm.model) for arm in asked.arms}) if asked.pretrained else {}
     known = tokenizer_of(loaded) if loaded else None

@@ -8,11 +8,12 @@ from typing import Any
 
 from glassformer.config import first_difference
 from glassformer.errors import RequestError, shown
+from glassformer.files import refuse_foreign
 from glassformer.runs.files import read_results
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 
-WRITTEN = ("report.html", "tokenizer")
+WRITTEN = ("report.html", "tokenizer", "design.yaml")
 """Files of a comparison besides results.json, which is written first."""
 BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 
@@ -25,14 +26,9 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
             raise RequestError(
                 f"--out {folder}: {place} is a file; name a folder", code="exists", field="out", value=str(folder)
             )
+    refuse_other_files(folder)
     held = read_results(folder)
     if held is None:
-        strange = [name for name in WRITTEN if (folder / name).exists()]
-        if strange and not any(folder.glob(f"runs/*/{REQUEST}")):
-            raise RequestError(
-                f"--out {folder} holds {' and '.join(strange)}, and is no comparison; name another folder",
-                code="exists", field="out", value=str(folder),
-            )  # fmt: skip
         return
     there = held.names
     if there and not set(there) & set(names):
@@ -45,6 +41,12 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
         was, now = getattr(held.budget, key), getattr(budget, key)
         if was != now:
             raise _another(f"--out {folder} holds a comparison with another budget", (key, was, now))
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Raises RequestError if the folder is not of a comparison and holds files of the names that one writes."""
+    ours = read_results(folder) is not None or any(folder.glob(f"runs/*/{REQUEST}"))
+    refuse_foreign(folder, *WRITTEN, ours=ours)
 
 
 def seeds_before(folder: Path) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from glassformer.comparison.arms import DesignArm
 from glassformer.comparison.design import Design
 from glassformer.comparison.experiment import Saved, carry_out, checked_folder, command_of, read_text
-from glassformer.comparison.folder import check_looks
+from glassformer.comparison.folder import check_looks, refuse_other_files
 from glassformer.comparison.rates import (
     EXTENSIONS,
     FACTOR,
@@ -38,7 +38,7 @@ from glassformer.comparison.result import Comparison
 from glassformer.comparison.summary import write
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
-from glassformer.files import only_writer, replace_text
+from glassformer.files import only_writer, refuse_foreign, replace_text
 from glassformer.report.tuning import write_tuning
 from glassformer.runs.events import Begin, Event, Notify, StageEvent, silent
 from glassformer.runs.executor import Executor, trains_here
@@ -112,6 +112,10 @@ def tuned(
 def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
     """Raises RequestError where the folder holds a comparison whose rates were not chosen, or where a seed would be one
     of the verdict that the rates were chosen on."""
+    for place in (folder, folder / TRIALS, folder / USUAL):
+        refuse_other_files(place)
+    refuse_foreign(folder, PAGE)
+    refuse_foreign(folder / TRIALS, PROBE, ours=bool(_read_paces(folder / TRIALS / PROBE)))
     trials, verdict = read_results(folder / TRIALS), read_results(folder)
     if verdict is not None and trials is None:
         raise RequestError(

@@ -12,12 +12,13 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.conversion.families.own import OWN
 from glassformer.conversion.family import Family
+from glassformer.conversion.folder import FILES, read_folder, write_folder
 from glassformer.conversion.folder import read_config as read_folder_config
-from glassformer.conversion.folder import read_folder, write_folder
 from glassformer.conversion.heads import OfHeads, mean, new, regroup
-from glassformer.conversion.storage import is_gguf, means_weights, open_tensors, writable
+from glassformer.conversion.storage import is_gguf, means_weights, open_tensors
 from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError
+from glassformer.files import output
 from glassformer.generation.vectors import Pooling
 from glassformer.introspection import eager
 from glassformer.loaded import Loaded
@@ -135,11 +136,13 @@ def save(
     ends: Sequence[int] | None = None,
     generation: Mapping[str, Any] | None = None,
     pooling: Pooling | None = None,
+    force: bool = False,
 ) -> Family:
     """Writes a Hugging Face folder and returns the family that holds the model; `gf.save` explains the parameters."""
-    place, model = writable(folder, file=False), eager(model)
-    ends = model.ends if ends is None else ends
-    return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)
+    with output(folder, *FILES, force=force) as place:
+        model = eager(model)
+        ends = model.ends if ends is None else ends
+        return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)
 
 
 WANTED = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",

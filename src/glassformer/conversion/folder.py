@@ -18,7 +18,7 @@ from glassformer.conversion.families import FAMILIES
 from glassformer.conversion.families.own import OWN
 from glassformer.conversion.family import Family
 from glassformer.conversion.fields import Fields
-from glassformer.conversion.storage import open_folder, write_safetensors
+from glassformer.conversion.storage import WEIGHT_FILES, open_folder, write_safetensors
 from glassformer.conversion.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.files import atomic_file
@@ -27,9 +27,13 @@ from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.pairs import START, as_read
+from glassformer.text.tokenizers import FILES as TOKENIZER_FILES
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 SHARD_BYTES = 5_000_000_000
+CARD = "README.md"
+FILES = (CARD, "config.json", answers.FILE, *WEIGHT_FILES, *TOKENIZER_FILES, *sentences.FILES)
+"""Patterns of the files of a folder that are written or removed."""
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
@@ -109,13 +113,12 @@ def write_folder(
     (folder / "config.json").unlink(missing_ok=True)
     write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False)
     replace_tokenizer(tokenizer, folder)
-    if pooling is not None:
-        sentences.write(folder, pooling, config.d_model)
+    sentences.replace(folder, pooling, config.d_model)
     ids = answers.special_ids(tokenizer, ends)
     begins = _begins(family, ids) if config.encoder is not None and tokenizer is not None else {}
     settings = {**begins, **(generation or {})}
     _write_json(folder / answers.FILE, answers.written(ids, ends, settings))
-    with atomic_file(folder / "README.md") as temporary:
+    with atomic_file(folder / CARD) as temporary:
         temporary.write_text(readme, encoding="utf-8")
     said = {
         "architectures": [family.architecture_of(config)],

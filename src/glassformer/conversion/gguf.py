@@ -18,9 +18,10 @@ from glassformer.conversion.families import FAMILIES
 from glassformer.conversion.family import Family, Gguf, complaints
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.rope import write_scaling
-from glassformer.conversion.storage import TensorFile, TensorSource, open_tensors, writable, write_gguf
+from glassformer.conversion.storage import TensorFile, TensorSource, open_tensors, write_gguf
 from glassformer.conversion.weights import fill, fold, tensors
 from glassformer.errors import RequestError, did_you_mean, shown
+from glassformer.files import check_output
 from glassformer.loaded import Loaded
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
@@ -313,7 +314,7 @@ def write(
         )
     if tokenizer is None:
         raise RequestError("a GGUF holds its tokenizer, and this model has none", code="missing", field="tokenizer")
-    writable(path, file=True)
+    check_output(path, force=True)
     if model.config.encoder is not None:
         raise RequestError(
             "a GGUF holds one tower here, and this model has an encoder too; give a folder",

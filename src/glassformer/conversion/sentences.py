@@ -15,6 +15,9 @@ from glassformer.parts.head import Pool
 from glassformer.text.subword import SETTINGS_FILE
 
 MODULES, LENGTH, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+POOLING = "1_Pooling/config.json"
+FILES = (MODULES, LENGTH, PROMPTS, POOLING)
+"""Files that are written besides the model's."""
 MODES: dict[str, Pool] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 FLAG = re.compile(r"pooling_mode_(\w+?)(_tokens?)?$")
 """A flag for each mode, as sentence-transformers wrote them before 5.4."""
@@ -103,8 +106,12 @@ def _prompt(folder: Path) -> str:
     return prompt
 
 
-def write(folder: Path, pooling: Pooling, width: int) -> None:
-    """The files that sentence-transformers reads beside the model's."""
+def replace(folder: Path, pooling: Pooling | None, width: int) -> None:
+    """Writes the files that sentence-transformers reads besides the model's; without `pooling`, only removes them."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    if pooling is None:
+        return
     kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
     steps = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
@@ -112,8 +119,8 @@ def write(folder: Path, pooling: Pooling, width: int) -> None:
     ]
     mode = next(mode for mode, how in MODES.items() if how == pooling.how)
     said = {"embedding_dimension": width, "pooling_mode": mode, "include_prompt": pooling.include_prompt}
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    _write(folder / "1_Pooling" / "config.json", said)
+    (folder / POOLING).parent.mkdir(exist_ok=True)
+    _write(folder / POOLING, said)
     if pooling.prompt:
         _write(folder / PROMPTS, {"prompts": {"text": pooling.prompt}, "default_prompt_name": "text"})
     if pooling.max_tokens is not None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.errors import RequestError, check_whole
+from glassformer.figures.document import write_figure
 from glassformer.figures.terminal import Tabular, ruled, unbroken
 from glassformer.introspection import capture
 from glassformer.model import Model
@@ -126,7 +127,7 @@ class CoordinateCheck(Tabular):
             ) from None  # fmt: skip
         figure = Figure(figsize=(11, 2 + 1.9 * -(-len(self.changes) // 4)), layout="constrained")
         self.draw(figure)
-        figure.savefig(path, dpi=110)
+        write_figure(figure, Path(path), dpi=110)
 
 
 def coordinate_check(

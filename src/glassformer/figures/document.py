@@ -1,4 +1,4 @@
-"""A whole page that needs nothing else, and the one move that writes it."""
+"""A whole page that needs nothing else; the writers of pages and of figures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import json
 import os
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from ..files import replace_text
+from ..files import atomic_file, replace_text
 from .markup import Markup, join, tag
 
 
@@ -70,3 +71,11 @@ def write_document(page: str, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     replace_text(target, page)
     return target
+
+
+def write_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Writes a figure of matplotlib; a .png has a mark of its origin, as pages have. Raises WorkError if the disk
+    refuses."""
+    marked = {"metadata": {"Software": "Glassformer"}} if path.suffix.lower() == ".png" else {}
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, **marked)

@@ -15,13 +15,13 @@ from glassformer.config import ModelConfig
 from glassformer.conversion import save
 from glassformer.conversion.checkpoints import Format, runs_in
 from glassformer.conversion.exports import ExportTarget, export_targets
-from glassformer.conversion.folder import auto_class
+from glassformer.conversion.folder import FILES, auto_class
 from glassformer.conversion.gguf import write as write_gguf
-from glassformer.conversion.storage import writable
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.figures.terminal import Printed, size, unbroken
+from glassformer.files import output
 from glassformer.machine import dtype_of
-from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify
 from glassformer.runs.live import shown
 from glassformer.training import training_of
@@ -85,6 +85,7 @@ def convert(
     *,
     to: Format | None = None,
     dtype: torch.dtype | str | None = None,
+    force: bool = False,
     progress: bool | Notify = True,
 ) -> Conversion:
     """Writes a model as a folder that `transformers` loads, or as a GGUF file that llama.cpp runs.
@@ -100,6 +101,8 @@ def convert(
     dtype
         dtype of weight matrices: a torch dtype, its name, or "q8_0" (gguf only). By default unchanged, and float16 in
         a GGUF.
+    force
+        Replace files that this program did not write. The source is never replaced.
     progress
         As in `check`: True, False, or a function that receives events.
 
@@ -111,7 +114,8 @@ def convert(
     Raises
     ------
     RequestError
-        If `source` has no weights, `out` cannot be written, or the format cannot hold the model. Nothing is written.
+        If `source` has no weights, `out` cannot be written, is the source or holds files of other origin, or the format
+        cannot hold the model. Nothing is written.
 
     Examples
     --------
@@ -132,8 +136,8 @@ def convert(
     if kind == "gguf" and named is not None and named not in FILE_TYPES:
         near = did_you_mean(named, list(FILE_TYPES)) or f"; use {', '.join(FILE_TYPES)}"
         raise RequestError(f"dtype={named}{near}", code="unknown", field="dtype", value=named)
-    path = writable(out, file=kind == "gguf")
-    with shown(progress):
+    names = () if kind == "gguf" else FILES
+    with output(out, *names, force=force, sources=files_of(source)) as path, shown(progress):
         loaded = resolve(source, weights=True)
         if kind == "gguf":
             family = write_gguf(loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"], ends=loaded.ends)
@@ -141,7 +145,7 @@ def convert(
             family = save(
                 loaded.model, loaded.tokenizer, path, dtype=None if named is None else dtype_of(named),
                 trained=training_of(str(source)) if isinstance(source, str | Path) else None,
-                ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling,
+                ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling, force=force,
             )  # fmt: skip
     written = [path] if kind == "gguf" else [one for one in path.iterdir() if one.is_file()]
     total = sum(one.stat().st_size for one in written)

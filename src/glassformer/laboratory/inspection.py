@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch
 
 from glassformer.dynamics.coord_check import CoordinateCheck, coordinate_check
 from glassformer.errors import RequestError
-from glassformer.files import disk_errors
+from glassformer.files import check_output, output
 from glassformer.generation.session import source_of
 from glassformer.introspection import edit, rows_of
 from glassformer.laboratory.anatomy import Anatomy
@@ -49,6 +48,7 @@ def inspect(
     against: str | None = None,
     ablate: str | Sequence[str] = (),
     out: str | Path | None = None,
+    force: bool = False,
     progress: bool | Notify = True,
     command: str = "",
 ) -> Inspection: ...
@@ -71,7 +71,12 @@ def inspect(
 
 @overload
 def inspect(
-    model: ModelLike, *, coord_check: Literal[True], out: str | Path | None = None, progress: bool | Notify = True
+    model: ModelLike,
+    *,
+    coord_check: Literal[True],
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: bool | Notify = True,
 ) -> CoordinateCheck: ...
 
 
@@ -88,6 +93,7 @@ def inspect(
     against: str | None = None,
     ablate: str | Sequence[str] = (),
     out: str | Path | None = None,
+    force: bool = False,
     diff: ModelLike | None = None,
     exports: bool = False,
     quality: bool = False,
@@ -117,6 +123,8 @@ def inspect(
         and experts like heads.
     out
         Folder of the page inspect.html and of the figures, also with `coord_check`. If None, nothing is written.
+    force
+        Replace files that this program did not write.
     diff
         Another model, whose different fields are shown.
     exports
@@ -174,9 +182,9 @@ def inspect(
     with shown(progress) as notify:
         if text is not None:
             texts = {"text": text, "source": source, "against": against}
-            return _read(model, texts, readings, removed, folder, notify, command)
+            return _read(model, texts, readings, removed, folder, force, notify, command)
         if coord_check:
-            return _coordinates(model, folder)
+            return _coordinates(model, folder, force)
         if quality:
             return _measured(model, data or "python-docs", count(tokens or TOKENS, "tokens"), notify)
     if exports:
@@ -195,6 +203,7 @@ def _read(
     readings: Sequence[str],
     removed: Sequence[str],
     folder: Path | None,
+    force: bool,
     notify: Notify,
     command: str,
 ) -> Inspection:
@@ -208,10 +217,9 @@ def _read(
     for option, given in texts.items():
         if given == "":
             raise RequestError(f"{option} is empty; give at least one character", code="missing", field=option)
+    pages = (PAGE, *(f"{name}.png" for name in asked))
     if folder is not None:  # before the time is spent
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+        check_output(folder, *pages, force=force)
     name, trained, progress = name_of(model), has_weights(model), events.reading(notify)
     loaded = _readable(model, notify)
     inner, tokenizer = loaded.model, loaded.tokenizer
@@ -247,7 +255,8 @@ def _read(
     seen = replace(seen, readings=made, refused=refused)
     if folder is None:
         return seen
-    return replace(seen, saved=seen.report(folder / PAGE), figures=_drawn(made, folder, notify))
+    with output(folder, *pages, force=force):
+        return replace(seen, saved=seen.report(folder / PAGE), figures=_drawn(made, folder, notify))
 
 
 def _readable(model: ModelLike, notify: Notify) -> Loaded:
@@ -291,12 +300,11 @@ def _drawn(readings: Mapping[str, Reading], folder: Path, notify: Notify) -> dic
     return paths
 
 
-def _coordinates(model: ModelLike, folder: Path | None) -> CoordinateCheck:
-    found = coordinate_check(resolve(model))
+def _coordinates(model: ModelLike, folder: Path | None, force: bool) -> CoordinateCheck:
     if folder is None:
-        return found
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        return coordinate_check(resolve(model))
+    with output(folder, PICTURE, force=force):
+        found = coordinate_check(resolve(model))
         found.save(folder / PICTURE)
     return replace(found, picture=folder / PICTURE)
 

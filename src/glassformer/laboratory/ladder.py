@@ -20,7 +20,7 @@ from glassformer.comparison.verbs import begun, place_of_work
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures.terminal import Reported, Tabular, decimals, ruled, size, unbroken
-from glassformer.files import replace_text
+from glassformer.files import refuse_foreign, replace_text
 from glassformer.laboratory.pages.ladder import findings, render_ladder
 from glassformer.laboratory.rungs import Kind, LadderRecord, Rung, trained_as
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps
@@ -237,6 +237,7 @@ def _trained(
     command: str | None,
 ) -> Ladder:  # fmt: skip
     rungs, steps, design = ladder.rungs, ladder.steps, ladder.comparison
+    refuse_foreign(out, RESULTS, PAGE, ours=read_results(out) is not None)
     for words in (f"{len(steps)} changes: {', '.join(steps)}", _announced(len(rungs), design)):
         notify(StageEvent(words=words))
     said = command or command_of(ladder, out)

@@ -16,7 +16,7 @@ from glassformer.comparison.experiment import carry_out, checked_folder, command
 from glassformer.comparison.verbs import place_of_work
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, shown
-from glassformer.files import check_schema, only_writer, replace_text
+from glassformer.files import check_output, check_schema, only_writer, output, refuse_foreign, replace_text
 from glassformer.laboratory.cells import CELLS, runs_of
 from glassformer.laboratory.estimate import SOURCE, rates
 from glassformer.laboratory.forms import FORMS
@@ -250,13 +250,17 @@ def _of_table(
     if given := [name for name, value in training.items() if value is not None]:
         message = f"{_option(given[0])} is for training; name the models, such as gpt2 llama"
         raise RequestError(message, code="missing", field="models")
+    files = [Path(data)] if isinstance(data, str | Path) else []
+    if out is not None:
+        check_output(out, force=None, sources=files)
     read = points(data, columns, where)
     if not 0 <= without_worst < len(read):
         raise RequestError(code="range", field="without_worst", value=without_worst, expected=f"0 to {len(read) - 1}")
     law = fit_scaling_law(read.without_worst(without_worst), form)
     found = ScalingLaw.of(law, form, predict, flops, far, command=command or "gf.scale")
     if out is not None:
-        found.report(out)
+        with output(out, force=None, sources=files):
+            found.report(out)
     return found
 
 
@@ -365,12 +369,7 @@ def _folder(out: str | Path) -> Path:
             raise RequestError(
                 f"--out {folder}: {place} is a file; name a folder", field="out", value=str(out), code="exists"
             )
-    strange = [name for name in ("results.json", REPORT) if (folder / name).exists()]
-    if strange and not (folder / RECORD).exists():
-        raise RequestError(
-            f"--out {folder} holds {' and '.join(strange)}, and is no scaling law's; name another folder",
-            code="conflict", field="out", value=str(folder),
-        )  # fmt: skip
+    refuse_foreign(folder, "results.json", REPORT, FILE, CELLS, ours=(folder / RECORD).exists())
     return folder
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.files import atomic_file
+from glassformer.figures.document import write_figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,8 +59,7 @@ class Reading:
                 f"{str(path)!r} is in a folder that is not there; make {str(path.parent)!r} first",
                 code="missing", field="path", value=str(path),
             )  # fmt: skip
-        with atomic_file(path) as temporary:
-            figure.savefig(temporary, dpi=150)
+        write_figure(figure, path, dpi=150)
 
     def to_dict(self) -> dict[str, Any]:
         return {one.name: plain(getattr(self, one.name)) for one in fields(self)}

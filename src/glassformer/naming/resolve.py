@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.conversion import is_checkpoint
+from glassformer.conversion import PACKAGED, is_checkpoint, locate
 from glassformer.errors import RequestError, shown
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
@@ -104,6 +104,14 @@ def has_weights(model: ModelLike) -> bool:
     if isinstance(model, str | Path):
         return is_checkpoint(parse(model)[0])
     return isinstance(model, Model | Loaded)
+
+
+def files_of(*models: ModelLike) -> list[Path]:
+    """Returns the files and folders that models are read from."""
+    names = [parse(model)[0] for model in models if isinstance(model, str | Path)]
+    return [
+        locate(name) if name in PACKAGED else Path(name).expanduser() for name in names if not name.startswith("hf:")
+    ]
 
 
 def name_of(model: ModelLike) -> str:

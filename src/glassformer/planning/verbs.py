@@ -12,8 +12,9 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.files import check_output, output
 from glassformer.machine import dtype_of
-from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.parallel.layout import RANKS, Layout
 from glassformer.planning.machines import Cluster, Price, cluster
 from glassformer.planning.memory import LOSSES, Loss
@@ -59,6 +60,7 @@ class Options(TypedDict, total=False):
     weights: str | None
     loss: str
     out: str | Path | None
+    force: bool
     command: str
 
 
@@ -110,6 +112,7 @@ def plan(
     loss: str = "chunked",
     finetune: str | None = None,
     out: str | Path | None = None,
+    force: bool = False,
     command: str = "",
 ) -> Any:
     """Counts weights, decode state and FLOPs of a model, exactly, without building it; plans its training.
@@ -166,6 +169,8 @@ def plan(
         Plan a training step of adapters on every linear layer, "lora:16", with all other weights frozen.
     out
         HTML page to write.
+    force
+        Replace a file that this program did not write. A config that is read is never replaced.
     command
         Command that the page shows for copying.
 
@@ -217,6 +222,9 @@ def plan(
             raise RequestError(message, code="conflict", field="generate", value=name)
         return generation(config, batch, length, step.dtype, state, weights, on)
 
+    sources = files_of(*_models(model)) if out is not None else []
+    if out is not None:
+        check_output(out, force=force, sources=sources)
     made = timed(named, length, batch) if mode == "here" else {
         name: replace(planned(name, config), name=name, explain=explain) for name, config in named.items()
     }  # fmt: skip
@@ -225,7 +233,8 @@ def plan(
     result = Plans(tuple(made.values()), length, shortened) if several else next(iter(made.values()))
     result = replace(result, command=command)
     if out is not None:
-        result.report(out)
+        with output(out, force=force, sources=sources):
+            result.report(out)
     return result
 
 
@@ -253,13 +262,17 @@ def check_options(mode: str, options: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
+def _models(model: Any) -> list[ModelLike]:
+    return list(model.values() if isinstance(model, Mapping) else model if isinstance(model, list | tuple) else [model])
+
+
 def _named(model: Any) -> dict[str, ModelConfig]:
     """Name -> config of one model or of several. Raises RequestError for none."""
     if isinstance(model, Mapping):
         named = dict(model)
     else:
-        several = list(model) if isinstance(model, list | tuple) else [model]
-        named = {str(one) if isinstance(one, str | Path) else f"model {i}": one for i, one in enumerate(several, 1)}
+        numbered = enumerate(_models(model), 1)
+        named = {str(one) if isinstance(one, str | Path) else f"model {i}": one for i, one in numbered}
     if not named:
         raise RequestError("plan needs at least one model, such as llama-7b", code="missing", field="models")
     return {str(name): resolve(one) for name, one in named.items()}

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.figures.terminal import Printed
-from glassformer.files import atomic_file
+from glassformer.files import atomic_file, output
 from glassformer.generation.vectors import Embedder
-from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify, reading
 from glassformer.runs.live import shown
 
@@ -60,6 +60,7 @@ def embed(
     *,
     file: str | Path | None = None,
     out: str | Path | None = None,
+    force: bool = False,
     progress: bool | Notify = True,
 ) -> Embeddings:
     """Returns a vector for each text, pooled and normalised as the model's folder says.
@@ -77,6 +78,8 @@ def embed(
         File with further texts: one per line, or a .jsonl file with a field `text`.
     out
         File for the vectors: .npy (n, d) in fp32, or .jsonl. If None, nothing is written.
+    force
+        Replace a file that this program did not write. Files that are read are never replaced.
     progress
         False for silence, or a function that receives events; by default bars in a terminal or notebook.
 
@@ -99,15 +102,25 @@ def embed(
     """
     if not isinstance(texts, str):
         texts = [*texts, *(read_texts(file) if file else ())]
-    if out is not None:
-        check_out(Path(out))
+    if out is None:
+        return _embedded(model, texts, progress)
+    path = Path(out)
+    if path.suffix not in KINDS:
+        kinds = " or ".join(KINDS)
+        raise RequestError(code="range", field="out", value=str(path), expected=f"a file name that ends in {kinds}")
+    with output(path, force=force, sources=[*files_of(model), *([Path(file)] if file else [])]):
+        found = _embedded(model, texts, progress)
+        write(path, found.texts, found.numpy())
+    found.out = str(path)
+    return found
+
+
+def _embedded(model: ModelLike, texts: Sequence[str], progress: bool | Notify) -> Embeddings:
     embedder = Embedder(resolve(model, weights=True))
     began = time.perf_counter()
     with shown(progress) as notify:
         found = embedder(texts, reading(notify)).as_subclass(Embeddings)
-    found.texts, found.seconds, found.out = list(texts), time.perf_counter() - began, None if out is None else str(out)
-    if out is not None:
-        write(Path(out), found.texts, found.numpy())
+    found.texts, found.seconds, found.out = list(texts), time.perf_counter() - began, None
     return found
 
 
@@ -135,18 +148,6 @@ def read_texts(file: str | Path) -> list[str]:
             )  # fmt: skip
         found.append(text)
     return found
-
-
-def check_out(path: Path) -> None:
-    """Raises RequestError for a file that cannot be written, before anything is computed."""
-    if path.suffix not in KINDS:
-        kinds = " or ".join(KINDS)
-        raise RequestError(code="range", field="out", value=str(path), expected=f"a file name that ends in {kinds}")
-    if not path.parent.is_dir() or path.is_dir():
-        problem = "is a folder" if path.is_dir() else f"{path.parent} does not exist"
-        raise RequestError(
-            f"out={path}: {problem}; name a file", code="range", field="out", value=str(path), expected="a file"
-        )
 
 
 def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from glassformer.errors import RequestError, check_whole, shown
 from glassformer.figures.terminal import Printed
-from glassformer.files import SCHEMAS, atomic_file, check_schema, disk_errors, only_writer
+from glassformer.files import SCHEMAS, atomic_file, check_schema, disk_errors, only_writer, refuse_foreign
 from glassformer.generation.prompt_cache import fingerprint
 from glassformer.generation.vectors import Embedder
 from glassformer.loaded import Loaded
@@ -385,17 +385,29 @@ def check_place(out: Path) -> None:
     """Raises RequestError for a place that is no folder, or the folder of something else."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out} is a file; name a folder", code="range", field="out", value=str(out))
-    ours = {META, BUILDING, *FILES}
+    known = {META, BUILDING, *FILES}
     other = (
-        sorted(path.name for path in out.iterdir() if path.name not in ours and path.name[0] != ".")
+        sorted(path.name for path in out.iterdir() if path.name not in known and path.name[0] != ".")
         if out.exists()
         else []
     )
+    ours = (out / META).exists() or (out / BUILDING).exists() or _has_passages(out)
+    refuse_foreign(out, *FILES, ours=ours, remedy="name an empty folder")
     if other:
         raise RequestError(
             f"{out} holds {shown(other[0])}, which is not of an index; name an empty folder",
             code="conflict", field="out", value=str(out), expected="an empty folder, or that of this index",
         )  # fmt: skip
+
+
+def _has_passages(out: Path) -> bool:
+    """Returns True if a process that was killed left its passages, before the first record of the index."""
+    try:
+        with open(out / PASSAGES, "rb") as file:
+            passage = json.loads(file.readline())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(passage, dict) and passage.keys() == {"document", "start", "text"}
 
 
 def check_same(out: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:

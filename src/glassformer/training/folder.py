@@ -12,15 +12,18 @@ from typing import Any
 from glassformer import machine
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError
-from glassformer.files import disk_errors
+from glassformer.files import disk_errors, refuse_foreign
 from glassformer.parts.core.base import to_plain
 from glassformer.text import Tokenizer
 from glassformer.training import checkpoint
 from glassformer.training.pretrained import Pretrained, check_origin, write_origin
 from glassformer.training.recipe import Recipe
 
-HELD = ("config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "model*.safetensors")
-"""What a run would write over, or what would no longer belong together."""
+HELD = (
+    "recipe.yaml", "config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "dynamics.jsonl", "pretrained.json",
+    "model*.safetensors", "checkpoints", "latest",
+)  # fmt: skip
+"""Patterns of files that a run would replace, or that would no longer belong together."""
 FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "watch"}
 """Fields of the recipe that may change when a run is resumed."""
 
@@ -49,13 +52,7 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
         raise RequestError(
             f"{folder} already holds a run; go on with --resume, or name another folder", code="exists", field="resume"
         )
-    held = sorted(path.name for pattern in HELD for path in folder.glob(pattern))
-    begun = (folder / "recipe.yaml").is_file()  # a run, though it may have ended before its first checkpoint
-    if found is None and held and not begun:
-        raise RequestError(
-            f"{folder} holds {', '.join(held[:5])}, and is no run; name a folder of its own",
-            code="exists", field="out", value=str(folder),
-        )  # fmt: skip
+    refuse_foreign(folder, *HELD, ours=found is not None or _begun(folder))
     if not try_to_write:
         return folder
     try:
@@ -66,6 +63,15 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
             with suppress(OSError):
                 place.rmdir()
     return folder
+
+
+def _begun(folder: Path) -> bool:
+    """Returns True for a run, which may have ended before its first checkpoint."""
+    try:
+        Recipe.from_file(folder / "recipe.yaml")
+    except (RequestError, OSError):
+        return False
+    return True
 
 
 def open_folder(

@@ -16,6 +16,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
+from glassformer.files import refuse_sources
 from glassformer.parallel.launch import enlist, joined, leader_first
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.process_groups import ALONE, ProcessGroups
@@ -101,6 +102,8 @@ def _prepare(
     refuse_early(config, recipe)
     check_shared(config, recipe, layout, out)
     folder = check_folder(out, resume, try_to_write=leads)
+    if folder is not None and isinstance(data, str | Path):
+        refuse_sources(folder, Path(data), inside=False)
     found = checkpoint.latest(folder) if folder is not None and resume else None
     if resume and found is None:
         begun = folder is not None and (folder / "recipe.yaml").is_file()

@@ -14,6 +14,7 @@ from glassformer.cli.options import (
     Data,
     Expression,
     Flag,
+    Force,
     Json,
     Named,
     NamedWithWeights,
@@ -34,6 +35,7 @@ def convert(
     *,
     to: Literal["hf", "gguf"] | None = None,
     dtype: Literal["float32", "float16", "bfloat16", "q8_0"] | None = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.
@@ -53,7 +55,7 @@ def convert(
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory.exporting import convert
 
-    call_and_show(convert, source, out, to=to, dtype=dtype, as_json=json)
+    call_and_show(convert, source, out, to=to, dtype=dtype, force=force, as_json=json)
 
 
 def check(
@@ -111,6 +113,7 @@ def inspect(
     exports: Flag = False,
     quality: Flag = False,
     coord_check: Flag = False,
+    force: Force = False,
     data: Data | None = None,
     tokens: Count | None = None,
     json: Json = False,
@@ -170,5 +173,5 @@ def inspect(
     words = {name: None if value is None else text_of(value, name) for name, value in texts.items()}
     call_and_show(
         inspect, model, **words, reading=reading, ablate=ablate, out=out, diff=diff, exports=exports, quality=quality,
-        coord_check=coord_check, data=data, tokens=tokens, command=command_line(), as_json=json,
+        coord_check=coord_check, force=force, data=data, tokens=tokens, command=command_line(), as_json=json,
     )  # fmt: skip

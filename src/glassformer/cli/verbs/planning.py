@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from glassformer.cli.options import (
     Count,
     Flag,
+    Force,
     Json,
     Named,
     Optimizer,
@@ -45,6 +46,7 @@ def plan(
     finetune: str | None = None,
     here: Flag = False,
     out: str | None = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.
@@ -108,7 +110,8 @@ def plan(
         models, generate=generate, train=train, find=find, here=here, context=context, batch=batch,
         dtype=dtype, state_dtype=state_dtype, machine=machine, nodes=nodes, machines=machines, price=price,
         explain=explain, tokens=tokens, optimizer=optimizer, recompute=recompute, layout=layout,
-        micro_batch=micro_batch, weights=weights, loss=loss, finetune=finetune, out=out, command=command_line(),
+        micro_batch=micro_batch, weights=weights, loss=loss, finetune=finetune, out=out, force=force,
+        command=command_line(),
     )  # fmt: skip
     show(planned, json)
 

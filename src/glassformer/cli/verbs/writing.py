@@ -17,6 +17,7 @@ from glassformer.cli.options import (
     ChatOptions,
     Count,
     Data,
+    Force,
     GenerateOptions,
     Json,
     ModelName,
@@ -92,6 +93,7 @@ def embed(
     text: Texts = None,
     file: str | None = None,
     out: str | None = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Turn texts into vectors, pooled and normalised as the model's folder says.
@@ -113,7 +115,8 @@ def embed(
 
     waiting.end()
     with ComparisonView(quiet=json) as view:
-        found = retrieval.embed(model, [*(texts or []), *(text or [])], file=file, out=out, progress=view.event)
+        texts = [*(texts or []), *(text or [])]
+        found = retrieval.embed(model, texts, file=file, out=out, force=force, progress=view.event)
     if json:
         show(found, as_json=True)
     else:  # as they are: a console would break lines

@@ -16,15 +16,13 @@ from glassformer.conversion.storage.base import (
     TensorFile,
     TensorSource,
     nothing_collected,
-    writable,
 )
 from glassformer.conversion.storage.containers import is_gguf, means_weights, open_tensors
 from glassformer.conversion.storage.gguf import GGUFFile, write_gguf
 from glassformer.conversion.storage.quants import DTYPES
-from glassformer.conversion.storage.safetensors import SafetensorsFile, open_folder, write_safetensors
+from glassformer.conversion.storage.safetensors import WEIGHT_FILES, SafetensorsFile, open_folder, write_safetensors
 
 __all__ = [
-    "DTYPES", "TensorEntry", "GGUFFile", "Packed", "SafetensorsFile", "TensorSource", "TensorFile",
-    "nothing_collected", "is_gguf", "means_weights", "open_folder", "open_tensors", "writable", "write_gguf",
-    "write_safetensors",
+    "DTYPES", "TensorEntry", "GGUFFile", "Packed", "SafetensorsFile", "TensorSource", "TensorFile", "WEIGHT_FILES",
+    "nothing_collected", "is_gguf", "means_weights", "open_folder", "open_tensors", "write_gguf", "write_safetensors",
 ]  # fmt: skip

@@ -8,7 +8,6 @@ import gc
 import math
 import mmap
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -348,40 +347,3 @@ def write_plain(file: IO[bytes], tensor: Tensor, dtype: torch.dtype) -> None:
     for piece in pieces(tensor):
         values = piece.to("cpu", dtype).contiguous()
         file.write(values.view(-1).view(torch.uint8).numpy().data)
-
-
-def writable(name: str | Path, file: bool) -> Path:
-    """Where a file or a folder can be written; tried out, without a trace. Raises RequestError."""
-    path = Path(name)
-    if not str(name):
-        raise RequestError(
-            "the name of what is to be written is empty; name a folder, or a file that ends in .gguf",
-            code="missing", field="out",
-        )  # fmt: skip
-    try:
-        if file and path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file"
-            raise RequestError(
-                f"{path} is {what}; name a file that is new or may be replaced",
-                code="exists", field="out", value=str(path),
-            )  # fmt: skip
-        folder = path.parent if file else path
-        new = [one for one in (folder, *folder.parents) if not one.exists()]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return path
-        finally:
-            for one in new:
-                with contextlib.suppress(OSError):
-                    one.rmdir()
-    except (FileExistsError, NotADirectoryError):
-        raise RequestError(
-            f"{path} is a file, or lies in one; name a folder", code="exists", field="out", value=str(path)
-        ) from None
-    except (OSError, ValueError) as problem:
-        why = getattr(problem, "strerror", None) or problem
-        raise RequestError(
-            f"{str(path)!r} cannot be written ({why}); choose a place of your own",
-            code="disk", field="out", value=str(path),
-        ) from None  # fmt: skip

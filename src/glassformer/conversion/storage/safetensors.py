@@ -51,6 +51,9 @@ MAX_ELEMENTS = 1 << 60  # bounds strides where a dimension is 0
 LARGEST_DESCRIPTION = 4096  # bytes of one tensor's part of the header
 LARGEST_EXTRA = 1 << 16  # bytes of what an index says besides its weight_map
 
+SHARDS = "model-?????-of-?????.safetensors"
+WEIGHT_FILES = (SINGLE, INDEX, SHARDS)
+"""Patterns of the files that `write_safetensors` writes or removes."""
 _COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
 PLAIN = re.compile(
     rb'\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%b(?:,%b){0,7}+)?)\],"data_offsets":\[(%b),(%b)\]\}' % ((_COUNT,) * 4)
@@ -238,7 +241,7 @@ def write_safetensors(
             index = {"metadata": {"total_size": sum(_nbytes(source) for source in tensors.values())}}
             text = json.dumps({**index, "weight_map": homes}, indent=2, sort_keys=True) + "\n"
             (temporary / INDEX).write_text(text, encoding="utf-8")
-    old = {SINGLE, INDEX, *(path.name for path in folder.glob("model-?????-of-?????.safetensors"))}
+    old = {SINGLE, INDEX, *(path.name for path in folder.glob(SHARDS))}
     with disk_errors(folder):
         for name in old - {*names, *([INDEX] if len(shards) > 1 else [])}:
             (folder / name).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from rich.text import Text as Line
 from glassformer.comparison.verbs import place_of_work
 from glassformer.errors import RequestError
 from glassformer.figures.terminal import Reported, Tabular, TextTable, dim, ruled, unbroken
+from glassformer.files import refuse_foreign
 from glassformer.laboratory.evidence.bench import TINY, Bench, Text
 from glassformer.laboratory.evidence.catalogue import known, named
 from glassformer.laboratory.evidence.claim import Claim
@@ -195,7 +196,9 @@ def _measured(
     executor: Executor | None, notify: Notify,
 ) -> dict[str, Stored]:  # fmt: skip
     found: dict[str, Stored] = {}
-    kept = {} if again else {claim.name: read(folder, claim.name) for claim in chosen}
+    kept = {claim.name: read(folder, claim.name) for claim in chosen}
+    refuse_foreign(folder, PAGE)
+    kept = {} if again else kept
     for one in kept.values():
         if one is not None:
             one.check_asked(folder, None if text.given is None else text.name, seeds)
