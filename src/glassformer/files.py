@@ -307,7 +307,7 @@ def _writable(name: str | Path, file: bool) -> Path:
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or problem
         raise RequestError(
-            f"{str(path)!r} cannot be written ({why}); choose a place of your own",
+            f"{str(path)!r} cannot be written ({why}); choose another place",
             code="disk", field="out", value=str(path),
         ) from None  # fmt: skip
 

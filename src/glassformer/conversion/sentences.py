@@ -17,7 +17,7 @@ from glassformer.text.subword import SETTINGS_FILE
 MODULES, LENGTH, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
 FILES = (MODULES, LENGTH, PROMPTS, POOLING)
-"""Files that are written besides the model's."""
+"""Files of a folder of sentence-transformers that a folder of transformers lacks."""
 MODES: dict[str, Pool] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 FLAG = re.compile(r"pooling_mode_(\w+?)(_tokens?)?$")
 """A flag for each mode, as sentence-transformers wrote them before 5.4."""
@@ -107,7 +107,7 @@ def _prompt(folder: Path) -> str:
 
 
 def replace(folder: Path, pooling: Pooling | None, width: int) -> None:
-    """Writes the files that sentence-transformers reads besides the model's; without `pooling`, only removes them."""
+    """Writes the files that only sentence-transformers reads; without `pooling`, only removes them."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     if pooling is None:
