@@ -8,11 +8,12 @@ from typing import Any, Literal, overload
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.conversion import PACKAGED, is_checkpoint, locate
+from glassformer.conversion import is_checkpoint
 from glassformer.errors import RequestError, shown
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
+from glassformer.names.known import PACKAGED
 from glassformer.naming.loading import load
 from glassformer.naming.models import parse, preset
 
