@@ -110,9 +110,8 @@ def has_weights(model: ModelLike) -> bool:
 def files_of(*models: ModelLike) -> list[Path]:
     """Returns the files and folders that models are read from."""
     names = [parse(model)[0] for model in models if isinstance(model, str | Path)]
-    return [
-        locate(name) if name in PACKAGED else Path(name).expanduser() for name in names if not name.startswith("hf:")
-    ]
+    found = [packaged(name) if name in PACKAGED else existing(name) for name in names]
+    return [path for path in found if path is not None]
 
 
 def name_of(model: ModelLike) -> str:
