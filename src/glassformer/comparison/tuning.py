@@ -115,6 +115,7 @@ def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
     for place in (folder, folder / TRIALS, folder / USUAL):
         refuse_other_files(place)
     refuse_foreign(folder, PAGE)
+    refuse_foreign(folder / TRIALS, PACES, ours=bool(_read_rates(folder / TRIALS / PACES)))
     trials, verdict = read_results(folder / TRIALS), read_results(folder)
     if verdict is not None and trials is None:
         raise RequestError(

@@ -14,6 +14,7 @@ from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
 from glassformer.names.known import PACKAGED
+from glassformer.names.places import existing, packaged
 from glassformer.naming.loading import load
 from glassformer.naming.models import parse, preset
 
