@@ -38,14 +38,17 @@ LOADED_BEFORE = {"generate": ("load", "Session")}
 
 EXECUTOR = {"slots": "executor", "workers": "executor"}
 OTHER_NAMES = {
-    "ablate": EXECUTOR,
-    "compare": {"watch_every": "watch", **EXECUTOR},
+    "ablate": {"field": "data", **EXECUTOR},
+    "compare": {"field": "data", "watch_every": "watch", **EXECUTOR},
     "embed": {"text": "texts"},
+    "index": {"field": "data"},
     "generate": {"model": "self", "compile": "compiled", "state_dtype": "dtype"},
     "plan": {"models": "model"},
     "run": EXECUTOR,
-    "scale": EXECUTOR,
-    "train": {"adam_eps": "optimizer", "betas": "optimizer", "warmup": "schedule", "watch_every": "watch"},
+    "scale": {"field": "data", **EXECUTOR},
+    "train": {
+        "field": "data", "adam_eps": "optimizer", "betas": "optimizer", "warmup": "schedule", "watch_every": "watch",
+    },
 }  # fmt: skip
 """Options that are part of another one in Python, or have another name there."""
 

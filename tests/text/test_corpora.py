@@ -217,7 +217,7 @@ def test_a_file_without_text_is_refused(name: str, content: bytes, code: Code, t
 
 def test_a_folder_without_text_says_why(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RequestError, match=r"holds no text; files skipped: 1 other suffixes \(tables are read by hf:"):
+    with pytest.raises(RequestError, match=r"files skipped: 1 other suffixes \(t.parquet\); tables are read by hf:"):
         open_corpus(tmp_path)
 
 

@@ -52,7 +52,7 @@ def test_what_was_not_read_is_said(path: Path, tmp_path: Path) -> None:
     data = prepare(tmp_path)
     assert data.notes == [
         f"Not UTF-8, and read as U+FFFD: 1 of the bytes of {tmp_path.name}.",
-        f"Some files of {tmp_path.name} were skipped: 1 not UTF-8, 1 other suffixes.",
+        f"Some files of {tmp_path.name} were skipped: 1 not UTF-8, 1 other suffixes (image.png, other.txt).",
     ]
     assert data.describe()["replaced_bytes"] == 1 and data.describe()["skipped"] == {
         "not UTF-8": 1,

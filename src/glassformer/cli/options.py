@@ -63,7 +63,7 @@ Data = Annotated[
     TextName(),
     Parameter(
         help="Text: a file, a folder, - (standard input), a Hugging Face dataset (hf:owner/name), or a built-in corpus "
-        "(python-docs, python-source).",
+        "(python-docs, python-source); or token ids: train.bin, with val.bin next to it, or a .npy file.",
         allow_leading_hyphen=True,
     ),
 ]
@@ -71,7 +71,18 @@ Force = Annotated[
     bool,
     Parameter(negative="", help="Replace files that glassformer did not write. The source is never replaced."),
 ]
+Field = Annotated[
+    str | None,
+    Parameter(
+        help="Field of JSON lines, or column of a dataset, that holds the text or the token ids; by default text."
+    ),
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
+
+
+def of_field(data: str, field: str | None) -> str:
+    """Returns the name of a field of the data: FILE.jsonl,column=FIELD."""
+    return data if field is None else f"{data},column={field}"
 
 
 def count(type_: Any, tokens: Any) -> int:

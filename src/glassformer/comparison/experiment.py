@@ -24,7 +24,7 @@ from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS
 from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.results import VERSION, Data, MachineRecord, Results, Tuning
-from glassformer.text import Tokens, prepare
+from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 
@@ -179,7 +179,7 @@ def read_text(design: Design, tokenizer: Any, notify: Notify) -> Tokens:
     if design.data is None:
         message = "this design is of a text in memory; give the text too: gf.compare(design, data)"
         raise RequestError(message, code="missing", field="data", expected="the text")
-    return prepare(design.data, tokenizer, design.context, progress=reading(notify))
+    return read_data(design.data, tokenizer, design.context, progress=reading(notify))
 
 
 def duration(minutes: float | None, runs: int) -> str:

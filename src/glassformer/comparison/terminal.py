@@ -13,7 +13,8 @@ from glassformer.runs.arms import held_out_tokens
 from glassformer.runs.results import Power, Results, RunResult, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
 
-HEADS = ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/tok", "state/tok")
+BITS = "bits/byte"
+HEADS = ("params", "loss", BITS, "tokens/s", "memory", "ms/tok", "state/tok")
 
 
 def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
@@ -38,16 +39,19 @@ def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
 
 def summary_table(data: str | None, named: list[tuple[str, RunResult]]) -> TextTable:
     """Returns a row for each run: size, held-out loss, and costs."""
+    of_text = any(run.validation is not None and run.validation.bits_per_byte is not None for _, run in named)
     tokens, _ = held_out_tokens([run for _, run in named])
-    table = _of_models(f"{data}, {f'{tokens} held-out tokens' if tokens else 'held-out text'}", HEADS)
+    title = f"{data}, {f'{tokens} held-out tokens' if tokens else 'held-out text'}"
+    table = _of_models(title, [head for head in HEADS if of_text or head != BITS])
     for name, run in named:
         params, found, train, made = short(run.parameters or 0), run.validation, run.train, run.generation
         if run.status != "ok" or found is None or train is None:
             table.add_row(name, params, run.status)
             continue
+        bits = [decimals(found.bits_per_byte)] if of_text else []
         writing = (f"{1000 * made.seconds_per_token:.2f}", size(made.state_bytes_per_token)) if made else ("no", "no")
         table.add_row(
-            name, params, f"{found.loss:.4f}", decimals(found.bits_per_byte), f"{train.tokens_per_second:,.0f}",
+            name, params, f"{found.loss:.4f}", *bits, f"{train.tokens_per_second:,.0f}",
             size(train.peak_memory_bytes), *writing,
         )  # fmt: skip
     return table

@@ -77,7 +77,8 @@ def names_a_model(piece: str) -> bool:
 def check_data(data: str) -> None:
     """Raises RequestError for the name of a text if there is certainly no such text."""
     named = data in CORPORA or data.partition(":")[0] in TASKS or data.startswith(DATA_PREFIXES)
-    if not data or data == "-" or named or places.existing(data.partition(",column=")[0]) or places.existing(data):
+    path = data.partition(",column=")[0].partition(",dtype=")[0]
+    if not data or data == "-" or named or places.existing(path) or places.existing(data):
         return
     raise unknown_data(data)
 

@@ -63,7 +63,8 @@ def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
     if not arms:
         return Absent("Summary", "no runs were recorded.")
     order = ranked(arms)
-    columns = [_Cells(column, order) for column in COLUMNS]
+    without = () if any(arm.stat(BITS_PER_BYTE) for arm in order) else (BITS_PER_BYTE,)
+    columns = [_Cells(column, order) for column in COLUMNS if column.quantity not in without]
     heads = [_head("Arm", ""), *(c.head for c in columns), _head("Status", "")]
     rows = [_row(arm, columns, arm.name == results.best) for arm in order]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="gf-sortable numbers summary")

@@ -164,8 +164,9 @@ class ComparisonView(View):
                 note = f"loss {event.loss:.3f}  {told}{speed:,.0f} tokens/s  {left} left"
                 self.bars.update(task, completed=event.done, note=note)
                 if event.validation is not None:
-                    loss, bits = event.validation["loss"], decimals(event.validation["bits_per_byte"])
-                    self.say(f"step {event.step}: held-out loss {loss:.4f}, {bits} bits per byte")
+                    loss, bits = event.validation["loss"], event.validation["bits_per_byte"]
+                    of_text = "" if bits is None else f", {decimals(bits)} bits per byte"
+                    self.say(f"step {event.step}: held-out loss {loss:.4f}{of_text}")
                 elif self.plain and time.monotonic() - self.spoke > 10:
                     self.spoke = time.monotonic()
                     self.say(f"  {event.done:>4.0%}  {note}")

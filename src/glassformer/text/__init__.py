@@ -3,7 +3,7 @@
 documents, files, embedded, languages, catalogues, tasks, hub, corpora
                                              DATA -> Corpus: documents, streamed
 data                                         all of it: Corpus -> tokens of both sides
-ids                                          token ids -> tokens of both sides
+id_files, ids                                token ids -> tokens of both sides; `read_data` is the reader of all verbs
 held_out                                     Corpus -> what is trained on, what is held out
 vocabulary, subword, tokenizers, gguf        text <-> ids
 chat                                         messages -> text, by the template of a checkpoint

@@ -15,7 +15,7 @@ from glassformer.progress import OnProgress, silent
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
-from glassformer.text.files import COLUMN, open_file, open_folder, spool
+from glassformer.text.files import COLUMN, is_saved, open_file, open_folder, spool
 from glassformer.text.languages import PREFIX, open_pairs
 from glassformer.text.tasks import is_task, open_task
 
@@ -55,9 +55,7 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     if data.startswith(CATALOGUES):
         return open_catalogues(data)
     if data.startswith("hf:"):
-        from glassformer.text.hub import open_hub
-
-        return open_hub(data, cache, progress)
+        return _hub(data, cache, progress)
     path, column = Path(data).expanduser(), COLUMN
     place, _, field = data.rpartition(",column=")
     if place and field and not os.path.exists(path):
@@ -70,6 +68,8 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         raise RequestError(
             f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
         ) from problem
+    if stat.S_ISDIR(mode) and is_saved(path):
+        return _hub(f"hf:{data}", cache, progress)
     if stat.S_ISDIR(mode):
         return open_folder(path, column)
     if stat.S_ISREG(mode):
@@ -82,3 +82,9 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         ) from problem
     with stream:
         return spool(stream, path.name, data, cache)
+
+
+def _hub(data: str, cache: Path, progress: OnProgress) -> Corpus:
+    from glassformer.text.hub import open_hub
+
+    return open_hub(data, cache, progress)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from glassformer.errors import shown
 from glassformer.progress import OnProgress, silent
-from glassformer.text.batches import (
-    refuse_long,
-)
+from glassformer.text.batches import refuse_long
 from glassformer.text.corpora import Corpus, open_corpus
 from glassformer.text.held_out import split
 from glassformer.text.shards import TokenShards, token_shards
@@ -101,7 +100,9 @@ class TextData(Tokens):
             told.append(f"Not UTF-8, and read as U+FFFD: {wrong:,} of the bytes of {self.name}.")
         if isinstance(skipped := found.get("skipped"), dict) and skipped:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in skipped.items())
-            told.append(f"Some files of {self.name} were skipped: {kinds}.")
+            named = ", ".join(map(shown, named)) if isinstance(named := found.get("skipped_files"), list) else ""
+            ids = ": give such a file to train on its ids" if "token ids" in skipped else ""
+            told.append(f"Some files of {self.name} were skipped: {kinds}{f' ({named})' if named else ''}{ids}.")
         return [*told, *super().notes]
 
     def describe(self) -> dict[str, object]:

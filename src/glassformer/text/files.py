@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from os.path import isfile
 from pathlib import Path
 from typing import IO
 
@@ -36,6 +37,10 @@ sh bash zsh fish ps1 sql r jl hs ml mli fs cs swift dart lisp clj scm el vim css
 """
 TEXT_SUFFIXES = JSONL_SUFFIXES | {f".{suffix}" for suffix in _SUFFIXES.split()}
 """What a folder is searched for; a name without a suffix (README, wiki_00) counts as text too."""
+ID_SUFFIXES = (".bin", ".npy")
+"""Suffixes of files of token ids (`id_files.py`), which are not text."""
+NAMED = 3
+"""Files that are skipped in a folder and named in a note."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
                 fields = ", ".join(map(repr, list(record)[:8])) if isinstance(record, dict) else type(record).__name__
                 raise RequestError(
                     f"{where} has no string field {column!r} (it has: {fields or 'nothing'}); name the field that is "
-                    f"the text: {path},column=NAME",
+                    f"the text: --field NAME, or {path},column=NAME",
                     code="missing", field=f"{path.name}:{number}.{column}",
                 )  # fmt: skip
             if text := mended(record[column]):
@@ -188,6 +193,11 @@ def open_file(path: Path, name: str | None = None, data: str | None = None, colu
         raise RequestError(
             f"data={data!r}: column={column} is a field of JSON lines, and {path.name} is not a .jsonl file",
             code="conflict", field="data.column", value=column, expected="a .jsonl file",
+        )  # fmt: skip
+    if path.suffix.lower() in ID_SUFFIXES:
+        raise RequestError(
+            f"data={data!r} holds token ids, and a text is needed here; give a text file or a folder of them",
+            code="type", field="data", value=data,
         )  # fmt: skip
     try:
         scan = scan_file(path)
@@ -224,6 +234,7 @@ def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
     what is skipped is counted in `notes`.
     """
     skipped: Counter[str] = Counter()
+    named: list[str] = []
     files: list[tuple[Path, Scan, str]] = []
     sha = hashlib.sha256(b"folder")
 
@@ -236,8 +247,10 @@ def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
         skipped["unreadable folders"] += 1
 
     for path in _walk(folder, unlisted):
+        within = path.relative_to(folder).as_posix()
         if path.suffix and path.suffix.lower() not in TEXT_SUFFIXES:
-            skipped["other suffixes"] += 1
+            skipped["token ids" if path.suffix.lower() in ID_SUFFIXES else "other suffixes"] += 1
+            named.append(within)
             continue
         try:
             # A pipe or a device in the folder would block or never end.
@@ -246,15 +259,13 @@ def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
             scan = scan_file(path)
         except OSError:
             skipped["unreadable"] += 1
+            named.append(within)
             continue
-        if scan.nul >= 0:
-            skipped["binary"] += 1
-        elif scan.size == scan.begin:
-            skipped["empty"] += 1
-        elif scan.foreign:
-            skipped["not UTF-8"] += 1
+        if scan.nul >= 0 or scan.size == scan.begin or scan.foreign:
+            skipped["binary" if scan.nul >= 0 else "empty" if scan.size == scan.begin else "not UTF-8"] += 1
+            named.append(within)
         else:
-            files.append((path, scan, path.relative_to(folder).as_posix()))
+            files.append((path, scan, within))
             sha.update(f"{_format(path, column)}:{scan.sha256}".encode())
 
     def documents() -> Iterator[Document]:
@@ -262,6 +273,8 @@ def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
             yield from read_file(path, scan, name, column)
 
     notes: dict[str, object] = {"files": len(files), "skipped": dict(sorted(skipped.items()))}
+    if named:
+        notes["skipped_files"] = named[:NAMED]
     if wrong := sum(scan.wrong for _, scan, _ in files):
         notes["replaced_bytes"] = wrong
     size = sum(scan.size for _, scan, _ in files)
@@ -269,8 +282,21 @@ def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
     why = ""
     if skipped:
         why = "; files skipped: " + ", ".join(f"{count} {kind}" for kind, count in sorted(skipped.items()))
-        why += f" (tables are read by hf:{folder})" if skipped["other suffixes"] else ""
+        why += f" ({', '.join(named[:NAMED])})" if named else ""
+        why += f"; tables are read by hf:{folder}" if skipped["other suffixes"] else ""
     return refuse_empty(corpus, f"data={str(folder)!r}", why)
+
+
+def is_saved(folder: Path) -> bool:
+    """Returns True for a folder that `save_to_disk` of the package datasets wrote."""
+    there = {name for name in ("dataset_dict.json", "state.json", "dataset_info.json") if isfile(folder / name)}
+    return "dataset_dict.json" in there or len(there) > 1
+
+
+def has_text(folder: Path) -> bool:
+    """Returns True if a folder holds a file that `open_folder` may read as text."""
+    files = _walk(folder, lambda problem: None)
+    return any(not path.suffix or path.suffix.lower() in TEXT_SUFFIXES for path in files)
 
 
 def _walk(folder: Path, unlisted: Callable[[OSError], None]) -> Iterator[Path]:

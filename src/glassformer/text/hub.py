@@ -18,7 +18,7 @@ import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.files import atomic_file
 from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Corpus, Document, mended
-from glassformer.text.files import open_file, refuse_empty
+from glassformer.text.files import is_saved, open_file, refuse_empty
 from glassformer.text.storage import digest
 
 INSTEAD = "pass a text file, a folder, or an embedded corpus (python-docs, python-source) instead"
+ID_COLUMNS = ("input_ids", "ids", "tokens")
+"""Columns of token ids that are read unless another is named, in a dataset without a text."""
 USUAL_COLUMNS = ("text", "content", "document", "article", "story", "body")
 
 
@@ -118,6 +120,39 @@ def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
     return refuse_empty(Corpus(data, sha.hexdigest(), documents, size, notes), f"data={data!r}")
 
 
+def hub_ids(data: str) -> tuple[Any, Any] | None:
+    """Returns the token ids of both sides of a dataset saved to disk, from the column that is named or the usual one;
+    None for a dataset with a text. The held-out side is its split "validation", else None."""
+    wanted = parse_hub_name(data)
+    if not is_saved(Path(wanted.name)):
+        return None
+    table = _loaded(_datasets(data), data, wanted, streaming=False)
+    names = [name for name, feature in table.features.items() if _holds_ids(feature)]
+    column = wanted.column if wanted.column in names else next((name for name in ID_COLUMNS if name in names), None)
+    if column is None or (wanted.column is not None and column != wanted.column):
+        return None
+    held_out = None
+    if wanted.split is None and (Path(wanted.name) / "validation").is_dir():
+        rest = _loaded(_datasets(data), data, replace(wanted, split="validation"), streaming=False)
+        held_out = _ids(rest, column)
+    return _ids(table, column), held_out
+
+
+def _holds_ids(feature: Any) -> bool:
+    """Returns True for a column of integers, or of rows of them."""
+    kind = getattr(getattr(feature, "feature", feature), "dtype", None)
+    return isinstance(kind, str) and kind.startswith(("int", "uint"))
+
+
+def _ids(table: Any, column: str) -> Iterator[Any]:
+    """Yields the ids of a column, some rows at a time."""
+    for rows in table.select_columns([column]).with_format("arrow").iter(batch_size=256):
+        values = rows[column].combine_chunks()
+        yield (values.flatten() if hasattr(values, "flatten") and "list" in str(values.type) else values).to_numpy(
+            zero_copy_only=False
+        )
+
+
 def _datasets(data: str) -> Any:
     try:
         import datasets
@@ -133,9 +168,8 @@ def _datasets(data: str) -> Any:
 def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
     """One split as a table (`Dataset`, or `IterableDataset` when streaming)."""
     folder = Path(wanted.name)
-    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
     try:
-        if saved:
+        if is_saved(folder):
             found = datasets.load_from_disk(str(folder))
         elif folder.is_dir():
             found = datasets.load_dataset(str(folder.resolve()), wanted.config, streaming=streaming)

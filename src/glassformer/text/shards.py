@@ -34,6 +34,7 @@ VERSION = 1  # of what names the folders, and so the text of runs begun before
 FORMAT = SCHEMAS["shards"]
 BATCH = 4 * PIECE  # characters encoded by one call; with the library's bookkeeping some 100 MB
 LARGEST_SIDECAR = 1 << 20
+CHUNK = 1 << 22  # ids that are read at once
 SAMPLE = 1 << 16  # tokens at each end whose ids are compared with the vocabulary
 CHECKED = (16, 4096)  # of each batch so many texts are decoded again, and so many characters of each
 LOST = 0.001  # of the characters that may not come back: a normaliser that unites accents is no loss
@@ -182,24 +183,34 @@ def token_shards(
 
 def id_shards(ids: np.ndarray, tokenizer: Tokenizer, cache_dir: str | Path | None = None) -> TokenShards:
     """Returns the shards of one document of ids (n,) that `tokenizer` has made: mapped from the cache, or written there
-    first. Raises RequestError for an id outside the vocabulary."""
-    if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-        wrong = int(ids.min() if ids.min() < 0 else ids.max())
-        raise RequestError(
-            f"data holds the token id {wrong}, outside the vocabulary of {tokenizer.vocab_size}",
-            code="range", field="data", value=wrong, expected=f"0 to {tokenizer.vocab_size - 1}",
-        )  # fmt: skip
-    name = _dtype(tokenizer)
-    files = {"tokens.bin": ids.astype(DTYPES[name]).tobytes(), "documents.bin": np.zeros(1, "<u8").tobytes()}
-    hashes = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
-    size = int(tokenizer.token_bytes()[ids].sum())
+    first, in chunks, so that memory does not grow with the ids. Raises RequestError for an id outside the
+    vocabulary."""
+    name, token_bytes = _dtype(tokenizer), tokenizer.token_bytes()
+    starts = np.zeros(1, "<u8").tobytes()
+    size, found = 0, hashlib.sha256()
+
+    def pieces() -> Iterator[np.ndarray]:
+        return (np.asarray(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK))
+
+    for piece in pieces():
+        if not 0 <= piece.min() <= piece.max() < tokenizer.vocab_size:
+            wrong = int(piece.min() if piece.min() < 0 else piece.max())
+            raise RequestError(
+                f"data holds the token id {wrong}, outside the vocabulary of {tokenizer.vocab_size}",
+                code="range", field="data", value=wrong, expected=f"0 to {tokenizer.vocab_size - 1}",
+            )  # fmt: skip
+        size += int(token_bytes[piece].sum())
+        found.update(piece.astype(DTYPES[name]).tobytes())
+    hashes = {"tokens.bin": found.hexdigest(), "documents.bin": hashlib.sha256(starts).hexdigest()}
 
     def write(folder: Path) -> None:
-        for file, data in files.items():
-            with open(folder / file, "wb") as opened:
-                opened.write(data)
-                opened.flush()
-                os.fsync(opened.fileno())
+        with open(folder / "tokens.bin", "wb") as tokens_file, open(folder / "documents.bin", "wb") as starts_file:
+            for piece in pieces():
+                tokens_file.write(piece.astype(DTYPES[name]).tobytes())
+            starts_file.write(starts)
+            for file in (tokens_file, starts_file):
+                file.flush()
+                os.fsync(file.fileno())
         lost = None if size else "ids without a text"
         info = {"corpus": hashes["tokens.bin"], "tokenizer": tokenizer.fingerprint(), "notes": {}}
         _describe(folder, name, (len(ids), 1, size), tokenizer, lost, hashes, info)

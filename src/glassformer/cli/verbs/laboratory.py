@@ -18,12 +18,14 @@ from glassformer.cli.options import (
     Data,
     Executed,
     Expression,
+    Field,
     Flag,
     Json,
     Named,
     Trained,
     amounts,
     command_line,
+    of_field,
     pairs,
     watch_interval,
 )
@@ -34,6 +36,7 @@ def ablate(
     /,
     *,
     data: Data,
+    field: Field = None,
     to: Named | None = None,
     changes: str | None = None,
     design: Literal["ladder", "factorial"] = "ladder",
@@ -81,9 +84,9 @@ def ablate(
     from glassformer.laboratory import ladder
 
     call_and_show(
-        ladder.ablate, base, data, to=to, changes=changes, design=design, tokens=tokens, minutes=minutes, seeds=seeds,
-        tune=tune, within=within, out=out, allow_unmatched=allow_unmatched, **vars(training),
-        executor=trains.made(training.device), command=command_line(), as_json=json,
+        ladder.ablate, base, of_field(data, field), to=to, changes=changes, design=design, tokens=tokens,
+        minutes=minutes, seeds=seeds, tune=tune, within=within, out=out, allow_unmatched=allow_unmatched,
+        **vars(training), executor=trains.made(training.device), command=command_line(), as_json=json,
     )  # fmt: skip
 
 
@@ -92,6 +95,7 @@ def scale(
     /,
     *,
     data: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    field: Field = None,
     sizes: str | None = None,
     budgets: str | None = None,
     isoflop: str | None = None,
@@ -158,8 +162,8 @@ def scale(
     options: dict[str, Any] = vars(training) | {"seeds": seeds}
     options = {name: value for name, value in options.items() if name not in usual or value != usual[name]}
     call_and_show(
-        scaling.scale, models, data, sizes=sizes, budgets=budgets, isoflop=isoflop, hours=hours, form=form,
-        columns=pairs(columns, "columns"), where=pairs(where, "where"), without_worst=without_worst,
+        scaling.scale, models, of_field(data, field), sizes=sizes, budgets=budgets, isoflop=isoflop, hours=hours,
+        form=form, columns=pairs(columns, "columns"), where=pairs(where, "where"), without_worst=without_worst,
         predict=scaling.pairs(predict or []), flops=flops, far=far, out=out or ("scaling" if models else None),
         executor=trains.made(training.device) if models else None, command=command_line(), as_json=json, **options,
     )  # fmt: skip

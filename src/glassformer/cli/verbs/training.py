@@ -16,12 +16,14 @@ from glassformer.cli.options import (
     Data,
     Executed,
     Expression,
+    Field,
     Flag,
     Json,
     Named,
     Ran,
     WatchEvery,
     command_line,
+    of_field,
     watch_interval,
 )
 
@@ -31,6 +33,7 @@ def compare(
     /,
     *,
     data: Data,
+    field: Field = None,
     match: Literal["tokens", "flops", "minutes"] | None = None,
     seeds: int | None = None,
     out: str = "comparison",
@@ -86,7 +89,7 @@ def compare(
     waiting.end()
     with ComparisonView(quiet=json) as view:
         found = comparison.compare(
-            models, data, match=match, seeds=seeds, out=out, tune=tune, within=within,
+            models, of_field(data, field), match=match, seeds=seeds, out=out, tune=tune, within=within,
             allow_unmatched=allow_unmatched, pretrained=pretrained, watch=watch_interval(watch, watch_every),
             power=None if power is None else share(power, "power"),
             looks=None if looks is None else whole_numbers(looks, "looks"), **vars(run),
@@ -100,6 +103,7 @@ def train(
     /,
     *,
     data: Data,
+    field: Field = None,
     out: str,
     resume: Flag = False,
     pretrained: Flag = False,
@@ -180,7 +184,9 @@ def train(
         "evaluate_every": evaluate_every, "checkpoint_seconds": checkpoint_seconds, "async_save": async_save,
         "watch": watch_interval(watch, watch_every),
     }  # fmt: skip
-    asked = SingleRun.of(model, data, out=out, resume=resume, pretrained=pretrained, layout=layout, **fields)
+    asked = SingleRun.of(
+        model, of_field(data, field), out=out, resume=resume, pretrained=pretrained, layout=layout, **fields
+    )
     if begin_processes(processes, asked, quiet=json):
         return
     leads = one_voice()

@@ -17,11 +17,13 @@ from glassformer.cli.options import (
     ChatOptions,
     Count,
     Data,
+    Field,
     Force,
     GenerateOptions,
     Json,
     ModelName,
     Texts,
+    of_field,
     standard_input,
 )
 
@@ -127,6 +129,7 @@ def index(
     data: Data,
     /,
     *,
+    field: Field = None,
     out: str,
     encoder: Encoder = "minilm",
     passage_tokens: Count | None = None,
@@ -146,7 +149,7 @@ def index(
     from glassformer import retrieval
     from glassformer.cli.show import call_and_show
 
-    call_and_show(retrieval.index, data, out, encoder, passage_tokens=passage_tokens, as_json=json)
+    call_and_show(retrieval.index, of_field(data, field), out, encoder, passage_tokens=passage_tokens, as_json=json)
 
 
 def ask(
