@@ -28,9 +28,9 @@ HEADERS = {20240520: ("<u2", 1), 20240801: ("<u4", 7)}
 HEADER_BYTES = 1024
 RAW = {"uint16": "<u2", "uint32": "<u4"}
 HELD_OUT = ("val", "validation")
-"""Stems of the file of held-out ids beside a file whose stem is train."""
+"""Stems of the file of held-out ids in the folder of a file whose stem is train."""
 SAMPLE = 1 << 16
-"""Ids at the start of a file that are looked at for another dtype."""
+"""Ids at the start of a file that show whether its dtype is another."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ def open_ids(data: str) -> IdSource | None:
     raw = dtype if place and dtype in RAW else None
     train, held_out = read_ids(path, raw), None
     for stem in HELD_OUT if path.stem == "train" else ():
-        if held_out is None and isfile(beside := path.with_name(f"{stem}{path.suffix}")):
-            held_out = read_ids(beside, raw)
+        if held_out is None and isfile(other := path.with_name(f"{stem}{path.suffix}")):
+            held_out = read_ids(other, raw)
     tokenizer = path.parent if any(isfile(path.parent / name) for name in TOKENIZER_FILES) else None
     pickled = isfile(path.with_name("meta.pkl")) and tokenizer is None
-    notes = (f"meta.pkl beside {path.name} is a pickle and is not read; --tokenizer FILE gives ids their text.",)
+    notes = ("meta.pkl is a pickle and is not read; --tokenizer FILE gives ids their text.",)
     return IdSource(data, train, held_out, tokenizer, notes if pickled else ())
 
 

@@ -32,7 +32,7 @@ class IdData(Tokens):
     source: str = "token ids"
     tokenizer_rule: str = "given"
     found: tuple[str, ...] = ()
-    """Sentences on what lies beside the ids and was not read."""
+    """Sentences on files of the same folder that were not read."""
 
     @property
     def name(self) -> str:
