@@ -39,10 +39,12 @@ LOADED_BEFORE = {"generate": ("load", "Session")}
 EXECUTOR = {"slots": "executor", "workers": "executor"}
 OTHER_NAMES = {
     "ablate": {"field": "data", **EXECUTOR},
+    "chat": {"text": "messages"},
     "compare": {"field": "data", "watch_every": "watch", **EXECUTOR},
     "embed": {"text": "texts"},
     "index": {"field": "data"},
-    "generate": {"model": "self", "compile": "compiled", "state_dtype": "dtype"},
+    "generate": {"model": "self", "compile": "compiled", "state_dtype": "dtype", "text": "prompt", "prompts": "prompt"},
+    "inspect": {"prompt": "text"},
     "plan": {"models": "model"},
     "run": EXECUTOR,
     "scale": {"field": "data", **EXECUTOR},

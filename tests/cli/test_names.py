@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from glassformer.architectures import PRESETS
-from glassformer.cli import main
+from glassformer.cli import main, waiting
 from glassformer.cli.program import GROUPS, VERBS
 from glassformer.names import known
 from glassformer.naming.catalogue import PresetCatalogue
@@ -23,8 +24,9 @@ from glassformer.text.tasks import TASKS
 
 WITHOUT_TORCH = """
 import sys
+import time
 sys.modules["torch"] = sys.modules["numpy"] = None  # an import raises ImportError
-from glassformer.cli import main
+from glassformer.cli import main, waiting
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -182,3 +184,24 @@ def test_an_error_of_the_system_has_one_form_and_one_status(
     found = json.loads(out)["error"]
     assert (found["code"], found["message"]) == (code, error.removeprefix("glassformer: ").strip())
     assert "a/file" in error and os.strerror(number) in error and len(error.splitlines()) == 1
+
+
+def test_a_wait_is_shown_on_a_terminal_and_taken_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words and seconds while nothing else is shown; nothing in a file or a pipe."""
+    monkeypatch.setattr(waiting, "SOON", 0.0)
+    monkeypatch.setattr(waiting, "EVERY", 0.01)
+    waiting.begin("loading")
+    time.sleep(0.1)
+    waiting.end()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    waiting.begin("loading")
+    time.sleep(0.3)
+    waiting.end()
+    shown = capsys.readouterr().err
+    assert shown.count("\rloading ... ") > 1 and shown.endswith("\r\x1b[2K")
+    waiting.begin("again")
+    assert main(["presets", "nothing-of-this-name"]) == 2
+    assert capsys.readouterr().err.rsplit("\x1b[2K")[-1].startswith("glassformer: ")

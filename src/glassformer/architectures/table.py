@@ -111,8 +111,13 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 }
 
 
-def presets() -> list[str]:
+def presets(word: str = "") -> list[str]:
     """Returns the names of the published models, those that an expression may start with.
+
+    Parameters
+    ----------
+    word
+        Part of the names that are returned; by default all are.
 
     Returns
     -------
@@ -123,5 +128,7 @@ def presets() -> list[str]:
     --------
     >>> "qwen3-8b" in gf.presets()
     True
+    >>> gf.presets("mamba")
+    ['mamba-130m', 'mamba2-130m']
     """
-    return list(PRESETS)
+    return [name for name in PRESETS if word in name]

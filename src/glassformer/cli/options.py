@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from glassformer import units
 from glassformer.errors import RequestError, shown
-from glassformer.names.check import check_data, check_model
+from glassformer.names.checks import check_data, check_model
 from glassformer.names.places import kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions
 

@@ -1,7 +1,7 @@
 """One decoding step as machine code, kept on disk.
 
 Eagerly a step of a small model spends more time between its operations than in them. `torch.export` and AOTInductor
-turn the same `forward` into a library once (about a minute), which later processes load in a moment; weights stay
+turn the same `forward` into a library once (one to three minutes), which later processes load in a moment; weights stay
 outside it. Attention reads the filled part of the state only, so one library serves every length. Products of one row
 have code of their own (`one_row.py`), which reads weights two to four times as fast as torch's kernels for many rows.
 """

@@ -204,7 +204,7 @@ class Session:
     dtype
         Dtype of the decode state, which may be narrower than the weights; None for that of the weights.
     compiled
-        Compile the decode step (about a minute once, then cached).
+        Compile the decode step (one to three minutes once, then cached).
     kept
         Largest number of prompts whose states are kept for prompts that start alike. The weights must not change
         while they are kept.

@@ -4,5 +4,5 @@ grammar    NAME[@SIZE][+CHANGE...]: text in, pieces out
 sizes      @SIZE -> layers, width, heads
 known      names of presets, families, packaged checkpoints, changes and corpora
 places     files of a checkpoint: found, or the sentence that says what is missing
-check      a whole expression, or the name of a text, refused if it names nothing
+checks     a whole expression, or the name of a text, refused if it names nothing
 """

@@ -25,7 +25,12 @@ STATE_DTYPES = {**machine.DTYPES, "int8": torch.int8}
 
 
 def chat(
-    model: ModelLike, messages: Sequence[Message], *, system: str | None = None, **options: Unpack[ModelKeywords]
+    model: ModelLike,
+    messages: Sequence[Message],
+    *,
+    system: str | None = None,
+    context: int | None = None,
+    **options: Unpack[ModelKeywords],
 ) -> Completion:
     """Returns the model's answer to the messages of a chat.
 
@@ -37,6 +42,8 @@ def chat(
         Such as {"role": "user", "content": "Hello"}.
     system : str, optional
         System message, placed first.
+    context : int, optional
+        Largest number of tokens of the chat with its answer; by default the model's context.
     **options
         How the answer is generated, as for `Loaded.generate`, and how the model is run: quantize, dtype, state_dtype,
         device, threads, compile (`ModelOptions`).
@@ -58,7 +65,7 @@ def chat(
     run, rest = split(options)
     loaded = loaded_as(model, run)
     first = [{"role": "system", "content": system}] if system else []
-    with Session(loaded, slots=1, kept=0, dtype=state_dtype(run), compiled=run.compile) as session:
+    with Session(loaded, slots=1, context=context, kept=0, dtype=state_dtype(run), compiled=run.compile) as session:
         return session.complete([[*first, *messages]], **rest)[0]
 
 

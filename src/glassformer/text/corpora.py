@@ -10,7 +10,7 @@ from pathlib import Path
 
 from glassformer.errors import RequestError
 from glassformer.files import cache_folder
-from glassformer.names.check import unknown_data
+from glassformer.names.checks import unknown_data
 from glassformer.progress import OnProgress, silent
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
