@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import glassformer as gf
@@ -19,6 +20,7 @@ from glassformer.conversion.checkpoints import VLLM, runs_in
 from glassformer.conversion.families import FAMILIES
 from glassformer.conversion.storage.base import SingleFile
 from glassformer.errors import RequestError, WorkError
+from glassformer.loaded import Loaded
 from glassformer.text import ByteTokenizer
 from tests.refused import refused
 
@@ -172,3 +174,41 @@ def test_exports_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "LlamaForCausalLM is blocked by mixer.position=alibi (rotary would be supported)" in said
     assert main(["inspect", "llama-3-8b", "--exports"]) == 0
     assert "exports as LlamaForCausalLM; runs in transformers, vLLM, llama.cpp: yes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("values, count", [((float("nan"),) * 3, 3), ((float("inf"), float("-inf")), 2)])
+def test_weights_that_are_not_finite_are_named_and_counted(
+    values: tuple[float, ...], count: int, tmp_path: Path
+) -> None:
+    """In the file's own name of the tensor, once; `check` fails by it, and `convert` refuses without force."""
+    model = gf.preset("llama@0.3m+layers=1+vocab_size=257").build(seed=0)
+    gf.save(model, ByteTokenizer(), tmp_path / "F")
+    tensors = load_file(tmp_path / "F" / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name].view(-1)[: len(values)] = torch.tensor(values)
+    save_file(tensors, tmp_path / "F" / "model.safetensors", {"format": "pt"})
+    with pytest.warns(UserWarning) as warned:
+        gf.load(tmp_path / "F")
+    (said,) = [str(one.message) for one in warned]
+    assert f"{name} ({count})" in said
+    for out in ("G", "x.gguf"):
+        with pytest.warns(UserWarning), refused(code="range", field="weights") as caught:
+            gf.convert(tmp_path / "F", tmp_path / out, progress=False)
+        assert caught.value.value == count and not (tmp_path / out).exists()
+        with pytest.warns(UserWarning):
+            gf.convert(tmp_path / "F", tmp_path / out, force=True, progress=False)
+        assert (tmp_path / out).exists()
+    with pytest.warns(UserWarning):
+        proof = gf.check(tmp_path / "F", progress=False)
+    assert [(row.check, row.verdict) for row in proof.rows] == [("weights", "wrong")]
+
+
+def test_a_dtype_that_is_too_narrow_for_the_weights_is_refused(tmp_path: Path) -> None:
+    """65,504 is the largest value of float16 (IEEE 754 binary16): 70,000 would be written as infinity."""
+    model = gf.preset("llama@0.3m+layers=1+vocab_size=257").build(seed=0)
+    with torch.no_grad():
+        next(model.layers[0].ffn.parameters())[0, 0] = 70_000.0
+    for dtype, out in (("float16", "F"), (None, "x.gguf")):
+        with refused(code="range", field="weights"):
+            gf.convert(Loaded(model, model.config, ByteTokenizer()), tmp_path / out, dtype=dtype, progress=False)
+    gf.convert(model, tmp_path / "G", dtype="bfloat16", progress=False)

@@ -62,6 +62,7 @@ def fill(
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[TensorPiece, Packed]]] = {}
+    spoilt: dict[str, int] = {}
     places = list(names.pieces(modules))
     for path, parameter, pieces in counted(f"loading {Path(file.path).name}", places, len(places)):
         owner, _, leaf = path.rpartition(".")
@@ -75,16 +76,55 @@ def fill(
             packed[owner] = [(piece, file.packed(entry.name)) for piece, entry in zip(pieces, entries, strict=True)]
         else:
             value = theirs.read(pieces, entries, tuple(parameter.shape))
+            if not_finite(value):
+                for piece, entry in zip(pieces, entries, strict=True):
+                    spoilt[entry.name] = spoilt.get(entry.name, 0) + not_finite(piece.mine(value))
             if leaf in module._parameters:  # `setattr` of a module takes longer than all that is above
                 module._parameters[leaf] = nn.Parameter(value)
             else:
                 module._buffers[leaf] = value
     theirs.check_all_used()
+    warn_spoilt(file.path, {name: count for name, count in spoilt.items() if count})
     for path, parts in packed.items():
         linear = model.get_submodule(path)
         assert isinstance(linear, Linear)
         model.set_submodule(path, PackedLinear(linear, parts, theirs.dtype).eval())
     return model
+
+
+def not_finite(value: Tensor, dtype: torch.dtype | None = None) -> int:
+    """Returns the number of elements that are NaN or infinite, or become so in `dtype`. A tensor without any is read
+    once: a minimum and a maximum are NaN if any element is."""
+    if not value.numel() or not value.is_floating_point():
+        return 0
+    most = torch.finfo(dtype or value.dtype).max
+    low, high = torch.aminmax(value.detach())
+    if low >= -most and high <= most:
+        return 0
+    return sum(int((~(piece.abs() <= most)).sum()) for piece in by_rows(value.detach()))
+
+
+def spoilt_weights(model: nn.Module, dtype: torch.dtype | None = None, vectors: bool = True) -> dict[str, int]:
+    """Returns the number of elements that `not_finite` counts, by the name of a weight that has any. Without
+    `vectors`, `dtype` is that of matrices only."""
+    counts = {
+        name: not_finite(weight, dtype if vectors or weight.dim() > 1 else None)
+        for name, weight in model.named_parameters()
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def spoilt_words(spoilt: Mapping[str, int]) -> str:
+    """Returns names and counts of weights that are not finite, for a message."""
+    named = [f"{name} ({count:,})" for name, count in list(spoilt.items())[:4]]
+    more = [f"{len(spoilt) - 4:,} more tensors"] if len(spoilt) > 4 else []
+    return f"NaN or infinite values in {', '.join([*named, *more])}"
+
+
+def warn_spoilt(path: Path, spoilt: Mapping[str, int]) -> None:
+    """Warns of weights that are not finite, with their names and counts."""
+    if spoilt:
+        warnings.warn(f"{path} has {spoilt_words(spoilt)}: what the model computes from them is not a number")
 
 
 def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:

@@ -17,10 +17,12 @@ from glassformer.conversion.checkpoints import Format, runs_in
 from glassformer.conversion.exports import ExportTarget, export_targets
 from glassformer.conversion.folder import FILES, auto_class
 from glassformer.conversion.gguf import write as write_gguf
+from glassformer.conversion.weights import spoilt_weights, spoilt_words
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.figures.terminal import Printed, size, unbroken
 from glassformer.files import output
 from glassformer.machine import dtype_of
+from glassformer.model import Model
 from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify
 from glassformer.runs.live import shown
@@ -102,7 +104,8 @@ def convert(
         dtype of weight matrices: a torch dtype, its name, or "q8_0" (gguf only). By default unchanged, and float16 in
         a GGUF.
     force
-        Replace files that this program did not write. The source is never replaced.
+        Replace files that this program did not write, and write weights that are NaN or infinite. The source is never
+        replaced.
     progress
         As in `check`: True, False, or a function that receives events.
 
@@ -114,8 +117,8 @@ def convert(
     Raises
     ------
     RequestError
-        If `source` has no weights, `out` cannot be written, is the source or holds files of other origin, or the format
-        cannot hold the model. Nothing is written.
+        If `source` has no weights or some that are not finite, `out` cannot be written, is the source or holds files of
+        other origin, or the format cannot hold the model. Nothing is written.
 
     Examples
     --------
@@ -139,6 +142,8 @@ def convert(
     names = () if kind == "gguf" else FILES
     with output(out, *names, force=force, sources=files_of(source)) as path, shown(progress):
         loaded = resolve(source, weights=True)
+        if not force:
+            _refuse_spoilt(loaded.model, "float16" if kind == "gguf" and named is None else named, kind)
         if kind == "gguf":
             family = write_gguf(loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"], ends=loaded.ends)
         else:
@@ -152,6 +157,19 @@ def convert(
     return Conversion(
         path, kind, family.model_type, family.architecture_of(loaded.config), total,
         tuple(runs_in(loaded.config, family, kind)), loaded.fresh, loaded.regrouped, tuple(loaded.adapted),
+    )  # fmt: skip
+
+
+def _refuse_spoilt(model: Model, dtype: str | None, kind: Format) -> None:
+    """Raises RequestError for weights that are not finite, or would not be in the dtype that is written."""
+    written = None if dtype in (None, "q8_0") else dtype_of(str(dtype))  # q8_0 has a scale for each block
+    spoilt = spoilt_weights(model, written, vectors=kind == "hf")
+    if not spoilt:
+        return
+    wide = f"{dtype} is too narrow, give dtype bfloat16 or float32" if not spoilt_weights(model) else "as in the source"
+    raise RequestError(
+        f"there would be {spoilt_words(spoilt)}: {wide}, or write them with force (--force)",
+        code="range", field="weights", value=sum(spoilt.values()), expected="finite values",
     )  # fmt: skip
 
 

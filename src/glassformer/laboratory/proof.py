@@ -31,7 +31,7 @@ from glassformer.conversion.families import FAMILIES, own
 from glassformer.conversion.family import Family
 from glassformer.conversion.folder import read_config
 from glassformer.conversion.names import Names, OwnParameter
-from glassformer.conversion.weights import fold
+from glassformer.conversion.weights import fold, spoilt_weights
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures.terminal import Printed, ruled
 from glassformer.loaded import Loaded
@@ -228,6 +228,10 @@ def checks(
     size = sum(weight.nbytes for weight in ours.parameters())
     kept = "" if size <= largest else f"{size:,} bytes of weights are more than largest={largest:,}; give a larger one"
     trains = ours.training
+    if spoilt := spoilt_weights(ours):
+        for name, number in spoilt.items():
+            yield Row("weights", name, "wrong", note=f"{number:,} values are NaN or infinite")
+        return
     ours.eval()
     try:
         yield from _decoding(ours, given, tolerance)

@@ -9,6 +9,7 @@ import torch
 
 from glassformer.architectures import PRESETS
 from glassformer.conversion import checkpoints
+from glassformer.conversion.weights import spoilt_weights, warn_spoilt
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
@@ -96,6 +97,7 @@ def load(
     if path.is_dir() and not is_folder(path):
         checkpoints.refuse_weights(path)
         loaded = load_run(path)
+        warn_spoilt(path, spoilt_weights(loaded.model))
         loaded.model.to(device=device, dtype=first)
     else:
         loaded = checkpoints.read_checkpoint(path, first, device, keep)
