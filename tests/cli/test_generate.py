@@ -299,7 +299,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
     monkeypatch.setattr(Model, "init_state", small)
     for more in (["--max-new-tokens", "100000"], ["--max-new-tokens", "60", "--n", "1000"],
                  ["--max-new-tokens", "60", "--beams", "40"]):  # fmt: skip
-        out, err = run(capsys, model, "--prompt", PROMPT, *more, status=2)
+        out, err = run(capsys, f"{model}+context=200000", "--prompt", PROMPT, *more, status=2)
         assert out == "" and "100 kB of memory free; lower max_new_tokens, n or beams" in err, err
     bound = made_of
     assert made(capsys, model, "--prompt", PROMPT, "--max-new-tokens", "10")["state_bytes"] == made_of
@@ -462,7 +462,8 @@ sys.exit(entry())
 )  # fmt: skip
 def test_ctrl_c_keeps_what_is_there(model: str, more: list[str]):
     """A real process, a real signal, sent once some tokens are there."""
-    command = [sys.executable, "-c", BEGUN, "generate", model, "--prompt", "Once", *more, "--ignore-eos"]
+    long = f"{model}+context=200000"
+    command = [sys.executable, "-c", BEGUN, "generate", long, "--prompt", "Once", *more, "--ignore-eos"]
     process = subprocess.Popen(
         [*command, "--max-new-tokens", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background ignores it

@@ -217,6 +217,18 @@ def test_learned_positions_end():
         loaded.generate("x" * 40)
 
 
+def test_an_answer_far_past_the_context_is_refused_as_a_prompt_is():
+    """Before memory is taken; the default of 200 tokens is given to any model whose positions are unbounded."""
+    loaded = llm("llama+context=40")
+    assert len(loaded.generate("x" * 16, stop_at_eos=False).tokens) == 200
+    with refused(code="range", field="max_new_tokens"):
+        loaded.generate("x" * 16, max_new_tokens=201)
+    longer = llm("llama+context=300")
+    assert len(longer.generate("x" * 16, max_new_tokens=284, stop_at_eos=False).tokens) == 284
+    with refused(code="range", field="max_new_tokens"):
+        longer.generate("x" * 16, max_new_tokens=285)
+
+
 def test_logits_that_are_no_numbers_fail_one_text():
     loaded = llm("llama+untied")
     with torch.no_grad():

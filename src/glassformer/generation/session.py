@@ -731,7 +731,7 @@ class Session:
         Raises
         ------
         RequestError
-            For a prompt that is too long, and past learned positions.
+            For a prompt that is too long, past learned positions, and for over 200 tokens that go past the context.
 
         Examples
         --------
@@ -746,6 +746,12 @@ class Session:
                 f"max_new_tokens={new} after a prompt of {prompt:,} go past this model's learned positions, which end "
                 f"at {self.limit:,}",
                 code="range", field="max_new_tokens", value=new,
+            )  # fmt: skip
+        if self._grows and new > max(self.longest - prompt, NEW_TOKENS):  # others end at the context they were given
+            raise RequestError(
+                f"max_new_tokens={new:,} after a prompt of {prompt:,} go past the {self.longest:,} tokens that this "
+                "model reads; give fewer, or add +context=TOKENS to the name of the model to go further",
+                code="range", field="max_new_tokens", value=new, expected=f"at most {self.longest - prompt:,}",
             )  # fmt: skip
         return new
 

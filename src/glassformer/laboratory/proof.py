@@ -68,7 +68,7 @@ class Row:
 
     `wrong` is what differs by its own doing; `inherited` is what differs because something before it does."""
 
-    check: Literal["decoding", "round trip", "reference"]
+    check: Literal["weights", "decoding", "round trip", "reference"]
     site: str
     verdict: Verdict
     error: float | None = None
