@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glassformer.architectures import PRESETS, presets
+from glassformer.config import flatten
 from glassformer.errors import RequestError
 from glassformer.names.known import FAMILIES
 from glassformer.naming import SIZES, parse, preset, words
+from glassformer.naming.changes import Undone
 from glassformer.naming.loading import load
+from glassformer.parts.core import base as part_base
 from glassformer.parts.core.base import _CLASSES
 from glassformer.parts.core.base import WORDS as DECLARED
+from glassformer.parts.core.outside import is_outside
 from glassformer.parts.core.words import Word
 from glassformer.parts.ffn import ExpertsConfig, MlpConfig
+from glassformer.parts.mixer.attention import AttentionConfig
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.training import NoamConfig, Recipe, WsdConfig
 from glassformer.training.overrides import with_recipe
@@ -894,3 +900,95 @@ def test_scales_that_follow_the_width_do_so_at_every_size() -> None:
     assert preset("transformer@3m").encoder.embedding.scale == pytest.approx(math.sqrt(256))
     assert preset("t5-small@3m").head.scale == pytest.approx(1 / math.sqrt(256))
     assert preset("llama@3m").embedding.scale is None
+
+
+# Two changes, one after the other
+
+
+def set_by(base: str, change: str) -> dict[str, object]:
+    """Path -> value of what a change sets in a model."""
+    return {path: new for path, (_, new) in preset(base).diff(preset(f"{base}+{change}")).items() if new is not None}
+
+
+def both(base: str, first: str, second: str) -> tuple[dict[str, object], list[str]] | None:
+    """(the model of both changes, what was warned of); None if it is refused."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            config = preset(f"{base}+{first}+{second}")
+        except RequestError:
+            return None
+    return flatten(config.to_dict()), [str(one.message) for one in caught if one.category is Undone]
+
+
+PAIRED = {name: "" if word.read is None or word.optional else f":{word.example}" for name, word in own_words().items()}
+APART = {"stack", "share", "vectors", "mup", "moe", "expert_choice", "beside"}
+"""Words of more than one part: their values are put together from those of the parts."""
+END = "final_norm"
+"""A wiring whose blocks end in a norm has no final one."""
+SIZES_OF = ("hidden", "multiple_of", "n_heads", "scale")
+"""Fields that follow from others: a matched width, heads of a kind, the scale of tokens with sinusoids."""
+
+
+@pytest.mark.parametrize("base", ["gpt2@1m", "llama@1m"])
+@pytest.mark.parametrize("first", [name for name in PAIRED if name not in APART])
+def test_what_a_word_sets_stays_or_its_end_is_said(base: str, first: str) -> None:
+    """Each value that the first change sets is there after the second; or the second sets it too, or has refused, or
+    warns. The values of each come from the models of each alone."""
+    first += PAIRED[first]
+    mine = set_by(base, first)
+    for name, value in PAIRED.items():
+        second = name + value
+        if name in APART or (found := both(base, first, second)) is None:
+            continue
+        config, warned = found
+        gone = {
+            path for path, chosen in mine.items()
+            if config.get(path) != chosen and path.rpartition(".")[2] not in SIZES_OF and path.partition(".")[0] != END
+        }  # fmt: skip
+        assert not gone or warned, (first, second, gone)
+        if mine and not gone:
+            assert f"+{second} undoes +{first}" not in warned, (first, second)
+
+
+@pytest.mark.parametrize("base", ["gpt2@1m", "llama@1m", "qwen3@1m", "mistral@1m", "bert@1m"])
+@pytest.mark.parametrize(
+    "word",
+    [name for name, (w, part) in DECLARED.items() if part.axis == "mixer" and not w.change and not is_outside(part)],
+)
+def test_a_mixer_keeps_what_its_neighbours_chose(base: str, word: str) -> None:
+    """What both kinds have is as it was; what only the old one has is named."""
+    change = word + PAIRED.get(word, "")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            new = next(preset(f"{base}+{change}").layers()).mixer
+        except RequestError as refusal:
+            assert refusal.code in ("conflict", "causal")
+            return
+    old = next(preset(base).layers()).mixer
+    warned = " ".join(str(one.message) for one in caught)
+    for name, field in type(old).model_fields.items():
+        value = getattr(old, name)
+        if word == "beside" or name in ("n_heads", "head_dim", "kernel", "projection") or value == field.default:
+            continue
+        if name in type(new).model_fields:
+            assert getattr(new, name) == value, name
+        else:
+            assert f"{name}=" in warned, name
+
+
+def test_a_word_of_a_kind_of_ones_own_is_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subclass of attention with a default of its own is attention in all else."""
+    monkeypatch.setattr(part_base, "_CLASSES", list(_CLASSES))
+
+    class SoftConfig(AttentionConfig, kind="soft_attention", words="softly"):
+        softcap: float | None = 30.0
+
+    try:
+        for model in ("llama@1m", "gpt2@1m", "llama@1m+gqa:2+window:64+qknorm", "qwen3@1m", "mistral@1m"):
+            given, made = (next(preset(name).layers()).mixer for name in (model, f"{model}+softly"))
+            assert type(made) is SoftConfig and dict(made) == {**dict(given), "softcap": 30.0}
+        assert preset("llama@1m+softly+gqa:2") == preset("llama@1m+gqa:2+softly")
+    finally:
+        DECLARED.pop("softly")

@@ -365,7 +365,12 @@ class ModelConfig(TowerConfig):
         >>> config.costs(Shape(s=1, t=1024, phase="decode"))["layers.2.mixer"].state_bytes
         720896
         """
-        self._counted  # noqa: B018
+        self._products_counted  # noqa: B018
+        return self._sizes(shape)
+
+    def _sizes(self, shape: Shape) -> Cost:
+        """Returns costs whose parameters and state are checked, without the forward pass that checks FLOPs."""
+        self._tensors_counted  # noqa: B018
         return self._costs(shape)
 
     def _costs(self, shape: Shape) -> Cost:
@@ -380,10 +385,20 @@ class ModelConfig(TowerConfig):
         return Cost.of(parts)
 
     @cached_property
-    def _counted(self) -> None:
-        """Checks the counts of a model with parts from outside the package, once. Raises RequestError."""
-        if any(is_outside(part) for part in part_classes(self)):
-            self._counting().check()
+    def _tensors_counted(self) -> None:
+        """Checks the parameters and the state of a model with parts from outside the package. Raises RequestError."""
+        if self._has_outside:
+            self._counting().check_tensors()
+
+    @cached_property
+    def _products_counted(self) -> None:
+        """Checks the FLOPs of a model with parts from outside the package. Raises RequestError."""
+        if self._has_outside:
+            self._counting().check_flops()
+
+    @property
+    def _has_outside(self) -> bool:
+        return any(is_outside(part) for part in part_classes(self))
 
     def _counting(self) -> Counting:
         """Returns the check that holds the counts of this config against the module that it builds."""
@@ -409,7 +424,7 @@ class ModelConfig(TowerConfig):
         >>> config.num_params() == sum(p.numel() for p in config.build().parameters())
         True
         """
-        cost = self.costs(Shape())
+        cost = self._sizes(Shape())
         return cost.parameters - (0 if embeddings else sum(end.parameters for end in self._ends(cost)))
 
     def active_params(self, embeddings: bool = True) -> int:
@@ -431,7 +446,7 @@ class ModelConfig(TowerConfig):
         >>> moe.active_params() < moe.num_params()
         True
         """
-        cost = self.costs(Shape())
+        cost = self._sizes(Shape())
         return cost.active_parameters - (0 if embeddings else sum(end.active_parameters for end in self._ends(cost)))
 
     def _ends(self, cost: Cost) -> list[Cost]:
@@ -481,7 +496,7 @@ class ModelConfig(TowerConfig):
         >>> config.state_bytes(1024)
         1081344
         """
-        return self.costs(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
+        return self._sizes(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
 
     def _repr_html_(self) -> str:
         """In a notebook: a table of the parts and the parameters of each."""

@@ -240,7 +240,7 @@ def test_a_part_that_does_more_than_it_counts_is_refused_with_both_figures(
     change: str, site: str, built: int, counted: int
 ) -> None:
     with refused(code="conflict", field=site) as caught:
-        gf.preset(SMALL + change)
+        gf.preset(SMALL + change).flops(T)
     assert caught.value.value == built and caught.value.expected.startswith(f"{counted:,} ")
 
 
@@ -267,15 +267,16 @@ def test_no_verb_takes_a_count_that_is_wrong(source: Path, tmp_path: Path, capsy
 
 def test_a_model_of_the_package_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch):
     """The check costs a forward pass."""
-    checked: list[Counting] = []
-    monkeypatch.setattr(Counting, "check", lambda self: checked.append(self))
-    gf.preset(SMALL).num_params()
+    checked: list[str] = []
+    for name in ("check_tensors", "check_flops"):
+        monkeypatch.setattr(Counting, name, lambda self, name=name: checked.append(name))
+    gf.preset(SMALL).flops(16)
     assert not checked
     config = gf.preset(f"{SMALL}+l1norm")
-    assert len(checked) == 1
-    config.num_params()
     config.build()
-    assert len(checked) == 1
+    assert checked == ["check_tensors"]  # a name is answered without a forward pass
+    assert config.flops(16) == config.flops(16)
+    assert sorted(checked) == ["check_flops", "check_tensors"]
 
 
 def test_a_part_that_asks_for_values_is_counted(monkeypatch: pytest.MonkeyPatch):

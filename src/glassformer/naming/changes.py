@@ -10,17 +10,24 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
+from pydantic import ValidationError
+
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, stack_of
 from glassformer.errors import RequestError
 from glassformer.names.places import unknown_change
 from glassformer.naming.assign import ALIASES, OF_MIXER, assign
-from glassformer.parts.core.base import WORDS
+from glassformer.parts.core.base import WORDS, Value
 from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.core.outside import load_installed
 from glassformer.parts.core.words import Word, number, whole, whole_number
 from glassformer.parts.mup import Mup
 from glassformer.parts.residual import ResidualConfig
 from glassformer.parts.vectors import VectorsConfig
+
+
+class Undone(UserWarning):
+    """Warning that a change of an expression undoes a choice made before it."""
+
 
 Change = Callable[[ModelConfig], ModelConfig]
 Fields = Mapping[str, Any]
@@ -137,7 +144,7 @@ def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _visibility(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    return each_mixer(config, "visibility", choice(**fields))
+    return each_mixer(config, "visibility", lambda old, norm: choice.replacing(old, **fields))
 
 
 def _reparam(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
@@ -358,6 +365,47 @@ def changes_mixers(text: str) -> bool:
         return OF_MODEL[name][1] is _stack
     word, part = WORDS.get(name, (None, None))
     return word is not None and part is not None and part.axis == "mixer" and not word.change
+
+
+def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequence[str]) -> list[str]:
+    """Returns a sentence for each earlier change that a change undoes, and for the choices of a mixer that the mixer in
+    its place does not have."""
+    sentences = [
+        f"+{change} undoes +{one}" for one in dict.fromkeys(earlier) if _holds(one, before) and not _holds(one, after)
+    ]
+    if not changes_mixers(change) or change.partition(":")[0] in OF_MODEL:
+        return sentences
+    lost: dict[str, None] = {}
+    for old, new in zip(before.layers(), after.layers(), strict=True):
+        if any(part == old.mixer for _, held in new.mixer for part in (held if isinstance(held, tuple) else (held,))):
+            continue
+        gone = [
+            f"{name}={_told(value)}"
+            for name, value in old.mixer.choices_made().items()
+            if name not in type(new.mixer).model_fields and name not in UNSAID
+        ]
+        if gone:
+            lost[f"{', '.join(gone)} of {old.mixer.kind}, which {new.mixer.kind} does not have"] = None
+    place, now = before.embedding.position, after.embedding.position
+    if place is not None and now is None:
+        lost[f"the {place.kind} positions at the embedding, since its mixer tells the order of tokens"] = None
+    return [*sentences, *(f"+{change} leaves out {one}" for one in lost)]
+
+
+UNSAID = ("n_heads", "head_dim", "kernel", "projection")
+"""Fields of a mixer that are sizes of its kind, or how it is computed."""
+
+
+def _told(value: Any) -> str:
+    return str(getattr(value, "kind", "") or (f"({value})" if isinstance(value, Value) else value))
+
+
+def _holds(change: str, config: ModelConfig) -> bool:
+    """Returns True if a change changes nothing of a config."""
+    try:
+        return change_of(change)(config) == config
+    except (RequestError, ValidationError):
+        return False
 
 
 def change_of(text: str) -> Change:

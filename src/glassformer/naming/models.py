@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from glassformer.names import grammar
 from glassformer.names.known import FAMILIES, PACKAGED
 from glassformer.names.places import no_config, unknown
 from glassformer.names.sizes import is_size
-from glassformer.naming.changes import change_of, changes_mixers, of_mixers
+from glassformer.naming.changes import Undone, change_of, changes_mixers, of_mixers, undone
 from glassformer.naming.sizes import resize
 
 
@@ -111,15 +112,17 @@ def without_size(expression: str) -> str:
 
 
 def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
-    """Returns the config after these changes. Raises RequestError."""
+    """Returns the config after these changes; warns of what one of them undoes. Raises RequestError."""
     before = config
-    for change in changes:
+    for at, change in enumerate(changes):
         try:
-            config = change_of(change)(config)
+            was, config = config, change_of(change)(config)
         except ValidationError as error:
             raise request_error(error, f"+{change}: ") from None
         except RequestError as error:
             raise error if change in str(error) else error.of(f"+{change}") from None
+        for sentence in undone(was, config, change, changes[:at]):
+            warnings.warn(sentence, Undone, stacklevel=2)
     _refuse_lost(config, changes)
     config = _scaled(before, config)
     config.check()

@@ -33,12 +33,11 @@ class Counting:
     short_costs: Callable[[Shape], Cost]
     context: int
 
-    def check(self) -> None:
-        """Raises RequestError, with both figures, where a cost is another than the built module's."""
+    def check_tensors(self) -> None:
+        """Raises RequestError, with both figures, if the parameters or the state are others than the module's."""
         model = self.outline()
         self.check_parameters(model)
         self.check_state(model)
-        self.check_flops(self.short_outline())
 
     def check_parameters(self, model: Any) -> None:
         def has(path: str) -> Number:
@@ -60,9 +59,12 @@ class Counting:
         said = self.costs(Shape(s=1, t=t, phase="decode", state_dtype=dtype))
         _agree("state_bytes", said, lambda path: held.get(path, 0), model)
 
-    def check_flops(self, model: Any) -> None:
-        """Counts a forward pass on a CPU, because a part may ask for values; that of a large model on the meta device,
+    def check_flops(self) -> None:
+        """Raises RequestError, with both figures, if FLOPs are others than torch's counter sees.
+
+        It counts a forward pass on a CPU, because a part may ask for values; that of a large model on the meta device,
         which allocates nothing."""
+        model = self.short_outline()
         given = example(model, self.context)
         t = model.embedding.places(given["tokens"]).shape[1]
         if sum(weight.numel() for weight in model.parameters()) <= MOST_ALLOCATED:

@@ -192,9 +192,12 @@ def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
     """A part, as `to_plain` gives it, as another kind of its axis, with the fields that both have. One that its axis
     does not have is left for validation to refuse."""
     fields = part.keys() - {"kind"}
-    axes = {known.axis for known in _CLASSES if known.kind == part["kind"] and known.model_fields.keys() == fields}
-    chosen = next((known for known in _CLASSES if known.kind == kind and known.axis in axes), None)
-    kept = part if chosen is None else {name: part[name] for name in chosen.model_fields if name in part}
+    was = [known for known in _CLASSES if known.kind == part["kind"] and known.model_fields.keys() == fields]
+    chosen = next((one for one in _CLASSES if one.kind == kind and one.axis in {known.axis for known in was}), None)
+    if chosen is None:
+        return {**part, "kind": kind}
+    apart = chosen.homonyms.union(*(known.homonyms for known in was)) if chosen not in was else set()
+    kept = {name: part[name] for name in chosen.model_fields if name in part and name not in apart}
     return {**kept, "kind": kind}
 
 
@@ -210,6 +213,8 @@ class PartConfig(Value):
 
     words: ClassVar[tuple[Word, ...]] = ()
     """Its short names in expressions (`parts/core/words.py`)."""
+    homonyms: ClassVar[frozenset[str]] = frozenset()
+    """Fields that mean something else than the fields of that name of other choices."""
 
     def __init_subclass__(cls, *, axis: str = "", kind: str = "", words: Words = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -239,13 +244,29 @@ class PartConfig(Value):
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """This choice in the place of `old`, another of its axis or None. What all choices of the axis have carries
-        over; a choice that is there already keeps its own numbers too."""
-        if type(old) is cls:
-            return old.replace(**fields)
+        """Returns this choice in place of `old`, another of its axis or None, with the fields that a word sets and
+        those that `old` leaves. A choice of this class keeps all its fields."""
+        return old.replace(**fields) if type(old) is cls else cls(**{**cls.kept_of(old), **fields})
+
+    @classmethod
+    def kept_of(cls, old: PartConfig | None) -> dict[str, Any]:
+        """Returns the fields that another choice of the axis leaves to this one: what all choices of the axis have, and
+        of what both have, the values that were chosen, which are those other than the default."""
+        if old is None:
+            return {}
         axis = next(known for known in cls.__mro__ if "axis" in vars(known))
-        shared = {} if old is None else {name: getattr(old, name) for name in axis.model_fields}  # type: ignore[attr-defined]
-        return cls(**{**shared, **fields})
+        shared = {name for name in cls.model_fields if name in axis.model_fields}  # type: ignore[attr-defined]
+        chosen = {name for name in old.choices_made() if name in cls.model_fields and same_type(cls, type(old), name)}
+        return {name: getattr(old, name) for name in shared | (chosen - cls.homonyms - old.homonyms)}
+
+    def choices_made(self) -> dict[str, Any]:
+        """Returns the fields that have another value than the default, or no default."""
+        fields = {name: (getattr(self, name), one) for name, one in type(self).model_fields.items()}
+        return {
+            name: value
+            for name, (value, one) in fields.items()
+            if one.is_required() or value != one.get_default(call_default_factory=True)
+        }
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -316,6 +337,15 @@ class PartConfig(Value):
     def num_params(self, ctx: BuildContext) -> int:
         """Exact number of trainable values in what `build` returns."""
         return self.costs(ctx, Shape()).parameters
+
+
+def same_type(one: type[BaseModel], other: type[BaseModel], name: str) -> bool:
+    """Returns True if a field of two classes can have a common value other than None."""
+    mine, theirs = (
+        {*(get_args(annotation) or (annotation,))} - {type(None)}
+        for annotation in (cls.model_fields[name].annotation for cls in (one, other))
+    )
+    return not mine.isdisjoint(theirs)
 
 
 def part_classes(value: Any) -> Iterator[type[PartConfig]]:

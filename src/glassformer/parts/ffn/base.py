@@ -150,13 +150,13 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Keeps the number of weights: three matrices of 2/3 the width for two, and back; and whether there are biases.
-        Experts stay experts."""
+        """Keeps the number of weights: three matrices of 2/3 the width for two, and back; and whether there are biases,
+        chosen or not. Experts stay experts."""
         size = fields.pop("hidden", None)
         if type(old) is cls:
             return old.replace(**fields, hidden=size or old.hidden)
         carried = {"bias": getattr(old, "bias", False)} if "bias" in cls.model_fields else {}
-        new = cls(**{**carried, **fields})
+        new = cls(**{**cls.kept_of(old), **carried, **fields, "hidden": None})
         if old is None:
             return new.replace(hidden=size)
         hidden = size or _matched(old.hidden, old.n_matrices(), new.n_matrices())

@@ -161,15 +161,6 @@ class MixerConfig(PartConfig, axis="mixer"):
     reads_memory: ClassVar[bool] = False
     """True if it reads another sequence beside its own, the pass's memory."""
 
-    @classmethod
-    def replacing(cls, old: Any, **fields: Any) -> Any:
-        """In the place of another mixer it keeps that one's heads, where both have some."""
-        if type(old) is cls:
-            return old.replace(**fields)
-        known = cls.model_fields.keys() & type(old).model_fields.keys() & {"n_heads", "head_dim"}
-        kept = {name: getattr(old, name) for name in known}
-        return cls(**(kept | fields))
-
     @abstractmethod
     def build(self, ctx: BuildContext) -> Mixer: ...
 

@@ -245,16 +245,13 @@ class LatentAttentionConfig(
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Heads, position, visibility and what else the mixer before has under the same name."""
-        if type(old) is cls:
-            return old.replace(**fields)
+        """Raises RequestError for a mixer without heads in its place."""
         if not hasattr(old, "n_heads"):
             raise RequestError(
                 f"mla takes the heads of the mixer that it replaces, and {old.kind} has none; begin with attention",
                 code="conflict", field="mixer.kind", value=old.kind, expected="a mixer with n_heads",
             )  # fmt: skip
-        carried = ("n_heads", "head_dim", "bias", "position", "visibility", "dropout", "kernel")
-        return cls(**{name: getattr(old, name) for name in carried if hasattr(old, name)} | fields)
+        return super().replacing(old, **fields)
 
     def shape(self, ctx: BuildContext) -> LatentShape:
         h = Heads.of(ctx.d_model, self.n_heads, None, self.head_dim).head_dim

@@ -262,6 +262,8 @@ def rank_of(d_model: int) -> int:
 
 class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
     knows_order: ClassVar[bool] = True
+    homonyms: ClassVar[frozenset[str]] = frozenset({"norm_eps"})
+    """Its norms are of B, C and dt."""
 
     d_state: int = Field(16, gt=0, le=1 << 12)
     d_conv: int = Field(4, ge=2, le=1 << 8)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -184,6 +184,9 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
     It loses to attention where a text must be quoted exactly from far back: all that was read is in one state of n h p
     numbers."""
 
+    homonyms: ClassVar[frozenset[str]] = frozenset({"head_dim", "norm_eps"})
+    """Its heads divide the channels, and its norm is of the output."""
+
     d_state: int = Field(128, gt=0, le=1 << 12)
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """None: 64, or the next more that divides the channels."""
@@ -212,11 +215,6 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
                     code="conflict", field=low, value=least,
                 )  # fmt: skip
         return self
-
-    @classmethod
-    def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Its heads are not those of an attention in its place: they divide the channels, and have no keys."""
-        return old.replace(**fields) if type(old) is cls else cls(**fields)
 
     def _sizes(self, ctx: BuildContext) -> tuple[int, int, int]:
         """c, n, and the values of B or C."""

@@ -180,6 +180,8 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
 
     knows_order: ClassVar[bool] = True
 
+    homonyms: ClassVar[frozenset[str]] = frozenset({"expand"})
+
     expand: int = Field(2, gt=0, le=1 << 8)
     """Width of a value over that of a key."""
     decays: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = None
