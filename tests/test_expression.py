@@ -934,7 +934,7 @@ SIZES_OF = ("hidden", "multiple_of", "n_heads", "scale")
 @pytest.mark.parametrize("first", [name for name in PAIRED if name not in APART])
 def test_what_a_word_sets_stays_or_its_end_is_said(base: str, first: str) -> None:
     """Each value that the first change sets is there after the second; or the second sets it too, or has refused, or
-    warns. The values of each come from the models of each alone."""
+    warns. The values come from models of one change."""
     first += PAIRED[first]
     mine = set_by(base, first)
     for name, value in PAIRED.items():
@@ -957,7 +957,7 @@ def test_what_a_word_sets_stays_or_its_end_is_said(base: str, first: str) -> Non
     [name for name, (w, part) in DECLARED.items() if part.axis == "mixer" and not w.change and not is_outside(part)],
 )
 def test_a_mixer_keeps_what_its_neighbours_chose(base: str, word: str) -> None:
-    """What both kinds have is as it was; what only the old one has is named."""
+    """Fields of both kinds are as they were; fields of the old one only are named."""
     change = word + PAIRED.get(word, "")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -979,7 +979,7 @@ def test_a_mixer_keeps_what_its_neighbours_chose(base: str, word: str) -> None:
 
 
 def test_a_word_of_a_kind_of_ones_own_is_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subclass of attention with a default of its own is attention in all else."""
+    """A subclass of attention with one other default is attention in all else."""
     monkeypatch.setattr(part_base, "_CLASSES", list(_CLASSES))
 
     class SoftConfig(AttentionConfig, kind="soft_attention", words="softly"):

@@ -336,3 +336,8 @@ def test_every_option_is_in_the_design_and_its_file(option: str, designed: Calla
     design, plain = designed(given), designed(["--tokens", "768"])
     assert design != plain
     assert gf.Design.from_dict(yaml.safe_load(to_yaml(design.to_dict()))) == design
+
+
+def test_a_choice_that_an_arm_undoes_is_in_the_notes() -> None:
+    asked = gf.Design(models=["llama@0.3m", "llama@0.3m+gqa:1+mha"], data="python-docs", steps=2)
+    assert asked.notes[-1].startswith("llama@0.3m+gqa:1+mha: +mha undoes +gqa:1")

@@ -30,6 +30,7 @@ from glassformer.comparison.pretrained import check_begun
 from glassformer.config import ModelConfig, read_tree
 from glassformer.errors import RequestError, shown
 from glassformer.files import SCHEMAS, check_schema, replace_text
+from glassformer.naming.models import undone_by
 from glassformer.naming.resolve import ModelLike
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.power import check_effect
@@ -292,8 +293,11 @@ class Design:
 
     @cached_property
     def notes(self) -> list[str]:
-        """How far the arms are from equal in size, a sentence each. Raises RequestError if they are too far apart."""
-        return fairness(self.named, self.allow_unmatched, self.equal)
+        """Sentences on how far the arms are from equal in size, and on choices that a change of an arm undoes. Raises
+        RequestError if they are too far apart."""
+        texts = {name: arm.model for name, arm in self.named.items() if isinstance(arm.model, str)}
+        undone = [f"{name}: {sentence}." for name, text in texts.items() for sentence in undone_by(text)]
+        return fairness(self.named, self.allow_unmatched, self.equal) + undone
 
     @cached_property
     def all_fields(self) -> dict[str, Any]:

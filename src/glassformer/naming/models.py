@@ -52,6 +52,14 @@ def preset(expression: str | Path) -> ModelConfig:
     return changed(resize(config, size) if size else config, changes)
 
 
+def undone_by(expression: str) -> list[str]:
+    """Returns a sentence for each choice that a change of the expression undoes. Raises RequestError."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Undone)
+        preset(expression)
+    return [str(one.message) for one in caught if one.category is Undone]
+
+
 def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
     """(name, size, changes). What names a model means that model, whatever lies in the current folder; ./NAME is the
     folder. Raises RequestError."""
