@@ -29,12 +29,21 @@ class Bounds:
     def hold(self, value: float) -> bool:
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
+    def check(self, value: object, field: str) -> None:
+        """Raises RequestError for a number out of the bounds."""
+        if isinstance(value, int | float) and not self.hold(value):
+            raise RequestError(
+                f"{field}={value}: input must be {self}", code="range", field=field, value=value, expected=str(self)
+            )
+
     def __str__(self) -> str:
         if self.most == math.inf:
             return f"at least {self.least:g}"
         return f"{'above' if self.above else 'from'} {self.least:g} and at most {self.most:,.10g}"
 
 
+Temperature = Annotated[float, Bounds(0, 1e6)]
+Rank = Annotated[int | None, Bounds(1)]
 Probability = Annotated[float | None, Bounds(0, 1, above=True)]
 Penalty = Annotated[float, Bounds(-100, 100)]
 LogitsProcessor = Callable[[Any, Any], Any]
@@ -50,9 +59,9 @@ LONGEST_STOPS = 1_000_000
 class SamplingOptions:
     """How the next token is chosen. By default the most likely one."""
 
-    temperature: Annotated[float, Bounds(0, 1e6)] = 0.0
+    temperature: Temperature = 0.0
     """Sampling temperature; 0 takes the most likely token."""
-    top_k: Annotated[int | None, Bounds(1)] = None
+    top_k: Rank = None
     """Top-k sampling: the K most likely tokens."""
     top_p: Probability = None
     """Nucleus sampling: smallest token set with total probability P."""

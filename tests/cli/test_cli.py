@@ -58,7 +58,7 @@ def source(tmp_path: Path) -> Path:
             ["train", "gpt2@1m", "--data", "python-docs", "--tokens", "1k", "--out", "x", "--lrr", "1"],
             "--lrr",
         ),
-        (["generate", "/nowhere/at/all", "--prompt", "x"], "there is no file or folder"),
+        (["generate", "/nowhere/at/all", "--prompt", "x"], "no file or folder is named"),
         (["frobnicate"], "frobnicate"),
     ],
 )

@@ -387,7 +387,7 @@ WRONG = [
     (["--prompt", ""], "the prompt is empty"),
     (["--prompt", "a\udcff"], "lone surrogate U+DCFF"),
     (["--prompt", "y" * 10_000_001], "more than 10,000,000 characters"),
-    (["--prompt-file", "/nowhere/at/all"], "'/nowhere/at/all' cannot be read"),
+    (["--prompt-file", "/nowhere/at/all"], "named /nowhere/at/all"),
     (["--prompt-file", "/"], "'/' cannot be read"),
     (["--quantize", "int3"], "int3"),
     ([word for i in range(10_001) for word in ("--stop", str(i))], "the command has 20,006 words"),

@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoint folders in which one file is missing."""
     top = tmp_path_factory.mktemp("names")
     for name, files in {
+        "whole": ("config.json", "model.safetensors", "tokenizer.json"),
         "mute": ("config.json", "model.safetensors"), "light": ("config.json",), "bare": ("model.safetensors",),
         "old": ("pytorch_model.bin",), "empty": (),
     }.items():  # fmt: skip
@@ -68,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "old", "Hi"], "weights_only=True"),
         (["generate", "empty", "Hi"], "no config"),
         (["embed", "minillm", "Hi"], "did you mean 'minilm'"),
-        (["ask", "Why?", "--index", "x", "--model", "smolm2"], "did you mean 'smollm2'"),
+        (["ask", "Why?", "--index", "whole", "--model", "smolm2"], "did you mean 'smollm2'"),
         (["check", "lama@1m"], "did you mean 'llama'"),
         (["check", "llama@1m", "--reference", "not/there"], "not/there"),
         (["convert", "not/there", "out"], "not/there"),
@@ -81,8 +82,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "gpt2@1m", "lama@1m", "--data", "python-docs", "--minutes", "1"], "did you mean 'llama'"),
         (["train", "gpt2@1m", "--data", "python-doc", "--minutes", "1", "--out", "x"], "did you mean 'python-docs'"),
         (["ablate", "gpt2@1m", "--to", "lama", "--data", "python-docs"], "did you mean 'llama'"),
-        (["generate", "smollm2", "--speculat"], "--speculate"),
+        (["generate", "whole", "--speculat"], "--speculate"),
         (["trian"], "train"),
+        (["why", "mutee"], "did you mean 'mute'"),
+        (["run", "nothere.yaml"], "nothere.yaml"),
+        (["ask", "Why?", "--index", "not/there"], "index"),
+        (["embed", "whole", "--file", "nothere.txt"], "nothere.txt"),
+        (["generate", "whole", "--prompt-file", "nothere.txt"], "nothere.txt"),
+        (["generate", "whole", "--prompts", "nothere.jsonl"], "nothere.jsonl"),
+        (["generate", "whole", "Hi", "--temperature", "-1"], "temperature=-1.0"),
+        (["chat", "whole", "--top-p", "0"], "top_p=0.0"),
+        (["generate", "whole", "Hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
     ],
 )  # fmt: skip
 def test_mistyped_name_is_refused_without_torch(arguments: list[str], says: str, folder: Path) -> None:

@@ -208,7 +208,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"words": 3}\n')
     for arguments, says in (
         ((name,), "texts is empty"), ((name, "--text", "a", "--out", "x.csv"), ".npy"),
-        ((name, "--file", str(tmp_path / "none")), "cannot be read"),
+        ((name, "--file", str(tmp_path / "none")), "no file or folder is named"),
         ((name, "--file", str(tmp_path / "bad.jsonl")), "line 2"), (("bert@1m", "--text", "a"), "without weights"),
     ):  # fmt: skip
         status, said, told = run(*arguments)

@@ -14,9 +14,9 @@ from cyclopts import Parameter
 
 from glassformer import units
 from glassformer.errors import RequestError, shown
-from glassformer.names.checks import check_data, check_model
+from glassformer.names.checks import check_data, check_model, check_path
 from glassformer.names.places import kind_of
-from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions
+from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, Rank, Temperature
 
 LONGEST_TEXT = 1_000_000
 """Characters of a file or of standard input that are read."""
@@ -33,7 +33,7 @@ class ModelName:
     weights: bool = False
     text: bool = False
 
-    def check(self, value: str) -> None:
+    def check(self, value: str, field: str) -> None:
         """Raises RequestError if there is certainly no such model."""
         check_model(value, self.weights, self.text)
 
@@ -42,11 +42,22 @@ class ModelName:
 class TextName:
     """Mark of an option that names texts to read."""
 
-    def check(self, value: str) -> None:
+    def check(self, value: str, field: str) -> None:
         """Raises RequestError if there are certainly no such texts."""
         check_data(value)
 
 
+@dataclass(frozen=True)
+class FileName:
+    """Mark of an option that names a file or folder to read."""
+
+    def check(self, value: str, field: str) -> None:
+        """Raises RequestError for a file or folder that does not exist."""
+        check_path(value, field)
+
+
+ToRead = Annotated[str, FileName()]
+"""Path of a file or folder to read."""
 Named = Annotated[str, ModelName()]
 """Name of a model, with or without weights."""
 NamedWithWeights = Annotated[str, ModelName(weights=True)]
@@ -201,8 +212,8 @@ WatchEvery = Annotated[int | None, Parameter(help="Steps between observations wi
 class TextOptions(GenerationOptions, ModelOptions):
     """Options of verbs that generate text."""
 
-    temperature: float = 0.8
-    top_k: int | None = None
+    temperature: Temperature = 0.8
+    top_k: Rank = None
     """Top-k sampling: number of most likely tokens; by default 40, or all if --top-p, --min-p or --typical-p is
     given."""
     logit_bias: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()  # type: ignore[assignment]
@@ -216,7 +227,7 @@ class TextOptions(GenerationOptions, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(TextOptions):
-    temperature: float = 0.7
+    temperature: Temperature = 0.7
     max_new_tokens: int = 512
     """Largest number of tokens of one answer."""
     system: str | None = None
@@ -227,7 +238,7 @@ class ChatOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions(TextOptions):
-    temperature: float = 0.0
+    temperature: Temperature = 0.0
     max_new_tokens: int = 200
     """Largest number of tokens of the answer."""
 
@@ -236,9 +247,9 @@ class AskOptions(TextOptions):
 class PromptOptions:
     prompt: Texts = None
     """Prompt; - reads standard input, which is also the default. Repeatable: several are decoded in one batch."""
-    prompt_file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    prompt_file: Annotated[str | None, FileName(), Parameter(allow_leading_hyphen=True)] = None
     """File that holds the prompt; - is standard input."""
-    prompts: str | None = None
+    prompts: Annotated[str | None, FileName(), Parameter(allow_leading_hyphen=True)] = None
     """File of prompts as JSON lines, each {"prompt": TEXT} or a text in quotes. Prints a JSON line for each text, with
     the other fields of its line."""
 

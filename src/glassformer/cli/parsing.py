@@ -10,10 +10,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import App, MissingArgumentError, UnusedCliTokensError
 
-from glassformer.cli.options import ModelName, TextName
+from glassformer.cli.options import FileName, ModelName, TextName
 from glassformer.errors import RequestError, shown
 from glassformer.names.grammar import RECIPE
+from glassformer.options import Bounds
 
+Mark = FileName | ModelName | TextName | Bounds
 LENGTH = "a length (--minutes 1, or --tokens, --steps, --flops)"
 
 
@@ -29,30 +31,28 @@ def parse(app: App, arguments: list[str], example: str) -> Callable[[], object]:
         raise _lacking(arguments[0], [*_missing(app, arguments), *_missing_length(arguments)], example) from None
     except UnusedCliTokensError as problem:
         raise _unused(app, arguments[0], problem.unused_tokens or [], example) from None
-    values = list(_values(command, bound.arguments))
     if example and (names := _missing_length(arguments)):
         raise _lacking(arguments[0], names, example)
-    for value, mark in values:
+    for field, value, mark in _values(command, bound.arguments):
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None:
-                mark.check(str(one))
+                mark.check(one, field)
     return partial(command, *bound.args, **bound.kwargs)
 
 
-def _values(command: Callable[..., object], given: Mapping[str, Any]) -> Iterator[tuple[Any, ModelName | TextName]]:
-    """Yields each value that names a model or a text, with its mark."""
+def _values(command: Callable[..., object], given: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mark]]:
+    """Yields name and value of each option that can be checked, with its mark."""
     hints = get_type_hints(command, include_extras=True) if inspect.isfunction(command) else {}
     for name, value in given.items():
-        yield from ((value, mark) for mark in _marks(hints.get(name)))
+        yield from ((name, value, mark) for mark in _marks(hints.get(name)))
         if is_dataclass(value) and not isinstance(value, type):
             inner = get_type_hints(type(value), include_extras=True)
-            yield from ((getattr(value, field), mark) for field, hint in inner.items() for mark in _marks(hint))
+            yield from ((one, getattr(value, one), mark) for one, hint in inner.items() for mark in _marks(hint))
 
 
-def _marks(hint: Any) -> list[ModelName | TextName]:
+def _marks(hint: Any) -> list[Mark]:
     """Marks of an annotation, through lists and unions."""
-    own = [one for one in get_args(hint)[1:] if isinstance(one, ModelName | TextName)]
-    own = own if get_origin(hint) is Annotated else []
+    own = [one for one in get_args(hint)[1:] if isinstance(one, Mark)] if get_origin(hint) is Annotated else []
     return [*own, *(mark for one in get_args(hint) for mark in _marks(one))]
 
 

@@ -83,14 +83,27 @@ def check_data(data: str) -> None:
     raise unknown_data(data)
 
 
+def check_path(path: str, field: str) -> None:
+    """Raises RequestError for a file or folder that does not exist."""
+    if path != "-" and places.existing(path) is None:
+        raise RequestError(
+            f"{field}: no file or folder is named {shown(path, 200)}{did_you_mean(path, neighbours(path))}",
+            code="missing", field=field, value=path,
+        )  # fmt: skip
+
+
+def neighbours(name: str) -> list[str]:
+    """Returns the paths of the files and folders next to a path."""
+    path = Path(name)
+    try:
+        return [str(path.with_name(entry.name)) for entry in path.expanduser().parent.iterdir()]
+    except (OSError, ValueError, RuntimeError):
+        return []
+
+
 def unknown_data(data: str) -> RequestError:
     """Returns the refusal of a text that is not found, with the nearest names."""
-    path = Path(data)
-    try:
-        neighbours = [str(path.with_name(entry.name)) for entry in path.expanduser().parent.iterdir()]
-    except (OSError, ValueError, RuntimeError):
-        neighbours = []
-    hint = did_you_mean(data, [*neighbours, *CORPORA, *TASKS])
+    hint = did_you_mean(data, [*neighbours(data), *CORPORA, *TASKS])
     return RequestError(
         f"data={shown(repr(data))} names no file, no folder and no embedded corpus ({', '.join(CORPORA)}){hint}",
         code="unknown", field="data", value=data,

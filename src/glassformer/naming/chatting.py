@@ -95,7 +95,7 @@ def slow_choice(options: ModelOptions) -> str:
     if options.quantize == "keep":
         return "quantize=keep unpacks each matrix at every use: several times slower than int8, int4 or no quantize"
     narrow = options.quantize or ("bfloat16" if options.dtype == "bfloat16" else "")
-    if narrow and not onednn_in_bf16():
+    if narrow not in ("", "bf16") and not onednn_in_bf16():
         return (
             f"this processor has no products in bf16: {narrow} saves memory and little or no time; "
             "--compile saves time, most without it"

@@ -22,6 +22,7 @@ from glassformer.cli.options import (
     Flag,
     Json,
     Named,
+    ToRead,
     Trained,
     amounts,
     command_line,
@@ -170,7 +171,7 @@ def scale(
 
 
 def run(
-    file: str,
+    file: ToRead,
     /,
     *,
     seeds: int | None = None,

@@ -21,6 +21,7 @@ from glassformer.cli.options import (
     Json,
     Named,
     Ran,
+    ToRead,
     WatchEvery,
     command_line,
     of_field,
@@ -197,7 +198,7 @@ def train(
         show(done, json)
 
 
-def why(run: str, /, *, json: Json = False) -> None:
+def why(run: ToRead, /, *, json: Json = False) -> None:
     """Diagnose a failed run: the first statistic to deviate, the known failure that matches, and remedies.
 
     Parameters
