@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -68,6 +70,21 @@ def test_files_of_a_folder_move_together(tmp_path: Path) -> None:
         for name in "ba":
             (temporary / name).write_text(name)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "a", "b": "b"}
+
+
+def test_leftovers_of_a_dead_process_are_removed_by_the_next_writer(tmp_path: Path) -> None:
+    """A process that is killed leaves its temporary folder, which stays while it lives and goes once it is dead."""
+    code = "from glassformer import files; from pathlib import Path; import time\n"
+    code += f"with files.staged(Path({str(tmp_path)!r})) as place:\n"
+    code += "    (place / 'weights').write_text('x'); print('begun', flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    files.replace_text(tmp_path / "a", "x")
+    assert [path.is_dir() for path in tmp_path.glob(f"{files.TEMPORARY}*")] == [True]
+    process.kill()
+    process.communicate()
+    files.replace_text(tmp_path / "a", "x")
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_errors_of_a_network_are_not_the_disks(tmp_path: Path) -> None:

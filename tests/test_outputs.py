@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,3 +237,24 @@ def test_without_a_cache_nothing_is_taken_for_ours(
         gf.convert(inputs.model, tmp_path / "x.gguf", progress=False)
     gf.plan(MODEL, out=tmp_path / "x.html")
     gf.plan(MODEL, out=tmp_path / "x.html")  # a page has its mark
+
+
+KILLED = """
+import os, signal, sys
+from glassformer.cli import main
+from glassformer.conversion.storage import safetensors
+
+def ended(*given):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+safetensors._write_file = ended
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigterm_while_a_folder_is_written_leaves_nothing_and_says_so(inputs: Inputs, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, "convert", str(inputs.model), str(tmp_path / "out"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 128 + signal.SIGTERM and "SIGTERM" in done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "stopped"
+    assert contents(tmp_path) == {}

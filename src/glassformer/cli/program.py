@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -215,11 +216,37 @@ def _call_verb(arguments: list[str]) -> None:
         call()
 
 
+@contextmanager
+def sigterm_interrupts() -> Iterator[list[int]]:
+    """Inside, SIGTERM ends a command as Ctrl-C does, so that unfinished files are removed and results so far are shown.
+    Yields a list that then has the signal."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield asked
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]) -> int:
     """Calls `program` with `arguments`; an error becomes one line on stderr, or with --traceback its traceback.
 
-    0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C.
+    0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C; 143 SIGTERM.
     """
+    with sigterm_interrupts() as asked:
+        status = _exit_status(program, arguments, asked)
+    return 128 + signal.SIGTERM if asked and status == 128 + signal.SIGINT else status
+
+
+def _exit_status(program: Callable[[list[str]], object], arguments: Sequence[str], terminated: list[int]) -> int:
     trace, as_json = "--traceback" in arguments, "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
     try:
@@ -240,7 +267,10 @@ def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]
     except KeyboardInterrupt:
         waiting.end()
         stands = "; the step that was saved before stands" if "--resume" in arguments else ""
-        print(f"stopped{stands}", file=sys.stderr)
+        stopped = WorkError(f"stopped{' by SIGTERM' if terminated else ''}{stands}", code="stopped")
+        print(stopped, file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": stopped.to_dict()}))
         status = 128 + signal.SIGINT
     except (RequestError, WorkError, CycloptsError, OSError, MemoryError, RuntimeError) as error:
         told = _told(error)
