@@ -76,9 +76,9 @@ def test_leftovers_of_a_dead_process_are_removed_by_the_next_writer(tmp_path: Pa
     """A process that is killed leaves its temporary folder, which stays while it lives and goes once it is dead."""
     code = "from glassformer import files; from pathlib import Path; import time\n"
     code += f"with files.staged(Path({str(tmp_path)!r})) as place:\n"
-    code += "    (place / 'weights').write_text('x'); print('begun', flush=True); time.sleep(600)"
+    code += "    (place / 'weights').write_text('x'); print('ready', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
     files.replace_text(tmp_path / "a", "x")
     assert [path.is_dir() for path in tmp_path.glob(f"{files.TEMPORARY}*")] == [True]
     process.kill()
