@@ -339,5 +339,5 @@ def test_every_option_is_in_the_design_and_its_file(option: str, designed: Calla
 
 
 def test_a_choice_that_an_arm_undoes_is_in_the_notes() -> None:
-    asked = gf.Design(models=["llama@0.3m", "llama@0.3m+gqa:1+mha"], data="python-docs", steps=2)
+    asked = gf.Design.of(["llama@0.3m", "llama@0.3m+gqa:1+mha"], "python-docs", steps=2)
     assert asked.notes[-1].startswith("llama@0.3m+gqa:1+mha: +mha undoes +gqa:1")

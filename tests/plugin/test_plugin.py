@@ -14,12 +14,15 @@ import torch
 from torch import nn
 
 import glassformer as gf
+from glassformer.cli import main
 from glassformer.comparison import compare
+from glassformer.comparison.experiment import command_of
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.laboratory.proof import check
 from glassformer.lens import inspect
 from glassformer.naming import parse, resize, words
+from glassformer.parts.core import outside
 from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import import_modules, modules_of
 from glassformer.parts.counted import Counting
@@ -292,3 +295,33 @@ def test_a_large_model_is_counted_without_allocating_it():
     assert gf.preset("llama-2-70b+sine").num_params() == gf.preset("llama-2-70b+gelu").num_params()
     with refused(code="conflict", field="layers.0.mixer"):
         gf.preset("llama-2-70b+mixer.kind=wider_attention")
+
+
+# Imported by a verb
+
+
+def test_every_verb_imports_the_parts_that_it_is_given(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command of the results repeats it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mine = tmp_path / "waves_of_mine.py"
+    text = Path(toy_parts.__file__).read_text(encoding="utf-8")
+    for old, new in (("Ema", "Fade"), ("L1Norm", "Flat"), ("Sine", "Wave")):
+        text = text.replace(old, new).replace(f'"{old.lower()}"', f'"{new.lower()}"')
+    mine.write_text(text.replace('"l1"', '"flatnorm"'), encoding="utf-8")
+    try:
+        assert main(["plan", "llama@1m+wave", "--import", str(mine), "--json"]) == 0
+        assert str(mine) in command_of(gf.Design.of(["llama@1m+wave"], str(source), steps=2), tmp_path)
+    finally:
+        outside.IMPORTED.clear()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("path", ["", "no_such_file.py", "words.txt"])
+def test_an_import_of_no_file_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text("words")
+    with refused(code="missing", field="import"):
+        outside.import_files([path])
+    assert main(["plan", "llama@1m", "--import", path]) == 2

@@ -145,7 +145,8 @@ VERBS: dict[str, Verb] = {name: verb for some in GROUPS.values() for name, verb 
 app = App(
     name="glassformer",
     help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
-    help_epilogue="glassformer help VERB explains a verb; glassformer train --help does so too.",
+    help_epilogue="glassformer help VERB explains a verb; glassformer train --help does so too. Every verb takes "
+    "--import FILE.py, which makes the parts of your own in that file known.",
     version=__version__,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # main says that it has stopped
@@ -204,8 +205,27 @@ def _refuse_ranks(arguments: list[str]) -> None:
         refuse_ranks(arguments)
 
 
+def _import_parts(arguments: list[str]) -> list[str]:
+    """Imports the files after each --import and returns the other arguments. Raises RequestError."""
+    files: list[str] = []
+    others: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        name, equals, file = argument.partition("=")
+        if name == "--import":
+            files.append(file if equals else next(left, ""))
+        else:
+            others.append(argument)
+    if files:
+        from glassformer.parts.core.outside import import_files
+
+        import_files(files)
+    return others
+
+
 def _call_verb(arguments: list[str]) -> None:
     _refuse_ranks(arguments)
+    arguments = _import_parts(arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     verb = VERBS.get(arguments[0]) if arguments else None

@@ -309,11 +309,12 @@ class PartConfig(Value):
             raise PydanticCustomError("part", "a {axis} is a mapping with a kind, one of {known}",
                                       {"axis": cls.axis, "known": ", ".join(sorted(choices))})  # fmt: skip
         if found is None:
-            outside = " (a part from outside this package must be imported first, or installed as an entry point of "
+            outside = " (of a part of your own, import its module first, with --import FILE on the command line, or "
+            outside += "install it as an entry point of "
             raise PydanticCustomError(
                 "part", "unknown {axis} kind {kind}; known: {known}{hint}",
                 {"kind": shown(kind), "axis": cls.axis, "known": ", ".join(sorted(choices)),
-                 "hint": did_you_mean(kind, choices) or f"{outside}{GROUP})"},
+                 "hint": f"{did_you_mean(kind, choices)}{outside}{GROUP})"},
             )  # fmt: skip
         return found
 

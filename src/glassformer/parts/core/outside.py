@@ -59,6 +59,26 @@ def modules_of(classes: Iterable[type]) -> dict[str, str]:
     return found
 
 
+IMPORTED: dict[str, None] = {}
+"""Files that `import_files` imported in this process, in order."""
+
+
+def import_files(paths: Iterable[str]) -> None:
+    """Imports .py files, which makes their parts known. Raises RequestError."""
+    for path in paths:
+        file = Path(path).expanduser().resolve()
+        if file.suffix != ".py" or not file.is_file():
+            raise RequestError(code="missing", field="import", value=path, expected="a .py file")
+        import_modules({file.stem: str(file.parent)})
+        found = getattr(sys.modules[file.stem], "__file__", None)
+        if found is None or Path(found).resolve() != file:
+            raise RequestError(
+                f"--import {path}: {file.stem} is the name of another module ({found}); rename the file",
+                code="conflict", field="import", value=path,
+            )  # fmt: skip
+        IMPORTED[str(file)] = None
+
+
 def import_modules(modules: Mapping[str, str]) -> None:
     """Imports what `modules_of` named in another process. Raises RequestError."""
     for name, folder in modules.items():
