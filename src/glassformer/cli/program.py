@@ -146,7 +146,7 @@ app = App(
     name="glassformer",
     help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
     help_epilogue="glassformer help VERB explains a verb; glassformer train --help does so too. Every verb takes "
-    "--import FILE.py, which makes the parts of your own in that file known.",
+    "--import FILE.py, which makes the parts in that file known.",
     version=__version__,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # main says that it has stopped

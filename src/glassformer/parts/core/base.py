@@ -309,7 +309,7 @@ class PartConfig(Value):
             raise PydanticCustomError("part", "a {axis} is a mapping with a kind, one of {known}",
                                       {"axis": cls.axis, "known": ", ".join(sorted(choices))})  # fmt: skip
         if found is None:
-            outside = " (of a part of your own, import its module first, with --import FILE on the command line, or "
+            outside = " (for your part, import its module first, with --import FILE.py on the command line, or "
             outside += "install it as an entry point of "
             raise PydanticCustomError(
                 "part", "unknown {axis} kind {kind}; known: {known}{hint}",
