@@ -48,7 +48,7 @@ def source(tmp_path: Path) -> Path:
         (["inspect", "gtp2"], "no model is named 'gtp2'; did you mean 'gpt2'?"),
         (["inspect", "gpt2+heads=7"], "n_heads=7 does not divide d_model=768"),
         (["compare", "gpt2@1m", "llama@1m", "--data", "nowhere.txt", "--tokens", "1k"], "nowhere.txt"),
-        (["compare", "gpt2@1m", "--data", "python-docs"], "give one budget"),
+        (["compare", "gpt2@1m", "--data", "python-docs"], "compare needs a length"),
         (["compare", "--data", "python-docs", "--tokens", "1k"], "MODELS"),
         (["compare", "gpt2@1m", "--data", "python-docs", "--tokens", "many"], "many"),
         (["compare", "gpt2@1m", "--data", "python-docs", "--tokens", "1e999"], "--tokens: '1e999' is more than"),
