@@ -134,7 +134,7 @@ def test_a_padded_vocabulary_writes_on(tmp_path: Path, capsys: pytest.CaptureFix
     for more in ([], ["--speculate"], ["--json", "--logprobs", "2"]):
         bias = ["--logit-bias", "263=100", "--max-new-tokens", "4"]
         assert main(["generate", str(place), "--prompt", "to be", *bias, *more]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["tokens"] == 4
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["texts"][0]["tokens"] == 4
 
 
 def test_a_chat_ends_where_the_tokenizer_says(tmp_path: Path) -> None:
