@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
 from glassformer.naming.resolve import resolve
-from glassformer.runs.events import Begin, Event, ReadingEvent, Step
+from glassformer.runs.events import Begin, Event, ReadingEvent, Step, Wrote
+from glassformer.runs.results import Sample
 from glassformer.training import Recipe
 from glassformer.units import count
 from tests.refused import refused
@@ -150,10 +154,50 @@ def test_python_and_the_command_line_leave_the_same_folder(text: Path, tmp_path:
         {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "python", tmp_path / "typed")
     )
-    assert python == typed and "dynamics.html" in python
+    assert python == typed and "report.html" in python
     same = ("config.yaml", "recipe.yaml", "tokenizer/tokenizer.json")
     for name in (name for name in same if name in python):
         assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "typed" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("name", [NAME, NAME.replace("llama", "bloom"), "mamba@0.1m+layers=1+d_model=32"])
+def test_samples_while_training_leave_weights_and_losses_as_they_are(name: str, text: Path) -> None:
+    heard: list[Any] = []
+    shown = gf.train(name, text, SHORT, tokenizer="char", progress=heard.append, evaluate_every=2)
+    quiet = gf.train(name, text, SHORT, tokenizer="char", progress=False, evaluate_every=2)
+    wrote = [event for event in heard if isinstance(event, Wrote)]
+    evaluated = [row["step"] for row in shown.metrics if "validation" in row]
+    assert [event.step for event in wrote] == evaluated and all(event.text and event.prompt for event in wrote)
+    untimed = [[{k: v for k, v in row.items() if "second" not in k} for row in run.metrics] for run in (shown, quiet)]
+    assert untimed[0] == untimed[1]
+    pairs = zip(shown.model.parameters(), quiet.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_commands_after_a_run_work_as_they_are_printed(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = gf.train(NAME, text, SHORT, tokenizer="char", out="a run", progress=False)
+    commands = [line.removeprefix("next: ") for line in str(run).splitlines() if line.startswith("next: ")]
+    assert [command.split()[1] for command in commands] == ["generate", "inspect"]  # chars have no chat template
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+    assert "report: a run/report.html" in str(run) and "Samples" in Path("a run/report.html").read_text()
+    lost = replace(run, status="diverged", error="it climbed", validation=None)
+    assert "next: glassformer why 'a run'" in str(lost) and "expect" not in str(lost)
+
+
+@pytest.mark.parametrize(
+    ("nats", "words"), [(4.0, "hardly a word"), (1.88, "about half are real"), (1.4697, "make little sense")]
+)
+def test_text_to_expect_at_a_loss(nats: float, words: str, text: Path) -> None:
+    """Losses of characters of Shakespeare and the samples there: README of nanoGPT."""
+    run = gf.train(NAME, text, SHORT, tokenizer="char", progress=False)
+    measured = {**(run.validation or {}), "bits_per_byte": nats / math.log(2)}
+    told = str(replace(run, validation=measured, sample=Sample(prompt="a", text="b")))
+    assert words in told and "tokens per parameter" in told
+    assert "expect" not in str(replace(run, sample=None))
 
 
 def test_a_run_is_a_table_and_a_page(text: Path) -> None:

@@ -317,7 +317,7 @@ def test_the_page_holds_the_section_and_its_data(tmp_path: Any) -> None:
     made = watched_results(diverge=False)
     page = Page(rendered(made))
     assert page.faults == [] and page.embedded == made and 'href="#dynamics"' in rendered(made)
-    alone = Page(write_run(RunResult.of(made["runs"][0]), tmp_path / "dynamics.html").read_text(encoding="utf-8"))
+    alone = Page(write_run(RunResult.of(made["runs"][0]), tmp_path / "report.html").read_text(encoding="utf-8"))
     assert alone.faults == [] and alone.embedded == {"runs": made["runs"][:1]}
     assert "Glassformer run" in alone.text and "Layer by step" in alone.text and "Summary" not in alone.text
     assert Page(render_run(RunResult.of({"name": "a", "status": "ok"}))).faults == []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from statistics import stdev
 
-import numpy as np
 import pytest
 
 from glassformer.runs.arm import company
-from glassformer.runs.measure import scatter, whole_words
+from glassformer.runs.measure import scatter
 from glassformer.runs.results import COMPANY, MachineRecord
 
 
@@ -19,22 +18,6 @@ def test_the_scatter_of_timings_is_that_of_stretches_and_not_of_single_ones():
     assert scatter(drifting) == pytest.approx(stdev(range(8)))
     assert scatter([1.0] * 15) is None and scatter([]) is None
     assert scatter([*drifting[:79], 1e9]) == scatter(drifting)  # one pause of the machine says nothing
-
-
-@pytest.mark.parametrize(
-    ("text", "prompt"),
-    [
-        ("to be or not to be", "to be or not to"),
-        ("to be or not ", "to be or not"),
-        ("answers to BAPTI", "answers to"),
-        ("a " + "x" * 20, "a " + "x" * 20),  # half of it is one word
-        ("", ""),
-    ],
-)
-def test_prompt_ends_where_a_word_does(text: str, prompt: str):
-    ids = np.frombuffer(text.encode(), dtype=np.uint8)
-    kept = whole_words(ids, lambda some: bytes(some).decode())
-    assert bytes(kept).decode() == prompt
 
 
 def test_company_is_the_busy_time_of_others_over_the_time_that_passed():

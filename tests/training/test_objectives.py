@@ -17,6 +17,7 @@ from glassformer.naming import preset
 from glassformer.parts.loss import IGNORED
 from glassformer.text import Batch, Batches, TextData
 from glassformer.training import Interrupted, MaskedConfig, NextTokenConfig, Recipe, checkpoint, train
+from glassformer.training.objectives.base import prose, whole_words
 from glassformer.training.objectives.corrupted import CorruptedBatches
 from glassformer.training.objectives.masked import Masking
 from glassformer.training.overrides import with_recipe
@@ -217,3 +218,29 @@ def test_encoders_are_compared_under_the_same_masks(text: TextData, tmp_path: Pa
 def test_a_model_of_images_is_refused_before_its_context_is_asked(text: TextData, tmp_path: Path):
     with refused(code="conflict", field="head"):
         train(preset("vit-base@1m"), text, {**TEN, "context": 32}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("to be or not to be", "to be or not to"),
+        ("to be or not ", "to be or not"),
+        ("answers to BAPTI", "answers to"),
+        ("a " + "x" * 20, "a " + "x" * 20),  # half of it is one word
+        ("", ""),
+    ],
+)
+def test_prompt_ends_where_a_word_does(text: str, prompt: str):
+    ids = np.frombuffer(text.encode(), dtype=np.uint8)
+    kept = whole_words(ids, lambda some: bytes(some).decode())
+    assert bytes(kept).decode() == prompt
+
+
+def test_prompt_begins_with_a_word_of_prose():
+    """A table, then half a word, then prose; the table by itself stays as it is."""
+    table, length = "+-----+-----+\n| 1 | 2 |\n" * 3, 16
+    ids = np.frombuffer(f"{table}ing of the cat that sat on a mat in the sun all day".encode(), dtype=np.uint8)
+    found = bytes(prose(ids, length, lambda some: bytes(some).decode())).decode()
+    assert len(found) == length and found.split()[0] in ("of", "the", "cat", "that", "sat") and "+" not in found
+    rows = np.frombuffer((table * 9).encode(), dtype=np.uint8)
+    assert bytes(prose(rows, length, lambda some: bytes(some).decode())).decode() == table[:length]

@@ -11,7 +11,7 @@ from glassformer.comparison.arms import recipe_fields
 from glassformer.comparison.pretrained import trained_arm
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.files import replace_text
 from glassformer.loaded import Loaded
 from glassformer.model import Model
@@ -24,14 +24,39 @@ from glassformer.runs import events
 from glassformer.runs.answers import answers
 from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.live import shown
-from glassformer.runs.measure import describe
+from glassformer.runs.measure import describe, generation, write_sample
 from glassformer.text import DataLike, Tokenizer
 from glassformer.training import Callback, Pretrained, Recipe, Report, Reporter, Request, Run, prepare_run, run_request
 from glassformer.training.overrides import with_recipe
 from glassformer.training.sinks import check_sinks, open_sinks
+from glassformer.training.state import Training
 
-PAGE, ANSWERS = "dynamics.html", "answers.json"
-"""Files of a run folder that training does not write: the page of a watched run, and answers to held-out sources."""
+PAGE, ANSWERS = "report.html", "answers.json"
+"""Files of a run folder that training does not write: the page of the run, and answers to held-out sources."""
+SHOWN = 48
+"""Tokens of a sample while a run trains."""
+
+
+class Sampling(Callback):
+    """Shows what the model writes at each evaluation. Weights, batches and the clock of the run are untouched."""
+
+    def __init__(self, name: str, notify: Notify):
+        self.name, self.notify = name, notify
+
+    def evaluated(self, run: Training) -> None:
+        if run.groups.world > 1 or run.error is not None:
+            return
+        run.model.eval()
+        try:
+            found = write_sample(run.model, run.recipe, run.text, SHOWN)
+        except WorkError:  # logits that are not numbers: the run says so itself
+            found = None
+        finally:
+            run.model.train()
+        if found is not None:
+            sample = found[0]
+            seed = run.recipe.seed
+            self.notify(events.Wrote(name=self.name, seed=seed, step=run.step, prompt=sample.prompt, text=sample.text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +143,17 @@ class SingleRun:
             self.log_to if leads else (), place or Path(), self.name, request.describe(), request.steps_done
         ) as log:
             tell = telling(self.name, request.recipe.seed, notify)
-            done = run_request(request, [*callbacks, Reporter(log), Reporter(tell)])
+            shows = [] if notify is silent else [Sampling(self.name, notify)]
+            done = run_request(request, [*callbacks, Reporter(log), Reporter(tell), *shows])
         if not leads or place is None:
             return done
-        if self.recipe.watch:
-            write_run(describe(self.name, done, None), place / PAGE)
+        result = describe(self.name, done, None)
         if done.status == "ok":
             done.answers = answers(done.model, request.text, self.recipe.objective, self.recipe.context)
+            made = generation(done, self.recipe.objective.with_tokens(request.text))
+            result = result.changed(generation=made, answers=done.answers)
+            done.sample = None if made is None else made.sample
+        write_run(result, place / PAGE)
         if done.answers is not None:
             replace_text(place / ANSWERS, done.answers.model_dump_json(indent=1))
         return done
@@ -201,8 +230,8 @@ def train(
     recipe
         A `Recipe`, or a mapping of its fields. Fields may also be given by name, as in `tokens="200k", seed=1`.
     out
-        Run folder: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints; dynamics.jsonl and dynamics.html
-        if the recipe watches the run; answers.json if it was trained on pairs. If None, nothing is written.
+        Run folder: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints, report.html; dynamics.jsonl if the
+        recipe watches the run; answers.json if it was trained on pairs. If None, nothing is written.
     resume
         Continue from the latest checkpoint in `out`, bit for bit as if the run had not stopped. If `out` has no
         checkpoint yet, the run starts with a warning.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..figures import Markup, copyable, count, join, si, tag, write_document
 from ..runs.arms import PARAMETERS, Arm, arms_of
-from ..runs.results import Results, RunResult
+from ..runs.results import VERSION, Budget, Data, Results, RunResult
 from ..thresholds import WORTH_SAYING
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
@@ -62,10 +62,16 @@ def render(results: Results) -> str:
 
 
 def render_run(run: RunResult) -> str:
-    """One run as a page of its own: its losses, and what was watched while it trained."""
+    """One run as a page: its losses, what was watched while it trained, a sample, and how it is built."""
     arms = arms_of([run])
-    header = tag("header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name))
-    made = {"curves": curve_section(arms), "dynamics": dynamics_section(arms)}
+    found = sentence(Results(version=VERSION, data=Data({}), budget=Budget(), runs=[run]), arms)
+    header = tag(
+        "header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name), tag("p", found, class_="finding")
+    )
+    made = {
+        "curves": curve_section(arms), "dynamics": dynamics_section(arms), "samples": sample_section(arms),
+        "configs": config_section(arms),
+    }  # fmt: skip
     return _document(run.name, header, made, {"runs": [run.to_dict()]})
 
 

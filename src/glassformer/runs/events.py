@@ -5,7 +5,7 @@ plan                                    the runs of a scaling law, with their ti
 reading                                 how far a stage of the work is, such as reading a text
 begin                                   a comparison: the runs that are asked for
 kept, start, end                        a run: finished before; trained from here on; its result is there
-step, watched, measuring, error         within a run, told by the process that trains it
+step, wrote, watched, measuring, error  within a run, told by the process that trains it
 """
 
 from __future__ import annotations
@@ -96,6 +96,15 @@ class Step(_RunEvent):
     """Held-out measures, if this step took them."""
 
 
+class Wrote(_RunEvent):
+    """Text that the model writes by now."""
+
+    event: Literal["wrote"] = "wrote"
+    step: int
+    prompt: str
+    text: str
+
+
 class Watched(_RunEvent):
     """A spike, or what was done about it, as a sentence."""
 
@@ -127,7 +136,7 @@ class End(_RunEvent):
         return result.to_dict()
 
 
-Event = StageEvent | PlanEvent | ReadingEvent | Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Event = StageEvent | PlanEvent | ReadingEvent | Begin | Kept | Start | Step | Wrote | Watched | Measuring | Error | End
 Notify = Callable[[Event], None]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 

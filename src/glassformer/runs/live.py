@@ -10,11 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from glassformer.figures.terminal import clock, decimals
+from glassformer.figures.terminal import clock, decimals, one_line
 from glassformer.progress import listened
 from glassformer.runs import events
 from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.results import RunResult
+
+LEAD, WRITTEN = 24, 120
+"""Characters of the prompt, and of what the model writes after it, in a line of progress."""
 
 FIRST = 1.0
 """Seconds of a stage before its first line, and before the time left is estimated."""
@@ -170,6 +173,8 @@ class ComparisonView(View):
                 elif self.plain and time.monotonic() - self.spoke > 10:
                     self.spoke = time.monotonic()
                     self.say(f"  {event.done:>4.0%}  {note}")
+            case events.Wrote():
+                self.say(f"  it writes: …{one_line(event.prompt[-LEAD:])} | {one_line(event.text)[:WRITTEN]}")
             case events.Watched():
                 self.say(f"{event.name} seed {event.seed}: {event.words}")
             case events.Measuring():

@@ -6,14 +6,13 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from glassformer.dynamics.summary import summary_of
 from glassformer.generation import stream
+from glassformer.model import Model
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.answers import answers
 from glassformer.runs.results import (
@@ -28,7 +27,7 @@ from glassformer.runs.results import (
     Validation,
 )
 from glassformer.text import Tokens
-from glassformer.training import Run, evaluate, extrapolate
+from glassformer.training import Recipe, Run, evaluate, extrapolate
 
 POINTS = 300
 """Of a curve, at most."""
@@ -92,44 +91,46 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
 def generation(run: Run, text: Tokens) -> Generation | None:
     """Seconds per token (median, one stream, cached), bytes of state per token, and a sample; None of a model that does
     not write."""
-    context, device = run.recipe.context, run.how.device
-    prompt_length = max(1, min(PROMPT, context // 4))
-    if not run.recipe.objective.writes(run.model.config):
+    found = write_sample(run.model, run.recipe, text)
+    if found is None:
         return None
-    opening = run.recipe.objective.opening(text, prompt_length, run.model.config)
-    if opening.source is None and run.recipe.objective.continues:
-        opening = opening._replace(tokens=whole_words(opening.tokens, text.tokenizer.decode))
-    prompt = torch.from_numpy(opening.tokens.astype("int64"))[None].to(device)
-    source = None if opening.source is None else torch.from_numpy(opening.source.astype("int64"))[None].to(device)
-    new = max(1, min(GENERATED, context - len(opening.tokens)))
-    stamps, ids = [time.perf_counter()], []
-    for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0, source=source, stop_at_eos=False):
-        ids.append(int(token))
-        stamps.append(time.perf_counter())
-    gaps = [b - a for a, b in itertools.pairwise(stamps)]
-    per_token = sorted(gaps)[len(gaps) // 2]
-    decode = text.tokenizer.decode
+    sample, gaps = found
+    context, per_token = run.recipe.context, sorted(gaps)[len(gaps) // 2]
     return Generation(
         tokens_per_second=1 / per_token,
         seconds_per_token=per_token,
         seconds_per_token_scatter=scatter(gaps),
         state_bytes_per_token=run.model.init_state(1, context).nbytes / context,
-        sample=Sample(
-            prompt=decode((opening.tokens if opening.source is None else opening.source).tolist()),
-            text=decode([token for token in ids if token < text.tokenizer.vocab_size]),  # not of a padded row
-            temperature=TEMPERATURE,
-            top_k=TOP_K,
-        ),
+        sample=sample,
     )
 
 
-def whole_words(ids: np.ndarray, decode: Callable[[list[int]], str]) -> np.ndarray:
-    """Returns the longest start of at least half of `ids` that ends with a whole word; without one, `ids`."""
-    for n in range(len(ids) - 1, len(ids) // 2, -1):
-        text = decode(ids[:n].tolist())
-        if decode(ids[: n + 1].tolist())[len(text) :][:1].isspace() and not text[-1:].isspace():
-            return ids[:n]
-    return ids
+def write_sample(
+    model: Model, recipe: Recipe, text: Tokens, most: int = GENERATED
+) -> tuple[Sample, list[float]] | None:
+    """Returns at most `most` tokens that the model writes after held-out text, and the seconds of each; None if it does
+    not write."""
+    if not recipe.objective.writes(model.config):
+        return None
+    opening = recipe.objective.opening(text, max(1, min(PROMPT, recipe.context // 4)), model.config)
+    prompt, source = (
+        None if ids is None else torch.from_numpy(ids.astype("int64"))[None].to(model.device)
+        for ids in (opening.tokens, opening.source)
+    )
+    assert prompt is not None
+    new = max(1, min(most, recipe.context - len(opening.tokens)))
+    stamps, ids = [time.perf_counter()], []
+    for token in stream(model, prompt, new, TEMPERATURE, TOP_K, seed=0, source=source, stop_at_eos=False):
+        ids.append(int(token))
+        stamps.append(time.perf_counter())
+    decode = text.tokenizer.decode
+    sample = Sample(
+        prompt=decode((opening.tokens if opening.source is None else opening.source).tolist()),
+        text=decode([token for token in ids if token < text.tokenizer.vocab_size]),  # not of a padded row
+        temperature=TEMPERATURE,
+        top_k=TOP_K,
+    )
+    return sample, [b - a for a, b in itertools.pairwise(stamps)]
 
 
 def scatter(timings: list[float], stretches: int = 8) -> float | None:

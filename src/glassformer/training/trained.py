@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from glassformer.config import ModelConfig, read_tree
@@ -14,9 +16,21 @@ from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.pairs import START, as_trained
 from glassformer.training import checkpoint
 from glassformer.training.recipe import Recipe
+
+EXPECTED = (
+    (1.7, "fluent sentences"), (2.4, "real words, in sentences that make little sense"),
+    (3.0, "words of which about half are real"), (math.inf, "letters in a likely order, and hardly a word"),
+)  # fmt: skip
+"""Bits per byte of English, at most, and the text that a model writes there. nanoGPT's characters of Shakespeare: 2.7
+(loss 1.88) and 2.1 (loss 1.47), samples in its README."""
+USUAL_RATIO = 20
+"""Tokens per parameter of a run at its best use of compute (Hoffmann et al. 2022, 2203.15556)."""
+PROMPT_WORDS = 4
+"""Words of the prompt in the commands that follow a run."""
 
 
 class Interrupted(WorkError):
@@ -80,6 +94,8 @@ class Run(Tabular):
     """`tokens`, and of pairs those of the `sources` and `targets`, each with its end."""
     answers: Any = field(default=None, repr=False)
     """`runs.results.Answers` to held-out sources; None for a run on text, or without a folder."""
+    sample: Any = field(default=None, repr=False)
+    """`runs.results.Sample` that the trained model wrote; None if it does not write, or without a folder."""
 
     def __post_init__(self) -> None:
         """Tells the model where a text ends, as loading the run's folder does."""
@@ -109,6 +125,7 @@ class Run(Tabular):
             "tokens_per_second": self.tokens_per_second, "validation": self.validation,
             "run": None if self.folder is None else str(self.folder),
             **({} if self.answers is None else {"answers": self.answers.model_dump()}),
+            **({} if self.sample is None else {"sample": self.sample.model_dump()}),
         }  # fmt: skip
 
     def lines(self) -> Iterator[Any]:
@@ -126,8 +143,37 @@ class Run(Tabular):
             yield f"diverged after {self.steps:,} steps: {self.error}"
         if self.answers is not None:
             yield self.answers.words
+        yield from self._expected()
         if self.folder is not None:
             yield unbroken(f"run: {self.folder}")
+            if (page := self.folder / "report.html").is_file():
+                yield unbroken(f"report: {page}")
+            yield from (unbroken(f"next: {command}") for command in self._next(quote(str(self.folder))))
+
+    def _expected(self) -> Iterator[str]:
+        """Yields what text to expect at this loss, and how much the model has read."""
+        bits = None if self.validation is None else self.validation["bits_per_byte"]
+        if bits is None or self.sample is None or not self.recipe.objective.continues:
+            return
+        words = next(words for most, words in EXPECTED if bits <= most)
+        ratio = self.tokens / max(1, self.config.num_params())
+        short = (
+            f"; it has read {ratio:.2g} tokens per parameter, where 20 are usual: more --tokens or --minutes help"
+            if ratio < USUAL_RATIO else ""
+        )  # fmt: skip
+        yield f"at {decimals(bits)} bits per byte expect {words}{short}"
+
+    def _next(self, folder: str) -> Iterator[str]:
+        """Yields the commands that come after this run."""
+        if self.status != "ok":
+            yield f"glassformer why {folder}"
+            return
+        if self.sample is not None:
+            text = quote(" ".join(self.sample.prompt.split()[:PROMPT_WORDS]))
+            yield f"glassformer generate {folder} --prompt {text}"
+            yield f"glassformer inspect {folder} --text {text}"
+        if ChatTemplate.of(self.tokenizer) is not None:
+            yield f"glassformer chat {folder}"
 
     def check(self) -> None:
         """Raises WorkError if the run diverged."""

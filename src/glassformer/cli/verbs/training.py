@@ -127,7 +127,7 @@ def train(
     processes: str | None = None,
     json: Json = False,
 ) -> None:
-    """Train one model and leave a run folder: config, recipe, metrics, checkpoints.
+    """Train one model and leave a run folder: config, recipe, metrics, checkpoints, report.
 
     Parameters
     ----------
@@ -175,6 +175,7 @@ def train(
     from glassformer.cli.show import show
     from glassformer.comparison.single import SingleRun
     from glassformer.parallel.launch import one_voice
+    from glassformer.runs.events import silent
     from glassformer.runs.live import ComparisonView
 
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
@@ -193,7 +194,7 @@ def train(
     leads = one_voice()
     waiting.end()
     with ComparisonView(quiet=json or not leads) as view:
-        done = asked.train(view.event)
+        done = asked.train(silent if json else view.event)
     if leads:
         show(done, json)
 

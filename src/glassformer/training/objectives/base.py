@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -25,6 +25,10 @@ from glassformer.text import (
     refuse_long,
 )
 from glassformer.text.vocabulary import END_OF_TEXT
+
+Decode = Callable[[list[int]], str]
+PROSE, PLACES = 0.8, 64
+"""Share of letters and spaces from which a stretch of text counts as prose; number of stretches that are tried."""
 
 Text = TypeVar("Text", bound=Tokens)
 
@@ -132,8 +136,12 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         return config.writes
 
     def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
-        """About `length` held-out tokens from which a model that writes goes on."""
-        return Opening(text.validation.tokens[:length])
+        """About `length` held-out tokens from which a model that writes continues: whole words, of prose if the start
+        of the text has any."""
+        tokens, decode = text.validation.tokens, text.tokenizer.decode
+        if not self.continues or text.train.task is not None:
+            return Opening(tokens[:length])
+        return Opening(whole_words(prose(tokens, length, decode), decode))
 
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:
         """At most `count` held-out questions to which there is one right answer; none where a model of this config
@@ -177,3 +185,28 @@ def check_causal(config: ModelConfig, prefix: bool = False) -> None:
                 "the tokens that are to be predicted; use experts that tokens choose (ffn kind experts)",
                 code="causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
             )  # fmt: skip
+
+
+def prose(ids: np.ndarray, length: int, decode: Decode) -> np.ndarray:
+    """Returns the first `length` of `ids` from which on there are mostly letters, from the start of a word; without
+    such a place within PLACES times `length`, the first."""
+    for start in range(0, min(len(ids) - 2 * length, PLACES * length) + 1, max(1, length)):
+        shown = decode(ids[start : start + length].tolist())
+        if sum(letter.isalpha() or letter == " " for letter in shown) < PROSE * max(1, len(shown)):
+            continue
+        for first in range(start, start + length):
+            before = decode(ids[max(0, first - 1) : first].tolist())
+            own = decode(ids[max(0, first - 1) : first + 1].tolist())[len(before) :]
+            starts = own[:1].isspace() or not first or before[-1:].isspace()
+            if starts and own.strip()[:1].isalpha():
+                return ids[first : first + length]
+    return ids[:length]
+
+
+def whole_words(ids: np.ndarray, decode: Decode) -> np.ndarray:
+    """Returns the longest start of at least half of `ids` that ends with a whole word; without one, `ids`."""
+    for n in range(len(ids) - 1, len(ids) // 2, -1):
+        text = decode(ids[:n].tolist())
+        if decode(ids[: n + 1].tolist())[len(text) :][:1].isspace() and not text[-1:].isspace():
+            return ids[:n]
+    return ids
