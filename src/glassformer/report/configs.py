@@ -21,8 +21,8 @@ def config_section(arms: Sequence[Arm]) -> Markup | Absent:
     marks = " A heavy frame with ≠ marks what differs." if len(known) > 1 and any(m.differs for m in models) else ""
     return section(
         "configs",
-        "How the arms differ",
-        _table(known),
+        "How the arms differ" if len(known) > 1 else "How it is built",
+        _table(known) if len(known) > 1 else None,
         tag("div", *cards, class_="cards"),
         caption(
             "Read a drawing from the bottom up. The line on the left is the residual stream; ⊕ adds to it. "
@@ -42,8 +42,6 @@ def _table(arms: Sequence[Arm]) -> Markup:
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
     found = differences(trees)
-    if len(arms) < 2:
-        return caption("There is one arm, so there is nothing to compare it with.")
     if not found:
         return caption("The configs are the same.")
     words = "The configs are the same; what differs is the recipe. " if {d.group for d in found} == {RECIPE} else ""

@@ -57,7 +57,7 @@ def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
     if not any(_generated(arm) for arm in arms):
         return Absent("Samples", "no text was generated.")
     return section("samples", "Samples", tag("div", *cards, class_="samples"), caption(
-        "The prompt is underlined, the rest was generated. One sample shows how an arm writes, not how well."
+        "The prompt is underlined, the rest was generated. One sample shows how a model writes, not how well."
     ))  # fmt: skip
 
 

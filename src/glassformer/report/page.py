@@ -24,7 +24,7 @@ from .verdicts import verdict_section
 _CONTENTS = {
     "summary": "Summary", "verdicts": "Verdicts", "tuning": "Learning rates", "curves": "Loss",
     "dynamics": "Dynamics", "contexts": "Contexts",
-    "configs": "Differences", "samples": "Samples", "cost": "Speed and quality", "setup": "Setup",
+    "configs": "Architecture", "samples": "Samples", "cost": "Speed and quality", "setup": "Setup",
     "absent": "Not shown",
 }  # fmt: skip
 NAMED = 6
@@ -69,7 +69,7 @@ def render_run(run: RunResult) -> str:
         "header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name), tag("p", found, class_="finding")
     )
     made = {
-        "curves": curve_section(arms), "dynamics": dynamics_section(arms), "samples": sample_section(arms),
+        "curves": curve_section(arms), "dynamics": dynamics_section(arms, "--watch"), "samples": sample_section(arms),
         "configs": config_section(arms),
     }  # fmt: skip
     return _document(run.name, header, made, {"runs": [run.to_dict()]})
