@@ -123,14 +123,20 @@ def test_two_clicked_tokens_list_the_heads_between_them(order: tuple[int, int], 
     assert listed[1] in opened.locator("#chosen").inner_text().replace("Layer", "layer")
 
 
-def test_two_clicked_tokens_of_a_long_text_have_the_weights_that_are_kept(pages: dict[str, Path], view: View):
-    """Maps are pooled there: heads come with exact weights, and some may be unknown."""
+def test_two_clicked_tokens_of_a_long_text_have_the_weights_that_are_kept(
+    long: Inspection, pages: dict[str, Path], view: View
+):
+    """Maps are pooled there: a weight that is not kept is marked as the mean of its tile."""
     opened = view(pages["long"])
-    for token in (120, 121):
+    (strongest, weight), *_ = long.looked_at(1, 2, 121, 8)
+    for token in (strongest, 121):
         opened.locator("#strip span").nth(token).click()
     settle(opened)
-    found = percents(opened, "#pair-heads .value")
-    assert found and found == sorted(found, reverse=True)
+    names = opened.locator("#pair-heads button").all_inner_texts()
+    shown = opened.locator("#pair-heads .value").all_inner_texts()
+    assert len(names) == min(12, len(long.heads))
+    exact = {name: float(text.rstrip("%").strip()) for name, text in zip(names, shown, strict=True) if "≈" not in text}
+    assert exact["layer 1, head 2"] == pytest.approx(100 * weight, abs=0.51)
 
 
 def test_no_word_is_invisible(page: Path, view: View):

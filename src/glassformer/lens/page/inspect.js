@@ -164,20 +164,19 @@
     return { shades, named, rest: Math.max(0, left) / Math.max(others, 1), others };
   };
 
-  // The weight that each head gives from one token to another, the largest first; of a long text, whose maps are pooled,
-  // heads of which the weight is known.
+  // The weight that each head gives from one token to another, the largest first. Of a long text, whose maps are pooled,
+  // weights that are not among the largest of their token are `about` the mean of their tile.
   const between = (from, to) => {
     const found = [];
     data.layers.forEach((layer, l) => {
       for (let head = 0; head < (layer?.heads ?? 0); head++) {
         const { rows, columns, tile, keep } = layer;
-        if (tile === 1) {
-          found.push({ layer: l, head, weight: shareOf(arrays[`map${l}`], (head * rows + from) * columns + to) });
-          continue;
-        }
         const base = (head * length + from) * keep;
-        for (let i = base; i < base + keep; i++)
-          if (arrays[`keys${l}`][i] === to) found.push({ layer: l, head, weight: shareOf(arrays[`weights${l}`], i) });
+        const place = tile > 1 ? arrays[`keys${l}`].subarray(base, base + keep).indexOf(to) : -1;
+        const cell = (head * rows + Math.floor(from / tile)) * columns + Math.floor(to / tile);
+        const known = place >= 0 && shareOf(arrays[`weights${l}`], base + place);
+        const weight = known || shareOf(arrays[`map${l}`], cell) / tile;
+        found.push({ layer: l, head, weight, about: tile > 1 && !known });
       }
     });
     return found.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight);
@@ -681,12 +680,12 @@
     const [from, to] = ends();
     const found = between(from, to);
     $("pair-words").replaceChildren("From ", ...named(from, from), " to ", ...named(to, to),
-      found.length ? "" : ": no head is known to look there.");
-    list.replaceChildren(...found.slice(0, SHOWN).map(({ layer, head, weight }) => {
+      found.length ? "" : ": no head looks there.");
+    list.replaceChildren(...found.slice(0, SHOWN).map(({ layer, head, weight, about }) => {
       const button = make("button", "go", `layer ${layer}, head ${head}`);
       button.type = "button";
       button.addEventListener("click", () => pick({ layer, head }));
-      return bar(button, weight, percent(weight));
+      return bar(button, weight, `${about ? "≈ " : ""}${percent(weight)}`);
     }));
   };
   const values = $("map-values");
