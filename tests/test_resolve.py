@@ -189,7 +189,7 @@ def test_commands_after_a_run_work_as_they_are_printed(
 
 
 @pytest.mark.parametrize(
-    ("nats", "words"), [(4.0, "hardly a word"), (1.88, "about half are real"), (1.4697, "make little sense")]
+    ("nats", "words"), [(4.0, "hardly a word"), (1.88, "about half of them real"), (1.4697, "make little sense")]
 )
 def test_text_to_expect_at_a_loss(nats: float, words: str, text: Path) -> None:
     """Losses of characters of Shakespeare and the samples there: README of nanoGPT."""

@@ -49,7 +49,7 @@ class Sampling(Callback):
         run.model.eval()
         try:
             found = write_sample(run.model, run.recipe, run.text, SHOWN)
-        except WorkError:  # logits that are not numbers: the run says so itself
+        except WorkError:  # logits that are not numbers end the run by themselves
             found = None
         finally:
             run.model.train()

@@ -23,7 +23,7 @@ from glassformer.training.recipe import Recipe
 
 EXPECTED = (
     (1.7, "fluent sentences"), (2.4, "real words, in sentences that make little sense"),
-    (3.0, "words of which about half are real"), (math.inf, "letters in a likely order, and hardly a word"),
+    (3.0, "words, about half of them real"), (math.inf, "letters in a likely order, and hardly a word"),
 )  # fmt: skip
 """Bits per byte of English, at most, and the text that a model writes there. nanoGPT's characters of Shakespeare: 2.7
 (loss 1.88) and 2.1 (loss 1.47), samples in its README."""

@@ -28,7 +28,7 @@ from glassformer.text.vocabulary import END_OF_TEXT
 
 Decode = Callable[[list[int]], str]
 PROSE, PLACES = 0.8, 64
-"""Share of letters and spaces from which a stretch of text counts as prose; number of stretches that are tried."""
+"""Least share of letters and spaces in prose; number of stretches of text that are tried."""
 
 Text = TypeVar("Text", bound=Tokens)
 
@@ -188,8 +188,8 @@ def check_causal(config: ModelConfig, prefix: bool = False) -> None:
 
 
 def prose(ids: np.ndarray, length: int, decode: Decode) -> np.ndarray:
-    """Returns the first `length` of `ids` from which on there are mostly letters, from the start of a word; without
-    such a place within PLACES times `length`, the first."""
+    """Returns the first `length` of `ids` that are mostly letters, from the start of a word; without such a stretch
+    within PLACES times `length`, the first ones."""
     for start in range(0, min(len(ids) - 2 * length, PLACES * length) + 1, max(1, length)):
         shown = decode(ids[start : start + length].tolist())
         if sum(letter.isalpha() or letter == " " for letter in shown) < PROSE * max(1, len(shown)):
