@@ -37,7 +37,7 @@ SHOWN = 48
 """Tokens of a sample while a run trains."""
 
 
-class Sampling(Callback):
+class SampleReporter(Callback):
     """Shows what the model writes at each evaluation. Weights, batches and the clock of the run are untouched."""
 
     def __init__(self, name: str, notify: Notify):
@@ -143,7 +143,7 @@ class SingleRun:
             self.log_to if leads else (), place or Path(), self.name, request.describe(), request.steps_done
         ) as log:
             tell = telling(self.name, request.recipe.seed, notify)
-            shows = [] if notify is silent else [Sampling(self.name, notify)]
+            shows = [] if notify is silent else [SampleReporter(self.name, notify)]
             done = run_request(request, [*callbacks, Reporter(log), Reporter(tell), *shows])
         if not leads or place is None:
             return done
