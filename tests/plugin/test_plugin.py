@@ -325,3 +325,25 @@ def test_an_import_of_no_file_is_refused(path: str, tmp_path: Path, monkeypatch:
     with refused(code="missing", field="import"):
         outside.import_files([path])
     assert main(["plan", "llama@1m", "--import", path]) == 2
+
+
+def test_the_attention_of_the_page_is_attention_at_temperature_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its code is that of docs/own-parts.md; doubled, the temperature doubles the scores."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    page = Path(__file__).parents[2] / "docs" / "own-parts.md"
+    file = tmp_path / "temperature.py"
+    file.write_text(page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], encoding="utf-8")
+    try:
+        outside.import_files([str(file)])
+    finally:
+        outside.IMPORTED.clear()
+    for model in ("llama@0.3m+gqa:1", "gpt2@0.3m", "llama@0.3m+window:4"):
+        plain, mine = gf.preset(f"{model}+kernel=naive"), gf.preset(f"{model}+kernel=naive+temperature")
+        assert mine.num_params() - plain.num_params() == sum(block.mixer.n_heads for block in plain.layers())  # type: ignore[attr-defined]
+        assert mine.flops(16) == plain.flops(16)
+        tokens, a, b = torch.arange(1, 9)[None], plain.build(seed=0).eval(), mine.build(seed=0).eval()
+        torch.testing.assert_close(b(tokens), a(tokens))
+        b.layers[0].mixer.log_temperature.data.fill_(torch.log(torch.tensor(2.0)))  # type: ignore[union-attr, operator]
+        scores = [gf.capture(model, tokens, "layers.0.mixer.scores")["layers.0.mixer.scores"] for model in (a, b)]
+        seen = scores[0].isfinite()
+        torch.testing.assert_close(scores[1][seen], 2 * scores[0][seen])
