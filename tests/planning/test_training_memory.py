@@ -73,7 +73,7 @@ def test_what_a_rank_holds_adds_up():
     assert sum(parts.values()) == memory["total"] == memory["reserved"] - memory["margin"]
     assert memory["needed"] - memory["reserved"] == memory["outside"] == CONTEXT + COMMUNICATOR
     alone = gf.plan(gf.preset("llama@1m"), train=True, machine="h100").memory
-    assert alone["outside"] == CONTEXT and gf.plan(gf.preset("llama@1m"), train=True).memory["outside"] == 0
+    assert alone["outside"] == CONTEXT
 
 
 def test_recomputation_takes_less_memory_and_more_flops():
@@ -283,3 +283,19 @@ def test_scores_that_flex_attention_bends_are_not_kept_on_a_gpu(word: str):
     kept = next(iter(ours.costs(shape)["layers"].children.values())).activation_bytes("none")
     traced = trace(ours, 2, 512, torch.float32, torch.bfloat16).layers[0].kept
     assert kept == pytest.approx(traced, rel=0.02)
+
+
+PEAKS = (
+    ("llama@1m", 8, 128, "float32", 452), ("gpt2@1m", 16, 128, "float32", 508), ("gpt2@3m", 8, 256, "float32", 745),
+    ("llama@1m", 32, 256, "float32", 1009), ("llama@3m+gqa:2", 20, 256, "float32", 1074),
+    ("llama@1m+moe:8:2", 8, 160, "float32", 501),
+)  # fmt: skip
+"""(model, batch, context, dtype, MB): largest resident size of processes of gf.train with a byte tokenizer, two to four
+steps, eager, by VmHWM of Linux (glibc 2.36, torch 2.13, two cores)."""
+
+
+@pytest.mark.parametrize(("model", "batch", "context", "dtype", "measured"), PEAKS)
+def test_process_on_a_cpu_takes_what_was_measured(model: str, batch: int, context: int, dtype: str, measured: float):
+    config = gf.preset(model).replace(vocab_size=257, context=context)
+    planned = gf.plan(config, train=True, batch=batch, context=context, dtype=dtype).memory["needed"]
+    assert planned / 1e6 == pytest.approx(measured, rel=0.1)

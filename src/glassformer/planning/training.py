@@ -92,7 +92,7 @@ class TrainingPlan(PrintedPlan):
         peak, pieces = self.peak, self.layout.zero >= 2 and self.layout.sharing > 1
         waiting = self.moments["step"].gradients - peak.gradients if pieces else 0
         margin = round(MARGIN * peak.total) + max(0, waiting)
-        besides = 0 if self.on is None else outside(self.layout, self.on.machine.device)
+        besides = outside(self.layout, "cpu" if self.on is None else self.on.machine.device, peak.total)
         reserved = peak.total + margin
         return {
             **vars(peak), "total": peak.total, "margin": margin, "reserved": reserved,
@@ -166,8 +166,10 @@ class TrainingPlan(PrintedPlan):
         table = columns("bytes of a rank", plans)
         table.add_row("fullest moment", *(MOMENTS[one.fullest] for one in plans))
         for what in self.memory:
-            if any(one.memory[what] for one in plans) and (self.on is not None or what != "needed"):
+            if any(one.memory[what] for one in plans) and (self.on is not None or what not in ("outside", "needed")):
                 table.add_row(MEMORY.get(what, what), *(size(one.memory[what]) for one in plans))
+        if self.on is None and all(one.layout.ranks == 1 for one in plans):
+            table.add_row("process on a CPU", *(size(one.memory["needed"]) for one in plans))
         table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans))
         if self.on is not None:
             has = self.on.machine.memory
