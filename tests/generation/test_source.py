@@ -133,8 +133,32 @@ def test_forced_and_banned_tokens_are_those_of_transformers(pair: Pair, tmp_path
     asked = ["generate", str(tmp_path / "c"), "--source", "abc", "--temperature", "0", "--max-new-tokens", "4"]
     assert main([*asked, "--json"]) == 0
     shown, told = capsys.readouterr()
-    assert json.loads(shown)["text"].startswith(tokenizer.decode([7]))
+    assert json.loads(shown)["texts"][0]["text"].startswith(tokenizer.decode([7]))
     assert "bad_words_ids=[[4, 5]], no_repeat_ngram_size=3, which is not applied" in told
+
+
+@pytest.mark.parametrize("said", [{"length_penalty": 8.0}, {"early_stopping": True}, {"length_penalty": -2.0},
+                                  {"suppress_tokens": [5, 6, 7]}], ids=str)  # fmt: skip
+def test_options_of_a_search_are_those_of_the_folder(pair: Pair, said: dict[str, Any], tmp_path: Path) -> None:
+    """As transformers obeys a generation_config.json; `convert` keeps them."""
+    _, other = pair
+    other.generation_config.update(**said, num_beams=3)
+    other.save_pretrained(tmp_path / "a")
+    loaded = gf.load(tmp_path / "a", dtype=torch.float32)
+    tokenizer = CharTokenizer(map(chr, range(65, 65 + loaded.model.vocab_size)))
+    gf.save(loaded.model, tokenizer, tmp_path / "b", ends=loaded.ends, generation=loaded.generation)
+    gf.convert(tmp_path / "b", tmp_path / "c", progress=False)
+    kept = gf.load(tmp_path / "c")
+    assert said.items() <= kept.generation.items()
+    begin = [other.config.decoder_start_token_id]
+    session = gf.Session(kept)
+    source, real = sources()
+    for row, mask in zip(source, real, strict=True):
+        alone = row[mask.bool()]
+        (text,) = wanted(other, alone[None], torch.ones_like(alone)[None], 3)
+        options = session.options(max_new_tokens=NEW)
+        (found,) = session.search(begin, 3, options, source=alone.tolist())
+        assert [*found.tokens][: len(text)] == text
 
 
 def test_a_rule_for_a_token_that_is_not_there_is_refused(pair: Pair) -> None:

@@ -39,6 +39,10 @@ def _ids(value: Any) -> bool:
     return isinstance(value, list) and 0 < len(value) <= MOST_ENDS and all(map(_is_count, value))
 
 
+def _tokens(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MOST_WORDS and all(map(_is_count, value))
+
+
 KNOWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("do_sample", "renormalize_logits", "use_cache"), _flag),
     **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size"), _is_count),
@@ -46,6 +50,8 @@ KNOWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", START), _is_count),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _is_count),
     "bad_words_ids": _words,
+    "suppress_tokens": _tokens,
+    "early_stopping": lambda value: _flag(value) or value == "never",
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"), _number),
     **dict.fromkeys(("repetition_penalty", "length_penalty"), _number),
 }

@@ -16,6 +16,10 @@ from glassformer.introspection import in_vocabulary
 __all__ = ["Rules"]
 
 
+LENGTHS = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
+"""Fields of a generation_config.json that depend on the text so far and are not applied."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """Fields of a generation_config.json, as `transformers` applies them to the next token.
@@ -23,7 +27,7 @@ class Rules:
     forced_bos_token_id   behind the token that a text begins with, where nothing else was given: the language of a
                           translation
     forced_eos_token_id   the last of the new tokens
-    banned                never: those of `bad_words_ids` that are one token
+    banned                never: those of `suppress_tokens`, and of `bad_words_ids` that are one token
     """
 
     forced_bos_token_id: int | None = None
@@ -35,7 +39,8 @@ class Rules:
         """Of what `gf.load` gives as `generation`."""
         words = generation.get("bad_words_ids", ())
         forced = {name: generation.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")}
-        return cls(**forced, banned=tuple(sorted(word[0] for word in words if len(word) == 1)))
+        never = {*(word[0] for word in words if len(word) == 1), *generation.get("suppress_tokens", ())}
+        return cls(**forced, banned=tuple(sorted(never)))
 
     def check(self, vocab_size: int) -> None:
         """RequestError for a token that the vocabulary lacks."""
@@ -65,8 +70,13 @@ def forced(scores: Float[Tensor, "b v"], token: int) -> Float[Tensor, "b v"]:
     return certain
 
 
+def search_options(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a beam search that a generation_config.json names."""
+    return {name: generation[name] for name in ("length_penalty", "early_stopping") if name in generation}
+
+
 def not_applied(generation: Mapping[str, Any]) -> list[str]:
     """What else it says of them, as NAME=VALUE: nothing here does that."""
     words = [word for word in generation.get("bad_words_ids", ()) if len(word) > 1]
-    said = {"bad_words_ids": words, "no_repeat_ngram_size": generation.get("no_repeat_ngram_size")}
+    said = {"bad_words_ids": words} | {name: generation.get(name) for name in LENGTHS}
     return [f"{name}={value}" for name, value in said.items() if value]

@@ -31,7 +31,7 @@ from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text
 from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.rows import stream
-from glassformer.generation.rules import Rules
+from glassformer.generation.rules import Rules, search_options
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.speculate import AHEAD, Proposer, Speculation, speculate
 from glassformer.generation.steps import check_source, check_tokens, new_state, prefill
@@ -540,6 +540,7 @@ class Session:
             found = beams(
                 self.model, rows_of(self.model, ids), width, new, ends, n=options.n, dtype=self.dtype,
                 source=None if source_row is None else [source_row], rules=rules,
+                **search_options(self.loaded.generation),
             )  # fmt: skip
         completions = []
         for beam in found:
