@@ -140,7 +140,7 @@ def test_forced_and_banned_tokens_are_those_of_transformers(pair: Pair, tmp_path
 @pytest.mark.parametrize("said", [{"length_penalty": 8.0}, {"early_stopping": True}, {"length_penalty": -2.0},
                                   {"suppress_tokens": [5, 6, 7]}], ids=str)  # fmt: skip
 def test_options_of_a_search_are_those_of_the_folder(pair: Pair, said: dict[str, Any], tmp_path: Path) -> None:
-    """As transformers obeys a generation_config.json; `convert` keeps them."""
+    """The oracle is generate of transformers; `convert` keeps the options."""
     _, other = pair
     other.generation_config.update(**said, num_beams=3)
     other.save_pretrained(tmp_path / "a")
