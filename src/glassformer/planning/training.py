@@ -92,7 +92,8 @@ class TrainingPlan(PrintedPlan):
         peak, pieces = self.peak, self.layout.zero >= 2 and self.layout.sharing > 1
         waiting = self.moments["step"].gradients - peak.gradients if pieces else 0
         margin = round(MARGIN * peak.total) + max(0, waiting)
-        besides = outside(self.layout, "cpu" if self.on is None else self.on.machine.device, peak.total)
+        device = "cpu" if self.on is None else self.on.machine.device
+        besides = outside(self.layout, device, peak.total) if self.on is not None or self.layout.ranks == 1 else 0
         reserved = peak.total + margin
         return {
             **vars(peak), "total": peak.total, "margin": margin, "reserved": reserved,
