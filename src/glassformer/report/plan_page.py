@@ -107,9 +107,10 @@ def _memory(one: dict[str, Any]) -> Markup | None:
          *(_some(of.get(name, 0)) for of in moments.values()))
         for name, value in parts.items()
     ]  # fmt: skip
+    outside = "; outside of them are driver and links, or the process on a CPU" if memory["outside"] else ""
     words = (
         f"{_bytes(memory['needed'])} in all, {MOMENTS[one['fullest']]}, which holds most. The margin is what "
-        f"allocators reserve beyond{'; outside of them are driver and links, or the process on a CPU' if memory['outside'] else ''}."
+        f"allocators reserve beyond{outside}."
     )
     heads = ("of a rank", "bytes", "share", *(MOMENTS[name] for name in moments))
     return figure(bar, _table(f"Memory of {one['name']}", heads, rows), caption(words))
