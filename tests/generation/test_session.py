@@ -594,3 +594,52 @@ def test_ways_of_decoding_are_options(tmp_path: Path):
         with pytest.raises(RequestError) as caught:
             loaded.generate("Once", **wrong)
         assert caught.value.field == field
+
+
+def raises(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    raise ValueError("mine")
+
+
+def test_a_function_that_raises_ends_its_own_request_alone():
+    """The guilty request ends with the function's own exception, in a batch and with guessed tokens."""
+    loaded = llm()
+    bad: list[tuple[Callable[..., Any], type[Exception]]] = [
+        (raises, ValueError),
+        (lambda logits, tokens: None, RequestError),
+        (lambda logits, tokens: logits * torch.nan, RequestError),
+    ]
+    with gf.Session(loaded) as session:
+        texts = [session.submit(text, max_new_tokens=8) for text in TEXTS]
+        guilty = [session.submit("abc", max_new_tokens=8, logits_processor=function) for function, _ in bad]
+        guessed = session.submit("abc", max_new_tokens=8, logits_processor=raises, proposer=PromptLookup())
+        assert [one.result().tokens for one in texts] == [ids_of(loaded, text, 8) for text in TEXTS]
+        for request, (_, kind) in zip([*guilty, guessed], [*bad, (raises, ValueError)], strict=True):
+            with pytest.raises(kind):
+                request.result()
+            assert request.finish_reason == "failed"
+    for more in ({}, {"speculate": True}):
+        with pytest.raises(ValueError) as caught:
+            loaded.generate("abc", max_new_tokens=8, logits_processor=raises, **more)
+        assert str(caught.value) == "mine"
+
+
+def test_a_function_that_asks_its_own_session_is_refused():
+    session = gf.Session(llm())
+
+    def asks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        session.submit("x", max_new_tokens=1).result()
+        return logits
+
+    with refused(code="conflict", field="session"):
+        session.submit("abc", max_new_tokens=2, logits_processor=asks).result()
+    assert len(session.submit("Once", max_new_tokens=2).result().tokens) == 2
+
+
+def test_a_closed_session_computes_nothing(tmp_path: Path):
+    session = gf.Session(llm())
+    session.close()
+    for ask in (
+        lambda: session.submit("a"), lambda: session.search("a", 2), lambda: session.keep("abc", tmp_path / "a.state")
+    ):  # fmt: skip
+        with refused(code="stopped", field="session"):
+            ask()

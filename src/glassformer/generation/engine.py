@@ -128,7 +128,7 @@ class GenerationRequest:
     """True once the text is complete: no piece follows."""
     error: str | None = None
     failure: Exception | None = None
-    """Exception that ended all requests; None otherwise."""
+    """Exception that ended the request, such as one of the caller's function; None otherwise."""
     speculation: Speculation | None = None
     """Counts of guessed tokens; None if no tokens are guessed."""
     asked: float = field(default_factory=time.perf_counter)
@@ -158,8 +158,8 @@ class GenerationRequest:
         self._show(TextPiece(token, text, logprob, top))
         self.finish = self.finish or self.written.finish
 
-    def _fail(self, why: str) -> None:
-        self.finish, self.error = "failed", why
+    def _fail(self, why: str, failure: Exception | None = None) -> None:
+        self.finish, self.error, self.failure = "failed", why, failure
 
     def _close(self) -> None:
         """Shows the characters that were held back; nothing follows."""
@@ -388,6 +388,8 @@ class Engine:
             guest.finish = guest.finish or "length"
         except WorkError as problem:
             guest._fail(str(problem))
+        except Exception as problem:
+            guest._fail(reason(problem), problem)
         except BaseException:  # a generator cannot be resumed
             guest.cancel()
             raise
@@ -568,21 +570,36 @@ class Engine:
                 row if one.rules is None else one.rules(row, [len(one.prompt)], len(one.tokens), one.max_new_tokens)
                 for one, row in zip(requests, logits.split(1), strict=True)
             ])  # fmt: skip
+        plain = [row for row, one in enumerate(requests) if one.sampling.logits_processor is None]
+        if plain:
+            self._draw_rows(requests, plain, logits)
+        for row, one in enumerate(requests):
+            if one.sampling.logits_processor is None:
+                continue
+            try:
+                self._draw_rows(requests, [row], logits)
+            except Exception as problem:  # of the caller's function: no other row heard of it
+                self._note(one)
+                one._fail(reason(problem), problem)
+
+    def _draw_rows(self, requests: list[GenerationRequest], rows: list[int], logits: Tensor) -> None:
+        """Gives some rows their next tokens."""
+        some = [requests[row] for row in rows]
         empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
-            logits,
-            [one.sampling for one in requests],
+            logits if len(rows) == len(requests) else logits[rows],
+            [one.sampling for one in some],
             [
                 torch.tensor(one.prompt + one.tokens, device=logits.device) if one.sampling.penalizes else empty
-                for one in requests
+                for one in some
             ],
-            [len(one.prompt) for one in requests],
-            [one.generator for one in requests],
-            top=max(one.top or 0 for one in requests),
-            logprobs=any(one.top is not None for one in requests),
+            [len(one.prompt) for one in some],
+            [one.generator for one in some],
+            top=max(one.top or 0 for one in some),
+            logprobs=any(one.top is not None for one in some),
         )
         bad, tokens = chosen.bad.tolist(), chosen.tokens.tolist()
-        for row, one in enumerate(requests):
+        for row, one in enumerate(some):
             if one.finish:  # cancelled while it was computed
                 continue
             self._note(one)
@@ -604,7 +621,11 @@ class Engine:
         try:
             one._take(token)
         except BaseException as problem:  # its text may be half decoded; those of others are not
-            why = " ".join(str(problem).split()) or type(problem).__name__
-            one._fail(f"the token {token} cannot be shown: {why}")
+            one._fail(f"the token {token} cannot be shown: {reason(problem)}")
             if not isinstance(problem, Exception):
                 raise
+
+
+def reason(problem: BaseException) -> str:
+    """Returns the message of an exception on one line; its class if it has none."""
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -28,7 +28,7 @@ from glassformer.figures import Markup, tag
 from glassformer.figures.terminal import size
 from glassformer.generation.beams import beams
 from glassformer.generation.compiled import CompiledStep
-from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text
+from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text, reason
 from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.rows import stream
 from glassformer.generation.rules import Rules, search_options
@@ -259,7 +259,9 @@ class Session:
         """Requests that the engine has not taken, with the number of tokens that each needs room for."""
         self._open: WeakSet[Reply] = WeakSet()
         self._changed = threading.Condition()
-        self._computing = self._closed = False
+        self._computing: int | None = None
+        """Thread that computes."""
+        self._closed = False
 
     def __enter__(self) -> Session:
         return self
@@ -281,7 +283,7 @@ class Session:
             self._closed = True
             for one in (*self._engine.requests, *(asked for asked, _ in self._inbox)):
                 one.cancel()
-            if not self._computing:
+            if self._computing is None:
                 self._settle()
             self._changed.notify_all()
 
@@ -372,8 +374,7 @@ class Session:
         )  # fmt: skip
         request = Reply(self, asked)
         with self._changed:
-            if self._closed:
-                raise RequestError("this session is closed; make another", code="stopped", field="session")
+            self._check_open()
             self._inbox.append((asked, need if asked.own is None else 0))
             self._open.add(request)
         return request
@@ -615,7 +616,7 @@ class Session:
         """
         with self._changed:
             request._asked.cancel()
-            if not self._computing:
+            if self._computing is None:
                 self._settle()
             self._changed.notify_all()
 
@@ -834,13 +835,13 @@ class Session:
         if asked.pieces:
             return asked.pieces.popleft()
         if asked.failure is not None:
-            raise WorkError(f"the step of all requests failed: {asked.error}", code="failed") from asked.failure
+            raise asked.failure
         return None
 
     def _complete(self, asked: GenerationRequest) -> None:
         self._advance(lambda: asked.closed)
         if asked.failure is not None:
-            raise WorkError(f"the step of all requests failed: {asked.error}", code="failed") from asked.failure
+            raise asked.failure
 
     def _advance(self, ready: Callable[[], bool]) -> None:
         """Returns once `ready`. While no other thread computes, this one does: a step at a time, for all requests."""
@@ -856,20 +857,33 @@ class Session:
 
     @contextmanager
     def _turn(self, ready: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """Waits until no other thread computes, and holds the others off; gives False once `ready` instead."""
+        """Waits until no other thread computes, and holds the others off; gives False once `ready` instead.
+
+        Raises RequestError if this thread computes already, and in a closed session."""
+        me = threading.get_ident()
         with self._changed:
-            while self._computing and not ready():
+            while self._computing is not None and not ready():
+                if self._computing == me:
+                    raise RequestError(
+                        "a function that a session calls cannot wait for a text of the same session; use another",
+                        code="conflict", field="session",
+                    )  # fmt: skip
                 self._changed.wait()
-            free = not ready()
-            self._computing |= free
+            if free := not ready():
+                self._check_open()
+                self._computing = me
         try:
             yield free
         finally:
             if free:
                 with self._changed:
-                    self._computing = False
+                    self._computing = None
                     self._settle()
                     self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("this session is closed; make another", code="stopped", field="session")
 
     def _admit(self) -> None:
         """Gives the engine what was submitted. One that needs more room than there is waits until no other runs."""
@@ -899,11 +913,12 @@ class Session:
 
     def _fail(self, problem: Exception) -> None:
         """Ends all requests, so that every thread that waits learns of it."""
-        why = " ".join(str(problem).split()) or type(problem).__name__
+        why = reason(problem)
         with self._changed:
             for one in (*self._engine.requests, *(asked for asked, _ in self._inbox)):
-                one._fail(why)
-                one.failure = problem
+                failure = WorkError(f"the step of all requests failed: {why}", code="failed")
+                failure.__cause__ = problem
+                one._fail(why, failure)
 
 
 def _any_changed(requests: Sequence[Reply]) -> bool:

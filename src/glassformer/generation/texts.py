@@ -223,6 +223,8 @@ class TextRun:
         for reply, _ in self.session:
             self._first = self._first or reply.first_token_time
             yield places[id(reply)], reply.text, reply.finish_reason is not None
+        for reply in self.replies:
+            reply.result()  # which raises what a function of the caller raised
 
     def result(self) -> GeneratedTexts:
         """Ends the texts that are not complete, and returns all of them as far as they came."""
