@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from glassformer.cli import main
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
+from glassformer.naming.chatting import loaded_as, state_dtype
 from glassformer.naming.resolve import resolve
+from glassformer.options import ModelOptions
 from glassformer.runs.events import Begin, Event, ReadingEvent, Step, Wrote
 from glassformer.runs.results import Sample
 from glassformer.training import Recipe
@@ -66,6 +70,60 @@ def test_weights_are_named_in_every_way_that_has_some(run: Path) -> None:
         assert isinstance(found.model, Model) and found.config == loaded.config
     assert resolve(run, weights=True, dtype="bfloat16").model.embedding.weight.dtype == torch.bfloat16
     assert resolve(gf.load(run), weights=True, dtype=torch.bfloat16).model.embedding.weight.dtype == torch.bfloat16
+
+
+def test_a_run_is_a_model_for_every_verb(run: Path, text: Path, tmp_path: Path) -> None:
+    trained = gf.train(NAME, text, SHORT, tokenizer="char", progress=False)
+    found = resolve(trained, weights=True)
+    assert found.model is trained.model and resolve(trained) == trained.config
+    assert gf.inspect(trained).config == trained.config
+    assert gf.convert(trained, tmp_path / "hf", progress=False).family == gf.convert(
+        trained.loaded, tmp_path / "same", progress=False
+    ).family  # fmt: skip
+    again = gf.train(trained, text, SHORT, pretrained=True, tokenizer="char", learning_rate=1e-9, progress=False)
+    torch.testing.assert_close(again.model.embedding.weight, trained.model.embedding.weight, rtol=0, atol=1e-6)
+
+
+def test_a_model_that_is_given_stays_as_it_is(run: Path) -> None:
+    """Another dtype gives a copy, the same one gives the model itself."""
+    loaded = gf.load(run)
+    for model in (loaded, loaded.model):
+        copied = resolve(model, weights=True, dtype="bfloat16")
+        assert copied.model.dtype == torch.bfloat16 and copied.model is not loaded.model
+        assert loaded.model.dtype == torch.float32
+        assert resolve(model, weights=True, dtype=torch.float32, device="cpu").model is loaded.model
+
+
+def test_how_a_model_is_run_is_read_in_one_way(run: Path) -> None:
+    loaded = gf.load(run)
+    verbs: list[Callable[..., Any]] = [
+        partial(gf.load, run), partial(resolve, run, weights=True), partial(resolve, loaded, weights=True),
+        partial(gf.chat, run, "Hi"), partial(gf.chat, loaded, "Hi"), lambda **how: loaded_as(run, ModelOptions(**how)),
+    ]  # fmt: skip
+    for verb in verbs:
+        for code, field, wrong in (
+            ("unknown", "dtype", "banana"), ("unknown", "dtype", 3), ("unsupported", "dtype", torch.int8),
+            ("type", "device", 3), ("unsupported", "device", "banana"),
+        ):  # fmt: skip
+            with refused(code=code, field=field):  # type: ignore[arg-type]
+                verb(**{field: wrong})
+    for model in (run, loaded):
+        for code, field, wrong in (
+            ("unknown", "state_dtype", "int9"), ("unsupported", "state_dtype", torch.int32), ("type", "threads", "x"),
+            ("type", "device", None),
+        ):  # fmt: skip
+            with refused(code=code, field=field):  # type: ignore[arg-type]
+                gf.chat(model, "Hi", **{field: wrong})
+    options = ModelOptions(dtype=torch.bfloat16, state_dtype=torch.int8)  # type: ignore[arg-type]
+    assert loaded_as(run, options).model.dtype == torch.bfloat16 and state_dtype(options) == torch.int8
+
+
+def test_what_is_no_path_or_format_is_refused(run: Path, tmp_path: Path) -> None:
+    with refused(code="unknown", field="to"):
+        gf.convert(run, tmp_path / "hf", to="onnx")  # type: ignore[arg-type]
+    assert not (tmp_path / "hf").exists()
+    with refused(code="type", field="reference"):
+        gf.check(run, reference=gf.load(run), progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model", [None, 7, ["llama@1m"], torch.nn.Linear(2, 2)])

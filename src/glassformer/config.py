@@ -15,10 +15,10 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from torch import nn
 
-from glassformer.errors import Code, RequestError, shown
+from glassformer.errors import Code, RequestError, check_seed, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model, Tower
-from glassformer.parts.building import InitialWeights, check_seed, fill
+from glassformer.parts.building import InitialWeights, fill
 from glassformer.parts.core.base import BuildContext, PartConfig, Value, part_classes, to_plain
 from glassformer.parts.core.cost import OF_WORK, Cost, Shape
 from glassformer.parts.core.init import Gpt2InitConfig, Init, InitConfig, Role

@@ -224,6 +224,16 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise RequestError(message, code="range", field=name, value=value, expected=f"an integer >= {least}")
 
 
+def check_seed(seed: object) -> int:
+    """Returns a seed as an int. Raises RequestError unless it is a whole number of at most 63 bits."""
+    check_whole("seed", seed, 0)
+    number = int(seed)  # type: ignore[call-overload]
+    if number >= 1 << 63:
+        message = f"seed={shown(number, 40)} must be less than 2^63"
+        raise RequestError(message, code="range", field="seed", value=number, expected="an integer in [0, 2**63)")
+    return int(number)
+
+
 LONGEST = 80
 """Characters of a stranger's word in a sentence of ours."""
 

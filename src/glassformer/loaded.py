@@ -20,6 +20,7 @@ from glassformer.model import Model
 from glassformer.options import DecodingOptions, GenerationKeywords
 from glassformer.text import Tokenizer
 from glassformer.text.chat_template import Message
+from glassformer.text.messages import as_messages
 
 Prompts = list[str] | list[list[int]] | list[list[Message]]
 """Several prompts or sources, decoded in one batch."""
@@ -210,7 +211,8 @@ class Loaded:
         Returns
         -------
         iterator of TextPiece
-            A token's id, text and log-probability; prints as the text. Leaving the loop ends the request.
+            A token's id, text and log-probability; prints as the text. An iterator that is closed or no longer held
+            ends its request, as leaving a `for` loop over this call does.
 
         Raises
         ------
@@ -224,13 +226,14 @@ class Loaded:
         """
         return self.session.stream(prompt, source=source, **options)
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationKeywords]) -> Completion:
+    def chat(self, messages: str | Sequence[Message], **options: Unpack[GenerationKeywords]) -> Completion:
         """Returns the model's answer to the messages of a chat.
 
         Parameters
         ----------
         messages
-            Mappings such as {"role": "user", "content": "Hello"}, which the model's chat template turns into a text.
+            Mappings such as {"role": "user", "content": "Hello"}, which the model's chat template turns into a text;
+            a text is one message of the user.
         **options
             Options of `generate`.
 
@@ -249,7 +252,7 @@ class Loaded:
         >>> llm = gf.load("smollm2")  # doctest: +SKIP
         >>> print(llm.chat([{"role": "user", "content": "Hello"}]))  # doctest: +SKIP
         """
-        return self.session.complete([messages], **options)[0]
+        return self.session.submit(as_messages(messages), **options).result()
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "n d"]:
         """Returns a vector for each text, pooled and normalised as the model's folder says.

@@ -11,11 +11,11 @@ GenerationKeywords and ModelKeywords have their names and types, so that editors
 # Annotations are types, not text: the command line resolves them in the modules of subclasses.
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict
 
-from glassformer.errors import RequestError, check_whole
+from glassformer.errors import RequestError, check_seed, check_whole
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ class GenerationOptions(SamplingOptions):
         for name, least in (("max_new_tokens", 1), ("n", 1), ("logprobs", 0)):
             if (value := getattr(self, name)) is not None or name == "n":
                 check_whole(name, value, least)
+        if self.seed is not None:
+            check_seed(self.seed)
         object.__setattr__(self, "stop", tuple(check_stops(self.stop)))
 
     def check_draws(self) -> None:
@@ -121,15 +123,19 @@ class GenerationOptions(SamplingOptions):
         """Returns the options given, and for the others those of a generation_config.json: `do_sample` decides between
         its temperature (1 by default) and greedy decoding, and its top_k, top_p, min_p, typical_p and
         repetition_penalty apply. Raises RequestError for an unknown option."""
-        known = [one.name for one in fields(cls)]
+        own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` spells None as 0
+        own["temperature"] = own.get("temperature", 1.0) if generation.get("do_sample") else 0.0
+        return cls(**own).replace(**options)
+
+    def replace(self, **options: Any) -> Self:
+        """Returns the options with those given in their place. Raises RequestError for an unknown option."""
+        known = [one.name for one in fields(self)]
         if wrong := next((name for name in options if name not in known), None):
             raise RequestError(
                 f"unknown option {wrong}; known are {', '.join(known)}", code="unknown", field=wrong,
                 value=options[wrong],
             )  # fmt: skip
-        own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` spells None as 0
-        own["temperature"] = own.get("temperature", 1.0) if generation.get("do_sample") else 0.0
-        return cls(**{**own, **options})
+        return replace(self, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +172,8 @@ class DecodingOptions(GenerationOptions):
             self.check_draws()
         else:
             self._check_search(self.beams)
+        if self.state is not None and not isinstance(self.state, str | Path):
+            raise RequestError(code="type", field="state", value=self.state, expected="the path of a file")
         if self.state is not None and prompts > 1:
             raise RequestError("state keeps one prompt; give one", code="conflict", field="state", value=self.state)
         if self.state is not None and not (folder := Path(self.state).parent).is_dir():
@@ -178,7 +186,7 @@ class DecodingOptions(GenerationOptions):
                 f"n={self.n} is more than beams={beams}, the number of texts that are kept",
                 code="range", field="n", value=self.n,
             )  # fmt: skip
-        plain = SamplingOptions(temperature=self.temperature)
+        plain = SamplingOptions()
         if any(getattr(self, one.name) != getattr(plain, one.name) for one in fields(plain)):
             raise RequestError(
                 "beams search for the most likely text; leave sampling options and penalties out",
@@ -239,6 +247,8 @@ class ModelKeywords(GenerationKeywords, total=False):
 
 def check_stops(strings: str | Sequence[str]) -> list[str]:
     """Returns stop strings as a list. Raises RequestError for strings that `Stops` refuses."""
+    if not isinstance(strings, Sequence):
+        raise RequestError(code="type", field="stop", value=strings, expected="a text or a list of texts")
     strings = [strings] if isinstance(strings, str) else list(strings)
     if len(strings) > MOST_STOPS:
         raise RequestError(

@@ -643,3 +643,60 @@ def test_a_closed_session_computes_nothing(tmp_path: Path):
     ):  # fmt: skip
         with refused(code="stopped", field="session"):
             ask()
+
+
+def ask_of(loaded: Loaded) -> dict[tuple[str, str], list[Callable[[], Any]]]:
+    """Wrong requests by (code, field)."""
+    session = gf.Session(loaded)
+    two = session.options(n=2, temperature=1.0)
+    return {
+        ("type", "loaded"): [lambda: gf.Session("runA"), lambda: gf.Session(loaded.model)],  # type: ignore[arg-type]
+        ("type", "draft"): [lambda: loaded.generate("Once", draft="runA")],  # type: ignore[call-overload]
+        ("type", "messages"): [lambda: loaded.chat([]), lambda: loaded.chat([1, 2]), lambda: gf.chat(loaded, ["Hi"])],  # type: ignore[list-item]
+        ("type", "prompts"): [lambda: session.complete("abc"), lambda: session.complete(3)],  # type: ignore[arg-type]
+        ("type", "prompt"): [lambda: loaded.stream(["a", "b"]), lambda: session.complete([3])],  # type: ignore[list-item]
+        ("conflict", "n"): [
+            lambda: session.submit("a", two), lambda: session.stream("a", n=2, temperature=1),  # type: ignore[call-arg]
+        ],
+        ("conflict", "beams"): [lambda: loaded.generate("a", beams=2, temperature=0.7)],
+        ("type", "stop"): [lambda: loaded.generate("a", stop=None), lambda: loaded.generate("a", stop=3)],  # type: ignore[call-overload]
+        ("type", "state"): [lambda: loaded.generate("a", state=5)],  # type: ignore[call-overload]
+        ("type", "context"): [lambda: gf.Session(loaded, context="1k")],  # type: ignore[arg-type]
+        ("type", "seed"): [
+            lambda: loaded.generate("a", seed="x"), lambda: loaded.generate("a", seed=1.5),  # type: ignore[call-overload]
+            lambda: list(gf.stream(loaded.model, [[1]], seed="x")),  # type: ignore[arg-type]
+        ],
+        ("range", "seed"): [lambda: loaded.generate("a", seed=-1), lambda: session.submit("a", seed=1 << 63)],
+        ("unknown", "dtype"): [lambda: gf.Session(loaded, dtype="banana")],
+        ("unsupported", "dtype"): [lambda: gf.Session(loaded, dtype=torch.int32)],
+        ("unknown", "topk"): [lambda: session.submit("a", two, topk=3)],  # type: ignore[call-arg]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("which", range(15))
+def test_a_wrong_request_names_its_field(which: int):
+    (code, field), asked = list(ask_of(llm()).items())[which]
+    for ask in asked:
+        with refused(code=code, field=field):  # type: ignore[arg-type]
+            ask()
+
+
+def test_single_options_go_before_those_of_an_options_object():
+    session = gf.Session(llm())
+    options = session.options(max_new_tokens=9, temperature=1.0, seed=0, stop_at_eos=False)
+    assert len(session.submit("abc", options, max_new_tokens=2).result().tokens) == 2
+    assert len(session.complete(["abc"], options, n=3)) == 3 and len(session.complete(["abc"], options)) == 1
+    assert len(session.complete(["abc"], options.replace(n=2))) == 2
+
+
+def test_a_stream_that_is_closed_is_not_computed_for_others():
+    session = gf.Session(llm())
+    pieces = session.stream("Once", max_new_tokens=50, stop_at_eos=False)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    session.submit("Once", max_new_tokens=2).result()
+    assert not session._engine.requests
+
+
+def test_a_state_has_the_dtype_that_is_named():
+    assert gf.Session(llm(), dtype="bfloat16").dtype == gf.Session(llm(), dtype=torch.bfloat16).dtype == torch.bfloat16

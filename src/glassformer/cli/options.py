@@ -258,6 +258,8 @@ class PromptOptions:
 class GenerateOptions(TextOptions, DecodingOptions, PromptOptions):
     """Options of generate. Fields of the last base come first."""
 
+    temperature: float | None = None  # type: ignore[assignment]
+    """Sampling temperature; 0 takes the most likely token. By default 0.8; --beams takes none."""
     source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     draft: NamedWithWeights | None = None
     state: str | None = None

@@ -42,6 +42,8 @@ def ready(asked: Options) -> Options:
     for name, most in MOST.items():
         if (value := getattr(asked, name, None)) is not None and not 0 <= value <= most:
             raise RequestError(code="range", field=name, value=value, expected=f"at most {most:,}")
+    if asked.temperature is None:
+        asked = replace(asked, temperature=TextOptions.temperature if getattr(asked, "beams", None) is None else 0.0)
     asked = replace(asked, logit_bias=biases(asked.logit_bias))  # type: ignore[arg-type]  # as text
     Sampling.of(asked)
     cut = any(getattr(asked, name, None) is not None for name in ("top_k", "top_p", "min_p", "typical_p", "beams"))

@@ -13,10 +13,8 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import replace_text
-from glassformer.loaded import Loaded
-from glassformer.model import Model
 from glassformer.naming import own_value, split_recipe
-from glassformer.naming.resolve import ModelLike, resolve
+from glassformer.naming.resolve import ModelLike, has_weights, resolve
 from glassformer.parallel.launch import one_voice
 from glassformer.parallel.layout import Layout
 from glassformer.report import write_run
@@ -165,7 +163,7 @@ def _begun(
     """Returns config, tokenizer and weights of a model that training starts from."""
     if expression is not None:
         return trained_arm(expression, tokenizer)
-    if isinstance(model, Loaded | Model):
+    if has_weights(model):
         loaded = resolve(model, weights=True)
         return loaded.config, loaded.tokenizer or tokenizer, Pretrained.of(loaded.model)
     return trained_arm(str(model), tokenizer)  # refuses it: a config has no weights
@@ -221,7 +219,7 @@ def train(
     Parameters
     ----------
     model
-        An expression, a path, a `ModelConfig`, a `Model`, or a `Loaded`. An expression may change the recipe:
+        An expression, a path, a `ModelConfig`, a `Model`, a `Loaded` or a `Run`. An expression may change the recipe:
         "llama@1m+recipe.warmup=0.1".
     data
         A text file, a folder, "FILE.jsonl,column=FIELD", "hf:owner/name", "python-docs", "python-source"; token ids,

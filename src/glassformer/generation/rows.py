@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.errors import RequestError, WorkError, check_seed, check_whole
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampling, choose, row_generator
@@ -124,6 +124,8 @@ def stream(
         rows = check_rows(model, tokens)
     check_whole("max_new_tokens", max_new_tokens)
     check_whole("chunk", chunk)
+    if seed is not None:
+        check_seed(seed)
     if logprobs is not None:
         check_whole("logprobs", logprobs, 0)
     check_source(model, len(rows), state, source, source_documents)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.figures import Markup, tag
 from glassformer.figures.terminal import size
 from glassformer.generation.beams import beams
@@ -37,7 +37,7 @@ from glassformer.generation.speculate import AHEAD, Proposer, Speculation, specu
 from glassformer.generation.steps import check_source, check_tokens, new_state, prefill
 from glassformer.generation.text import GrowingText
 from glassformer.introspection import at_rest, rows_of
-from glassformer.model import Model
+from glassformer.model import STATE_DTYPES, Model
 from glassformer.options import GenerationKeywords, GenerationOptions
 from glassformer.text import Tokenizer
 from glassformer.text.chat_template import ChatTemplate, Message
@@ -237,12 +237,16 @@ class Session:
         *,
         slots: int = SLOTS,
         context: int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         compiled: bool = False,
         kept: int = MOST_READ,
         answers: bool = False,
         on_build: Callable[[], object] | None = None,
     ):
+        check_ready(loaded, "loaded")
+        if context is not None:
+            check_whole("context", context, 2)
+        dtype = None if dtype is None else machine.dtype_of(dtype, known=STATE_DTYPES)
         self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
         self.dtype, self._grows, self._compiled, self._on_build = dtype, context is None, compiled, on_build
         position = self.model.embedding.position
@@ -295,7 +299,7 @@ class Session:
         options: GenerationOptions | None = None,
         *,
         source: Source | None = None,
-        sample: int = 0,
+        sample: int | None = None,
         proposer: Proposer | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Reply:
@@ -306,15 +310,15 @@ class Session:
         prompt
             A text, token ids, or the messages of a chat, which the model's chat template turns into a text.
         options
-            How the prompt is continued; if None, as the model's folder says (`GenerationOptions.of`), and as `given`.
+            How the prompt is continued; if None, as the model's folder says (`GenerationOptions.of`).
         source
             Text or token ids that the encoder of an encoder-decoder reads.
         sample
-            Index of the sample among several of one prompt: each draws from an own generator.
+            Index of the sample among the `options.n` of one prompt: each draws from an own generator.
         proposer
             Guesses several tokens ahead (`PromptLookup`, `Draft`): the same distribution in fewer passes.
         **given
-            Single options instead of `options`, such as max_new_tokens.
+            Single options, such as max_new_tokens, in place of those of `options`.
 
         Returns
         -------
@@ -332,8 +336,13 @@ class Session:
         >>> session.submit("Once", max_new_tokens=4).result().finish_reason
         'length'
         """
-        options = self.options(**given) if options is None else options
+        options = self.options(**given) if options is None else options.replace(**given)
         options.check_draws()
+        if sample is None and options.n > 1:
+            raise RequestError(
+                f"this makes one text, not n={options.n}; session.complete and generate take n",
+                code="conflict", field="n", value=options.n,
+            )  # fmt: skip
         sampling = Sampling.of(options)
         ids, source_row = self.read(prompt, source)
         new = self.new_tokens(len(ids), options.max_new_tokens)
@@ -368,7 +377,7 @@ class Session:
             return iter(asked.speculation)
 
         asked = self._engine.request(
-            ids, new, options.seed, sample, options.stop, options.logprobs or 0, options.stop_at_eos,
+            ids, new, options.seed, sample or 0, options.stop, options.logprobs or 0, options.stop_at_eos,
             options.logprobs is not None, rules, translated if source_row else guessed if proposer else None,
             context=need if self._grows else None, **sampling.model_dump(),
         )  # fmt: skip
@@ -412,18 +421,20 @@ class Session:
         source: Source | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Iterator[TextPiece]:
-        """Returns an iterator over the pieces of one text; leaving the loop cancels the request.
+        """Returns an iterator over the pieces of one text.
+
+        An iterator that is closed or no longer held cancels its request, as leaving a `for` loop over this call does.
 
         Parameters
         ----------
         prompt
             A text, token ids, or the messages of a chat.
         options
-            How the prompt is continued; if None, as the model's folder says, and as `given`.
+            How the prompt is continued; if None, as the model's folder says.
         source
             Text or token ids that the encoder of an encoder-decoder reads.
         **given
-            Single options instead of `options`.
+            Single options in place of those of `options`.
 
         Returns
         -------
@@ -447,7 +458,7 @@ class Session:
         options: GenerationOptions | None = None,
         *,
         sources: Sequence[Source] | None = None,
-        n: int = 1,
+        n: int | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> list[Completion]:
         """Returns the completions of several prompts, decoded in one batch.
@@ -457,13 +468,13 @@ class Session:
         prompts
             Texts, rows of token ids, or lists of chat messages.
         options
-            How the prompts are continued; if None, as the model's folder says, and as `given`.
+            How the prompts are continued; if None, as the model's folder says.
         sources
             Source of each prompt, for an encoder-decoder.
         n
-            Number of texts for each prompt.
+            Number of texts for each prompt; by default that of `options`.
         **given
-            Single options instead of `options`.
+            Single options in place of those of `options`.
 
         Returns
         -------
@@ -480,7 +491,9 @@ class Session:
         >>> [one.finish_reason for one in session.complete(["Once", "Twice"], max_new_tokens=3)]
         ['length', 'length']
         """
-        options = self.options(n=n, **given) if options is None else options
+        if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str):
+            raise RequestError(code="type", field="prompts", value=prompts, expected="a list of prompts")
+        options = (self.options() if options is None else options).replace(**({} if n is None else {"n": n}), **given)
         read = [None] * len(prompts) if sources is None else list(sources)
         if len(read) != len(prompts):
             raise RequestError(
@@ -669,7 +682,7 @@ class Session:
         elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             template = self.template  # which refuses a missing tokenizer
             ids = chat_ids(self.tokenizer, template, list(prompt))  # type: ignore[arg-type]
-        elif not isinstance(prompt, Sequence | Tensor | np.ndarray):
+        elif not isinstance(prompt, Sequence | Tensor | np.ndarray) or (len(prompt) and isinstance(prompt[0], str)):
             raise RequestError(code="type", field="prompt", value=prompt, expected="a text, token ids or messages")
         else:
             rows = rows_of(self.model, prompt)
@@ -925,6 +938,15 @@ def _any_changed(requests: Sequence[Reply]) -> bool:
     return any(one._asked.pieces or one._asked.closed for one in requests)
 
 
+def check_ready(given: object, field: str) -> None:
+    """Raises RequestError unless the value is a model with its tokenizer."""
+    if not isinstance(getattr(given, "model", None), Model) or not hasattr(given, "tokenizer"):
+        raise RequestError(
+            code="type", field=field, value=type(given).__name__,
+            expected="a loaded model: gf.load(...), or gf.Loaded(model, config, tokenizer)",
+        )  # fmt: skip
+
+
 def source_of(model: Model, tokenizer: Tokenizer | None, given: Source | None) -> list[int] | None:
     """Returns the ids of a source; None for a model without an encoder. Raises RequestError for a source that is
     missing, that the model does not take, or that its encoder cannot read."""
@@ -942,7 +964,10 @@ def source_of(model: Model, tokenizer: Tokenizer | None, given: Source | None) -
             code="missing", field="source", expected="a text",
         )  # fmt: skip
     if not isinstance(given, str):
-        ids = [int(token) for token in given]
+        try:
+            ids = [int(token) for token in given]
+        except (TypeError, ValueError):
+            raise RequestError(code="type", field="source", value=given, expected="a text or token ids") from None
     elif tokenizer is None:
         raise RequestError(
             "this model has no tokenizer; give the source as token ids", code="missing", field="tokenizer"

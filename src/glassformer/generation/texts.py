@@ -18,7 +18,7 @@ from glassformer.figures.terminal import Printed, size
 from glassformer.generation.engine import MOST_READ
 from glassformer.generation.rules import Rules, not_applied
 from glassformer.generation.sampling import Sampling
-from glassformer.generation.session import SLOTS, Completion, Prompt, Ready, Reply, Session
+from glassformer.generation.session import SLOTS, Completion, Prompt, Ready, Reply, Session, check_ready
 from glassformer.generation.speculate import Draft, PromptLookup, Proposer, check_same_tokens
 from glassformer.options import DecodingOptions
 
@@ -194,6 +194,7 @@ class TextRun:
         options = self.options
         proposer: Proposer | None = PromptLookup() if options.speculate else None
         if draft is not None:
+            check_ready(draft, "draft")
             if draft.tokenizer is not None:
                 check_same_tokens(self.tokenizer, draft.tokenizer, f"draft={options.draft}")
             proposer = Draft(draft.model)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import RenderableType
@@ -21,7 +21,7 @@ from glassformer.conversion.weights import spoilt_weights, spoilt_words
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.figures.terminal import Printed, size, unbroken
 from glassformer.files import output
-from glassformer.machine import dtype_of
+from glassformer.machine import WEIGHT_DTYPES, dtype_of
 from glassformer.model import Model
 from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify
@@ -95,7 +95,7 @@ def convert(
     Parameters
     ----------
     source
-        The path or name of a run or checkpoint, with changes or not; a built `Model`, or a `Loaded`.
+        The path or name of a run or checkpoint, with changes or not; a built `Model`, a `Loaded` or a `Run`.
     out
         Folder or .gguf file to write.
     to
@@ -129,6 +129,8 @@ def convert(
     ...     gf.convert(model, folder).architecture
     'LlamaForCausalLM'
     """
+    if to not in (None, *get_args(Format)):
+        raise RequestError(code="unknown", field="to", value=to, expected=" or ".join(get_args(Format)))
     kind: Format = to or ("gguf" if str(out).endswith(".gguf") else "hf")
     named = None if dtype is None else str(dtype).removeprefix("torch.")
     if kind == "hf" and named == "q8_0":
@@ -148,7 +150,8 @@ def convert(
             family = write_gguf(loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"], ends=loaded.ends)
         else:
             family = save(
-                loaded.model, loaded.tokenizer, path, dtype=None if named is None else dtype_of(named),
+                loaded.model, loaded.tokenizer, path,
+                dtype=None if named is None else dtype_of(named, known=WEIGHT_DTYPES),
                 trained=training_of(str(source)) if isinstance(source, str | Path) else None,
                 ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling, force=force,
             )  # fmt: skip

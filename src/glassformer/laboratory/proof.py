@@ -6,7 +6,6 @@ Everything runs in fp32, on the tokens of a seed or of a text.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import io
 import math
@@ -15,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -251,6 +250,10 @@ def checks(
 
 def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[Loaded, Path | None]:
     """Returns the model in fp32, and the path of its reference, None if that is to be written."""
+    if not isinstance(reference, str | Path | None):
+        raise RequestError(
+            code="type", field="reference", value=type(reference).__name__, expected="the path of a checkpoint"
+        )
     source = None if reference is None else locate(str(reference))
     if source is not None and not is_checkpoint(str(source)):
         raise RequestError(
@@ -262,11 +265,7 @@ def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[
         if source is None and has_weights(model) and not changes:
             path = locate(name)
             source = path if is_folder(path) or path.is_file() else None
-        return resolve(model, weights=True, seed=seed, dtype=torch.float32), source
-    loaded = resolve(model, weights=True, seed=seed)
-    if any(weight.dtype != torch.float32 for weight in loaded.model.parameters()):
-        loaded = replace(loaded, model=copy.deepcopy(loaded.model).float())
-    return loaded, source
+    return resolve(model, weights=True, seed=seed, dtype=torch.float32), source
 
 
 def _given(loaded: Loaded, text: str | None, seed: int) -> Given:

@@ -4,12 +4,13 @@ work."""
 from __future__ import annotations
 
 from glassformer.machine.defaults import DTYPES, DType, Settings, apply, machine, settings, synchronize
-from glassformer.machine.device import can_compile, device_named, dtype_of, has_fast_bfloat16
+from glassformer.machine.device import WEIGHT_DTYPES, can_compile, device_named, dtype_of, has_fast_bfloat16
 from glassformer.machine.memory import forget_peak, free_memory, keep_freed_memory, peak_memory
 from glassformer.machine.processor import available_cores
 
 __all__ = [
     "DTYPES",
+    "WEIGHT_DTYPES",
     "DType",
     "Settings",
     "apply",

@@ -7,7 +7,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 
@@ -33,8 +33,11 @@ class Abilities:
         return cls(device, processor.available_cores(), has_fast_bfloat16(device), can_compile(device))
 
 
-def device_named(device: str) -> str:
+def device_named(device: str | torch.device) -> str:
     """The device of that name, of `auto` the best one here. Raises RequestError where it is not on this machine."""
+    if not isinstance(device, str | torch.device):
+        raise RequestError(code="type", field="device", value=device, expected="a device such as cpu or cuda")
+    device = str(device)
     own = torch.accelerator.current_accelerator(check_available=True)
     here = ["cpu"] if own is None else ["cpu", own.type]
     if device == "auto":
@@ -52,9 +55,15 @@ def device_named(device: str) -> str:
     return asked.type if asked.type in ("cpu", "mps") else str(asked)
 
 
-def dtype_of(dtype: torch.dtype | str, field: str = "dtype") -> torch.dtype:
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes that weights are loaded in."""
+
+
+def dtype_of(
+    dtype: torch.dtype | str, field: str = "dtype", known: Collection[torch.dtype] | None = None
+) -> torch.dtype:
     """Returns the dtype itself, or the one that a name such as "bfloat16" or "torch.bfloat16" means. Raises
-    RequestError.
+    RequestError, also for one that is not among the `known`.
 
     >>> dtype_of("bfloat16")
     torch.bfloat16
@@ -62,6 +71,9 @@ def dtype_of(dtype: torch.dtype | str, field: str = "dtype") -> torch.dtype:
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise RequestError(code="unknown", field=field, value=dtype, expected="a dtype of torch such as bfloat16")
+    if known is not None and found not in known:
+        names = ", ".join(str(one).removeprefix("torch.") for one in known)
+        raise RequestError(code="unsupported", field=field, value=str(dtype), expected=f"one of {names}")
     return found
 
 

@@ -11,22 +11,22 @@ import torch
 
 from glassformer import machine
 from glassformer.conversion.weights import fold
-from glassformer.errors import RequestError, WorkError, no_memory
+from glassformer.errors import RequestError, WorkError, check_whole, no_memory
 from glassformer.generation.session import Completion, Session
 from glassformer.loaded import Loaded
+from glassformer.model import STATE_DTYPES
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import ModelKeywords, ModelOptions
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
-
-STATE_DTYPES = {**machine.DTYPES, "int8": torch.int8}
+from glassformer.text.messages import as_messages
 
 
 def chat(
     model: ModelLike,
-    messages: Sequence[Message],
+    messages: str | Sequence[Message],
     *,
     system: str | None = None,
     context: int | None = None,
@@ -38,8 +38,8 @@ def chat(
     ----------
     model : str, Path, Model or Loaded
         A model with a chat template.
-    messages : sequence of mappings
-        Such as {"role": "user", "content": "Hello"}.
+    messages : str or sequence of mappings
+        Such as {"role": "user", "content": "Hello"}; a text is one message of the user.
     system : str, optional
         System message, placed first.
     context : int, optional
@@ -66,7 +66,7 @@ def chat(
     loaded = loaded_as(model, run)
     first = [{"role": "system", "content": system}] if system else []
     with Session(loaded, slots=1, context=context, kept=0, dtype=state_dtype(run), compiled=run.compile) as session:
-        return session.complete([[*first, *messages]], **rest)[0]
+        return session.submit([*first, *as_messages(messages)], **rest).result()
 
 
 def split(options: Mapping[str, Any]) -> tuple[ModelOptions, dict[str, Any]]:
@@ -78,7 +78,8 @@ def split(options: Mapping[str, Any]) -> tuple[ModelOptions, dict[str, Any]]:
 
 def state_dtype(options: ModelOptions) -> torch.dtype | None:
     """Returns the dtype of the decode state; None for that of the weights."""
-    return None if options.state_dtype is None else STATE_DTYPES[options.state_dtype]
+    named = options.state_dtype
+    return None if named is None else machine.dtype_of(named, "state_dtype", STATE_DTYPES)
 
 
 def device_of(options: ModelOptions) -> str:
@@ -107,20 +108,20 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
     """Returns a model ready to run; one that is built or loaded stays on its device if that is `auto`.
 
     Raises RequestError if it cannot be loaded so, WorkError if the device has too little memory."""
+    device = device_of(options)
     if options.threads is not None:
-        machine.apply(machine.settings(device_of(options), threads=options.threads, compile=options.compile))
+        check_whole("threads", options.threads)
+        machine.apply(machine.settings(device, threads=options.threads, compile=options.compile))
     if not isinstance(model, str | Path):
         if options.quantize is not None:
             raise RequestError(
                 "quantize is decided when a model is loaded; give its name, or gf.load(..., quantize=...)",
                 code="conflict", field="quantize", value=options.quantize,
             )  # fmt: skip
-        device = None if options.device == "auto" else options.device
-        return resolve(model, weights=True, dtype=options.dtype, device=device)
+        return resolve(model, weights=True, dtype=options.dtype, device=None if options.device == "auto" else device)
     dtype = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None)
-    device = device_of(options)
     try:
-        loaded = load(model, dtype=dtype and machine.DTYPES[dtype], device=device, quantize=options.quantize)
+        loaded = load(model, dtype=dtype, device=device, quantize=options.quantize)
     except RuntimeError as error:
         if device == "cpu" or not no_memory(error):
             raise

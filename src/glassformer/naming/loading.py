@@ -12,7 +12,7 @@ from glassformer.conversion import checkpoints
 from glassformer.conversion.weights import spoilt_weights, warn_spoilt
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
-from glassformer.machine import dtype_of
+from glassformer.machine import WEIGHT_DTYPES, device_named, dtype_of
 from glassformer.names import grammar
 from glassformer.names.known import FAMILIES
 from glassformer.names.places import is_folder, without_weights
@@ -62,7 +62,8 @@ def load(
     >>> llm = gf.load("smollm2", quantize="int4")  # doctest: +SKIP
     >>> print(llm.generate("Once upon a time", max_new_tokens=20))  # doctest: +SKIP
     """
-    dtype = None if dtype is None else dtype_of(dtype)
+    dtype = None if dtype is None else dtype_of(dtype, known=WEIGHT_DTYPES)
+    device = None if device is None else device_named(device)
     name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:
         raise without_weights(name, str(expression) if grammar.exists(str(expression)) else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -9,17 +11,18 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.conversion import is_checkpoint
-from glassformer.errors import RequestError, shown
+from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
-from glassformer.machine import dtype_of
+from glassformer.machine import WEIGHT_DTYPES, device_named, dtype_of
 from glassformer.model import Model
 from glassformer.names.known import PACKAGED
 from glassformer.names.places import existing, packaged
 from glassformer.naming.loading import load
 from glassformer.naming.models import parse, preset
+from glassformer.training import Run
 
-ModelLike = str | Path | ModelConfig | Model | Loaded
-"""Ways to say which model is meant: an expression, a path, a config, a built model, a loaded model."""
+ModelLike = str | Path | ModelConfig | Model | Loaded | Run
+"""Ways to say which model is meant: an expression, a path, a config, a built model, a loaded model, a run."""
 
 
 @overload
@@ -52,15 +55,15 @@ def resolve(
     Parameters
     ----------
     model
-        An expression such as "llama@10m+gqa:2", a path of a config or checkpoint, a `ModelConfig`, a built `Model`, or
-        a `Loaded`. A change of the recipe in an expression is refused.
+        An expression such as "llama@10m+gqa:2", a path of a config or checkpoint, a `ModelConfig`, a built `Model`,
+        a `Loaded`, or the `Run` that `train` returns. A change of the recipe in an expression is refused.
     weights
         Return a `Loaded`. A built `Model` has no tokenizer.
     seed
         With `weights`, the seed of random weights for a name without weights and for a `ModelConfig`, which are refused
         without a seed.
     dtype, device
-        As in `load`; for a `Model` or a `Loaded`, where the model is moved to.
+        As in `load`. A `Model` or `Loaded` in another dtype or on another device is copied, and stays as it is.
 
     Returns
     -------
@@ -76,6 +79,8 @@ def resolve(
     >>> resolve("llama@1m").n_layers
     6
     """
+    if isinstance(model, Run):
+        model = model.loaded
     if weights and seed is not None and not has_weights(model):
         config = resolve(model)
         return _moved(Loaded(config.build(seed).eval(), config, None), dtype, device)
@@ -95,17 +100,17 @@ def resolve(
     if isinstance(model, Loaded):
         return _moved(model, dtype, device) if weights else model.config
     message = (
-        f"{shown(repr(model))} names no model; give an expression such as 'llama@10m', a path, a ModelConfig, a Model "
-        "or a Loaded"
+        f"a value of type {type(model).__name__} names no model; give an expression such as 'llama@10m', a path, a "
+        "ModelConfig, a Model, a Loaded or a Run"
     )
     raise RequestError(message, code="type", field="model", value=type(model).__name__, expected="a model")
 
 
 def has_weights(model: ModelLike) -> bool:
-    """Returns True for a built or loaded model, and for an expression that names a run or checkpoint."""
+    """Returns True for a built, loaded or trained model, and for an expression that names a run or checkpoint."""
     if isinstance(model, str | Path):
         return is_checkpoint(parse(model)[0])
-    return isinstance(model, Model | Loaded)
+    return isinstance(model, Model | Loaded | Run)
 
 
 def files_of(*models: ModelLike) -> list[Path]:
@@ -121,6 +126,13 @@ def name_of(model: ModelLike) -> str:
 
 
 def _moved(loaded: Loaded, dtype: torch.dtype | str | None, device: Any) -> Loaded:
-    if dtype is not None or device is not None:
-        loaded.model.to(device=device, dtype=None if dtype is None else dtype_of(dtype))
-    return loaded
+    """Returns the model in a dtype and on a device: a copy, unless it is so already."""
+    dtype = None if dtype is None else dtype_of(dtype, known=WEIGHT_DTYPES)
+    place = None if device is None else torch.device(device_named(device))
+    if all(
+        (dtype is None or not weight.is_floating_point() or weight.dtype == dtype)
+        and (place is None or (weight.device.type, weight.device.index or 0) == (place.type, place.index or 0))
+        for weight in loaded.model.parameters()
+    ):
+        return loaded
+    return replace(loaded, model=copy.deepcopy(loaded.model).to(device=place, dtype=dtype))

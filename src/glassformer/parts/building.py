@@ -6,12 +6,11 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError, shown
+from glassformer.errors import RequestError, check_seed
 from glassformer.parts.core.init import Init, Numbers, key_of, storage_of
 
 
@@ -135,14 +134,6 @@ def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: st
         methods = "init_weights(init) or reset_parameters()"
         message = f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an {methods}"
         raise RequestError(message, code="missing", field=min(left), expected=methods)
-
-
-def check_seed(seed: int) -> int:
-    """The seed as an int. Raises RequestError for one that is no whole number, or has more than 63 bits."""
-    if not isinstance(seed, Integral) or abs(seed) >= 1 << 63:
-        message = f"seed={shown(seed, 40)}: a whole number from 0 up to, not including, 2^63 is right"
-        raise RequestError(message, code="range", field="seed", value=seed, expected="an integer in [0, 2**63)")
-    return int(seed)
 
 
 def generator_of(seed: int) -> torch.Generator:

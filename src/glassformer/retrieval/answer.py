@@ -240,7 +240,7 @@ class Asker:
         `options` are as `Session.submit` takes them; by default the most likely tokens, at most 200. Raises
         RequestError, before anything is computed, for what cannot be answered."""
         defaults: GenerationKeywords = {"temperature": 0.0, "max_new_tokens": 200}
-        options = options or self.session.options(**{**defaults, **given})
+        options = self.session.options(**{**defaults, **given}) if options is None else options.replace(**given)
         prompt = self.prompt(question, k, options.max_new_tokens or 200)
 
         def answer(found: Completion) -> Answer:

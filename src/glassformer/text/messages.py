@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glassformer.errors import RequestError
-from glassformer.text.chat_template import ChatTemplate
+from glassformer.text.chat_template import ChatTemplate, Message
 from glassformer.text.subword import FileTokenizer
 from glassformer.text.vocabulary import Tokenizer
 
@@ -39,6 +39,18 @@ def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int
     for piece in rest:
         ids += tokenizer.encode(piece, parse_specials=True).tolist()
     return ids
+
+
+def as_messages(given: str | Sequence[Message]) -> list[Message]:
+    """Returns the messages of a chat; a text is one message of the user. Raises RequestError."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, Sequence) or not given or any(not isinstance(one, Mapping) for one in given):
+        raise RequestError(
+            code="type", field="messages", value=given,
+            expected='a text, or messages such as [{"role": "user", "content": "Hello"}]',
+        )  # fmt: skip
+    return [*given]
 
 
 def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
