@@ -627,5 +627,5 @@ class Engine:
 
 
 def reason(problem: BaseException) -> str:
-    """Returns the message of an exception on one line; its class if it has none."""
+    """Returns the message of an exception on one line, or the name of its class."""
     return " ".join(str(problem).split()) or type(problem).__name__
