@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from glassformer.cli import main
+from glassformer.comparison.design import FILE, Design
 from glassformer.comparison.single import SingleRun
 from glassformer.errors import Code
 from glassformer.laboratory.experiments import steps_of
+from glassformer.laboratory.ladder import LadderDesign
 from tests.refused import refused
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -63,6 +65,16 @@ def test_what_is_wrong_is_said_before_anything_runs(
             written(tmp_path, {"verb": "train", "model": "gpt2@1m", "data": "x", "out": "y", "tokens": 1}),
             seeds=2,
         )
+
+
+@pytest.mark.parametrize("budget", [{"tokens": "1M"}, {"minutes": 1.0}, {"flops": 1e15}, {"steps": 30}])
+@pytest.mark.parametrize("kind", [Design, LadderDesign])
+def test_a_design_of_any_budget_is_run_from_its_file(kind: Any, budget: dict[str, Any], tmp_path: Path) -> None:
+    ends = {"models": ["gpt2@1m"]} if kind is Design else {"base": "gpt2@1m", "changes": "rope"}
+    design = kind.of(**ends, data="text.txt", **budget)
+    design.save(tmp_path)
+    about, (step,) = steps_of(tmp_path / FILE)
+    assert (about, step.made(), step.out) == ("", design, str(tmp_path))
 
 
 def tiny(step: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +17,7 @@ import glassformer as gf
 from glassformer.cli import main, options
 from glassformer.cli.verbs import training as verbs
 from glassformer.comparison import verbs as carrying
-from glassformer.comparison.design import FILE, to_yaml
+from glassformer.comparison.design import FILE, design_of, to_yaml
 from glassformer.config import MAX_FILE_BYTES, read_tree
 from glassformer.errors import Code, RequestError, WorkError
 from glassformer.laboratory.ladder import LadderDesign
@@ -88,6 +90,81 @@ def test_a_tuned_design_is_the_plain_one_that_tunes() -> None:
     assert tuned.replace(tune=False) == plain and plain.replace(tune=True) == tuned
 
 
+def test_a_keyword_counts_instead_of_the_field_of_a_recipe() -> None:
+    """In making a design, in changing it, and in the verbs, which do both by the same function."""
+    for recipe in ({"tokens": 64}, gf.Recipe.of(tokens=64)):
+        assert gf.Design.of([A], "x", tokens=96, recipe=recipe).tokens == 96
+        assert gf.Design.of([A], "x", tokens=96).replace(recipe=recipe).tokens == 64
+        held = gf.Design.of([A], "x", tokens=1)
+        for given in ([A], held):
+            made, text = design_of(gf.Design, given, "y", {"tokens": 96, "seeds": None}, {"recipe": recipe})
+            assert (made.tokens, made.data, text) == (96, "y", None)
+        with refused(code="conflict", field="budget"):
+            gf.Design.of([A], "x", minutes=1, recipe=recipe)
+    for wrong in ({"tokens": 64, "seeds": 2}, {"seeds": 2}):
+        with refused(code="unknown", field="seeds"):
+            gf.Design.of([A], "x", tokens=96, recipe=wrong)
+    with refused(code="conflict", field="tokens"):
+        gf.Design(arms=[A], tokens=1000, recipe={"tokens": 3})  # type: ignore[arg-type]
+
+
+def test_a_design_that_is_given_changes_in_every_verb() -> None:
+    """What a ladder or a scaling law takes is what it lets change; nothing is dropped."""
+    ladder = LadderDesign.of("gpt2@1m", "x", changes="rope", tokens="1M", batch_size=4)
+    asked = {"changes": "rmsnorm,rope", "to": None, "design": "factorial", "seeds": 4}
+    made, _ = design_of(LadderDesign, ladder, "y", asked, {"batch_size": 8})
+    wanted = LadderDesign.of("gpt2@1m", "y", changes="rmsnorm,rope", design="factorial", seeds=4, tokens="1M",
+                             batch_size=8)  # fmt: skip
+    assert made == wanted != ladder
+    with refused(code="range", field="seeds"):
+        ladder.replace(seeds=1)
+    with refused(code="range", field="tokens"):
+        ladder.replace(tokens=1)
+    law = ScalingDesign.of(["gpt2"], "x", sizes="0.1m..1.6m", budgets="250k..4M", recipe={"batch_size": 4})
+    changed, _ = design_of(ScalingDesign, law, "y", {"sizes": "0.1m..3m", "far": True, "hours": None}, {"seeds": 3})
+    again = ScalingDesign.of(["gpt2"], "y", sizes="0.1m..3m", budgets="250k..4M", batch_size=4, far=True, seeds=3)
+    assert changed == again != law
+    for wrong in ({"recipe": {"tokens": 3}}, {"tokens": 3}):
+        with refused(code="conflict", field="tokens"):
+            law.replace(**wrong)
+    with refused(code="conflict", field="flops"):
+        ScalingDesign.of(["gpt2"], "x", sizes="0.1m..1.6m", budgets="250k..4M", recipe={"flops": 1e9})
+
+
+def test_a_design_does_not_change_and_has_a_hash() -> None:
+    made: list[Any] = [
+        *(make() for make in DESIGNS.values()),
+        LadderDesign.of({"mine": preset("gpt2@1m")}, "x", changes=["rope"], tokens="1M"),
+        ScalingDesign.of({"mine": preset("gpt2@1m")}, "x", sizes=["0.1m..1.6m"], budgets=["250k..4M"], flops="1e15"),
+    ]
+    for design in made:
+        assert hash(design) == hash(copy.deepcopy(design)) and pickle.loads(pickle.dumps(design)) == design
+    design = DESIGNS["named"]()
+    changes = ("held['batch_size'] = 99", "held.update(batch_size=99)", "held.clear()", "held |= {1: 2}")
+    for held in (design.recipe, design.arms[1].recipe):
+        for change in changes:
+            with pytest.raises(TypeError):
+                exec(change, {"held": held})
+    assert design == DESIGNS["named"]()
+
+
+def test_fields_are_read_however_a_design_is_made(tmp_path: Path) -> None:
+    """The constructor and `replace` take what `of` takes, and text means what it means on the command line."""
+    made = gf.Design(arms=[A, B], data=tmp_path, tokens="1k", looks="3,5", power="1%")  # type: ignore[arg-type]
+    assert (made.tokens, made.looks, made.power, made.data) == (1000, (3, 5), 0.01, str(tmp_path))
+    assert made == gf.Design.of([A, B], str(tmp_path), tokens=1000, looks=[3, 5], power=0.01)
+    assert made == made.replace(arms=[A, B], data=tmp_path, looks=(3, 5))
+    assert gf.Design(arms=[A], tokens=1, looks=None) == gf.Design.of([A], tokens=1)  # type: ignore[arg-type]
+    assert gf.Design.of([A], minutes="1.5", tune=True, within="30").replace(tune=False, within=None).minutes == 1.5
+    with refused(code="missing", field="models"):
+        gf.Design(arms=(), tokens=1)
+    made.save(str(tmp_path))
+    assert gf.Design.from_file(tmp_path / FILE) == made
+    law = ScalingDesign.of(["gpt2"], sizes="0.1m..1.6m", budgets="250k..4M", flops="1e18", predict="30m,10b")
+    assert (law.flops, law.predict) == ((1e18,), ((3e7, 1e10),))
+    assert law.replace(flops=1e18, predict=[(3e7, "10b")]) == law
+
+
 @pytest.mark.parametrize(
     ("models", "options", "code", "field"),
     [
@@ -115,7 +192,11 @@ def test_a_tuned_design_is_the_plain_one_that_tunes() -> None:
         ([A], {"seeds": 10**6}, "range", "seeds"),
         ([A], {"looks": 3}, "type", "looks"),
         ([A], {"looks": [1]}, "range", "looks"),
+        ([A], {"looks": "3;5"}, "type", "looks"),
         ([A], {"power": 0.01}, "missing", "power"),
+        ([A, B], {"power": "much"}, "type", "power"),
+        ([A], {"tokens": None, "minutes": "long"}, "type", "minutes"),
+        ([A], {"log_to": "nowhere"}, "unknown", "log_to"),
         ([A, B], {"power": 0.0}, "range", "power"),
         ([A], {"within": 3}, "conflict", "within"),
         ([A], {"tune": True, "seeds": 1}, "range", "seeds"),

@@ -224,7 +224,7 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
     page = (out / "ladder.html").read_text()
     assert "rope: added in its place, it lowers the loss" in page and page.count("<svg") >= 4 + 3 * 4
     assert found.command == f"glassformer run {out / 'design.yaml'}"
-    assert LadderDesign.from_dict(read_tree(out / "design.yaml")).steps == list(STEPS)
+    assert LadderDesign.from_dict(read_tree(out / "design.yaml")).steps == tuple(STEPS)
 
     again = Planted({"rope": -0.2, "nobias": 0.05})
     assert ablate(BASE, source, changes=STEPS, out=out, executor=Instead(again), **PLAN).arms == found.arms

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
-from glassformer.errors import RequestError, check_whole
+from glassformer.errors import RequestError, check_whole, did_you_mean, shown
 from glassformer.machine import available_cores
 from glassformer.names.grammar import CHANGES, LONGEST, RECIPE
 from glassformer.naming import at_size, own_value, preset, resize, split_recipe
@@ -58,14 +58,18 @@ def check_planned(looks: Sequence[int]) -> None:
 
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises
-    RequestError."""
+    """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises RequestError
+    if `recipe` has a field that is not one of `Recipe`."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):
         given = dict(recipe or {})
     else:
         raise RequestError(code="type", field="recipe", value=recipe, expected="a Recipe, or a mapping of its fields")
+    if wrong := next((name for name in given if name not in Recipe.model_fields), None):
+        near = did_you_mean(str(wrong), Recipe.model_fields)
+        message = f"recipe has no field {shown(wrong)}{near}; fields of a design are keywords of their own"
+        raise RequestError(message, code="unknown", field=shown(wrong), value=given[wrong])
     return {**given, **fields}
 
 
@@ -73,6 +77,22 @@ def recipe_defaults() -> dict[str, Any]:
     """The recipe without its budget, at its defaults."""
     names = set(Recipe.model_fields) - set(BUDGETS)
     return {name: Recipe.model_fields[name].get_default() for name in names}
+
+
+class Fields(dict[Any, Any]):
+    """A mapping that does not change, with a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fields, (dict(self),)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("the fields of a design do not change; `replace` returns a design with others")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,9 @@ class DesignArm:
     """An expression without changes of the recipe, or a config."""
     recipe: Mapping[str, str] = field(default_factory=dict)
     """Changes of the recipe for this arm: field -> value as text."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipe", Fields(self.recipe))
 
     @classmethod
     def of(cls, name: str | None, model: Any, unnamed: str = "model") -> DesignArm:

@@ -13,6 +13,7 @@ import yaml
 
 from glassformer.comparison.arms import (
     DesignArm,
+    Fields,
     Match,
     arms,
     check_planned,
@@ -35,9 +36,11 @@ from glassformer.naming.resolve import ModelLike
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.power import check_effect
 from glassformer.runs.results import Budget
+from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.training import Recipe
+from glassformer.training.recipe import BUDGETS
 from glassformer.training.sinks import check_sinks
-from glassformer.units import count, quantity
+from glassformer.units import count, quantity, share, whole_numbers
 
 FILE = "design.yaml"
 """The design of an experiment, in the folder that it leaves."""
@@ -167,14 +170,23 @@ class Design:
         1
         """
         given = recipe_fields(recipe, options)
-        own = _as_fields({name: given.pop(name) for name in list(given) if name in OWN})
+        own = {name: given.pop(name) for name in list(given) if name in OWN}
         if own.get("seeds") is None:
             own["seeds"] = TUNED_SEEDS if own.get("tune") else 1
-        data = str(data) if isinstance(data, Path) else data
-        return cls(arms=tuple(arms(models).values()), data=data, recipe=_changed(given), **own)
+        return cls(arms=tuple(arms(models).values()), data=data, recipe=given, **own)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        """Refuses what is wrong with the experiment."""
+        """Reads fields as they may be written, and refuses what is wrong with the experiment."""
+        if wrong := next((name for name in BUDGETS if name in self.recipe), None):
+            message = f"recipe has {wrong}, which is a field of the design; give {wrong} as a keyword"
+            raise RequestError(message, code="conflict", field=wrong, value=self.recipe[wrong])
+        for name, value in {
+            "arms": tuple(arms(self.arms).values()),
+            "data": str(self.data) if isinstance(self.data, Path) else self.data,
+            "recipe": Fields(_changed(self.recipe)),
+            **{name: _read(name, getattr(self, name)) for name in READERS},
+        }.items():
+            object.__setattr__(self, name, value)
         for name, kinds in TYPES.items():
             if not isinstance(value := getattr(self, name), kinds) or (isinstance(value, bool) and bool not in kinds):
                 expected = " or ".join(kind.__name__ for kind in kinds)
@@ -237,7 +249,7 @@ class Design:
         Parameters
         ----------
         **changes
-            Fields of the design and of the recipe.
+            Fields of the design and of the recipe. `recipe` changes the fields of the recipe that it names.
 
         Returns
         -------
@@ -254,9 +266,9 @@ class Design:
         >>> design.replace(seeds=2, batch_size=8).recipe["batch_size"]
         8
         """
+        changes = recipe_fields(changes.pop("recipe", None), changes)
         own = {name: changes.pop(name) for name in list(changes) if name in OWN or name in ("arms", "data")}
-        own = _as_fields(own)
-        return replace(self, **own, recipe=_changed({**self.recipe, **changes}))
+        return replace(self, **own, recipe={**self.recipe, **changes})
 
     # What follows from the fields
 
@@ -374,7 +386,7 @@ class Design:
                 tree[one.name] = list(value) if isinstance(value, tuple) else value
         return tree | {name: to_plain(value) for name, value in self.recipe.items()}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes design.yaml.
 
         Parameters
@@ -384,9 +396,9 @@ class Design:
 
         Examples
         --------
-        >>> design.save(Path("."))
+        >>> design.save(".")
         """
-        replace_text(folder / FILE, to_yaml(self.to_dict()))
+        replace_text(Path(folder) / FILE, to_yaml(self.to_dict()))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
@@ -443,16 +455,31 @@ class Design:
         return cls.from_dict(read_tree(path), str(path))
 
 
-def _as_fields(own: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a design as it keeps them: counts as numbers, lists as tuples. Raises RequestError."""
-    for name in ("tokens", "steps", "flops"):
-        if isinstance(own.get(name), str):
-            own[name] = quantity(own[name], field=name) if name == "flops" else count(own[name], name)
-    for name in {"looks", "log_to"} & own.keys():
-        if own[name] is not None and not isinstance(own[name], list | tuple):
-            raise RequestError(code="type", field=name, value=own[name], expected="a list")
-        own[name] = tuple(own[name] or ())
-    return own
+def design_of(
+    kind: type[Any], given: Any, data: DataLike | None, asked: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Tokens | None]:
+    """Returns the design that a verb is asked for, and its text if that is in memory.
+
+    The design is made by `kind.of` of models, or is the `given` one with the data, what is not None of `asked`, and
+    the `options` in place of its own. Raises RequestError."""
+    options = {**options, **{name: value for name, value in asked.items() if value is not None}}
+    if not isinstance(given, kind):
+        name, text = named_or_read(data, options.get("tokenizer"))
+        return kind.of(given, name, **options), text
+    name, text = named_or_read(data, options.get("tokenizer", given.tokenizer))
+    options |= {} if data is None else {"data": name}
+    return given.replace(**options) if options else given, text
+
+
+def _read(name: str, value: Any) -> Any:
+    """A field as a design keeps it: text as what it stands for, lists as tuples. Raises RequestError."""
+    if isinstance(value, str):
+        value = READERS[name](value, field=name)
+    if name not in ("looks", "log_to"):
+        return value
+    if not isinstance(value, list | tuple | None):
+        raise RequestError(code="type", field=name, value=value, expected="a list")
+    return tuple(value or ())
 
 
 def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -490,6 +517,12 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
 
 OWN = frozenset(one.name for one in fields(Design)) - {"arms", "data", "recipe"}
 """Fields of a design but for models, data, and those of the recipe."""
+READERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("tokens", "steps"), count),
+    **dict.fromkeys(("flops", "minutes", "within"), quantity),
+    "power": share, "looks": whole_numbers, "log_to": lambda text, field: [text],
+}  # fmt: skip
+"""Readers of the fields that may be text."""
 TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("tokens", "steps"), (int, type(None))),
     **dict.fromkeys(("minutes", "flops", "within"), (int, float, type(None))),

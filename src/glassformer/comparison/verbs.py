@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glassformer.comparison.arms import Match, recipe_fields
-from glassformer.comparison.design import Design
+from glassformer.comparison.arms import Match
+from glassformer.comparison.design import Design, design_of
 from glassformer.comparison.experiment import carry_out
 from glassformer.comparison.result import Comparison
 from glassformer.comparison.tuning import tuned
@@ -18,7 +18,7 @@ from glassformer.naming.resolve import ModelLike
 from glassformer.runs.events import Notify
 from glassformer.runs.executor import Executor, with_callbacks
 from glassformer.runs.live import shown
-from glassformer.text import DataLike, Tokens, named_or_read
+from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Recipe
 
 
@@ -32,8 +32,8 @@ def compare(
     steps: int | str | None = None,
     match: Match | None = None,
     seeds: int | None = None,
-    looks: Sequence[int] | None = None,
-    power: float | None = None,
+    looks: str | Sequence[int] | None = None,
+    power: float | str | None = None,
     tune: bool | None = None,
     within: float | None = None,
     recipe: Recipe | Mapping[str, Any] | None = None,
@@ -64,16 +64,16 @@ def compare(
     seeds
         Runs of each model, by default 1, with `tune` 3.
     looks
-        Numbers of seeds at which verdicts will be seen: all together are wrong 5 % of the time.
+        Numbers of seeds at which verdicts will be seen, as a list or as "3,5": all together are wrong 5 % of the time.
     power
-        A difference as a share of the first arm's loss. A pilot of at least three seeds in `out`/pilot then says how
-        many seeds and hours it takes to show it, and gives no verdict.
+        A difference as a share of the first arm's loss, 0.01 or "1%". A pilot of at least three seeds in `out`/pilot
+        then says how many seeds and hours it takes to show it, and gives no verdict.
     tune
         Choose a learning rate for each arm first, on seeds that its verdict does not use.
     within
         Minutes that a tuned comparison may take. A longer one is refused after a few timed steps.
     recipe
-        Fields of the recipe of all arms.
+        Fields of the recipe of all arms, as a mapping or a `Recipe`; keywords count instead of its fields.
     out
         Folder of results.json, report.html and design.yaml. If None, nothing is kept.
     executor
@@ -111,18 +111,11 @@ def compare(
     >>> found.verdicts[0].seeds
     3
     """
-    fields = {
+    asked = {
         "tokens": tokens, "minutes": minutes, "flops": flops, "steps": steps, "match": match, "seeds": seeds,
-        "looks": looks, "power": power, "tune": tune, "within": within,
+        "looks": looks, "power": power, "tune": tune, "within": within, "recipe": recipe,
     }  # fmt: skip
-    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    given |= recipe_fields(recipe, options)
-    name, text = named_or_read(data, given.get("tokenizer"))
-    if isinstance(models, Design):
-        design = models.replace(**given) if given else models
-        design = design if data is None else replace(design, data=name)
-    else:
-        design = Design.of(models, name, **given)
+    design, text = design_of(Design, models, data, asked, options)
     executor = with_callbacks(executor, callbacks)
     return begun(design, text, out, executor=executor, progress=progress, command=command)
 

@@ -107,7 +107,7 @@ def steps_of(
     RequestError that names the file, the step and the field."""
     tree, changes = read_tree(path), {name: value for name, value in changes.items() if value is not None}
     path, out = str(path), None if out is None else str(out)
-    if isinstance(tree, dict) and "steps" not in tree:
+    if isinstance(tree, dict) and "about" not in tree and not isinstance(tree.get("steps"), list):
         about, trees, numbered = "", [tree], False
     else:
         experiment: Experiment = validated(Experiment, tree, "experiment", str(path))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from glassformer.comparison.arms import DesignArm, check_seeds, one_arm
-from glassformer.comparison.design import FILE, LEAST_SEEDS, Design, from_tree, to_yaml
+from glassformer.comparison.arms import DesignArm, check_seeds, given_budget, one_arm
+from glassformer.comparison.design import FILE, LEAST_SEEDS, OWN, Design, design_of, from_tree, to_yaml
 from glassformer.comparison.experiment import command_of
 from glassformer.comparison.verbs import begun, place_of_work
 from glassformer.config import ModelConfig
@@ -32,7 +32,7 @@ from glassformer.runs.files import read_results
 from glassformer.runs.live import shown
 from glassformer.runs.request import place_of, read_request
 from glassformer.runs.results import RunResult
-from glassformer.text import DataLike, Tokens, named_or_read
+from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Interrupted, Recipe
 from glassformer.training.pace import paces
 
@@ -98,9 +98,9 @@ class LadderDesign:
     changes: tuple[str, ...] | None
     """Changes that were asked for, or None if they were to be found."""
     kind: Kind
-    steps: list[str]
+    steps: tuple[str, ...]
     target: DesignArm
-    rungs: list[Rung]
+    rungs: tuple[Rung, ...]
     comparison: Design
 
     @classmethod
@@ -117,26 +117,39 @@ class LadderDesign:
     ) -> Self:
         """Takes what `ablate` takes. Raises RequestError."""
         seeds = LADDER_SEEDS if seeds is None else check_seeds(seeds)
-        if seeds < LEAST_SEEDS:
-            message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
-            raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
         start, goal = one_arm(base, "model"), None if to is None else one_arm(to, "target")
         asked = None if changes is None else as_steps(changes)
         steps, target = _steps(start, goal, asked)
         arms, rungs = _rungs(start, steps, design)
-        comparison = Design.of(arms, data, seeds=seeds, **options)
-        _refuse_small(comparison)
         return cls(
-            base=start, to=goal, changes=None if asked is None else tuple(asked), kind=design, steps=steps,
-            target=target, rungs=rungs, comparison=comparison,
+            base=start, to=goal, changes=None if asked is None else tuple(asked), kind=design, steps=tuple(steps),
+            target=target, rungs=tuple(rungs), comparison=Design.of(arms, data, seeds=seeds, **options),
         )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Refuses a comparison that says nothing of a change."""
+        if (seeds := self.comparison.seeds) < LEAST_SEEDS:
+            message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
+            raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
+        _refuse_small(self.comparison)
 
     @property
     def data(self) -> str | None:
+        """Name of the text, as that of a `Design`."""
         return self.comparison.data
 
+    @property
+    def tokenizer(self) -> str:
+        """Tokenizer of the text, as that of a `Design`."""
+        return self.comparison.tokenizer
+
     def replace(self, **changes: Any) -> Self:
-        """Returns the ladder with some fields of its comparison changed. Raises RequestError."""
+        """Returns the ladder with some of what `of` takes changed. Raises RequestError."""
+        ends = {"base": self.base, "to": self.to, "changes": self.changes, "design": self.kind}
+        if new := {name: changes.pop(name) for name in ends if name in changes}:
+            comparison = self.comparison.replace(**changes)
+            options = {name: getattr(comparison, name) for name in OWN} | comparison.recipe
+            return self.of(**{**ends, **new, **options, "data": comparison.data})
         return replace(self, comparison=self.comparison.replace(**changes))
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,9 +164,9 @@ class LadderDesign:
         ends = {"base": self.base.entry} | {name: value for name, value in asked.items() if value is not None}
         return rest | {"verb": VERB, "seeds": self.comparison.seeds} | ends
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes design.yaml into the folder."""
-        replace_text(folder / FILE, to_yaml(self.to_dict()))
+        replace_text(Path(folder) / FILE, to_yaml(self.to_dict()))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
@@ -167,7 +180,7 @@ def ablate(
     *,
     to: ModelLike | Mapping[str, ModelLike] | None = None,
     changes: str | Sequence[str] | None = None,
-    design: Kind = "ladder",
+    design: Kind | None = None,
     seeds: int | None = None,
     out: str | Path | None = None,
     executor: Executor | None = None,
@@ -182,7 +195,8 @@ def ablate(
     ----------
     base
         The first model: an expression, a path, a config or a model, or a mapping from a name to one of these; or a
-        `LadderDesign`. A model takes part as its config, and without a name it is called "model".
+        `LadderDesign`, whose fields the others then change. A model takes part as its config, and without a name it is
+        called "model".
     data
         As in `compare`.
     to
@@ -191,9 +205,9 @@ def ablate(
     changes
         Changes in their order, as "rope,rmsnorm,swiglu" or as a list. Without `to`, they make the target.
     design
-        "ladder": the changes added one after the other from the base, and each left out of the target; every rung is
-        judged against the base and against the rung before. "factorial": arms with every combination of up to four
-        changes, or half of those of five, for effects and for interactions of two.
+        "ladder", the default: the changes added one after the other from the base, and each left out of the target;
+        every rung is judged against the base and against the rung before. "factorial": arms with every combination
+        of up to four changes, or half of those of five, for effects and for interactions of two.
     seeds
         Runs of each model, by default 3.
     out
@@ -221,11 +235,8 @@ def ablate(
     >>> found = gf.ablate("gpt2@0.3m", "python-docs", to="gpt2@0.3m+rope", tokens="50k")  # doctest: +SKIP
     >>> found.pairs["base"][0].verdict.verdict  # doctest: +SKIP
     """
-    name, text = named_or_read(data, options.get("tokenizer"))
-    if isinstance(base, LadderDesign):
-        ladder = base.replace(**options) if options else base
-    else:
-        ladder = LadderDesign.of(base, name, to=to, changes=changes, design=design, seeds=seeds, **options)
+    asked = {"to": to, "changes": changes, "design": design, "seeds": seeds}
+    ladder, text = design_of(LadderDesign, base, data, asked, options)
     executor = with_callbacks(executor, callbacks)
     with shown(progress) as notify, place_of_work(out) as place:
         found = _trained(ladder, text, Path(place), notify, executor, command)
@@ -328,10 +339,11 @@ def _refuse_small(design: Design) -> None:
     plan = design.plans(design.configs, vocab_size=1)[name]
     count = plan.num_steps(design.configs[name])
     if count is not None and count < LEAST_STEPS:
-        least, asked = LEAST_STEPS * plan.tokens_per_step, design.amounts["tokens"]
+        field = "steps" if design.steps is not None else given_budget(design.amounts)
         raise RequestError(
-            f"--tokens {asked} are {count} steps, which say nothing of a change: give {least:,} or more",
-            code="range", field="tokens", value=asked, expected=f"at least {least}",
+            f"{field}={getattr(design, field)} gives runs of {count} steps, which say nothing of a change: give "
+            f"{LEAST_STEPS} steps or more, {LEAST_STEPS * plan.tokens_per_step:,} tokens",
+            code="range", field=field, value=getattr(design, field), expected=f"at least {LEAST_STEPS} steps",
         )  # fmt: skip
 
 

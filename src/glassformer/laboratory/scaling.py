@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from glassformer.comparison.arms import DesignArm, arms, listing
-from glassformer.comparison.design import FILE, Design, from_tree, to_yaml
+from glassformer.comparison.arms import DesignArm, Fields, arms, listing, recipe_fields
+from glassformer.comparison.design import FILE, OWN, Design, design_of, from_tree, to_yaml
 from glassformer.comparison.experiment import carry_out, checked_folder, command_of, read_text
 from glassformer.comparison.verbs import place_of_work
 from glassformer.config import ModelConfig, first_difference
@@ -31,7 +31,7 @@ from glassformer.parts.core.base import to_plain
 from glassformer.runs.events import Notify, PlanEvent
 from glassformer.runs.executor import Executor, interruptible, with_callbacks
 from glassformer.runs.live import shown as showing
-from glassformer.text import DataLike, Tokens, named_or_read
+from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Interrupted, Recipe
 from glassformer.training.pace import evaluated, run_seconds
 from glassformer.training.request import fit
@@ -39,7 +39,8 @@ from glassformer.units import quantity
 
 VERB = "scale"
 RECORD = "scaling.json"
-OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "power", "looks")
+OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "power", "looks",
+          "flops")  # fmt: skip
 """Words of `compare` that have another meaning here, or none."""
 
 
@@ -57,7 +58,7 @@ class ScalingDesign:
     predict: tuple[tuple[float, float], ...]
     flops: tuple[float, ...]
     far: bool
-    cells: dict[Cell, Design]
+    cells: Mapping[Cell, Design]
     """The comparison of each size and budget."""
 
     @classmethod
@@ -71,19 +72,22 @@ class ScalingDesign:
         isoflop: str | Sequence[Any] | float | None = None,
         form: str = "chinchilla",
         hours: float | None = None,
-        predict: Sequence[tuple[float, float]] = (),
-        flops: Sequence[float] = (),
+        predict: str | Sequence[Any] = (),
+        flops: str | float | Sequence[Any] = (),
         far: bool = False,
+        recipe: Recipe | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
         """Takes what `scale` takes. Raises RequestError."""
+        options = recipe_fields(recipe, options)
+        predicted, compute = pairs(predict), amounts(flops)
         if sizes is None:
             message = "give the sizes of the models: --sizes 0.3m,1m..10m"
             raise RequestError(message, code="missing", field="sizes")
         named = tuple(arms(models).values())
         chosen = grid(sizes, budgets, isoflop)
         chosen.check(form)
-        if flops and len(FORMS[form].reads) < 2:
+        if compute and len(FORMS[form].reads) < 2:
             raise RequestError(
                 f"{FORMS[form].formula} says nothing of how to share compute; leave flops out", field="flops",
                 code="conflict",
@@ -96,9 +100,8 @@ class ScalingDesign:
         Design.of([arm for some in sized.values() for arm in some], data, tokens=1, **plain)  # one context for all
         cells = {cell: Design.of(sized[cell.size], data, **plain, **cell.given) for cell in chosen.cells}
         return cls(
-            models=named, sizes=sizes, budgets=budgets, isoflop=isoflop, grid=chosen, form=form,
-            hours=hours, predict=tuple((float(n), float(d)) for n, d in predict), flops=tuple(flops), far=far,
-            cells=cells,
+            models=named, sizes=_kept(sizes), budgets=_kept(budgets), isoflop=_kept(isoflop), grid=chosen, form=form,
+            hours=hours, predict=predicted, flops=compute, far=far, cells=Fields(cells),
         )  # fmt: skip
 
     @property
@@ -108,33 +111,41 @@ class ScalingDesign:
 
     @property
     def data(self) -> str | None:
+        """Name of the text, as that of a `Design`."""
         return self.first.data
 
+    @property
+    def tokenizer(self) -> str:
+        """Tokenizer of the text, as that of a `Design`."""
+        return self.first.tokenizer
+
     def replace(self, **changes: Any) -> Self:
-        """Returns it with some fields of its comparisons changed. Raises RequestError."""
-        _refuse_others(changes)
-        return replace(self, cells={cell: design.replace(**changes) for cell, design in self.cells.items()})
+        """Returns it with some of what `of` takes changed. Raises RequestError."""
+        asked = {name: getattr(self, name) for name in ASKED}
+        options = {name: getattr(self.first, name) for name in OWN - {*OTHERS}} | self.first.recipe
+        changes = recipe_fields(changes.pop("recipe", None), changes)
+        return self.of(**{**asked, "data": self.data, **options, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values: the content of design.yaml."""
         rest = self.first.to_dict() | {"verb": VERB, "models": listing(self.models)}
         for name in ("tokens", "flops", "allow_unmatched", "loss_alone"):
             rest.pop(name, None)
-        asked = {
-            "sizes": self.sizes, "budgets": self.budgets, "isoflop": self.isoflop, "form": self.form,
-            "hours": self.hours, "predict": [list(pair) for pair in self.predict], "flops": list(self.flops),
-            "far": self.far,
-        }  # fmt: skip
-        return rest | {name: to_plain(value) for name, value in asked.items() if value not in (None, [], False)}
+        asked = {name: to_plain(getattr(self, name)) for name in ASKED if name != "models"}
+        return rest | {name: value for name, value in asked.items() if value not in (None, [], False)}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes design.yaml into the folder."""
-        replace_text(folder / FILE, to_yaml(self.to_dict()))
+        replace_text(Path(folder) / FILE, to_yaml(self.to_dict()))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
         """Makes it from plain values. Raises RequestError."""
         return from_tree(tree, VERB, where, cls.of)
+
+
+ASKED = ("models", "sizes", "budgets", "isoflop", "form", "hours", "predict", "flops", "far")
+"""Fields of a `ScalingDesign` that are given; the others follow."""
 
 
 def scale(
@@ -145,13 +156,13 @@ def scale(
     budgets: str | Sequence[Any] | float | None = None,
     isoflop: str | Sequence[Any] | float | None = None,
     hours: float | None = None,
-    form: str = "chinchilla",
+    form: str | None = None,
     columns: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
     without_worst: int = 0,
-    predict: Sequence[tuple[float, float]] = (),
-    flops: Sequence[float] = (),
-    far: bool = False,
+    predict: str | Sequence[Any] | None = None,
+    flops: str | float | Sequence[Any] | None = None,
+    far: bool | None = None,
     out: str | Path | None = None,
     executor: Executor | None = None,
     callbacks: Sequence[Callback] = (),
@@ -168,8 +179,8 @@ def scale(
     Parameters
     ----------
     models
-        Expressions without a size, paths, configs or models, or a mapping from names to them; or a `ScalingDesign`.
-        A config keeps its parts at every size. None if `data` is a table.
+        Expressions without a size, paths, configs or models, or a mapping from names to them; or a `ScalingDesign`,
+        whose fields the others then change. A config keeps its parts at every size. None if `data` is a table.
     data
         As in `compare`. Without models, a table as `fit_scaling_law` reads it: a .csv file, the folder of a `scale` or
         `compare`, columns or rows.
@@ -183,7 +194,7 @@ def scale(
     hours
         Limit of the time of all runs. If the estimate is longer, nothing is trained.
     form
-        "chinchilla", "kaplan", "overtraining", "params", "tokens" or "compute".
+        "chinchilla", the default, "kaplan", "overtraining", "params", "tokens" or "compute".
     columns, where, without_worst
         Of a table: names of its columns, rows to choose by the text of a column, number of highest losses to leave out.
     predict
@@ -218,28 +229,33 @@ def scale(
     >>> found = gf.scale(["gpt2"], "python-docs", sizes="0.1m..1m", budgets="50k,100k")  # doctest: +SKIP
     >>> found.laws[0].values["alpha"]  # doctest: +SKIP
     """
-    asked: dict[str, Any] = {
-        "predict": tuple(pairs(predict)), "flops": tuple(quantity(one, field="flops") for one in flops), "far": far,
-    }  # fmt: skip
     if not models:
-        training = {"sizes": sizes, "budgets": budgets, "isoflop": isoflop, "hours": hours, **options}
-        return _of_table(data, form, columns, where, without_worst, out, command, training, **asked)
+        training = {
+            "sizes": sizes, "budgets": budgets, "isoflop": isoflop, "hours": hours, "executor": executor,
+            "callbacks": callbacks or None, **options,
+        }  # fmt: skip
+        return _of_table(
+            data, form or "chinchilla", columns, where, without_worst, out, command, training,
+            predict=pairs(predict), flops=amounts(flops), far=bool(far),
+        )  # fmt: skip
     if columns or where or without_worst:
         raise RequestError(
             "--columns, --where and --without-worst are for a table of runs; leave the models out",
             code="conflict", field="columns" if columns else "where" if where else "without_worst",
         )  # fmt: skip
-    name, text = named_or_read(data, options.get("tokenizer"))
-    if isinstance(models, ScalingDesign):
-        design = replace(models.replace(**options) if options else models, **{k: v for k, v in asked.items() if v})
-    else:
-        design = ScalingDesign.of(
-            models, name, sizes=sizes, budgets=budgets, isoflop=isoflop, form=form, hours=hours, **asked, **options
-        )
+    asked = {
+        "sizes": sizes, "budgets": budgets, "isoflop": isoflop, "form": form, "hours": hours, "predict": predict,
+        "flops": flops, "far": far,
+    }  # fmt: skip
+    design, text = design_of(ScalingDesign, models, data, asked, options)
     executor = with_callbacks(executor, callbacks)
     with showing(progress) as notify, place_of_work(out) as place:
         found = _trained(design, text, Path(place), notify, executor, command)
     return found if out is not None else replace(found, folder=None)
+
+
+def _kept(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _of_table(
@@ -269,16 +285,23 @@ def _option(name: str) -> str:
     return {"learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
 
 
-def pairs(given: Sequence[Any]) -> list[tuple[float, float]]:
-    """Parameters and tokens as numbers; each pair may be text such as "7b,140b". Raises RequestError."""
+def amounts(given: str | float | Sequence[Any] | None) -> tuple[float, ...]:
+    """Budgets of compute as numbers, of one or of several. Raises RequestError."""
+    listed = [] if given is None else given if isinstance(given, list | tuple) else [given]
+    return tuple(quantity(one, field="flops") for one in listed)
+
+
+def pairs(given: str | Sequence[Any] | None) -> tuple[tuple[float, float], ...]:
+    """Pairs of parameters and tokens as numbers, of one or of several; a pair may be text such as "7b,140b". Raises
+    RequestError."""
     found = []
-    for one in given:
-        sizes = one.split(",") if isinstance(one, str) else list(one)
+    for one in [given] if isinstance(given, str) else given or ():
+        sizes = one.split(",") if isinstance(one, str) else list(one) if isinstance(one, list | tuple) else []
         if len(sizes) != 2:
             expected = "PARAMETERS,TOKENS such as 7b,140b"
             raise RequestError(code="type", field="predict", value=str(one), expected=expected)
         found.append((quantity(sizes[0], field="predict"), quantity(sizes[1], field="predict")))
-    return found
+    return tuple(found)
 
 
 def _trained(

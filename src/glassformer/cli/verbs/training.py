@@ -85,16 +85,14 @@ def compare(
     from glassformer import comparison
     from glassformer.cli.show import show
     from glassformer.runs.live import ComparisonView
-    from glassformer.units import share, whole_numbers
 
     waiting.end()
     with ComparisonView(quiet=json) as view:
         found = comparison.compare(
             models, of_field(data, field), match=match, seeds=seeds, out=out, tune=tune, within=within,
             allow_unmatched=allow_unmatched, pretrained=pretrained, watch=watch_interval(watch, watch_every),
-            power=None if power is None else share(power, "power"),
-            looks=None if looks is None else whole_numbers(looks, "looks"), **vars(run),
-            executor=trains.made(run.device), progress=view.event, command=command_line(),
+            power=power, looks=looks, **vars(run), executor=trains.made(run.device), progress=view.event,
+            command=command_line(),
         )  # fmt: skip
     show(found if json else found.without_notes(view.noted), json)
 
