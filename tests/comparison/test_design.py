@@ -383,7 +383,7 @@ OPTIONS: dict[str, list[str]] = {
     "pretrained": ["--pretrained"], "tune": ["--tune", "--seeds", "2"], "within": ["--tune", "--within", "3"],
 }  # fmt: skip
 """Options of `compare` that change the design, each with another value than its default."""
-OTHER = {"models", "data", "json", "log_to", "workers", "slots", "executor", "out"}
+OTHER = {"models", "data", "field", "json", "log_to", "workers", "slots", "executor", "out"}
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def designed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], gf.Design
             return gf.Comparison(Results(version=VERSION, data=Data({"name": ""}), budget=Budget(), runs=[]), design)
 
         monkeypatch.setattr(carrying, "begun", begun)
-        assert main(["compare", "gpt2@1m", "llama@1m", "--data", "text.txt", *words]) == 0
+        assert main(["compare", "gpt2@1m", "llama@1m", "--data", "python-docs", *words]) == 0
         return made[0]
 
     return of
