@@ -91,8 +91,8 @@ class Fields(dict[Any, Any]):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("the fields of a design do not change; `replace` returns a design with others")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class LadderDesign:
         ends = {"base": self.base, "to": self.to, "changes": self.changes, "design": self.kind}
         if new := {name: changes.pop(name) for name in ends if name in changes}:
             comparison = self.comparison.replace(**changes)
-            options = {name: getattr(comparison, name) for name in OWN} | comparison.recipe
+            options = {name: getattr(comparison, name) for name in OWN} | dict(comparison.recipe)
             return self.of(**{**ends, **new, **options, "data": comparison.data})
         return replace(self, comparison=self.comparison.replace(**changes))
 

@@ -122,7 +122,7 @@ class ScalingDesign:
     def replace(self, **changes: Any) -> Self:
         """Returns it with some of what `of` takes changed. Raises RequestError."""
         asked = {name: getattr(self, name) for name in ASKED}
-        options = {name: getattr(self.first, name) for name in OWN - {*OTHERS}} | self.first.recipe
+        options = {name: getattr(self.first, name) for name in OWN - {*OTHERS}} | dict(self.first.recipe)
         changes = recipe_fields(changes.pop("recipe", None), changes)
         return self.of(**{**asked, "data": self.data, **options, **changes})
 
