@@ -34,7 +34,7 @@ ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "as many", "objective": "--objective",
 }  # fmt: skip
-"""Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
+"""FixedFields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
 one budget, on the same text, seed by seed."""
 
 
@@ -79,14 +79,14 @@ def recipe_defaults() -> dict[str, Any]:
     return {name: Recipe.model_fields[name].get_default() for name in names}
 
 
-class Fields(dict[Any, Any]):
+class FixedFields(dict[Any, Any]):
     """A mapping that does not change, with a hash."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fields, (dict(self),)
+        return FixedFields, (dict(self),)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("the fields of a design do not change; `replace` returns a design with others")
@@ -106,7 +106,7 @@ class DesignArm:
     """Changes of the recipe for this arm: field -> value as text."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recipe", Fields(self.recipe))
+        object.__setattr__(self, "recipe", FixedFields(self.recipe))
 
     @classmethod
     def of(cls, name: str | None, model: Any, unnamed: str = "model") -> DesignArm:

@@ -13,7 +13,7 @@ import yaml
 
 from glassformer.comparison.arms import (
     DesignArm,
-    Fields,
+    FixedFields,
     Match,
     arms,
     check_planned,
@@ -97,7 +97,7 @@ class Design:
     log_to
         Services that receive the numbers of each step too.
     recipe
-        Fields of the recipe of all arms, without the budget.
+        FixedFields of the recipe of all arms, without the budget.
 
     Raises
     ------
@@ -149,9 +149,9 @@ class Design:
         data
             Name of the text.
         recipe
-            Fields of the recipe of all arms, as a `Recipe` or a mapping.
+            FixedFields of the recipe of all arms, as a `Recipe` or a mapping.
         **options
-            Fields of the design and of the recipe. Counts may be text, as in `tokens="200k"`; `seeds` is 1 by default,
+            FixedFields of the design and of the recipe. Counts may be text, as in `tokens="200k"`; `seeds` is 1 by default,
             and 3 with `tune`.
 
         Returns
@@ -183,7 +183,7 @@ class Design:
         for name, value in {
             "arms": tuple(arms(self.arms).values()),
             "data": str(self.data) if isinstance(self.data, Path) else self.data,
-            "recipe": Fields(_changed(self.recipe)),
+            "recipe": FixedFields(_changed(self.recipe)),
             **{name: _read(name, getattr(self, name)) for name in READERS},
         }.items():
             object.__setattr__(self, name, value)
@@ -249,7 +249,7 @@ class Design:
         Parameters
         ----------
         **changes
-            Fields of the design and of the recipe. `recipe` changes the fields of the recipe that it names.
+            FixedFields of the design and of the recipe. `recipe` changes the fields of the recipe that it names.
 
         Returns
         -------
@@ -341,7 +341,7 @@ class Design:
         vocab_size
             Size of the text's vocabulary.
         **changes
-            Fields of the recipe of all arms.
+            FixedFields of the recipe of all arms.
 
         Returns
         -------
@@ -516,7 +516,7 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
 
 
 OWN = frozenset(one.name for one in fields(Design)) - {"arms", "data", "recipe"}
-"""Fields of a design but for models, data, and those of the recipe."""
+"""FixedFields of a design but for models, data, and those of the recipe."""
 READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("tokens", "steps"), count),
     **dict.fromkeys(("flops", "minutes", "within"), quantity),

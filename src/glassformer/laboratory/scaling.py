@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from glassformer.comparison.arms import DesignArm, Fields, arms, listing, recipe_fields
+from glassformer.comparison.arms import DesignArm, FixedFields, arms, listing, recipe_fields
 from glassformer.comparison.design import FILE, OWN, Design, design_of, from_tree, to_yaml
 from glassformer.comparison.experiment import carry_out, checked_folder, command_of, read_text
 from glassformer.comparison.verbs import place_of_work
@@ -101,7 +101,7 @@ class ScalingDesign:
         cells = {cell: Design.of(sized[cell.size], data, **plain, **cell.given) for cell in chosen.cells}
         return cls(
             models=named, sizes=_kept(sizes), budgets=_kept(budgets), isoflop=_kept(isoflop), grid=chosen, form=form,
-            hours=hours, predict=predicted, flops=compute, far=far, cells=Fields(cells),
+            hours=hours, predict=predicted, flops=compute, far=far, cells=FixedFields(cells),
         )  # fmt: skip
 
     @property
@@ -145,7 +145,7 @@ class ScalingDesign:
 
 
 ASKED = ("models", "sizes", "budgets", "isoflop", "form", "hours", "predict", "flops", "far")
-"""Fields of a `ScalingDesign` that are given; the others follow."""
+"""FixedFields of a `ScalingDesign` that are given; the others follow."""
 
 
 def scale(
