@@ -34,7 +34,7 @@ ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "as many", "objective": "--objective",
 }  # fmt: skip
-"""FixedFields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
+"""Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
 one budget, on the same text, seed by seed."""
 
 

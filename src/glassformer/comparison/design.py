@@ -97,7 +97,7 @@ class Design:
     log_to
         Services that receive the numbers of each step too.
     recipe
-        FixedFields of the recipe of all arms, without the budget.
+        Fields of the recipe of all arms, without the budget.
 
     Raises
     ------
@@ -149,9 +149,9 @@ class Design:
         data
             Name of the text.
         recipe
-            FixedFields of the recipe of all arms, as a `Recipe` or a mapping.
+            Fields of the recipe of all arms, as a `Recipe` or a mapping.
         **options
-            FixedFields of the design and of the recipe. Counts may be text, as in `tokens="200k"`; `seeds` is 1 by default,
+            Fields of the design and of the recipe. Counts may be text, as in `tokens="200k"`; `seeds` is 1 by default,
             and 3 with `tune`.
 
         Returns
@@ -249,7 +249,7 @@ class Design:
         Parameters
         ----------
         **changes
-            FixedFields of the design and of the recipe. `recipe` changes the fields of the recipe that it names.
+            Fields of the design and of the recipe. `recipe` changes the fields of the recipe that it names.
 
         Returns
         -------
@@ -341,7 +341,7 @@ class Design:
         vocab_size
             Size of the text's vocabulary.
         **changes
-            FixedFields of the recipe of all arms.
+            Fields of the recipe of all arms.
 
         Returns
         -------
@@ -516,7 +516,7 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
 
 
 OWN = frozenset(one.name for one in fields(Design)) - {"arms", "data", "recipe"}
-"""FixedFields of a design but for models, data, and those of the recipe."""
+"""Fields of a design but for models, data, and those of the recipe."""
 READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("tokens", "steps"), count),
     **dict.fromkeys(("flops", "minutes", "within"), quantity),

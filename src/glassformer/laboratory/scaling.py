@@ -145,7 +145,7 @@ class ScalingDesign:
 
 
 ASKED = ("models", "sizes", "budgets", "isoflop", "form", "hours", "predict", "flops", "far")
-"""FixedFields of a `ScalingDesign` that are given; the others follow."""
+"""Fields of a `ScalingDesign` that are given; the others follow."""
 
 
 def scale(
