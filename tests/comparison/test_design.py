@@ -109,7 +109,7 @@ def test_a_keyword_counts_instead_of_the_field_of_a_recipe() -> None:
 
 
 def test_a_design_that_is_given_changes_in_every_verb() -> None:
-    """What a ladder or a scaling law takes is what it lets change; nothing is dropped."""
+    """Ladders and scaling laws let everything change that they take; nothing is dropped."""
     ladder = LadderDesign.of("gpt2@1m", "x", changes="rope", tokens="1M", batch_size=4)
     asked = {"changes": "rmsnorm,rope", "to": None, "design": "factorial", "seeds": 4}
     made, _ = design_of(LadderDesign, ladder, "y", asked, {"batch_size": 8})

@@ -68,7 +68,7 @@ def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str
         raise RequestError(code="type", field="recipe", value=recipe, expected="a Recipe, or a mapping of its fields")
     if wrong := next((name for name in given if name not in Recipe.model_fields), None):
         near = did_you_mean(str(wrong), Recipe.model_fields)
-        message = f"recipe has no field {shown(wrong)}{near}; fields of a design are keywords of their own"
+        message = f"recipe has no field {shown(wrong)}{near}; fields of a design are keywords"
         raise RequestError(message, code="unknown", field=shown(wrong), value=given[wrong])
     return {**given, **fields}
 

@@ -460,8 +460,8 @@ def design_of(
 ) -> tuple[Any, Tokens | None]:
     """Returns the design that a verb is asked for, and its text if that is in memory.
 
-    The design is made by `kind.of` of models, or is the `given` one with the data, what is not None of `asked`, and
-    the `options` in place of its own. Raises RequestError."""
+    The design is made by `kind.of` of models, or is the `given` one with the data, what is not None of `asked` and
+    the `options` changed. Raises RequestError."""
     options = {**options, **{name: value for name, value in asked.items() if value is not None}}
     if not isinstance(given, kind):
         name, text = named_or_read(data, options.get("tokenizer"))
@@ -472,7 +472,7 @@ def design_of(
 
 
 def _read(name: str, value: Any) -> Any:
-    """A field as a design keeps it: text as what it stands for, lists as tuples. Raises RequestError."""
+    """A field as a design keeps it: text as its value, lists as tuples. Raises RequestError."""
     if isinstance(value, str):
         value = READERS[name](value, field=name)
     if name not in ("looks", "log_to"):
