@@ -224,8 +224,8 @@ def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def rubbish(e: Evidence) -> Iterator[Cause]:
-    """Sequences whose loss is nearer to a blind guess than to the mean loss, in a quarter of the late looks and three
-    at least: parts of the text that cannot be learned."""
+    """Sequences whose loss is nearly that of a blind guess, in a quarter of the late looks and three at least: parts of
+    the text that cannot be learned."""
     half = e.last_step / 2
     looks = sum(event["event"] == "unlike_sequence" and event["step"] > half for event in e.events)
     late = [step for step in e.full.tolist() if step > half]
