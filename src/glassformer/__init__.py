@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from glassformer.generation.session import Completion as Completion
     from glassformer.generation.session import Session as Session
     from glassformer.introspection import capture as capture
+    from glassformer.introspection import sites as sites
     from glassformer.introspection import edit as edit
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.advice import Advice as Advice
@@ -81,6 +82,7 @@ _HOMES = {
     "advise": "laboratory.advice",
     "ask": "retrieval",
     "capture": "introspection",
+    "sites": "introspection",
     "chat": "naming.chatting",
     "check": "laboratory.proof",
     "claims": "laboratory.evidence",
@@ -151,6 +153,7 @@ __all__ = [
     "run",
     "save",
     "scale",
+    "sites",
     "stream",
     "train",
     "tune",

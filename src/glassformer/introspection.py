@@ -33,9 +33,26 @@ MAPS = "st"
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
-    """Public name -> site, in the order of the module tree: `embed`, `layers.3.mixer.pattern`, `logits`, ...
+    """Lists the places inside a model whose values `gf.capture` returns and `gf.edit` replaces.
 
-    A module that declares itself `transparent` lends its children to its parent."""
+    A module that declares itself `transparent` lends its sites to its parent.
+
+    Parameters
+    ----------
+    model
+        The model.
+
+    Returns
+    -------
+    dict of str to Site
+        Name -> site, in the order of the module tree.
+
+    Examples
+    --------
+    >>> model = gf.preset("gpt2@1m+vocab_size=64").build(seed=0)
+    >>> list(gf.sites(model))[:3]
+    ['embed', 'layers.0.resid_pre', 'layers.0.mixer.norm']
+    """
 
     def walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Site]]:
         for name, child in module.named_children():

@@ -28,7 +28,7 @@ _MAKING = threading.Lock()
 """Held while the session of a loaded model is made: threads that ask at once get the same."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Loaded:
     """A model ready to run, with what it needs to read and write text.
 
@@ -282,11 +282,19 @@ class Loaded:
         """
         return Embedder(self)(texts)
 
+    def __repr__(self) -> str:
+        layers = self.config.n_layers
+        return f"Loaded({self.config.num_params():,} parameters, {layers} layers; {'; '.join([self._reader, *self.adapted])})"
+
+    @property
+    def _reader(self) -> str:
+        if self.tokenizer is None:
+            return "no tokenizer"
+        return f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size:,} tokens"
+
     def _repr_html_(self) -> str:
         """In a notebook: the parts and their parameters, and what reads its text."""
-        read = "no tokenizer" if self.tokenizer is None else type(self.tokenizer).__name__
-        size = "" if self.tokenizer is None else f" of {self.tokenizer.vocab_size:,} tokens"
-        return tag("div", Markup(self.config._repr_html_()), tag("p", "; ".join([f"{read}{size}", *self.adapted])))
+        return tag("div", Markup(self.config._repr_html_()), tag("p", "; ".join([self._reader, *self.adapted])))
 
 
 def is_several(prompt: Any) -> bool:
