@@ -978,6 +978,23 @@ def test_a_mixer_keeps_what_its_neighbours_chose(base: str, word: str) -> None:
             assert f"{name}=" in warned, name
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("layers=2+layers=1", ["+layers=1 undoes +layers=2"]),
+        ("rope+position.kind=alibi", ["+position.kind=alibi undoes +rope"]),
+        ("rmsnorm+norm.eps=1e-3", []),
+        ("init=gpt2+init.std=0.3", []),
+        ("norm.eps=1e-3+norm.eps=1e-4", ["+norm.eps=1e-4 undoes +norm.eps=1e-3"]),
+    ],
+)  # fmt: skip
+def test_a_field_of_a_part_undoes_no_choice_of_the_part(changes: str, said: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        preset(f"gpt2@1m+{changes}")
+    assert [str(one.message) for one in caught if one.category is Undone] == said
+
+
 def test_a_word_of_a_kind_of_ones_own_is_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A subclass of attention with one other default is attention in all else."""
     monkeypatch.setattr(part_base, "_CLASSES", list(_CLASSES))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from glassformer.generation.session import Completion as Completion
     from glassformer.generation.session import Session as Session
     from glassformer.introspection import capture as capture
-    from glassformer.introspection import sites as sites
     from glassformer.introspection import edit as edit
+    from glassformer.introspection import sites as sites
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.advice import Advice as Advice
     from glassformer.laboratory.advice import advise as advise

@@ -283,8 +283,8 @@ class Loaded:
         return Embedder(self)(texts)
 
     def __repr__(self) -> str:
-        layers = self.config.n_layers
-        return f"Loaded({self.config.num_params():,} parameters, {layers} layers; {'; '.join([self._reader, *self.adapted])})"
+        read = "; ".join([self._reader, *self.adapted])
+        return f"Loaded({self.config.num_params():,} parameters, {self.config.n_layers} layers; {read})"
 
     @property
     def _reader(self) -> str:

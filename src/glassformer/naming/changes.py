@@ -371,7 +371,9 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
     """Returns a sentence for each earlier change that a change undoes, and for the choices of a mixer that the mixer in
     its place does not have."""
     sentences = [
-        f"+{change} undoes +{one}" for one in dict.fromkeys(earlier) if _holds(one, before) and not _holds(one, after)
+        f"+{change} undoes +{one}"
+        for one in dict.fromkeys(earlier)
+        if not _refines(change, one) and _holds(one, before) and not _holds(one, after)
     ]
     if not changes_mixers(change) or change.partition(":")[0] in OF_MODEL:
         return sentences
@@ -398,6 +400,13 @@ UNSAID = ("n_heads", "head_dim", "kernel", "projection")
 
 def _told(value: Any) -> str:
     return str(getattr(value, "kind", "") or (f"({value})" if isinstance(value, Value) else value))
+
+
+def _refines(change: str, earlier: str) -> bool:
+    """Returns True if a change sets a field inside a part, such as +norm.eps=1e-6, and the earlier one is not about the
+    same field."""
+    path, equals, _ = change.partition("=")
+    return "." in path and bool(equals) and not path.endswith(".kind") and earlier.partition("=")[0] != path
 
 
 def _holds(change: str, config: ModelConfig) -> bool:
