@@ -302,7 +302,7 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
         "gpt2@1m",
         "llama@1m",
         "--data",
-        "x",
+        "python-docs",
         "--tokens",
         "1k",
         "--seeds",
@@ -361,7 +361,7 @@ def test_ctrl_c_while_the_text_is_read(
     verb: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request, "read_data", stopped)
-    monkeypatch.setattr(import_module("glassformer.comparison.experiment"), "prepare", stopped)
+    monkeypatch.setattr(import_module("glassformer.comparison.experiment"), "read_data", stopped)
     arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
     assert main(arguments) == 130
     stands = "; the step that was saved before stands" if resume else ""
@@ -462,7 +462,7 @@ def test_what_can_be_refused_is_refused_before_the_text_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(import_module("glassformer.text"), "prepare", lambda *_, **__: pytest.fail("read the text"))
+    monkeypatch.setattr(request, "read_data", lambda *_, **__: pytest.fail("read the text"))
     options = options if "--out" in options else [*options, "--out", "run"]
     assert main(["train", TINY + changes, "--data", "python-docs", *PLAN, *options]) == 2
     assert says in capsys.readouterr().err

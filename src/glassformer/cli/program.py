@@ -34,7 +34,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
     "Start here": {
         "train": Verb(
             "training",
-            "Train one model and leave a run folder: config, recipe, metrics, checkpoints.",
+            "Train one model and leave a run folder: config, recipe, metrics, checkpoints, report.",
             "train gpt2@1m --data python-docs --minutes 1 --out my_run",
         ),
         "generate": Verb(
