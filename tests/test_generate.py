@@ -416,3 +416,11 @@ def test_a_state_is_reordered_by_a_row_number_for_each_row(index: Tensor):
     state = tiny().init_state(3, 8)
     with refused(code="conflict", field="index"):
         state.reorder(index)
+
+
+@pytest.mark.parametrize("call", [generate, lambda *given: list(stream(*given))])
+def test_a_text_and_a_name_are_refused(call: Any) -> None:
+    model = preset("gpt2@0.3m+vocab_size=16").build(seed=0)
+    for given, field in (((model, "the cat"), "tokens"), (("run", [[1]]), "model"), ((object(), "the cat"), "model")):
+        with refused(code="type", field=field):
+            call(*given)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -404,7 +404,8 @@ class ModelConfig(TowerConfig):
         """Returns the check that holds the counts of this config against the module that it builds."""
         few = [block for block, n in Counter(self.layers()).items() for _ in range(min(n, 2))]
         short = self.replace(stack=stack_of(few))  # the first layer of two makes what others share
-        return Counting(self._outline, self._costs, short._outline, short._costs, self.context)
+        built = partial(short.build, seed=0)
+        return Counting(self._outline, self._costs, short._outline, short._costs, built, self.context)
 
     def num_params(self, embeddings: bool = True) -> int:
         """Returns the exact number of parameters, tied ones once; allocates nothing.

@@ -233,6 +233,11 @@ def test_what_cannot_be_taken_away_is_refused(
     assert "ablate is for text" in capsys.readouterr().err
 
 
+def test_a_second_model_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "gpt2@1m", "llama@1m", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["field"] == "text"
+
+
 # More readings
 
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.conversion.storage import safetensors
 from glassformer.text import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
 from tests.conversion.cases import CASES
 from tests.generation.test_source import SIZES as TOWERS
@@ -252,3 +253,22 @@ def test_a_compiled_model_is_saved_like_the_model_inside(tmp_path: Path):
     model = gf.preset(f"llama@1m+{SHAPE}").build(seed=0)
     gf.save(torch.compile(model, backend="eager"), None, tmp_path)
     assert torch.equal(gf.load(tmp_path).model.embedding.weight, model.embedding.weight)
+
+
+def test_a_folder_keeps_its_model_until_another_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Stopped in the middle of the weights, the old model still loads, and nothing else is left."""
+    old, new = (gf.preset(f"llama@1m+{SHAPE}").build(seed=seed) for seed in (1, 2))
+    gf.save(old, None, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def stopped(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half of the wei")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(safetensors, "_write_file", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            gf.save(new, None, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    gf.save(new, None, tmp_path)
+    assert torch.equal(gf.load(tmp_path).model.embedding.weight, new.embedding.weight)

@@ -347,3 +347,10 @@ def test_the_attention_of_the_page_is_attention_at_temperature_one(tmp_path: Pat
         scores = [gf.capture(model, tokens, "layers.0.mixer.scores")["layers.0.mixer.scores"] for model in (a, b)]
         seen = scores[0].isfinite()
         torch.testing.assert_close(scores[1][seen], 2 * scores[0][seen])
+
+
+def test_a_parameter_that_nothing_fills_is_refused_before_training(source: Path, tmp_path: Path):
+    own = f"llama@1m+{TINY}+mixer.kind=unfilled_attention"
+    with refused(code="missing", field="layers.0.mixer.heat"):
+        gf.compare([f"llama@1m+{TINY}", own], source, out=tmp_path / "out", progress=False, **PLAN)
+    assert not (tmp_path / "out" / "runs").exists()

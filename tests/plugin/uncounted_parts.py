@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.mixer.attention import Attention, AttentionConfig
 from glassformer.parts.mixer.kv import KVState
 from glassformer.parts.norm import RMSNorm, RMSNormConfig
@@ -65,3 +66,18 @@ class TwoEmas(Ema):
 class TwoEmasConfig(EmaConfig, kind="two_emas"):
     def build(self, ctx: BuildContext) -> TwoEmas:
         return TwoEmas(ctx.d_model, self.half_life, ctx.make_reparam)
+
+
+class UnfilledAttention(Attention):
+    """Attention with a number that only its constructor sets."""
+
+    def own(self, d_model: int, bias: bool, reparam: Any) -> None:
+        self.heat = nn.Parameter(torch.ones(1))
+
+
+class UnfilledAttentionConfig(AttentionConfig, kind="unfilled_attention"):
+    def module(self) -> type[Attention]:
+        return UnfilledAttention
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return super().costs(ctx, shape) + Cost.weights(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def write_folder(
 ) -> Family:
     """Writes what `from_pretrained(folder)` loads, as the family `kind` or the first that holds it; says which.
 
-    config.json goes first and comes last: a folder that has one is whole."""
+    config.json goes when all weights are written, and comes last: a folder that has one is whole, and one that held a
+    model keeps it until then."""
     config: ModelConfig = model.config
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise RequestError(
@@ -110,8 +112,8 @@ def write_folder(
     dtype = dtype or next(model.parameters()).dtype
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").unlink(missing_ok=True)
-    write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False)
+    begin = partial((folder / "config.json").unlink, missing_ok=True)
+    write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False, before=begin)
     replace_tokenizer(tokenizer, folder)
     sentences.replace(folder, pooling, config.d_model)
     ids = answers.special_ids(tokenizer, ends)

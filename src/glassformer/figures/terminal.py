@@ -15,6 +15,8 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from glassformer.errors import RequestError
+
 from .document import write_document
 from .markup import Markup, plain_table, tag
 
@@ -242,13 +244,21 @@ class Tabular(Printed):
             A row for each of `records`; a dict within a row has a column for each of its keys, `validation.loss` and
             so on. Needs pandas.
 
+        Raises
+        ------
+        RequestError
+            Without pandas.
+
         Examples
         --------
         >>> found.to_pandas()["verdict"].tolist()
         ['holds']
         """
-        import pandas
-
+        try:
+            import pandas
+        except ImportError:
+            message = "a table of rows needs pandas: pip install pandas; records() gives the rows without it"
+            raise RequestError(message, code="missing", field="pandas") from None
         return pandas.json_normalize(list(self.records()))
 
 

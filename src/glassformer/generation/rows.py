@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError, check_seed, check_whole
 from glassformer.generation.compiled import CompiledStep
@@ -113,6 +113,7 @@ def stream(
     >>> [token.shape for token in gf.stream(model, [[1, 2, 3], [4]], max_new_tokens=2)]
     [torch.Size([2]), torch.Size([2])]
     """
+    refuse_text(model, tokens)
     if isinstance(tokens, Tensor):
         tokens = check_tokens(model, tokens)
         rows = list(tokens)
@@ -268,6 +269,7 @@ def generate(
             "generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities",
             code="unsupported", field="logprobs", value=more["logprobs"],
         )  # fmt: skip
+    refuse_text(model, tokens)
     ends = ends_of(model, stop_at_eos, eos_id)
     new: list[Tensor] = []
     for token in stream(
@@ -278,6 +280,17 @@ def generate(
     if isinstance(tokens, Tensor):
         return torch.cat([tokens, added], dim=1)
     return [_joined(row, ids, ends) for row, ids in zip(tokens, added.tolist(), strict=True)]
+
+
+def refuse_text(model: Any, tokens: Any) -> None:
+    """Raises RequestError for a text, and for a name or a loaded model: `Loaded.generate` is for text."""
+    module = isinstance(model, nn.Module)
+    if not module or isinstance(tokens, str):
+        raise RequestError(
+            "gf.generate and gf.stream take a built model and token ids; for text: gf.load(MODEL).generate(TEXT)",
+            code="type", field="tokens" if module else "model", value=type(tokens if module else model).__name__,
+            expected="rows of ids" if module else "a built model",
+        )  # fmt: skip
 
 
 def _joined(row: list[int], new: list[int], ends: Collection[int]) -> list[int]:

@@ -25,12 +25,14 @@ MOST_ALLOCATED = 1 << 25
 
 @dataclass(frozen=True)
 class Counting:
-    """The outline of a model and its costs for a shape; the same of a model with at most two layers of each kind."""
+    """The outline of a model and its costs for a shape; the same of a model with at most two layers of each kind, and
+    that model with its weights."""
 
     outline: Callable[[], Any]
     costs: Callable[[Shape], Cost]
     short_outline: Callable[[], Any]
     short_costs: Callable[[Shape], Cost]
+    short_build: Callable[[], Any]
     context: int
 
     def check_tensors(self) -> None:
@@ -60,7 +62,8 @@ class Counting:
         _agree("state_bytes", said, lambda path: held.get(path, 0), model)
 
     def check_flops(self) -> None:
-        """Raises RequestError, with both figures, if FLOPs are others than torch's counter sees.
+        """Raises RequestError, with both figures, if FLOPs are others than torch's counter sees; and for a parameter of
+        a small model that nothing fills.
 
         It counts a forward pass on a CPU, because a part may ask for values; that of a large model on the meta device,
         which allocates nothing."""
@@ -68,10 +71,7 @@ class Counting:
         given = example(model, self.context)
         t = model.embedding.places(given["tokens"]).shape[1]
         if sum(weight.numel() for weight in model.parameters()) <= MOST_ALLOCATED:
-            model.to_empty(device="cpu")
-            with torch.no_grad():
-                for tensor in (*model.parameters(), *model.buffers()):
-                    tensor.zero_()
+            model = self.short_build()
         given = {name: value.to(model.device) for name, value in given.items()}
         try:
             found = flops_of(model, given)

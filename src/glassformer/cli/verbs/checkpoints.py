@@ -23,6 +23,7 @@ from glassformer.cli.options import (
     text_of,
 )
 from glassformer.errors import RequestError
+from glassformer.names.checks import names_a_model
 
 FOLDER = "inspection"
 """Folder of the page and the figures, without --out and --json."""
@@ -165,6 +166,11 @@ def inspect(
         raise RequestError(
             "the text is given twice; leave --text or the other one out", code="conflict", field="text", value=text
         )
+    if prompt is not None and names_a_model(prompt):
+        raise RequestError(
+            f"{prompt} is the name of a model: give --diff {prompt} to see what differs, or --text {prompt}",
+            code="conflict", field="text", value=prompt, expected="--diff or --text",
+        )  # fmt: skip
     text = prompt if text is None else text
     if text is not None or coord_check:
         machine.apply(machine.settings("cpu"))

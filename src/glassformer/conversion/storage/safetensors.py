@@ -17,7 +17,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +212,7 @@ def write_safetensors(
     max_shard_bytes: float = 5e9,
     metadata: Mapping[str, str] | None = None,
     by_name: bool = True,
+    before: Callable[[], object] | None = None,
 ) -> None:
     """Writes model.safetensors into `folder`, or shards of at most `max_shard_bytes` (or one tensor) and their index,
     cut as Hugging Face cuts them.
@@ -219,8 +220,9 @@ def write_safetensors(
     Only one tensor is held at a time where sources are given. What the folder held before is replaced at the end, when
     all is written; other weights in Hugging Face's names, which a reader would take for these, are removed.
     Within a file tensors lie by dtype, then `by_name` as Hugging Face has them, or as they are given: what a reader
-    stacks into one matrix is mapped as one where it lies together. `metadata` defaults to {"format": "pt"}. Raises
-    WorkError where the disk refuses, RequestError for a dtype that the format does not have.
+    stacks into one matrix is mapped as one where it lies together. `metadata` defaults to {"format": "pt"}. `before` is
+    called when all is written, before a file of the folder is replaced. Raises WorkError where the disk refuses,
+    RequestError for a dtype that the format does not have.
     """
     folder = Path(folder)
     metadata = dict(metadata or {"format": "pt"})
@@ -241,6 +243,8 @@ def write_safetensors(
             index = {"metadata": {"total_size": sum(_nbytes(source) for source in tensors.values())}}
             text = json.dumps({**index, "weight_map": homes}, indent=2, sort_keys=True) + "\n"
             (temporary / INDEX).write_text(text, encoding="utf-8")
+        if before is not None:
+            before()
     old = {SINGLE, INDEX, *(path.name for path in folder.glob(SHARDS))}
     with disk_errors(folder):
         for name in old - {*names, *([INDEX] if len(shards) > 1 else [])}:
