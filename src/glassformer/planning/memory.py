@@ -39,7 +39,8 @@ PROCESS = 366_000_000
 """Bytes of a training process on a CPU without its tensors: Python, torch and the modules of training."""
 FRAGMENTS = 0.55
 """Memory that glibc keeps in fragments in a training step on a CPU, as a share of the peak of tensors, with `MARGIN`.
-Fitted with `PROCESS` on two runs, llama@1m of 8 x 128 tokens and llama@3m+gqa:2 of 20 x 256."""
+Chosen by eye with `PROCESS` on five runs of 1M to 3M parameters in fp32; a sixth, of experts, is 3 % off. Too large
+where weights dominate: llama@10m+moe:8:2 was seen to take 1.21 times its tensors (docs/log.md)."""
 FP32 = torch.float32.itemsize
 BRANCHES = {"mixer", "ffn"}
 Loss = Literal["chunked", "in_place", "fused", "whole"]
