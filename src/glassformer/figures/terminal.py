@@ -15,8 +15,6 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.errors import RequestError
-
 from .document import write_document
 from .markup import Markup, plain_table, tag
 
@@ -246,7 +244,7 @@ class Tabular(Printed):
 
         Raises
         ------
-        RequestError
+        ImportError
             Without pandas.
 
         Examples
@@ -258,7 +256,7 @@ class Tabular(Printed):
             import pandas
         except ImportError:
             message = "a table of rows needs pandas: pip install pandas; records() gives the rows without it"
-            raise RequestError(message, code="missing", field="pandas") from None
+            raise ImportError(message, name="pandas") from None
         return pandas.json_normalize(list(self.records()))
 
 
