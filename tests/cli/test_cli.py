@@ -291,6 +291,7 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
     """One that diverged is a result."""
     runs = [
         {**finished(), "name": name, "seed": seed, "status": status, "error": "the disk is full"}
+        | ({} if status == "ok" else {"validation": None})
         for (name, seed), status in ends.items()
     ]
     results = {"schema": 1, "data": {"name": "text"}, "budget": {"seeds": int(seeds)}, "runs": runs, "verdicts": []}

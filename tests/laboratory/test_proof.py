@@ -311,7 +311,7 @@ def test_weights_that_are_no_numbers_are_named(name: str, value: float, tmp_path
 
 
 def test_no_number_in_the_reference_is_wrong_too(tmp_path: Path) -> None:
-    """What comes after it is at least not well; if both have it, the weights are named and nothing else is compared."""
+    """Sites after it are at least not well; if both have it, the weights are named and nothing else is compared."""
     model = loud("llama@1m")
     spoilt = copy.deepcopy(model)
     spoilt_by(float("nan"), "layers.1.mixer.output.weight")(spoilt)
