@@ -43,6 +43,7 @@ class Bounds:
 
 
 Temperature = Annotated[float, Bounds(0, 1e6)]
+OwnTemperature = Annotated[float | None, Bounds(0, 1e6)]
 Rank = Annotated[int | None, Bounds(1)]
 Probability = Annotated[float | None, Bounds(0, 1, above=True)]
 Penalty = Annotated[float, Bounds(-100, 100)]

@@ -26,7 +26,7 @@ from glassformer.lens.terminal import HEADED
 from glassformer.naming.loading import load
 from glassformer.runs import live
 from tests.cli.conftest import saved
-from tests.refused import failed, refused
+from tests.refused import refused
 
 TEXT = "the cat sat on the mat, the cat sat on"
 
@@ -180,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(inspection, "lens_inspect", lambda *_, **__: pytest.fail("the text was read"))
-    with failed(code="disk"):
+    with refused(code="exists", field="out"):
         show_inspection("llama@1m", "words", out=str(tmp_path / "file"))
 
 

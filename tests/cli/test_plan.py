@@ -32,7 +32,7 @@ def test_the_verb_is_the_function():
     options = set(function) - {"model", "command"}
     assert set(verb) - {"models", "json"} == options
     assert {name: verb[name].default for name in options} == {name: function[name].default for name in options}
-    assert set().union(*TAKES.values()) == {*VALUES, "context", "batch"} == options - {*TAKES}
+    assert set().union(*TAKES.values()) == {*VALUES, "context", "batch"} == options - {*TAKES, "force"}
     assert set(Options.__annotations__) == options - {*TAKES, "finetune"} | {"command"}
 
 

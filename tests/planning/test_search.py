@@ -11,6 +11,7 @@ import torch
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.parallel.layout import Layout
+from glassformer.planning import search, training
 from glassformer.planning.machines import cluster
 from glassformer.planning.search import FOUND, TRIED, find_layouts
 from glassformer.training.optimizers import AdamWConfig
@@ -24,6 +25,13 @@ def among(memory: float, batch: int = 8, node: int = 4, config: gf.ModelConfig =
     on = cluster(f"h100:{node}", nodes=4 // node)
     on = replace(on, machine=on.machine.replace(memory=memory, device="cpu"))
     return find_layouts(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
+
+
+@pytest.fixture(autouse=True)
+def _without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of tensors only: a process of Python is larger than the machines of these tests."""
+    for module in (search, training):
+        monkeypatch.setattr(module, "outside", lambda *_: 0)
 
 
 def test_what_is_found_fits_and_the_fastest_is_first():

@@ -16,7 +16,7 @@ from glassformer import units
 from glassformer.errors import RequestError, shown
 from glassformer.names.checks import check_data, check_model, check_path
 from glassformer.names.places import kind_of
-from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, Rank, Temperature
+from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, OwnTemperature, Rank, Temperature
 
 LONGEST_TEXT = 1_000_000
 """Characters of a file or of standard input that are read."""
@@ -258,7 +258,7 @@ class PromptOptions:
 class GenerateOptions(TextOptions, DecodingOptions, PromptOptions):
     """Options of generate. Fields of the last base come first."""
 
-    temperature: float | None = None  # type: ignore[assignment]
+    temperature: OwnTemperature = None  # type: ignore[assignment]
     """Sampling temperature; 0 takes the most likely token. By default 0.8; --beams takes none."""
     source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     draft: NamedWithWeights | None = None
