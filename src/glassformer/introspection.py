@@ -51,7 +51,7 @@ def sites(model: nn.Module) -> dict[str, Site]:
     --------
     >>> model = gf.preset("gpt2@1m+vocab_size=64").build(seed=0)
     >>> list(gf.sites(model))[:3]
-    ['embed', 'layers.0.resid_pre', 'layers.0.mixer.norm']
+    ['embed', 'layers.0.resid_pre', 'layers.0.mixer.q']
     """
 
     def walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Site]]:

@@ -21,7 +21,7 @@ from glassformer.training.recipe import Recipe
 
 HELD = (
     "recipe.yaml", "config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "dynamics.jsonl", "pretrained.json",
-    "model*.safetensors", "checkpoints", "latest",
+    "model*.safetensors", "checkpoints", "latest", "report.html", "answers.json",
 )  # fmt: skip
 """Patterns of files that a run would replace, or that would no longer belong together."""
 FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "watch"}
