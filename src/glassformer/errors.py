@@ -168,7 +168,11 @@ def _short(message: str, value: object) -> str:
     if isinstance(value, PurePath):
         message = message.replace(repr(value), repr(str(value)))
         value = str(value)
-    for written in (repr(value), str(value)) if value is not None else ():
+    try:
+        forms = () if value is None else (repr(value), str(value))
+    except RecursionError:  # a tree of thousands of levels
+        forms = ()
+    for written in forms:
         if len(written) > LONGEST or "\n" in written:
             message = message.replace(written, shown(written))
     return message
@@ -226,12 +230,12 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 def check_seed(seed: object) -> int:
     """Returns a seed as an int. Raises RequestError unless it is a whole number of at most 63 bits."""
-    check_whole("seed", seed, 0)
-    number = int(seed)  # type: ignore[call-overload]
-    if number >= 1 << 63:
-        message = f"seed={shown(number, 40)} must be less than 2^63"
-        raise RequestError(message, code="range", field="seed", value=number, expected="an integer in [0, 2**63)")
-    return int(number)
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    if not whole or not 0 <= int(seed) < 1 << 63:
+        message = f"seed={shown(seed, 40)}: a whole number from 0 up to 2^63 is right"
+        code: Code = "range" if whole else "type"
+        raise RequestError(message, code=code, field="seed", value=seed, expected="an integer in [0, 2**63)")
+    return int(seed)
 
 
 LONGEST = 80

@@ -66,7 +66,7 @@ PICKLE, LONE = "weights_only=True", "holds tensors and no config; give the folde
         ("model.safetensors", LONE),
         ("anonymous", LONE),
         ("lone", LONE),
-        ("gguf", "'x.gguf', which lies in it"),
+        ("gguf", "'x.gguf', which it holds"),
         ("empty.gguf", "neither a safetensors nor a GGUF file"),
         ("pointer.safetensors", "git lfs pull"),
     ],

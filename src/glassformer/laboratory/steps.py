@@ -6,6 +6,7 @@ short names of the grammar, then single fields by their path; each one that is k
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from glassformer.config import ModelConfig, flatten
 from glassformer.errors import RequestError, shown
 from glassformer.names.grammar import CHANGES
 from glassformer.naming import words
-from glassformer.naming.changes import change_of
+from glassformer.naming.changes import Undone, change_of
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.diff import GROUPS, group_of
 
@@ -141,7 +142,9 @@ def _nothing(step: str, says: str) -> RequestError:
 
 def _tried(base: DesignArm, steps: Sequence[str]) -> Point | None:
     try:
-        return Point.of(base.changed(steps))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Undone)  # of a trial
+            return Point.of(base.changed(steps))
     except (RequestError, ValidationError):
         return None
 
