@@ -232,7 +232,7 @@ def check_seed(seed: object) -> int:
     """Returns a seed as an int. Raises RequestError unless it is a whole number of at most 63 bits."""
     if isinstance(seed, Integral) and not isinstance(seed, bool) and 0 <= int(seed) < 1 << 63:
         return int(seed)
-    message = f"seed={shown(seed, 40)}: a whole number from 0 up to 2^63 is right"
+    message = f"seed={shown(seed, 40)} must be a whole number from 0 up to 2^63"
     code: Code = "range" if isinstance(seed, int) else "type"
     raise RequestError(message, code=code, field="seed", value=seed, expected="an integer in [0, 2**63)")
 

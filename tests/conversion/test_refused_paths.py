@@ -159,6 +159,6 @@ def test_what_only_was_asked_for_is_not_made(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("seed", [10**20, 1 << 63, -(1 << 63)])
 def test_a_seed_that_no_generator_holds(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"seed={seed}: a whole number" in said(["check", "llama@1m", "--seed", str(seed)], capsys)
+    assert f"seed={seed} must be a whole number" in said(["check", "llama@1m", "--seed", str(seed)], capsys)
     gf.save(gf.preset("llama@1m+layers=1+vocab_size=257").build(seed=(1 << 63) - 1), ByteTokenizer(), tmp_path)
-    assert f"seed={seed}: a whole number" in said(["check", str(tmp_path), "--seed", str(seed)], capsys)
+    assert f"seed={seed} must be a whole number" in said(["check", str(tmp_path), "--seed", str(seed)], capsys)

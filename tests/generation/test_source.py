@@ -246,7 +246,7 @@ def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path
     texts = []
     for name in (str(tmp_path / "run"), folder):
         assert main(["generate", name, "--source", "ab", "--temperature", "0", "--max-new-tokens", "8", "--json"]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["text"])
+        texts.append(json.loads(capsys.readouterr().out)["texts"][0]["text"])
     source = torch.tensor([source_ids(run.tokenizer, "ab", 32)])
     (ids,) = theirs.generate(source, do_sample=False, max_new_tokens=8).tolist()
     assert ids[0] == end
