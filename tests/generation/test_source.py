@@ -213,7 +213,7 @@ def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path,
         (ids,) = wanted(other, source, torch.ones_like(source), width)
         asked = ["generate", folder, "--source", "abcde", "--max-new-tokens", str(NEW), "--json", "--threads", "1"]
         assert main([*asked, *options]) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = json.loads(capsys.readouterr().out)["texts"][0]
         assert found["text"] == tokenizer.decode([token for token in ids if token not in loaded.ends])
 
 

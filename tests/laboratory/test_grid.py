@@ -290,7 +290,7 @@ def test_what_is_refused_before_anything_is_trained(
 
 def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
-    with refused(code="conflict", field="out"):
+    with refused(code="exists", field="out"):
         trained(source, tmp_path)
     (tmp_path / "scaling.json").write_text("{")
     with refused(code="damaged", field="out"):

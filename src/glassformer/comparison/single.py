@@ -166,7 +166,10 @@ def _begun(
     if has_weights(model):
         loaded = resolve(model, weights=True)
         return loaded.config, loaded.tokenizer or tokenizer, Pretrained.of(loaded.model)
-    return trained_arm(str(model), tokenizer)  # refuses it: a config has no weights
+    raise RequestError(
+        "pretrained=True starts from weights, and a config has none; give a run, a checkpoint or a loaded model",
+        code="missing", field="model", expected="a model with weights",
+    )  # fmt: skip
 
 
 def begin(name: str, request: Request, notify: Notify) -> None:
