@@ -167,7 +167,7 @@ def _begun(
         loaded = resolve(model, weights=True)
         return loaded.config, loaded.tokenizer or tokenizer, Pretrained.of(loaded.model)
     raise RequestError(
-        "pretrained=True starts from weights, and a config has none; give a run, a checkpoint or a loaded model",
+        "pretrained=True starts from weights, and this is a config; give a run, a checkpoint or a loaded model",
         code="missing", field="model", expected="a model with weights",
     )  # fmt: skip
 
