@@ -100,7 +100,7 @@ def test_progress_is_a_stream_of_events(folder: Path, tmp_path: Path) -> None:
     assert any(stage.startswith("loading ") for stage in stages) and any("writing" in stage for stage in stages)
     heard.clear()
     gf.check(NAME, largest=0, progress=heard.append)
-    assert {one.stage for one in heard if isinstance(one, ReadingEvent)} == {"decoding", "round trip", "reference"}
+    assert any("checks of" in one.stage for one in heard if isinstance(one, ReadingEvent))
     heard.clear()
     gf.inspect(NAME, TEXT * 9, progress=heard.append)
     told = [one.words for one in heard if isinstance(one, StageEvent)]
