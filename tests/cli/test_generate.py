@@ -272,7 +272,10 @@ def test_prompts_from_files_and_standard_input(
     both = made(capsys, model, "--prompt-file", str(tmp_path / "text"), "--prompt", "- a list", *options)
     assert [one["prompt"] for one in both["texts"]] == ["- a list", text]
     (tmp_path / "text").write_bytes(b"a\xff")
-    assert "0xff" in run(capsys, model, "--prompt-file", str(tmp_path / "text"), status=2)[1]
+    assert (
+        "is not UTF-8 text: it holds the byte 0xff"
+        in run(capsys, model, "--prompt-file", str(tmp_path / "text"), status=2)[1]
+    )
 
 
 def test_the_ends_of_lines_are_as_the_file_has_them(
