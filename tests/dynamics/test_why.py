@@ -265,6 +265,7 @@ def test_a_rule_finds_its_failure_first(name: str):
         else:
             preset(f"gpt2@1m+relu+{one.removeprefix('+')}")
     assert found.causes[0].tries
+    assert found.to_pandas()["cause"].tolist() == [one.cause for one in found.causes]
     json.dumps(found.to_dict(), allow_nan=False)
 
 

@@ -142,6 +142,7 @@ def test_anatomy_counts_what_the_config_counts(config: ModelConfig, folder: Path
 def test_exports_name_the_published_class(config: ModelConfig) -> None:
     found = gf.inspect(config, exports=True)
     assert found.targets[0].supported and "exports as LlamaForCausalLM" in str(found)
+    assert found.to_pandas()["class"].tolist()[:1] == ["LlamaForCausalLM"]
     blocked = gf.inspect(f"{NAME}+alibi", exports=True)
     assert not blocked.targets[0].supported and "mixer.position=alibi" in str(blocked)
 

@@ -308,6 +308,7 @@ def test_weights_that_are_no_numbers_are_named(name: str, value: float, tmp_path
     report = check(model, reference=tmp_path)
     assert not report.passed
     assert [(row.check, row.site, row.verdict) for row in report.rows] == [("weights", name, "wrong")]
+    assert report.to_pandas()["site"].tolist() == [name]
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["ok"] is False
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from glassformer.dynamics.evidence import Mover
 from glassformer.figures import plain_table, tag
-from glassformer.figures.terminal import Printed, one_line, ruled
+from glassformer.figures.terminal import Tabular, one_line, ruled
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
@@ -72,7 +72,7 @@ HEADINGS = ("cause", "sure", "where", "moved", "step", "sigma", "try")
 
 
 @dataclass(frozen=True)
-class Diagnosis(Printed):
+class Diagnosis(Tabular):
     """Known failures that a run matches, the statistics that moved first, and changes to try."""
 
     verdict: str
@@ -105,8 +105,11 @@ class Diagnosis(Printed):
             }
             for mover in self.moved
         ]
-        causes = [cause.to_dict() for cause in self.causes]
-        return {"verdict": self.verdict, "causes": causes, "moved": moved, "notes": list(self.notes)}
+        return {"verdict": self.verdict, "causes": self.records(), "moved": moved, "notes": list(self.notes)}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each cause, the most likely first."""
+        return [cause.to_dict() for cause in self.causes]
 
     def paragraph(self) -> str:
         """Returns the story as one paragraph."""

@@ -19,7 +19,7 @@ from glassformer.conversion.folder import FILES, auto_class
 from glassformer.conversion.gguf import write as write_gguf
 from glassformer.conversion.weights import spoilt_weights, spoilt_words
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.figures.terminal import Printed, size, unbroken
+from glassformer.figures.terminal import Printed, Tabular, size, unbroken
 from glassformer.files import output
 from glassformer.machine import WEIGHT_DTYPES, dtype_of
 from glassformer.model import Model
@@ -177,7 +177,7 @@ def _refuse_spoilt(model: Model, dtype: str | None, kind: Format) -> None:
 
 
 @dataclass(frozen=True)
-class Exports(Printed):
+class Exports(Tabular):
     """Published classes that can hold a model, and the parts that block the others.
 
     Attributes
@@ -198,13 +198,16 @@ class Exports(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns name and targets as plain values."""
-        exports = [
+        return {"name": self.name, "exports": self.records()}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each family: supported ones first, then by number of blockers."""
+        return [
             {"model_type": one.family.model_type, "class": one.family.architecture, "supported": one.supported,
              "runs_in": runs_in(self.config, one.family) if one.supported else [],
              "blocked_by": {path: list(both) for path, both in one.blockers.items()}}
             for one in self.targets
         ]  # fmt: skip
-        return {"name": self.name, "exports": exports}
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields a line for each supported family, or for the nearest others with their blockers."""

@@ -32,7 +32,7 @@ from glassformer.conversion.folder import read_config
 from glassformer.conversion.names import Names, OwnParameter
 from glassformer.conversion.weights import fold, spoilt_weights
 from glassformer.errors import RequestError, WorkError
-from glassformer.figures.terminal import Printed, ruled
+from glassformer.figures.terminal import Tabular, ruled
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
@@ -80,7 +80,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Proof(Printed):
+class Proof(Tabular):
     """Comparisons of a model with itself and with its reference.
 
     Attributes
@@ -120,8 +120,11 @@ class Proof(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; an infinite error is the word `inf`, since JSON has no number for it."""
-        rows = [{key: "inf" if value == math.inf else value for key, value in asdict(row).items()} for row in self.rows]
-        return {"name": self.name, "ok": self.passed, "rows": rows}
+        return {"name": self.name, "ok": self.passed, "rows": self.records()}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row for each comparison."""
+        return [{key: "inf" if value == math.inf else value for key, value in asdict(row).items()} for row in self.rows]
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields a table of the wrong, the skipped and the `SHOWN` largest errors; the finding if all are well."""

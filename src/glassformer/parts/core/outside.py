@@ -68,7 +68,10 @@ def import_files(paths: Iterable[str]) -> None:
     for path in paths:
         file = Path(path).expanduser().resolve()
         if file.suffix != ".py" or not file.is_file():
-            raise RequestError(code="missing", field="import", value=path, expected="a .py file")
+            raise RequestError(
+                f"--import {shown(path) or 'lacks a file'}: give a .py file that exists",
+                code="missing", field="import", value=path, expected="a .py file",
+            )  # fmt: skip
         import_modules({file.stem: str(file.parent)})
         found = getattr(sys.modules[file.stem], "__file__", None)
         if found is None or Path(found).resolve() != file:
