@@ -156,6 +156,8 @@ class TrainingOptions:
     threads: Threads = None
     compile: bool | None = None
     """Compile the layers; by default if there is a compiler and the run is long enough to gain from it."""
+    seed: int = 0
+    """Seed for weight initialisation and data order; with several seeds, the first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,6 @@ def train(
     out: str,
     resume: Flag = False,
     pretrained: Flag = False,
-    seed: int = 0,
     run: Ran = RAN,
     schedule: str = "cosine",
     warmup: float | None = None,
@@ -137,8 +136,6 @@ def train(
         Continue from the latest checkpoint in --out; without a checkpoint, start from scratch.
     pretrained
         Start from the checkpoint named in MODEL, with its changes applied, for example RUN+gqa:1.
-    seed
-        Seed for weight initialisation and data order.
     schedule
         cosine, wsd, noam or constant, after a warm-up.
     warmup
@@ -180,7 +177,7 @@ def train(
     adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
     fields = {
         **vars(run), "optimizer": {"kind": run.optimizer, **adam}, "schedule": plan, "log_to": run.log_to or (),
-        "weight_decay": weight_decay, "clip": clip, "qk_clip": qk_clip, "micro_batch": micro_batch, "seed": seed,
+        "weight_decay": weight_decay, "clip": clip, "qk_clip": qk_clip, "micro_batch": micro_batch,
         "evaluate_every": evaluate_every, "checkpoint_seconds": checkpoint_seconds, "async_save": async_save,
         "watch": watch_interval(watch, watch_every),
     }  # fmt: skip

@@ -314,7 +314,7 @@ class PartConfig(Value):
             raise PydanticCustomError(
                 "part", "unknown {axis} kind {kind}; known: {known}{hint}",
                 {"kind": shown(kind), "axis": cls.axis, "known": ", ".join(sorted(choices)),
-                 "hint": f"{did_you_mean(kind, choices)}{outside}{GROUP})"},
+                 "hint": did_you_mean(kind, choices) or f"{outside}{GROUP})"},
             )  # fmt: skip
         return found
 
