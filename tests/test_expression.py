@@ -926,7 +926,7 @@ PAIRED = {name: "" if word.read is None or word.optional else f":{word.example}"
 APART = {"stack", "share", "vectors", "mup", "moe", "expert_choice", "beside"}
 """Words of more than one part: their values are put together from those of the parts."""
 FOLLOWING = ("final_norm", "embedding.norm")
-"""Norms that follow the blocks': a wiring whose blocks end in a norm has no final one, and a norm of the embedding is of
+"""Norms that follow the blocks': a wiring whose blocks end in a norm has no final one, and a norm of the embedding has
 the same kind."""
 SIZES_OF = ("hidden", "multiple_of", "n_heads", "scale")
 """Fields that follow from others: a matched width, heads of a kind, the scale of tokens with sinusoids."""
