@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import re
 import shlex
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +19,7 @@ import torch
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.comparison.single import Course
 from glassformer.loaded import Loaded
 from glassformer.machine import dtype_of
 from glassformer.model import Model
@@ -23,7 +28,7 @@ from glassformer.naming.resolve import resolve
 from glassformer.options import ModelOptions
 from glassformer.runs.events import Begin, Event, ReadingEvent, Step, Wrote
 from glassformer.runs.results import Sample
-from glassformer.training import Recipe
+from glassformer.training import Recipe, pace
 from glassformer.units import count
 from tests.refused import refused
 
@@ -230,6 +235,52 @@ def test_samples_while_training_leave_weights_and_losses_as_they_are(name: str, 
     assert untimed[0] == untimed[1]
     pairs = zip(shown.model.parameters(), quiet.model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def written(run: Path) -> list[int]:
+    """The steps of the texts in the report of a run."""
+    page = (run / "report.html").read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="results">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return [one["step"] for one in json.loads(found[1])["runs"][0]["written"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_leaves_its_report_and_the_command_that_resumes_it(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    typed = ["train", NAME, "--data", str(text), "--steps", "8", "--batch-size", "4", "--context", "16",
+             "--threads", "1", "--evaluate-every", "2", "--out", str(tmp_path / "a run")]  # fmt: skip
+    step = Course.evaluated
+    monkeypatch.setattr(Course, "evaluated", lambda self, run: (step(self, run), os.kill(os.getpid(), number)))
+    monkeypatch.setattr("sys.argv", ["glassformer", *typed])
+    assert main(typed) == 1
+    monkeypatch.setattr(Course, "evaluated", step)
+    said = capsys.readouterr().out
+    again = next(line.removeprefix("next: ") for line in said.splitlines() if line.startswith("next: "))
+    page = (tmp_path / "a run" / "report.html").read_text(encoding="utf-8")
+    assert "stopped at step 3" in page and "--resume" in page and written(tmp_path / "a run") == [2]
+    assert main(shlex.split(again)[1:]) == 0
+    assert written(tmp_path / "a run") == [2, 4, 6, 8]  # those before the stop too
+    assert "the trained model" in (tmp_path / "a run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_budget_of_minutes_decides_what_was_not_asked_for_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run keeps it when it is resumed, however fast the machine is by then; a comparison when it is extended."""
+    speeds = iter([16.0 * 4 * 2e6, 1.0])  # 4,000,000 steps of 4 x 16 in a minute, then hardly one
+    monkeypatch.setattr(pace, "paces", lambda *given, **options: {"a": pace.StepPace((1.0,), next(speeds))})
+    given = {"minutes": 0.001, "context": 16, "threads": 1, "dtype": "float32", "progress": False}
+    for name in ("run", "again"):
+        run = gf.train(NAME, text, **given, tokenizer="char", out=tmp_path / "run", resume=name == "again")
+        assert (run.recipe.batch_size, run.recipe.evaluation_tokens) == (16, 16384)
+    asked = gf.train(NAME, text, **given, tokenizer="char", batch_size=3, evaluation_tokens=48)
+    assert (asked.recipe.batch_size, asked.recipe.evaluation_tokens) == (3, 48)
+    for seeds in (1, 2):
+        found = gf.compare([NAME], text, **given, tokenizer="char", seeds=seeds, out=tmp_path / "compared")
+        chosen = [(run.recipe["batch_size"], run.recipe["evaluation_tokens"]) for run in found.results.runs]
+        assert chosen == [(4, 64)] * seeds
 
 
 def test_commands_after_a_run_work_as_they_are_printed(

@@ -12,7 +12,18 @@ import glassformer as gf
 from glassformer.text import Tokens, prepare
 from glassformer.training import Recipe
 from glassformer.training import pace as stop_watch
-from glassformer.training.pace import FIRST, STARTED, StepPace, decoding_pace, evaluated, paces, run_seconds
+from glassformer.training.pace import (
+    DECIDED,
+    FIRST,
+    STARTED,
+    StepPace,
+    decided,
+    decoding_pace,
+    evaluated,
+    outlook,
+    paces,
+    run_seconds,
+)
 from tests.refused import refused
 
 
@@ -96,3 +107,25 @@ def test_estimates_take_the_stop_watch_for_a_folder_of_text(tmp_path: Path):
     short = prepare(tmp_path / "text.txt", "char", cache_dir=tmp_path)
     with refused(code="range", field="context"):
         paces({"llama": (gf.preset("llama@0.05m+vocab_size=100"), recipe(context=4096))}, short)
+
+
+@pytest.mark.parametrize(
+    ("speed", "batch", "held_out"),
+    [
+        (20_000.0, 16, 16_384),  # 1,200,000 tokens are 4,687 steps; a tenth of them pays for 22,500 held-out tokens
+        (800.0, 8, 896),  # 48,000 tokens are 187 steps of 16 x 16 and 375 of 8 x 16; a tenth pays for 900: 56 windows
+        (10.0, 4, 64),  # 600 tokens are 9 steps of the smallest batch; four windows are the least
+    ],
+)
+def test_a_minute_has_many_steps_and_few_evaluations(
+    text: Tokens, monkeypatch: pytest.MonkeyPatch, speed: float, batch: int, held_out: int
+):
+    """By hand, at a given speed: 200 steps if a batch of 4 or more has them; 8 evaluations, 4 times as many tokens at
+    the end and 4 at several contexts, each token at a third of a step's, in a tenth of the minute."""
+    monkeypatch.setattr(stop_watch, "paces", lambda models, *rest, **options: {"a": StepPace((1.0,), speed)})
+    plan = recipe(steps=None, minutes=1, batch_size=16)
+    config = gf.preset("llama@0.1m").replace(vocab_size=64)
+    found, measured = decided({"a": (config, plan)}, text, DECIDED)
+    assert (found, measured) == ({"batch_size": batch, "evaluation_tokens": held_out}, speed)
+    assert decided({"a": (config, plan)}, text, ()) == ({}, speed)
+    assert f"{round(60 * speed / (batch * 16)):,} steps of {batch} x 16" in outlook(plan.replace(**found), speed)

@@ -146,8 +146,8 @@ class TrainingOptions:
     tokenizer: str = "auto"
     """Tokenizer: byte, char, bpe:SIZE (trained on --data), or the path of a tokenizer.json; auto chooses by the size of
     the text."""
-    batch_size: int = 16
-    """Sequences per optimizer step."""
+    batch_size: int | None = None
+    """Sequences per optimizer step; by default 16, or fewer if --minutes would be few steps."""
     context: int | None = None
     """Tokens per sequence; by default +context=N of the model's expression, or 256."""
     device: Device = "auto"

@@ -59,7 +59,7 @@ def check_planned(looks: Sequence[int]) -> None:
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises RequestError
-    if `recipe` has a field that is not one of `Recipe`."""
+    if `recipe` has a field that is not one of `Recipe`. A batch size of None is left out."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):
@@ -70,7 +70,7 @@ def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str
         near = did_you_mean(str(wrong), Recipe.model_fields)
         message = f"recipe has no field {shown(wrong)}{near}; fields of a design are keywords"
         raise RequestError(message, code="unknown", field=shown(wrong), value=given[wrong])
-    return {**given, **fields}
+    return {**given, **{name: value for name, value in fields.items() if name != "batch_size" or value is not None}}
 
 
 def recipe_defaults() -> dict[str, Any]:

@@ -15,17 +15,20 @@ from glassformer.comparison.folder import check_comparison, check_looks, check_r
 from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_arms, tokenizer_of
 from glassformer.comparison.result import Comparison
 from glassformer.comparison.summary import so_far, write
+from glassformer.config import read_tree
 from glassformer.errors import RequestError
 from glassformer.files import only_writer, refuse_sources
 from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import IMPORTED, modules_of
 from glassformer.runs.events import Begin, Notify, reading, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
+from glassformer.runs.files import read_results
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS
 from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.results import VERSION, Data, MachineRecord, Results, Tuning
 from glassformer.text import Tokens, read_data
-from glassformer.training import Interrupted, Pretrained
+from glassformer.training import Interrupted, Pretrained, Recipe
+from glassformer.training.pace import DECIDED, decided, outlook
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 
 
@@ -91,15 +94,15 @@ def carry_out(
 
     Raises RequestError before anything is trained, and Interrupted on Ctrl-C.
     """
-    folder, begun_as = checked_folder(out), origin or design
+    folder, executor = checked_folder(out), executor or Local()
+    folder = folder if design.power is None else folder / PILOT
+    design, free = as_before(design, folder, executor) if origin is None else (design, ())
     asked = design
     if design.power is not None:
-        folder = folder / PILOT
         asked = design.replace(
             seeds=max(design.seeds, PILOT_SEEDS, seeds_before(folder)), seed=FIRST_SEED + design.first_seed
         )
     held_looks, planned = check_looks(folder, design.looks)
-    executor = executor or Local()
     fields = asked.all_fields | {"threads": threads_of(executor, asked.all_fields["threads"], asked.equal)}
     here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
     for config in asked.configs.values():
@@ -130,6 +133,14 @@ def carry_out(
         config.check()
         refuse_short(config)
     plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
+    where = "" if asked.minutes is None else duration(asked.minutes, asked.seeds * len(configs))
+    if free:
+        chosen, speed = decided({name: (config, plans[name]) for name, config in configs.items()}, text, free)
+        asked, design = asked.replace(**chosen), design.replace(**chosen)
+        budget = asked.budget
+        plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
+        where = f"{where}: {outlook(next(iter(plans.values())), speed)}"
+    begun_as = origin or design
     plans, how = compiled_alike(configs, plans, compiled_before(folder))
     places = TextPlaces.of(text, folder / "tokenizer")
     begins = beginnings(loaded, folder)
@@ -172,7 +183,8 @@ def carry_out(
     if tuning is not None:
         results = results.changed(tuning=tuning)
     files = {place.path: weights for weights, place in begins.values()}
-    found = _trained(results, requests, text, folder, files, executor, notify, how.why, asked.power, begun_as)
+    told = "\n".join(filter(None, [how.why, where]))
+    found = _trained(results, requests, text, folder, files, executor, notify, told, asked.power, begun_as)
     return Comparison(found, design, folder)
 
 
@@ -183,19 +195,29 @@ def read_text(design: Design, tokenizer: Any, notify: Notify) -> Tokens:
     return read_data(design.data, tokenizer, design.context, progress=reading(notify))
 
 
-def duration(minutes: float | None, runs: int) -> str:
-    """Returns a sentence about the time beyond that of training, for runs that train for some minutes.
+def duration(minutes: float, runs: int) -> str:
+    """Returns the beginning of a sentence about the time of runs that train for some minutes.
 
     >>> duration(1, 2)
-    '2 runs train for 1 minute each; starting one and measuring it afterwards takes 10 to 30 seconds more'
+    '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'
     """
-    if minutes is None:
-        return ""
     each = f"{minutes:g} minute{'s' * (minutes != 1)}"
-    trained = (
-        f"{runs} runs train for {each} each; starting one" if runs != 1 else f"the run trains for {each}; starting"
-    )
-    return f"{trained} and measuring it afterwards takes 10 to 30 seconds more"
+    trained = f"{runs} runs train for {each} each" if runs != 1 else f"the run trains for {each}"
+    return f"{trained}, and starting and measuring one takes 10 to 30 seconds more"
+
+
+def as_before(design: Design, folder: Path, executor: Executor) -> tuple[Design, tuple[str, ...]]:
+    """Returns the design with the fields that the budget of a comparison in the folder has decided before, and the
+    names of those that a budget of minutes is still to decide. One that the design or an arm names is not decided."""
+    if design.minutes is None or not executor.here or executor.shared:
+        return design, ()
+    named = {*design.recipe, *(name for arm in design.arms for name in arm.recipe)}
+    free = tuple(name for name in DECIDED if name not in named)
+    if not free or read_results(folder) is None:
+        return design, free
+    held = read_tree(folder / FILE) if (folder / FILE).is_file() else {}
+    defaults = Recipe.model_fields
+    return design.replace(**{name: held.get(name, defaults[name].get_default()) for name in free}), ()
 
 
 def _trained(
@@ -214,7 +236,6 @@ def _trained(
     begun, found = results, {}
     try:
         with only_writer(folder), interruptible():
-            how = "\n".join(filter(None, [how, duration(results.budget.minutes, len(requests))]))
             notify(Begin(runs=results.asked, how=how, notes=results.budget.notes))
             found = kept(requests, folder, notify)
             results = so_far(begun, found, effect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,23 +23,40 @@ from glassformer.runs.answers import answers
 from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.live import shown
 from glassformer.runs.measure import describe, generation, write_sample
+from glassformer.runs.results import EarlySample
 from glassformer.text import DataLike, Tokenizer
-from glassformer.training import Callback, Pretrained, Recipe, Report, Reporter, Request, Run, prepare_run, run_request
+from glassformer.training import (
+    Callback,
+    Interrupted,
+    Pretrained,
+    Recipe,
+    Report,
+    Reporter,
+    Request,
+    Run,
+    prepare_run,
+    run_request,
+)
 from glassformer.training.overrides import with_recipe
+from glassformer.training.pace import DECIDED, decided, outlook
 from glassformer.training.sinks import check_sinks, open_sinks
 from glassformer.training.state import Training
 
 PAGE, ANSWERS = "report.html", "answers.json"
 """Files of a run folder that training does not write: the page of the run, and answers to held-out sources."""
+STOPPED = "stopped; go on with --resume"
 SHOWN = 48
 """Tokens of a sample while a run trains."""
 
 
-class SampleReporter(Callback):
-    """Shows what the model writes at each evaluation. Weights, batches and the clock of the run are untouched."""
+class Course(Callback):
+    """Writes a text at each evaluation, shows and keeps it. Weights, batches and the clock of the run are untouched."""
 
     def __init__(self, name: str, notify: Notify):
         self.name, self.notify = name, notify
+        self.written: list[EarlySample] = []
+        self.run: Training | None = None
+        """The run, once it has ended."""
 
     def evaluated(self, run: Training) -> None:
         if run.groups.world > 1 or run.error is not None:
@@ -53,8 +70,21 @@ class SampleReporter(Callback):
             run.model.train()
         if found is not None:
             sample = found[0]
+            self.written.append(EarlySample(step=run.step, tokens=run.tokens, prompt=sample.prompt, text=sample.text))
             seed = run.recipe.seed
             self.notify(events.Wrote(name=self.name, seed=seed, step=run.step, prompt=sample.prompt, text=sample.text))
+
+    def rolled_back(self, run: Training, step: int) -> None:
+        self.written = [one for one in self.written if one.step <= step]
+
+    def ended(self, run: Training) -> None:
+        self.run = run
+
+    def state(self) -> dict[str, Any]:
+        return {"written": [one.model_dump() for one in self.written]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.written = [EarlySample(**one) for one in state["written"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +104,8 @@ class SingleRun:
     """The first weights; None if they are drawn by the seed."""
     layout: Layout | str | None = None
     log_to: Sequence[str] = ()
+    free: tuple[str, ...] = ()
+    """Fields of the recipe that a budget of minutes decides (`training.pace.DECIDED`)."""
 
     @classmethod
     def of(
@@ -112,7 +144,9 @@ class SingleRun:
             vocab_size = vocab_size or own_value(expression, config, "vocab_size")
         asked = [*([] if fields.get("context") is None else [fields["context"]]), *own]
         fields = {**fields, "context": asked[0]} if asked else {n: v for n, v in fields.items() if n != "context"}
+        fields = _as_begun(fields, overrides, out) if resume else fields
         made = with_recipe(Recipe.of(**fields), overrides)
+        free = tuple(name for name in DECIDED if made.minutes and name not in fields and name not in overrides)
         for context in asked:
             if context != made.context:
                 raise RequestError(
@@ -122,6 +156,7 @@ class SingleRun:
         return cls(
             name=expression or "model", config=config, data=data, recipe=made, out=out, resume=resume,
             tokenizer=tokenizer, vocab_size=vocab_size, pretrained=pretrained or None, layout=layout, log_to=log_to,
+            free=free,
         )  # fmt: skip
 
     @property
@@ -135,26 +170,55 @@ class SingleRun:
         leads = one_voice()
         notify = notify if leads else silent
         request = prepare_run(*self.arguments, reading(notify), self.pretrained, self.layout)
-        begin(self.name, request, notify)
+        request, how = self.decided(request)
+        begin(self.name, request, notify, how)
         place = Path(self.out) if self.out is not None else None
         with open_sinks(
             self.log_to if leads else (), place or Path(), self.name, request.describe(), request.steps_done
         ) as log:
             tell = telling(self.name, request.recipe.seed, notify)
-            shows = [] if notify is silent else [SampleReporter(self.name, notify)]
-            done = run_request(request, [*callbacks, Reporter(log), Reporter(tell), *shows])
+            course = Course(self.name, notify)
+            shows = [] if notify is silent and place is None else [course]
+            try:
+                done = run_request(request, [*callbacks, Reporter(log), Reporter(tell), *shows])
+            except (Interrupted, KeyboardInterrupt) as stop:
+                if leads and place is not None and course.run is not None and course.run.step:
+                    result = describe(self.name, course.run.result(), None).changed(written=course.written)
+                    write_run(
+                        result.changed(validation=None, status="failed", error=str(stop) or STOPPED), place / PAGE
+                    )
+                raise
         if not leads or place is None:
             return done
-        result = describe(self.name, done, None)
+        result = describe(self.name, done, None).changed(written=course.written)
+        write_run(result, place / PAGE)
         if done.status == "ok":
             done.answers = answers(done.model, request.text, self.recipe.objective, self.recipe.context)
             made = generation(done, self.recipe.objective.with_tokens(request.text))
             result = result.changed(generation=made, answers=done.answers)
             done.sample = None if made is None else made.sample
-        write_run(result, place / PAGE)
+            write_run(result, place / PAGE)
         if done.answers is not None:
             replace_text(place / ANSWERS, done.answers.model_dump_json(indent=1))
         return done
+
+    def decided(self, request: Request) -> tuple[Request, str]:
+        """Returns the request with the fields that a budget of minutes decides, and a sentence about its time."""
+        if not self.free or request.groups.world > 1 or request.found is not None:
+            return request, ""
+        models = {self.name: (request.config, request.recipe)}
+        fields, speed = decided(models, request.text, self.free)
+        request = replace(request, recipe=request.recipe.replace(**fields))
+        return request, outlook(request.recipe, speed)
+
+
+def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | Path | None) -> dict[str, Any]:
+    """Returns the fields with those that the budget of the run in `out` has decided, where they are not asked for."""
+    path = Path(out or "") / "recipe.yaml"
+    if out is None or fields.get("minutes") is None or not path.is_file():
+        return fields
+    held = Recipe.from_file(path)
+    return {**{name: getattr(held, name) for name in DECIDED if name not in overrides}, **fields}
 
 
 def _begun(
@@ -172,7 +236,7 @@ def _begun(
     )  # fmt: skip
 
 
-def begin(name: str, request: Request, notify: Notify) -> None:
+def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
     """Tells what is about to be trained, and on what."""
     config, text = request.config, request.text
     params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
@@ -181,7 +245,7 @@ def begin(name: str, request: Request, notify: Notify) -> None:
     read, held_out = len(text.train), len(text.validation)
     told = f"{text.name}: {read:,} tokens to train on, {held_out:,} held out ({text.tokenizer_rule})"
     notify(events.StageEvent(words=told))
-    notify(events.Begin(runs=[(name, request.recipe.seed)], how="", notes=text.notes))
+    notify(events.Begin(runs=[(name, request.recipe.seed)], how=how, notes=text.notes))
 
 
 def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:

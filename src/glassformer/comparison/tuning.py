@@ -46,7 +46,7 @@ from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult, Trial, TunedArm, Tuning, Verdict
 from glassformer.text import Tokens
 from glassformer.training import Recipe
-from glassformer.training.pace import evaluated, paces, run_seconds
+from glassformer.training.pace import DECIDED, evaluated, paces, run_seconds
 from glassformer.training.request import fit
 
 TRIALS, USUAL, PAGE, PACES = "tuning", "usual", "tuning.html", "paces.json"
@@ -180,6 +180,8 @@ class _Work:
     ) -> Results:
         """A comparison within this one: the design with other arms and seeds, and with `changes`."""
         plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
+        if self.design.minutes is not None:  # of all trials alike
+            plain = {**{name: getattr(self.design.common, name) for name in DECIDED}, **plain}
         found = carry_out(
             self.design.replace(arms=tuple(arms), **plain), self.text, folder, notify=notify or self.notify,
             executor=self.executor, command=self.command, tuning=tuning, origin=origin,

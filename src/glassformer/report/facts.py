@@ -10,7 +10,7 @@ from typing import Any
 from ..figures import Axis, Dot, Markup, Series, copyable, count, finite, fixed, join, legend, scatter_chart, si, tag
 from ..runs.arms import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 from ..runs.diff import alike
-from ..runs.results import Results, Sample, unlike
+from ..runs.results import Results, RunResult, Sample, unlike
 from .html import Absent, arm_label, caption, section, two_sizes
 
 _COST = "Speed against quality"
@@ -66,24 +66,36 @@ def _generated(arm: Arm) -> Sample | None:
     return next(made, None)
 
 
+def course_section(run: RunResult) -> Markup | Absent:
+    """Returns the texts that a single run wrote while it trained, and the one of the trained model."""
+    last = run.generation.sample if run.generation else None
+    if not run.written and last is None:
+        return Absent("Samples", "no text was generated.")
+    at = [(f"step {one.step:,}, {si(one.tokens)} tokens", one.prompt, one.text) for one in run.written]
+    at += [] if last is None else [("the trained model", last.prompt, last.text)]
+    cards = [tag("div", tag("h3", title), _text(title, prompt, text)) for title, prompt, text in at]
+    return section("samples", "Samples", tag("div", *cards, class_="samples"), caption(
+        "How the text of the model changes as it learns, after the same prompt, which is underlined. One sample shows "
+        "how a model writes, not how well."
+    ))  # fmt: skip
+
+
 def _sample(arm: Arm) -> Markup:
     sample = _generated(arm)
-    prompt, text = (sample.prompt, sample.text) if sample else ("", "")
-    if prompt and text.startswith(prompt):
-        text = text[len(prompt) :]
     if not sample:
         body = tag("p", f"No sample: {arm.trouble or 'none was generated'}.", class_="gf-empty")
     else:
-        more = tag("span", f" … {len(text) - SAMPLE} more characters", class_="same") if len(text) > SAMPLE else None
-        body = tag(
-            "pre",
-            tag("span", prompt, class_="prompt") if prompt else None,
-            text[:SAMPLE],
-            more,
-            tabindex="0",
-            aria_label=f"Sample of {arm.name}",
-        )
+        body = _text(f"Sample of {arm.name}", sample.prompt, sample.text)
     return tag("div", tag("h3", arm_label(arm)), body)
+
+
+def _text(label: str, prompt: str, text: str) -> Markup:
+    """Returns a text with its prompt underlined, cut if it is long."""
+    if prompt and text.startswith(prompt):
+        text = text[len(prompt) :]
+    more = tag("span", f" … {len(text) - SAMPLE} more characters", class_="same") if len(text) > SAMPLE else None
+    first = tag("span", prompt, class_="prompt") if prompt else None
+    return tag("pre", first, text[:SAMPLE], more, tabindex="0", aria_label=label)
 
 
 # --- Data, budget, machine, command ---

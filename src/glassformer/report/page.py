@@ -14,7 +14,7 @@ from ..thresholds import WORTH_SAYING
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
-from .facts import cost_section, facts_section, plain, sample_section
+from .facts import cost_section, course_section, facts_section, plain, sample_section
 from .finding import sentence
 from .html import Absent, framed, section
 from .summary import summary
@@ -64,12 +64,14 @@ def render(results: Results) -> str:
 def render_run(run: RunResult) -> str:
     """One run as a page: its losses, what was watched while it trained, a sample, and how it is built."""
     arms = arms_of([run])
-    found = sentence(Results(version=VERSION, data=Data({}), budget=Budget(), runs=[run]), arms)
+    found: Markup | str = sentence(Results(version=VERSION, data=Data({}), budget=Budget(), runs=[run]), arms)
+    if run.status == "failed" and run.error:  # a run that was stopped, and can be resumed
+        found = f"{run.error}."
     header = tag(
         "header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name), tag("p", found, class_="finding")
     )
     made = {
-        "curves": curve_section(arms), "dynamics": dynamics_section(arms, "--watch"), "samples": sample_section(arms),
+        "curves": curve_section(arms), "dynamics": dynamics_section(arms, "--watch"), "samples": course_section(run),
         "configs": config_section(arms),
     }  # fmt: skip
     return _document(run.name, header, made, {"runs": [run.to_dict()]})

@@ -31,6 +31,8 @@ from glassformer.training import Recipe, Run, evaluate, extrapolate
 
 POINTS = 300
 """Of a curve, at most."""
+REACHED = 16384
+"""Largest number of held-out tokens of which the loss is measured at each of several contexts."""
 GENERATED = 120
 PROMPT = 48
 TEMPERATURE, TOP_K = 0.8, 40
@@ -79,7 +81,8 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
     )
     if loss_alone:
         return result.changed(validation=_validation(found), loss_alone=True)
-    reach = extrapolate(run.model, text, context, run.how, objective=objective) if objective.continues else []
+    most = min(run.recipe.evaluation_tokens, REACHED)
+    reach = extrapolate(run.model, text, context, run.how, most, objective) if objective.continues else []
     return result.changed(
         validation=_validation(found),
         generation=generation(run, text),

@@ -159,6 +159,16 @@ class Sample(Entry):
     top_k: Count | None = None
 
 
+class EarlySample(Entry):
+    """Text that the model of a run wrote at an evaluation while it trained."""
+
+    step: Count
+    tokens: Count
+    """Tokens read by then."""
+    prompt: str = ""
+    text: str = ""
+
+
 class Generation(Entry):
     """Cached generation of one stream."""
 
@@ -237,6 +247,8 @@ class RunResult(Entry):
     train: TrainingResult | None = None
     validation: Validation | None = None
     generation: Generation | None = None
+    written: list[EarlySample] = []
+    """Texts of a single run while it trained."""
     answers: Answers | None = None
     """Where it was trained on pairs."""
     extrapolation: list[Reach] = []

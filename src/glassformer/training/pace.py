@@ -7,7 +7,7 @@ Models take turns, step by step, so that whatever else the machine does slows al
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
+from glassformer.figures.terminal import clock
 from glassformer.text import Tokens
 from glassformer.training.loop import EVALUATIONS, one_step, warm_up
 from glassformer.training.recipe import Recipe
@@ -30,6 +31,16 @@ STARTED = 2.0
 """Seconds of a run that do not depend on its size: starting its process, weights, files."""
 FORWARD = 1 / 3
 """Share of a training step that its forward pass takes, and so an evaluation."""
+PASSES = EVALUATIONS + 4 + 4
+"""Multiples of `evaluation_tokens` that a compared run evaluates: while it trains, at its end, and at four contexts."""
+EVALUATED = 0.1
+"""Largest share of a budget of minutes that evaluations take beyond it."""
+ENOUGH = 200
+"""Steps that a run has if its batch can be made small enough for them."""
+SMALLEST = 4
+"""Sequences of the smallest batch that a run is given unasked, and of a timed one."""
+DECIDED = ("batch_size", "evaluation_tokens")
+"""Fields of a recipe that a budget of minutes decides if they are not asked for."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,48 @@ def evaluated(recipe: Recipe, text: Tokens) -> int:
 def run_seconds(tokens: float, tokens_per_second: float, evaluated: float) -> float:
     """Returns the seconds of a whole run: its start, training on `tokens` tokens, evaluation on `evaluated` tokens."""
     return STARTED + (tokens + FORWARD * evaluated) / tokens_per_second
+
+
+def decided(
+    models: Mapping[str, tuple[ModelConfig, Recipe]], text: Tokens, free: Collection[str]
+) -> tuple[dict[str, int], float]:
+    """Times some steps of models with a budget of minutes, and chooses the fields of `DECIDED` that are `free`.
+
+    Returns
+    -------
+    dict, float
+        Field -> its value for the recipe of every model: the largest batch of at most the recipe's with `ENOUGH` steps
+        in the budget, and held-out tokens whose evaluations take `EVALUATED` of it; tokens/s of the slowest model.
+    """
+    recipe = next(iter(models.values()))[1]
+    assert recipe.minutes is not None
+    shrinks = "batch_size" in free and recipe.objective.continues and recipe.micro_batch is None
+    timed = {"batch_size": min(SMALLEST, recipe.batch_size)} if shrinks else {}
+    small = {name: (config, own.replace(**timed)) for name, (config, own) in models.items()}
+    speed = min(pace.tokens_per_second for pace in paces(small, text, steps=3, seconds=3 * recipe.minutes).values())
+    tokens, fields = 60 * recipe.minutes * speed, {}
+    if shrinks:
+        batch = recipe.batch_size
+        while batch > SMALLEST and tokens < ENOUGH * batch * recipe.context:
+            batch = max(SMALLEST, batch // 2)
+        fields["batch_size"] = batch
+    if "evaluation_tokens" in free:
+        windows = max(4, int(EVALUATED * tokens / (FORWARD * PASSES) / recipe.context))
+        fields["evaluation_tokens"] = min(recipe.evaluation_tokens, windows * recipe.context)
+    return fields, speed
+
+
+def outlook(recipe: Recipe, tokens_per_second: float) -> str:
+    """Returns a sentence about a run with a budget of minutes: its steps, and the time beyond its training."""
+    assert recipe.minutes is not None
+    tokens = 60 * recipe.minutes * tokens_per_second
+    beyond = FORWARD * PASSES * recipe.evaluation_tokens / tokens_per_second
+    steps = max(1, round(tokens / recipe.tokens_per_step))
+    return (
+        f"about {steps:,} steps of {recipe.batch_size} x {recipe.context} tokens "
+        f"at {tokens_per_second:,.0f} tokens/s in {clock(60 * recipe.minutes)} of training; evaluations on "
+        f"{recipe.evaluation_tokens:,} held-out tokens take up to {clock(beyond)} more"
+    )
 
 
 def paces(

@@ -5,6 +5,7 @@ A verb imports what computes inside its function, so that its help imports no to
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -168,10 +169,11 @@ def train(
     """
     from glassformer.cli.ranks import begin_processes
     from glassformer.cli.show import show
-    from glassformer.comparison.single import SingleRun
+    from glassformer.comparison.single import PAGE, SingleRun
     from glassformer.parallel.launch import one_voice
     from glassformer.runs.events import silent
     from glassformer.runs.live import ComparisonView
+    from glassformer.training import Interrupted
 
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
@@ -188,8 +190,13 @@ def train(
         return
     leads = one_voice()
     waiting.end()
-    with ComparisonView(quiet=json or not leads) as view:
-        done = asked.train(silent if json else view.event)
+    try:
+        with ComparisonView(quiet=json or not leads) as view:
+            done = asked.train(silent if json else view.event)
+    except Interrupted:
+        if leads and not json and (page := Path(out) / PAGE).is_file():
+            print(f"report: {page}\nnext: {command_line()}{' --resume' * (not resume)}")
+        raise
     if leads:
         show(done, json)
 
