@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,31 @@ def test_anatomy_counts_what_the_config_counts(config: ModelConfig, folder: Path
     assert found.difference == config.diff(gf.preset(f"{NAME}+window:8")) and found.to_dict()["diff"]
     assert "sliding_window" in str(found) and "sliding_window" in found.report(tmp_path / "a.html").read_text()
     assert "are equal" in str(gf.inspect(config, diff=config))
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "named", "whole"),
+    [
+        ("gpt2@1m", "gpt2@1m+alibi+window:64+relu2+deepnorm", ("+alibi", "+window:64", "+deepnorm"), True),
+        ("llama@1m", "llama@3m", ("+d_model=256",), True),
+        ("gpt2@1m", "llama@1m", ("+rope", "+rmsnorm", "+swiglu", "+head.tied=false"), False),
+        ("llama@1m", "qwen3@1m", ("+qknorm", "+mixer.n_kv_heads=1"), False),
+        ("gpt2@1m", "mamba@1m", ("+mamba", "+rmsnorm"), False),
+    ],
+)
+def test_a_difference_is_told_in_changes_that_make_it(
+    base: str, other: str, named: tuple[str, ...], whole: bool
+) -> None:
+    """An oracle is the grammar: the base with the changes has the parts of the other, and if `whole` is the other."""
+    found = gf.inspect(base, diff=other)
+    changes = list(dict.fromkeys(row[3] for row in found.ideas if row[3]))
+    assert set(named) <= set(changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of choices that a later change undoes
+        left = gf.preset(base + "".join(changes)).diff(gf.preset(other))
+    assert not (whole and left)
+    assert not any(path.endswith(".kind") and "ffn" not in path for path in left)  # mamba has no network
+    assert str(found).index(changes[0]) < str(found).index("by field")
 
 
 def test_exports_name_the_published_class(config: ModelConfig) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +13,18 @@ from rich.console import RenderableType
 from glassformer.config import ModelConfig
 from glassformer.figures import Markup, document, join, plain_table, tag
 from glassformer.figures.terminal import Reported, ruled, size, unbroken
+from glassformer.laboratory.steps import setting
+from glassformer.naming.changes import JOIN, word_of
 from glassformer.planning.counts import Counts, component_table
+from glassformer.runs.diff import differences, plain_name, value_at
+
+BLOCK = re.compile(r"^stack\.\d+\.blocks\.\d+\.")
+"""Beginning of the path of a field of a block."""
 
 
 @dataclass(frozen=True)
 class Anatomy(Reported):
-    """Parts of a model and their costs.
+    """Parts of a model and their costs, and its differences from another.
 
     Attributes
     ----------
@@ -43,6 +50,20 @@ class Anatomy(Reported):
     def difference(self) -> dict[str, tuple[Any, Any]]:
         """Path of a field -> its values in this model and in the other; empty if the models are equal."""
         return {} if self.other is None else self.config.diff(self.other)
+
+    @cached_property
+    def ideas(self) -> list[tuple[str, str, str, str]]:
+        """Parts that differ: name, what this model and the other have, and the change that puts in the other's."""
+        if self.other is None:
+            return []
+        trees = [self.config.to_dict(), self.other.to_dict()]
+        alone = all(len(config.stack) == 1 and len(config.stack[0].blocks) == 1 for config in (self.config, self.other))
+        rows = []
+        for one in differences(trees):
+            word = _change(one.path, value_at(trees[1], one.path), alone)
+            mine, theirs = ("–" if value is None else value for value in one.values)
+            rows.append((plain_name(one.path, alone), mine, theirs, "" if word is None else f"+{word}"))
+        return rows
 
     @property
     def summary(self) -> list[str]:
@@ -70,11 +91,14 @@ class Anatomy(Reported):
             "state_bytes_per_token": config.state_bytes(config.context) / config.context,
             "components": {row.name: row.parameters for row in self.counts.components},
             "config": config.to_dict(),
-            **({} if self.other is None else {"diff": difference}),
+            **({} if self.other is None else {"ideas": self._rows(), "diff": difference}),
         }
 
+    def _rows(self) -> list[dict[str, str]]:
+        return [dict(zip(("part", "this", "other", "change"), row, strict=True)) for row in self.ideas]
+
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields the different fields, or without another model the counts and the config as YAML."""
+        """Yields the parts and fields that differ, or without another model the counts and the config as YAML."""
         if self.other is None:
             yield from self.summary
             yield ""
@@ -84,19 +108,39 @@ class Anatomy(Reported):
         elif not self.difference:
             yield f"{self.name} and {self.other_name} are equal"
         else:
-            table = ruled()
-            for heading in ("field", self.name, self.other_name or ""):
-                table.add_column(heading, overflow="fold")
-            for path, (mine, theirs) in self.difference.items():
-                table.add_row(path, str(mine), str(theirs))
-            yield table
+            yield self._table("part", self.ideas, "change")
+            yield "by field:"
+            yield self._table("field", [(path, str(a), str(b)) for path, (a, b) in self.difference.items()])
+
+    def _table(self, first: str, rows: Sequence[Sequence[str]], *more: str) -> RenderableType:
+        table = ruled()
+        for heading in (first, self.name, self.other_name or "", *more):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        return table
 
     def _repr_html_(self) -> str:
         """In a notebook: the counts, a table of the parts, and the different fields."""
         rows = [(path, str(mine), str(theirs)) for path, (mine, theirs) in self.difference.items()]
-        other = plain_table("Differences", ("field", self.name, self.other_name or ""), rows) if self.other else ""
-        return tag("div", join(tag("p", line) for line in self.summary), Markup(self.config._repr_html_()), other)
+        names = (self.name, self.other_name or "")
+        ideas = plain_table("Differences", ("part", *names, "change"), self.ideas) if self.other else ""
+        other = plain_table("By field", ("field", *names), rows) if self.other else ""
+        return tag(
+            "div", join(tag("p", line) for line in self.summary), Markup(self.config._repr_html_()), ideas, other
+        )
 
     def html(self) -> str:
         """Returns the notebook's view as a page."""
         return document(self.name, tag("h1", self.name), Markup(self._repr_html_()))
+
+
+def _change(path: str, value: Any, alone: bool) -> str | None:
+    """Returns the change of an expression that sets the value at a path; None if there is none. `alone`: all layers
+    have one kind of block, so that a change of every block sets it."""
+    field = BLOCK.sub("", path) if alone else path
+    last = field.rpartition(".")[2]
+    if isinstance(value, dict):
+        everywhere = alone or field != path or not path.startswith("stack")
+        return word_of("norm" if last == "final_norm" else last, value) if everywhere else None
+    return None if isinstance(value, list) or (value is None and last in JOIN) else f"{field}={setting(value)}"

@@ -170,7 +170,7 @@ def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]
 def _words(start: Point, goal: Point) -> list[str]:
     """The short names, those with a value with each value that the target has where the two differ; and the changes of
     the recipe."""
-    values = dict.fromkeys(_text(value) for path, value in sorted(goal.leaves - start.leaves, key=str))
+    values = dict.fromkeys(setting(value) for path, value in sorted(goal.leaves - start.leaves, key=str))
     found = []
     for word in (word for some in words().values() for word in some):
         if word.read is None or word.optional:
@@ -189,7 +189,8 @@ def _reads(change: str) -> bool:
     return True
 
 
-def _text(value: object) -> str:
+def setting(value: object) -> str:
+    """Returns a value as a change of an expression writes it."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -203,12 +204,12 @@ def _paths(here: Point, goal: Point) -> list[str]:
         first, *rest = path.split(".")
         if first == "layers":
             rest = rest[1:]  # the number of the layer
-            found[f"{'.'.join(rest)}={_text(value)}"] = None
+            found[f"{'.'.join(rest)}={setting(value)}"] = None
             if len(rest) > 2:  # a part of the mixer
-                found[f"{'.'.join(rest[1:])}={_text(value)}"] = None
+                found[f"{'.'.join(rest[1:])}={setting(value)}"] = None
         elif "norm" in first and rest:
-            found[f"{'.'.join(['norm', *rest])}={_text(value)}"] = None
-        found[f"{path}={_text(value)}"] = None
+            found[f"{'.'.join(['norm', *rest])}={setting(value)}"] = None
+        found[f"{path}={setting(value)}"] = None
     layers = [{path.split(".")[1] for path, _ in point.leaves if path.startswith("layers.")} for point in (here, goal)]
     if layers[0] != layers[1]:
         found[f"layers={len(layers[1])}"] = None

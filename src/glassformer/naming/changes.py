@@ -335,6 +335,29 @@ def words() -> dict[str, list[Word]]:
     return {**found, "model": [word for word, _ in OF_MODEL.values()]}
 
 
+def word_of(axis: str, part: Mapping[str, Any]) -> str | None:
+    """Returns the change that puts in a part, given as plain values, such as "window:64"; None if no short name does.
+    `axis` is that of the part, or a property of mixers.
+
+    Of several, the one that sets most of the part's fields."""
+    load_installed()
+    found: dict[str, int] = {}
+    for word, made in WORDS.values():
+        if word.change == axis and (word.read is None or word.optional):
+            found[word.name] = 0
+        if made.axis != axis or made.kind != part.get("kind") or word.change:
+            continue
+        values = [None] if word.read is None or word.optional else [str(value) for value in part.values()]
+        for value in values:
+            try:
+                fields = word.given(value)
+            except (RequestError, ValueError):
+                continue
+            if all(part.get(name) == wanted for name, wanted in fields.items()):
+                found[word.name if value is None else f"{word.name}:{value}"] = len(fields)
+    return max(found, key=found.__getitem__, default=None)
+
+
 def changes() -> list[str]:
     """Short names of all changes."""
     return [word.name for some in words().values() for word in some]

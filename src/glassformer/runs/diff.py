@@ -40,6 +40,16 @@ def differences(configs: Sequence[dict]) -> list[Difference]:
     return sorted(found, key=lambda one: GROUPS.index(one.group))
 
 
+def value_at(tree: Any, path: str) -> Any:
+    """Returns the value at the path of a `Difference`; None if the tree has none there."""
+    for step in path.split("."):
+        if isinstance(tree, list):
+            tree = tree[int(step)] if int(step) < len(tree) else None
+        else:
+            tree = tree.get(step) if isinstance(tree, dict) else None
+    return tree
+
+
 def group_of(path: Sequence[str]) -> str:
     """The axis of a path: the innermost part named on it; what names no part is size, or other."""
     if path and path[0] == RECIPE:
