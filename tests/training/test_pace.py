@@ -120,7 +120,7 @@ def test_estimates_take_the_stop_watch_for_a_folder_of_text(tmp_path: Path):
 def test_a_minute_has_many_steps_and_few_evaluations(
     text: Tokens, monkeypatch: pytest.MonkeyPatch, speed: float, batch: int, held_out: int
 ):
-    """By hand, at a given speed: 200 steps if a batch of 4 or more has them; 8 evaluations, 4 times as many tokens at
+    """By hand, at a given speed: 200 steps if a batch of 4 or more has them; 8 evaluations, 4 times their tokens at
     the end and 4 at several contexts, each token at a third of a step's, in a tenth of the minute."""
     monkeypatch.setattr(stop_watch, "paces", lambda models, *rest, **options: {"a": StepPace((1.0,), speed)})
     plan = recipe(steps=None, minutes=1, batch_size=16)

@@ -196,7 +196,7 @@ def read_text(design: Design, tokenizer: Any, notify: Notify) -> Tokens:
 
 
 def duration(minutes: float, runs: int) -> str:
-    """Returns the beginning of a sentence about the time of runs that train for some minutes.
+    """Returns the first half of a sentence about the time of runs that train for some minutes.
 
     >>> duration(1, 2)
     '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'

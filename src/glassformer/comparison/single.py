@@ -44,7 +44,7 @@ from glassformer.training.state import Training
 
 PAGE, ANSWERS = "report.html", "answers.json"
 """Files of a run folder that training does not write: the page of the run, and answers to held-out sources."""
-STOPPED = "stopped; go on with --resume"
+STOPPED = "stopped; resume with --resume"
 SHOWN = 48
 """Tokens of a sample while a run trains."""
 
@@ -213,7 +213,7 @@ class SingleRun:
 
 
 def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | Path | None) -> dict[str, Any]:
-    """Returns the fields with those that the budget of the run in `out` has decided, where they are not asked for."""
+    """Returns the fields with those that the budget of the run in `out` has decided, unless they are asked for."""
     path = Path(out or "") / "recipe.yaml"
     if out is None or fields.get("minutes") is None or not path.is_file():
         return fields

@@ -19,7 +19,7 @@ from glassformer.planning.counts import Counts, component_table
 from glassformer.runs.diff import differences, plain_name, value_at
 
 BLOCK = re.compile(r"^stack\.\d+\.blocks\.\d+\.")
-"""Beginning of the path of a field of a block."""
+"""First steps of the path of a field of a block."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Anatomy(Reported):
 
 
 def _change(path: str, value: Any, alone: bool) -> str | None:
-    """Returns the change of an expression that sets the value at a path; None if there is none. `alone`: all layers
+    """Returns the change of an expression that sets the value at a path, if any does. `alone`: all layers
     have one kind of block, so that a change of every block sets it."""
     field = BLOCK.sub("", path) if alone else path
     last = field.rpartition(".")[2]

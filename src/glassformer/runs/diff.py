@@ -41,7 +41,7 @@ def differences(configs: Sequence[dict]) -> list[Difference]:
 
 
 def value_at(tree: Any, path: str) -> Any:
-    """Returns the value at the path of a `Difference`; None if the tree has none there."""
+    """Returns the value at the path of a `Difference`; None if it is absent."""
     for step in path.split("."):
         if isinstance(tree, list):
             tree = tree[int(step)] if int(step) < len(tree) else None

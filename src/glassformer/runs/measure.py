@@ -32,7 +32,7 @@ from glassformer.training import Recipe, Run, evaluate, extrapolate
 POINTS = 300
 """Of a curve, at most."""
 REACHED = 16384
-"""Largest number of held-out tokens of which the loss is measured at each of several contexts."""
+"""Largest number of held-out tokens on which the loss at each of several contexts is measured."""
 GENERATED = 120
 PROMPT = 48
 TEMPERATURE, TOP_K = 0.8, 40
