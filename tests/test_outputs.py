@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import glassformer as gf
+from glassformer.comparison.folder import refuse_other_files
 from glassformer.errors import RequestError
 from glassformer.text import ByteTokenizer
 from tests.refused import refused
@@ -157,6 +158,13 @@ def test_force_replaces_a_file_and_leaves_others(name: str, file: str, inputs: I
     (tmp_path / "notes.txt").write_bytes(FOREIGN)
     FORCED[name](inputs, out)
     assert (tmp_path / file).read_bytes() != FOREIGN == (tmp_path / "notes.txt").read_bytes()
+
+
+def test_runs_of_other_origin_are_not_taken_for_a_comparison(tmp_path: Path) -> None:
+    (tmp_path / "out" / "runs").mkdir(parents=True)
+    (tmp_path / "out" / "runs" / "notes.txt").write_text("precious")
+    with refused(code="exists", field="out"):
+        refuse_other_files(tmp_path / "out")
 
 
 def test_a_sharded_checkpoint_is_not_removed(inputs: Inputs, tmp_path: Path) -> None:

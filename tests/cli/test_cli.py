@@ -18,7 +18,7 @@ from glassformer.cli.program import VERBS
 from glassformer.comparison import Comparison, Design
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
-from glassformer.runs.events import Begin
+from glassformer.runs.events import Begin, Kept, Step
 from glassformer.runs.executor import Local
 from glassformer.runs.live import ComparisonView
 from glassformer.runs.results import Results
@@ -330,6 +330,25 @@ def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFi
     assert "note: known" in str(found)
     shown = str(found.without_notes(view.noted))
     assert "note: found out\n" in shown and "known" not in shown
+
+
+def test_time_left_counts_evaluations_and_not_the_first_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: the first step ends after 40 s; then a tenth of the run takes 10 s, evaluations too."""
+    now = [0.0]
+    monkeypatch.setattr("glassformer.runs.live.time.monotonic", lambda: now[0])
+    view = ComparisonView()
+    view.event(Begin(how="", notes=[], runs=[("a", 0), ("a", 1), ("b", 0)]))
+    fields = {"step": 1, "loss": 2.0, "tokens_per_second": 1.0, "seconds_left": 1e6}
+    for name, seed, at, done in (("a", 0, 40.0, 0.1), ("a", 0, 70.0, 0.4), ("a", 1, 99.0, 0.2), ("a", 1, 119.0, 0.4)):
+        now[0] = at
+        view.event(Step(name=name, seed=seed, done=done, **fields))
+        if done == 0.4:  # 60 s of this run, and 100 s of each of the two that wait
+            view.event(Kept(name=name, seed=seed))
+    said = [line.split("tokens/s")[1].strip() for line in capsys.readouterr().err.splitlines() if "tokens/s" in line]
+    assert said[0].startswith("–:––") and said[1] == "1:00 of this run and 4:20 of all left"
+    assert said[-1] == "1:00 of this run and 2:40 of all left"  # 100 s of b
 
 
 def test_an_out_below_a_file_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from glassformer.comparison.terminal import comparison_lines
 from glassformer.runs.contrasts import contrasts, residual_variance
 from glassformer.runs.looks import constant_level, false_verdicts
 from glassformer.runs.power import needed, sd_interval, seeds_for
-from glassformer.runs.results import RunResult, Verdict
+from glassformer.runs.results import Results, RunResult, Verdict
 from glassformer.runs.simultaneous import (
     detectable,
     dunnett_probability,
@@ -24,7 +25,7 @@ from glassformer.runs.simultaneous import (
     tukey_quantile,
 )
 from glassformer.runs.verdicts import verdicts
-from glassformer.runs.wording import finding, verdict_sentence
+from glassformer.runs.wording import failures, finding, verdict_sentence
 
 STAR = [(0, arm) for arm in range(1, 12)]
 
@@ -442,3 +443,12 @@ def test_divergences_are_judged_at_the_level_of_the_looks() -> None:
     (once,), (twice,) = verdicts(runs), verdicts(runs, looks=(4, 8))
     assert (once.verdict, twice.verdict) == ("a better", "no verdict")
     assert once.p_diverged == twice.p_diverged == pytest.approx(1 / 35)
+
+
+def test_an_arm_that_failed_in_all_seeds_is_named_with_its_error() -> None:
+    runs = [run("a", seed, 2.0 + seed / 100) for seed in range(3)]
+    runs += [RunResult(name="b", seed=seed, status="failed", error="out of memory") for seed in range(3)]
+    results = Results.of({"schema": 1, "data": {}, "budget": {"seeds": 3}, "runs": []}).changed(runs=runs)
+    (said,) = failures(results)
+    assert said == "b failed in 3 of 3 seeds, so it has no verdict: out of memory"
+    assert said in list(comparison_lines(results))

@@ -19,7 +19,7 @@ from glassformer.config import read_tree
 from glassformer.errors import RequestError
 from glassformer.files import only_writer, refuse_sources
 from glassformer.parts.core.base import part_classes
-from glassformer.parts.core.outside import IMPORTED, modules_of
+from glassformer.parts.core.outside import import_options, modules_of
 from glassformer.runs.events import Begin, Notify, reading, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.files import read_results
@@ -54,8 +54,7 @@ def command_of(origin: Saved, folder: Path, *options: str) -> str:
     path = folder / FILE
     if origin.data is None:
         return f"import glassformer as gf; gf.compare(gf.Design.from_file({str(path)!r}), data)"
-    imports = [word for file in IMPORTED for word in ("--import", file)]
-    return shlex.join(["glassformer", "run", str(path), *options, *imports])
+    return shlex.join(["glassformer", "run", str(path), *options, *import_options()])
 
 
 def again(design: Design, folder: Path) -> dict[str, str]:

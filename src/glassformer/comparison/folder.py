@@ -13,7 +13,7 @@ from glassformer.runs.files import read_results
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 
-WRITTEN = ("report.html", "tokenizer", "design.yaml")
+WRITTEN = ("report.html", "tokenizer", "design.yaml", "runs")
 """Files of a comparison besides results.json, which is written first."""
 BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 

@@ -11,7 +11,7 @@ from glassformer.figures.terminal import TextTable, decimals, ruled, short, size
 from glassformer.report.tuning import finding
 from glassformer.runs.arms import held_out_tokens
 from glassformer.runs.results import Power, Results, RunResult, Tuning
-from glassformer.runs.wording import percent, verdict_sentence
+from glassformer.runs.wording import failures, percent, verdict_sentence
 
 BITS = "bits/byte"
 HEADS = ("params", "loss", BITS, "tokens/s", "memory", "ms/tok", "state/tok")
@@ -27,6 +27,7 @@ def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
         yield reach_table(named)
         yield from unreached(runs)
     yield from map(verdict_sentence, results.verdicts)
+    yield from failures(results)
     if results.power is not None:
         yield from power_lines(results.power)
     yield from (f"note: {note}" for note in results.budget.notes)

@@ -704,7 +704,8 @@ class Session:
             self._template = None if self.tokenizer is None else ChatTemplate.of(self.tokenizer)
         if self._template is None:
             raise RequestError(
-                "this model has no chat template; give a text, as to glassformer generate",
+                "this model has no chat template: it continues texts and answers no messages; give it a text "
+                "(glassformer generate MODEL --prompt TEXT), or chat with a model that was trained to, such as smollm2",
                 code="missing", field="tokenizer.chat_template",
             )  # fmt: skip
         return self._template

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,6 +118,10 @@ class ComparisonView(View):
         """The bar of all runs of a plan."""
         self.planned = self.ended = 0
         self.heard: set[str] = set()
+        self.first: dict[tuple[str, int], tuple[float, float]] = {}
+        """Time and share of each run at its first event."""
+        self.over: set[tuple[str, int]] = set()
+        """Runs that have ended."""
 
     def event(self, event: events.Event) -> None:
         if isinstance(event, events.StageEvent):
@@ -150,6 +155,8 @@ class ComparisonView(View):
         for task in self.tasks.values():  # of a comparison before this one
             self.bars.remove_task(task)
         self.tasks.clear()
+        self.first.clear()
+        self.over.clear()
         for name, seed in event.runs:
             label = f"{name} seed {seed}" if self.several else name
             self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
@@ -163,7 +170,7 @@ class ComparisonView(View):
             case events.Step():
                 rate, norm = event.learning_rate, event.grad_norm
                 told = "" if rate is None else f"lr {rate:.2e}  |g| {norm:.2f}  "
-                speed, left = event.tokens_per_second, clock(event.seconds_left)
+                speed, left = event.tokens_per_second, self._until_end(event)
                 note = f"loss {event.loss:.3f}  {told}{speed:,.0f} tokens/s  {left} left"
                 self.bars.update(task, completed=event.done, note=note)
                 if event.validation is not None:
@@ -182,8 +189,21 @@ class ComparisonView(View):
             case events.Kept() | events.End():
                 ending = "finished before" if isinstance(event, events.Kept) else self._ending(event.result)
                 self.bars.update(task, completed=1.0, note=ending)
+                self.over.add(event.key)
                 if self.plain:
                     self.say(f"{event.name} seed {event.seed}: {ending}")
+
+    def _until_end(self, event: events.Step) -> str:
+        """Returns the time that is left of a run, from the first event of it on by this clock, which also counts
+        evaluations and checkpoints; of several runs that of all as well."""
+        now = time.monotonic()
+        at, done = self.first.setdefault(event.key, (now, event.done))
+        spent, share = now - at, event.done - done
+        each = spent / share if spent >= FIRST and share > 0 else math.nan
+        left = each * (1 - event.done)
+        waiting = len(self.tasks.keys() - self.first.keys() - self.over)
+        beside = len(self.first.keys() - self.over)
+        return clock(left) + (f" of this run and {clock(left + each * waiting / beside)} of all" if waiting else "")
 
     @staticmethod
     def _ending(run: RunResult) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from glassformer.figures import fixed
 from glassformer.runs.results import Results, Verdict
 
@@ -65,6 +67,18 @@ def divergences(verdict: Verdict) -> str:
             "make better what diverged more often"
         )
     return f"{told}{test}, and the difference is that of the {verdict.seeds} seeds both finished"
+
+
+def failures(results: Results) -> Iterator[str]:
+    """Yields how often an arm failed, why, and that it has no verdict for it."""
+    for name in dict.fromkeys(run.name for run in results.runs):
+        ended = [run for run in results.runs if run.name == name]
+        errors = dict.fromkeys(run.error or "unknown" for run in ended if run.status == "failed")
+        if errors:
+            lost = sum(run.status == "failed" for run in ended)
+            judged = any(name in (verdict.a, verdict.b) for verdict in results.verdicts)
+            verdict = "" if judged or len(results.names) < 2 else ", so it has no verdict"
+            yield f"{name} failed in {lost} of {len(ended)} seeds{verdict}: {'; '.join(errors)}"
 
 
 def percent(share: float | None) -> str:

@@ -63,6 +63,11 @@ IMPORTED: dict[str, None] = {}
 """Files that `import_files` imported in this process, in order."""
 
 
+def import_options() -> list[str]:
+    """Returns the words of a command that import the same files."""
+    return [word for file in IMPORTED for word in ("--import", file)]
+
+
 def import_files(paths: Iterable[str]) -> None:
     """Imports .py files, which makes their parts known. Raises RequestError."""
     for path in paths:
