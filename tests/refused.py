@@ -7,19 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from glassformer.config import request_error
 from glassformer.errors import Code, RequestError, WorkError
 
 
 @contextmanager
 def refused(*, code: Code, field: str) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expects a RequestError of exactly this code and field inside; gives it as `pytest.raises` does. A config that is
-    made by its class raises pydantic's error, which counts as the RequestError that a reader of files makes of it."""
-    with pytest.raises((RequestError, ValidationError)) as caught:
+    """Expects a RequestError of exactly this code and field inside; gives it as `pytest.raises` does."""
+    with pytest.raises(RequestError) as caught:
         yield caught
-    error = caught.value if isinstance(caught.value, RequestError) else request_error(caught.value)
+    error = caught.value
     assert (error.code, error.field) == (code, field), f"{error.code!r}, {error.field!r}: {error}"
 
 

@@ -544,7 +544,7 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("gpt2@1m+norm.=3", "norm"),
         ("gpt2@1m+norm=", "norm"),
         ("gpt2@1m+layers=[2,3]", "stack.0.repeat"),
-        ("gpt2@1m+retention+mixer.decays=0.9", "decays=0.9: a list, such as [1, 2], is right here"),
+        ("gpt2@1m+retention+mixer.decays=0.9", "decays=0.9: give a list, such as [1, 2]"),
         ("gpt2@1m+retention+mixer.decays=[0.9]", "1 numbers for 4 heads"),
         ("gpt2@1m+retention+mixer.decays=[0.9,1,0.5,0.5]", "decays.1=1: input should be less than 1"),
         ("gpt2@1m+retention+mixer.decays=[]", "0 numbers for 4 heads"),

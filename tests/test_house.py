@@ -35,7 +35,7 @@ from tools.imports import COMPUTED, SRC, dotted, files_used, imported, parsed, w
 
 LEVELS: list[set[str]] = [
     {"errors", "progress", "version", "thresholds"},
-    {"files", "options", "units"},
+    {"files", "options", "typed", "units"},
     {"figures", "machine", "names"},
     {"parts"},
     {"model", "text"},

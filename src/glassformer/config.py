@@ -24,6 +24,7 @@ from glassformer.parts.core.cost import OF_WORK, Cost, Shape
 from glassformer.parts.core.init import Gpt2InitConfig, Init, InitConfig, Role
 from glassformer.parts.core.module_template import ModuleTemplate
 from glassformer.parts.core.outside import is_outside
+from glassformer.parts.core.refused import request_error
 from glassformer.parts.counted import Counting
 from glassformer.parts.embedding import Embedding, EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
@@ -932,53 +933,3 @@ def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
         raise request_error(error, file, what) from None
     except RecursionError:
         raise RequestError(f"{file}the {what} is nested too deeply", code="range", field=what) from None
-
-
-def first_problem(error: ValidationError) -> Any:
-    """The first thing wrong, unknown keys first: a misspelt key often explains the rest."""
-    return min(error.errors(), key=lambda one: one["type"] != "unknown_field")
-
-
-def request_error(error: ValidationError, where: str = "", what: str = "config") -> RequestError:
-    """The RequestError that says what pydantic found; its sentence begins with `where`. Its field is `what`, where the
-    fields contradict each other."""
-    first = first_problem(error)
-    path = ".".join(str(step) for step in first["loc"])
-    field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
-    unknown = first["type"] == "unknown_field"
-    value = None if first["type"] == "missing" else first["input"]
-    if unknown and isinstance(value, dict):
-        value = value.get(first["ctx"]["name"])
-    expected = first["msg"].removeprefix("Value error, ")
-    message, field = f"{where}{explain(error)}", (field if unknown else path) or what
-    if isinstance(cause := first.get("ctx", {}).get("error"), RequestError):  # from a check of the config's own
-        field = ".".join(filter(None, (path, cause.field))) or what
-        return RequestError(message, code=cause.code, field=field, value=cause.value, expected=cause.expected)
-    return RequestError(message, code=_code_of(first["type"]), field=field, value=value, expected=expected)
-
-
-def _code_of(kind: str) -> Code:
-    """The code of a RequestError for a kind of complaint of pydantic's."""
-    if kind.endswith(("_type", "_parsing", "_from_float")):
-        return "type"
-    known: dict[str, Code] = {
-        "unknown_field": "unknown", "part": "unknown", "kind": "conflict", "literal_error": "unknown",
-        "value_error": "conflict", "missing": "missing",
-    }  # fmt: skip
-    return known.get(kind, "range")
-
-
-def explain(error: ValidationError) -> str:
-    """One sentence about the first thing wrong."""
-    first = first_problem(error)
-    path = ".".join(str(step) for step in first["loc"])
-    if first["type"] == "unknown_field":
-        return f"{path}: {first['msg']}" if path else first["msg"]
-    if first["type"] == "missing":
-        return f"field {path} is missing"
-    given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if first["type"] == "tuple_type":
-        message = "a list, such as [1, 2], is right here"
-    where = f"{path}{given}: " if path or given else ""
-    return f"{where}{message[0].lower()}{message[1:]}"

@@ -46,6 +46,7 @@ from glassformer.architectures.t5 import flan_t5_small, t5_small
 from glassformer.architectures.transformer import transformer_base, transformer_big
 from glassformer.architectures.vit import vit_base
 from glassformer.config import ModelConfig
+from glassformer.typed import typed
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2": gpt2,
@@ -111,6 +112,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 }
 
 
+@typed
 def presets(word: str = "") -> list[str]:
     """Returns the names of the published models, those that an expression may start with.
 

@@ -41,6 +41,7 @@ from glassformer.training.overrides import with_recipe
 from glassformer.training.pace import DECIDED, decided, outlook
 from glassformer.training.sinks import check_sinks, open_sinks
 from glassformer.training.state import Training
+from glassformer.typed import typed
 
 PAGE, ANSWERS = "report.html", "answers.json"
 """Files of a run folder that training does not write: the page of the run, and answers to held-out sources."""
@@ -265,6 +266,7 @@ def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:
     return tell
 
 
+@typed
 def train(
     model: ModelLike,
     data: DataLike,

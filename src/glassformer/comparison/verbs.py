@@ -20,8 +20,10 @@ from glassformer.runs.executor import Executor, with_callbacks
 from glassformer.runs.live import shown
 from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Recipe
+from glassformer.typed import typed
 
 
+@typed
 def compare(
     models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
     data: DataLike | None = None,
@@ -120,6 +122,7 @@ def compare(
     return begun(design, text, out, executor=executor, progress=progress, command=command)
 
 
+@typed
 def tune(
     models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
     data: DataLike | None = None,

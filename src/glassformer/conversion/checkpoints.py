@@ -30,6 +30,7 @@ from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import quantize
 from glassformer.text import Tokenizer
+from glassformer.typed import typed
 
 
 def is_checkpoint(name: str) -> bool:
@@ -125,6 +126,7 @@ def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
     return replace(loaded, model=model.eval(), config=config, fresh=fresh, regrouped=regrouped)
 
 
+@typed
 def save(
     model: Model,
     tokenizer: Tokenizer | None,

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from glassformer.config import BlockConfig, ModelConfig, request_error
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.names import Names
 from glassformer.errors import RequestError, shown
@@ -26,8 +24,6 @@ def complaints(where: str) -> Iterator[None]:
     except RequestError as problem:
         named = str(problem).startswith(where)
         raise problem if named else problem.of(where) from None
-    except ValidationError as problem:
-        raise request_error(problem, f"{where}: ") from None
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as problem:
         told = f"{where} describes no model ({shown(problem, 160)})"
         raise RequestError(told, code="damaged", field=Path(where).name) from None

@@ -11,15 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from glassformer.config import request_error
 from glassformer.errors import RequestError
 from glassformer.machine.threads import at_most
 from glassformer.options import Bounds, LogitsProcessor, SamplingOptions
@@ -51,6 +50,10 @@ class Sampling(Value, SamplingOptions):
     logits_processor: LogitsProcessor | None = Field(None, repr=False)
     """Function (logits (v,), tokens so far (n,)) -> logits (v,) of one row, applied before the temperature. The logits
     may be changed in place; at least one must stay finite."""
+
+    if TYPE_CHECKING:  # checkers of types do not see the fields of a dataclass below
+
+        def __init__(self, **fields: Any) -> None: ...
 
     @field_validator("*")
     @classmethod
@@ -85,12 +88,6 @@ class Sampling(Value, SamplingOptions):
         True
         """
         return cls(**{name: getattr(options, name) for name in cls.model_fields})
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise request_error(error) from None
 
     def check(self, vocab_size: int) -> None:
         """Checks the ids of `logit_bias` against a vocabulary.

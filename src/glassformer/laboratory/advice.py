@@ -21,6 +21,7 @@ from glassformer.naming.models import changed
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parts.core.heads import nearest_groups
 from glassformer.planning import SPARE, WEIGHTS, plan
+from glassformer.typed import typed
 from glassformer.units import count, quantity
 
 Goal = Literal["chat", "long", "train"]
@@ -253,6 +254,7 @@ class Advice(Tabular):
         return [{"question": each.asks, **one.to_dict()} for each in self.questions for one in each.options]
 
 
+@typed
 def advise(
     model: ModelLike = MODEL,
     *,

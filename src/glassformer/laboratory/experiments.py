@@ -24,6 +24,7 @@ from glassformer.runs.executor import Executor
 from glassformer.runs.live import shown as showing
 from glassformer.runs.power import PILOT
 from glassformer.training import Recipe, Run
+from glassformer.typed import typed
 
 Asked = Design | LadderDesign | ScalingDesign | SingleRun
 Result = Comparison | Ladder | Scaling | Run
@@ -146,6 +147,7 @@ def _step(tree: Mapping[str, Any], where: str, out: str | None, changes: Mapping
     return ExperimentStep(verb, rest, out or own or FOLDERS[verb], where, {} if verb == "train" else changes)
 
 
+@typed
 def run(
     file: str | Path,
     *,

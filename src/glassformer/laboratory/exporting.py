@@ -27,6 +27,7 @@ from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify
 from glassformer.runs.live import shown
 from glassformer.training import training_of
+from glassformer.typed import typed
 
 FILE_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """dtype -> its name in a GGUF file."""
@@ -81,6 +82,7 @@ class Conversion(Printed):
         yield unbroken(f"{self.out}: {self.architecture}, {size(self.bytes)}; runs in {', '.join(self.runs_in)}")
 
 
+@typed
 def convert(
     source: ModelLike,
     out: str | Path,

@@ -31,6 +31,7 @@ from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.live import shown
 from glassformer.text import ByteTokenizer
 from glassformer.text.pairs import START
+from glassformer.typed import typed
 from glassformer.units import count
 
 LONGEST = 4096
@@ -84,6 +85,7 @@ def inspect(
 def inspect(model: ModelLike, *, diff: ModelLike | None = None, progress: bool | Notify = True) -> Anatomy: ...
 
 
+@typed
 def inspect(
     model: ModelLike,
     text: str | None = None,

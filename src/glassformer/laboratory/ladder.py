@@ -35,6 +35,7 @@ from glassformer.runs.results import RunResult
 from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Interrupted, Recipe
 from glassformer.training.pace import paces
+from glassformer.typed import typed
 
 VERB = "ablate"
 RESULTS, PAGE = "ladder.json", "ladder.html"
@@ -174,6 +175,7 @@ class LadderDesign:
         return from_tree(tree, VERB, where, cls.of)
 
 
+@typed
 def ablate(
     base: ModelLike | Mapping[str, ModelLike] | LadderDesign,
     data: DataLike | None = None,

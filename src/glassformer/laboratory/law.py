@@ -13,6 +13,7 @@ from scipy.optimize import minimize, minimize_scalar, nnls
 from glassformer.errors import RequestError, check_whole
 from glassformer.laboratory.forms import FORMS, LARGEST, Form
 from glassformer.laboratory.points import Numbers, Points, Source, points
+from glassformer.typed import typed
 
 DELTA = 1e-3
 """Errors of log loss from which on they count by their size and no longer by its square (2203.15556, D.3)."""
@@ -198,6 +199,7 @@ class Law:
         return {name: float(value) for name, value in self.figures(self.refit(np.sort(kept))).items()}
 
 
+@typed
 def fit_scaling_law(
     source: Source,
     form: str = "chinchilla",

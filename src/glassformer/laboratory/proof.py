@@ -45,6 +45,7 @@ from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
 from glassformer.runs.events import Notify, ReadingEvent
 from glassformer.runs.live import shown
+from glassformer.typed import typed
 from glassformer.units import count
 
 TOLERANCE = 1e-5
@@ -146,6 +147,7 @@ class Proof(Tabular):
             yield self.finding
 
 
+@typed
 def check(
     model: ModelLike,
     *,

@@ -35,6 +35,7 @@ from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Interrupted, Recipe
 from glassformer.training.pace import evaluated, run_seconds
 from glassformer.training.request import fit
+from glassformer.typed import typed
 from glassformer.units import quantity
 
 VERB = "scale"
@@ -148,6 +149,7 @@ ASKED = ("models", "sizes", "budgets", "isoflop", "form", "hours", "predict", "f
 """Fields of a `ScalingDesign` that are given; the others follow."""
 
 
+@typed
 def scale(
     models: Sequence[ModelLike] | Mapping[str, ModelLike] | ScalingDesign | None,
     data: DataLike | None = None,

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from glassformer.comparison.arms import DesignArm
 from glassformer.config import ModelConfig, flatten
 from glassformer.errors import RequestError, shown
@@ -145,7 +143,7 @@ def _tried(base: DesignArm, steps: Sequence[str]) -> Point | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Undone)  # of a trial
             return Point.of(base.changed(steps))
-    except (RequestError, ValidationError):
+    except RequestError:
         return None
 
 
@@ -184,7 +182,7 @@ def _words(start: Point, goal: Point) -> list[str]:
 def _reads(change: str) -> bool:
     try:
         change_of(change)
-    except (RequestError, ValidationError):
+    except RequestError:
         return False
     return True
 

@@ -10,8 +10,6 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from pydantic import ValidationError
-
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, stack_of
 from glassformer.errors import RequestError
 from glassformer.names.places import unknown_change
@@ -436,7 +434,7 @@ def _holds(change: str, config: ModelConfig) -> bool:
     """Returns True if a change changes nothing of a config."""
     try:
         return change_of(change)(config) == config
-    except (RequestError, ValidationError):
+    except RequestError:
         return False
 
 

@@ -22,8 +22,10 @@ from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
 from glassformer.text.messages import as_messages
+from glassformer.typed import typed
 
 
+@typed
 def chat(
     model: ModelLike,
     messages: str | Sequence[Message],

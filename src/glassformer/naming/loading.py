@@ -20,8 +20,10 @@ from glassformer.naming.models import changed, parse, preset
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, no_bf16
 from glassformer.training import load_run
+from glassformer.typed import typed
 
 
+@typed
 def load(
     expression: str | Path,
     *,

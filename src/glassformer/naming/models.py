@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from glassformer.architectures import PRESETS
-from glassformer.config import ModelConfig, TowerConfig, request_error
+from glassformer.config import ModelConfig, TowerConfig
 from glassformer.errors import RequestError
 from glassformer.names import grammar
 from glassformer.names.known import FAMILIES, PACKAGED
@@ -19,8 +19,10 @@ from glassformer.names.places import no_config, unknown
 from glassformer.names.sizes import is_size
 from glassformer.naming.changes import Undone, change_of, changes_mixers, of_mixers, undone
 from glassformer.naming.sizes import resize
+from glassformer.typed import typed
 
 
+@typed
 def preset(expression: str | Path) -> ModelConfig:
     """Returns the config that an expression names, without weights.
 
@@ -125,8 +127,6 @@ def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
     for at, change in enumerate(changes):
         try:
             was, config = config, change_of(change)(config)
-        except ValidationError as error:
-            raise request_error(error, f"+{change}: ") from None
         except RequestError as error:
             raise error if change in str(error) else error.of(f"+{change}") from None
         for sentence in undone(was, config, change, changes[:at]):
@@ -163,9 +163,9 @@ def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:
         if of_mixers(change):
             try:
                 change_of(change)(config)
-            except ValidationError:  # it has the property, and a change after this one another value of it
-                continue
             except RequestError as error:
+                if isinstance(error.__context__, ValidationError):  # a change after this one sets another value
+                    continue
                 raise error.of(f"+{change}, before +{changes[mixers[-1]]}") from None
 
 

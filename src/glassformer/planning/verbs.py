@@ -25,6 +25,7 @@ from glassformer.planning.timed import Timed, timed
 from glassformer.planning.training import TrainingPlan, check_workload, plan_training
 from glassformer.training import Recipe
 from glassformer.training.optimizers import OptimizerConfig
+from glassformer.typed import typed
 from glassformer.units import count, quantity
 
 MASTERED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,6 +88,7 @@ def plan(
 ) -> Plans[Any]: ...
 
 
+@typed
 def plan(
     model: ModelLike | list[ModelLike] | tuple[ModelLike, ...] | Mapping[str, ModelLike],
     *,

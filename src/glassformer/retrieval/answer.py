@@ -20,6 +20,7 @@ from glassformer.retrieval.indexing import Found, Index
 from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.documents import utf8
 from glassformer.text.messages import chat_ids, quoted, quoting_ids
+from glassformer.typed import typed
 
 TASK = (
     "Answer the question from the passages below, and from nothing else. If they do not hold the answer, say that they "
@@ -107,6 +108,7 @@ class Prompt:
     sources: list[Source] = field(default_factory=list)
 
 
+@typed
 def ask(
     question: str,
     index: str | Path | Index,

@@ -19,6 +19,7 @@ from glassformer.generation.vectors import Embedder
 from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify, reading
 from glassformer.runs.live import shown
+from glassformer.typed import typed
 
 KINDS = (".npy", ".jsonl")
 
@@ -54,6 +55,7 @@ class Embeddings(Tensor, Printed):
         return facts if self.out else {**facts, "vectors": self.tolist()}
 
 
+@typed
 def embed(
     model: ModelLike,
     texts: Sequence[str] = (),

@@ -38,6 +38,7 @@ from glassformer.runs.events import Notify, reading
 from glassformer.text import OnProgress
 from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
+from glassformer.typed import typed
 
 META, BUILDING = "index.json", "building.json"
 PASSAGES, OFFSETS, VECTORS = FILES = ("passages.jsonl", "offsets.npy", "vectors.npy")
@@ -64,6 +65,7 @@ class Found:
     passage: Passage
 
 
+@typed
 def index(
     data: str | Path,
     out: str | Path,

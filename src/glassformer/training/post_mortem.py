@@ -13,11 +13,13 @@ from glassformer.parts.core.base import to_plain
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import Recipe
 from glassformer.training.trained import Run
+from glassformer.typed import typed
 
 METRICS = "metrics.jsonl"
 MOST_BYTES = 1 << 29
 
 
+@typed
 def why(run: str | Path | Run) -> Diagnosis:
     """Returns why a run failed: what moved first, the known failure that matches, and what to try.
 

@@ -232,7 +232,7 @@ class Recipe(Value):
         Raises
         ------
         RequestError
-            For a wrong field, in one sentence; `Recipe(...)` raises pydantic's ValidationError.
+            For a wrong field.
 
         Examples
         --------

@@ -24,6 +24,7 @@ from glassformer.laboratory.pages.claim_page import asked_words, figure_words, f
 from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor
 from glassformer.runs.live import shown
+from glassformer.typed import typed
 
 RUNS = "runs"
 """Folder of the models that are trained for claims, next to their results."""
@@ -98,6 +99,7 @@ class Claims(Reported, Tabular):
         return [{name: value for name, value in row.items() if name != "result"} for row in self.to_dict()]
 
 
+@typed
 def claims(
     names: Sequence[str] | str = (),
     *,

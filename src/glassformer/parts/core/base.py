@@ -11,13 +11,22 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.outside import GROUP, load_installed
+from glassformer.parts.core.refused import request_error
 from glassformer.parts.core.words import Word, Words, as_words
 
 
@@ -148,6 +157,14 @@ class Value(BaseModel):
     """A frozen tree of plain values; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise request_error(error) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # fields of other values need no call of it
 
     @model_validator(mode="before")
     @classmethod
