@@ -14,7 +14,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import glassformer as gf
-from experiments.plan import memory, mpt
+from experiments.plan import memory, mpt, process
 from glassformer.model import Model
 from glassformer.parallel.layout import POLICIES
 from glassformer.planning.trace import recomputing
@@ -110,6 +110,10 @@ Within 5 %: {near} of {len(errors)}; furthest below {min(errors):+.1%}, above {m
 | model | batch | optimizer | recompute | dtype | measured | planned | error |
 |---|---|---|---|---|---:|---:|---:|
 {chr(10).join(rows)}
+
+## Processes on a CPU
+
+{process.section()}
 
 ## Published runs
 

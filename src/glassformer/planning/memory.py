@@ -14,7 +14,7 @@ ranks divide is what modules declare (`planning/ranks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,12 +35,13 @@ CONTEXT = 1_300_000_000
 1.3 GB on a V100, before there is any tensor)."""
 COMMUNICATOR = 688_000_000
 """Bytes that NCCL takes for each group of ranks (NVIDIA/nccl issue 964: 544 MB for two A100, 688 MB for more)."""
-PROCESS = 366_000_000
-"""Bytes of a training process on a CPU without its tensors: Python, torch and the modules of training."""
-FRAGMENTS = 0.55
-"""Memory that glibc keeps in fragments in a training step on a CPU, as a share of the peak of tensors, with `MARGIN`.
-Chosen by eye with `PROCESS` on five runs of 1M to 3M parameters in fp32; a sixth, of experts, is 3 % off. Too large
-where weights dominate: llama@10m+moe:8:2 was seen to take 1.21 times its tensors (docs/log.md)."""
+PROCESS = 370_000_000
+"""Bytes of a training process on a CPU without its tensors: Python, torch and the modules of training, and what the
+libraries of matrix products keep."""
+FRAGMENTS = 0.5
+"""Memory that glibc's heap keeps in holes, as a share of what a step takes and gives back: a freed block whose edge a
+small object has taken is too small for the next one of its size. Chosen on the processes that docs/planning-memory.md
+lists; weights and the optimizer's states are taken once and leave no holes."""
 FP32 = torch.float32.itemsize
 BRANCHES = {"mixer", "ffn"}
 Loss = Literal["chunked", "in_place", "fused", "whole"]
@@ -60,10 +61,11 @@ def bytes_of_logit(loss: Loss, products: int, tp: int) -> int:
     return each[loss] if loss in each else products + (3 + (tp > 1)) * FP32
 
 
-def outside(layout: Layout, device: str, total: int = 0) -> int:
-    """Returns the bytes of a rank beyond its `total` of tensors and their margin."""
+def outside(layout: Layout, device: str, moments: Collection[TrainingMemory] = ()) -> int:
+    """Returns the bytes of a rank beyond the tensors of its fullest moment and their margin."""
     if device == "cpu":
-        return PROCESS + round((FRAGMENTS - MARGIN) * total)
+        holes = FRAGMENTS * max((one.passing for one in moments), default=0)
+        return PROCESS + max(0, round(holes - MARGIN * max((one.total for one in moments), default=0)))
     groups = sum(size > 1 for size in (layout.sharing, layout.tp, layout.pp, layout.cp, layout.ep))
     return CONTEXT + groups * COMMUNICATOR
 
@@ -93,6 +95,11 @@ class TrainingMemory:
     @property
     def total(self) -> int:
         return sum(vars(self).values())
+
+    @property
+    def passing(self) -> int:
+        """Bytes that a step takes and gives back: all but weights, masters and states of the optimizer."""
+        return self.total - self.weights - self.masters - self.optimizer
 
 
 @dataclass(frozen=True)

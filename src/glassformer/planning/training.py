@@ -93,7 +93,8 @@ class TrainingPlan(PrintedPlan):
         waiting = self.moments["step"].gradients - peak.gradients if pieces else 0
         margin = round(MARGIN * peak.total) + max(0, waiting)
         device = "cpu" if self.on is None else self.on.machine.device
-        besides = outside(self.layout, device, peak.total) if self.on is not None or self.layout.ranks == 1 else 0
+        process = self.on is not None or self.layout.ranks == 1
+        besides = outside(self.layout, device, self.moments.values()) if process else 0
         reserved = peak.total + margin
         return {
             **vars(peak), "total": peak.total, "margin": margin, "reserved": reserved,
