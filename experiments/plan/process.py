@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # optimizers import it at their first step
@@ -112,7 +113,7 @@ def held(one: Process) -> int:
     model = config.build(seed=0).train()
     optimizer = Recipe.of(tokens=1).optimizer.create(model, 1e-3, 0.1)
     tokens = torch.randint(config.vocab_size, (one.batch, one.context))
-    given = {} if config.encoder is None else {"source": tokens}
+    given: dict[str, Any] = {} if config.encoder is None else {"source": tokens}
     for step in range(STEPS + 1):
         with how.autocast():
             loss = model.loss(tokens, tokens, **given)
