@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 MEASURED = Path(__file__).parent / "process.csv"
 """Model, batch, context, dtype, MB measured."""
 
-EXPLAINED = f"""Largest resident size of a process that trains on a CPU, in MB, beside
+EXPLAINED = f"""Largest resident size of a process that trains on a CPU, in MB, against
 `gf.plan(config, train=True, ...).memory["needed"]`: Linux, glibc 2.36, torch 2.13, eager, AdamW, {VOCABULARY} tokens
 unless the name says how many, after two to five steps.
 `python -m experiments.plan.process` measures more of them and other kinds.
@@ -45,7 +45,7 @@ holes     {FRAGMENTS:g} of it
 ```
 
 Holes are the allocator's. torch asks for blocks at multiples of 64 bytes, for which glibc takes 96 bytes more and gives
-the ends back. A small object that comes to lie in such an end leaves a hole too small for the next block of the same
+the ends back. A small object in such an end leaves a hole too small for the next block of the same
 size. A simulated heap takes 225 MB for the 208 MB of tensors of `llama@3m+gqa:2` (8 x 256, float32) if no end is ever
 taken, and 333 MB if one in twenty is for good; the process took about 310. Blocks of more than 1 MB that are mapped on
 their own leave no holes, and steps take 12 to 17 % longer. Memory that the libraries keep for products of large
@@ -105,8 +105,8 @@ after two to five steps."""
 
 
 def held(one: Process) -> int:
-    """Returns the bytes that this process has held at most, after a backward pass without a step, as training begins
-    with one, and `STEPS` steps."""
+    """Returns the bytes that this process has held at most, after a backward pass without a step, which training
+    starts with, and `STEPS` steps."""
     config = one.config
     how = machine.settings("cpu", one.dtype, compile=False)
     machine.apply(how)

@@ -292,8 +292,8 @@ def test_process_on_a_cpu_takes_what_was_measured(one: Process):
     assert one.planned == pytest.approx(one.measured, rel=0.1)
 
 
-def test_process_on_a_cpu_is_tensors_a_base_and_holes_where_memory_passed():
-    """Holes are a share of what a step takes and gives back; weights, masters and states stay where they are."""
+def test_process_on_a_cpu_is_tensors_a_base_and_holes_of_what_passed():
+    """Holes are a share of what a step takes and gives back; weights, masters and states are taken once."""
     step = TrainingMemory(weights=400, gradients=400, optimizer=800)
     loss = TrainingMemory(weights=400, gradients=0, optimizer=800, activations=300, working=70, loss=200, buffers=10)
     assert (step.passing, loss.passing) == (400, 580)
@@ -311,5 +311,5 @@ def test_process_on_a_cpu_is_tensors_a_base_and_holes_where_memory_passed():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="holes are those of glibc")
 @pytest.mark.parametrize("i", range(0, len(SAMPLES), 6))
 def test_process_takes_the_memory_that_is_planned(i: int):
-    """Measured now, in a process of its own, within a tenth."""
+    """Measured now, in a new process, within a tenth."""
     assert fresh(SAMPLES[i]) / 1e6 == pytest.approx(SAMPLES[i].planned, rel=0.1)
