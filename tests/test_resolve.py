@@ -280,7 +280,7 @@ def test_a_budget_of_minutes_decides_what_was_not_asked_for_once(
     for seeds in (1, 2):
         found = gf.compare([NAME], text, **given, tokenizer="char", seeds=seeds, out=tmp_path / "compared")
         chosen = [(run.recipe["batch_size"], run.recipe["evaluation_tokens"]) for run in found.results.runs]
-        assert chosen == [(4, 64)] * seeds
+        assert chosen == [(4, 64)] * seeds and {run.status for run in found.results.runs} == {"ok"}
 
 
 def test_commands_after_a_run_work_as_they_are_printed(

@@ -308,7 +308,7 @@ def unlike(runs: Sequence[RunResult]) -> str | None:
 
 AUTO = ("auto", None)
 """In a recipe: the machine decides. What a recipe asks for may differ between arms: it is compared."""
-LEFT = frozenset(RunResult.model_fields) - {"loss_alone", "pretrained", "answers"}
+LEFT = frozenset(RunResult.model_fields) - {"loss_alone", "pretrained", "answers", "written"}
 """Fields that every trained run has."""
 
 
