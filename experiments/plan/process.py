@@ -36,6 +36,8 @@ EXPLAINED = f"""Largest resident size of a process that trains on a CPU, in MB, 
 `gf.plan(config, train=True, ...).memory["needed"]`: Linux, glibc 2.36, torch 2.13, eager, AdamW, {VOCABULARY} tokens
 unless the name says how many, after two to five steps.
 `python -m experiments.plan.process` measures more of them and other kinds.
+The first six rows are of `gf.train`; the others are of copies of a process that has all modules, with 62 MB of mapped
+files added, which a copy lacks.
 
 ```
 needed    base + weights + states of the optimizer + (1 + holes) passing
