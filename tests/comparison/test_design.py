@@ -378,7 +378,7 @@ OPTIONS: dict[str, list[str]] = {
     "learning_rate": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "prefix"],
     "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
     "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
-    "watch": ["--watch"],
+    "watch": ["--watch"], "seed": ["--seed", "7"],
     "on_spike": ["--on-spike", "skip"], "power": ["--power", "1%"], "looks": ["--looks", "3,5"],
     "pretrained": ["--pretrained"], "tune": ["--tune", "--seeds", "2"], "within": ["--tune", "--within", "3"],
 }  # fmt: skip
