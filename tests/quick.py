@@ -72,6 +72,7 @@ SAMPLED = {
     "tests/generation/test_text.py": 4,
     "tests/laboratory/test_advice.py": 4,
     "tests/laboratory/test_claims.py": 4,
+    "tests/laboratory/test_guides.py": 4,
     "tests/laboratory/test_ladder.py": 4,
     "tests/lens/test_ablation.py": 4,
     "tests/lens/test_attribution.py": 4,

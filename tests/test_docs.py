@@ -14,6 +14,7 @@ import torch
 
 import glassformer as gf
 from experiments.docs import DOCS, ROOMS, Page, call, escaped, index, markdown_of, pages, public, written
+from experiments.docs.guides import PAGE, guides_page
 from experiments.docs.kinds import FOLDER, KINDS, picture
 from experiments.docs.parts import PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
@@ -210,6 +211,10 @@ def test_every_mixer_every_visibility_and_every_network_has_a_page():
         if choice.__module__.startswith("glassformer.")
     }
     assert ours - told - NO_PAGE == set(), "give it a heading in experiments/docs/parts.md"
+
+
+def test_page_of_the_guides_is_fresh():
+    assert PAGE.read_text(encoding="utf-8") == guides_page(), "run python -m experiments.docs guides"
 
 
 def test_the_index_of_parts_is_fresh():

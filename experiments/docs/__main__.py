@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from experiments.docs import DOCS, index, measured_before, pages, parts, public, readings, statistics, written
+from experiments.docs import DOCS, guides, index, measured_before, pages, parts, public, readings, statistics, written
 
 LARGEST = 150_000
 DRAW = {"readings": readings.draw, "statistics": statistics.draw}
@@ -34,12 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="*", help="pages; by default all")
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
-    known = {**pages(), **parts.part_pages()}
+    known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE}
     if unknown := set(given.name) - set(known):
         parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(1)
     too_large = []
-    parts.write([name for name in given.name if name in parts.part_pages()] if given.name else [], keep, given.words)
+    of_parts = [name for name in given.name if name in parts.part_pages()]
+    if of_parts or not given.name:
+        parts.write(of_parts, keep, given.words)
+    if not given.name or guides.NAME in given.name:
+        guides.PAGE.write_text(guides.guides_page(), encoding="utf-8")
     for page in pages().values():
         if given.name and page.name not in given.name:
             continue

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from glassformer.laboratory.evidence import claims as claims
     from glassformer.laboratory.experiments import run as run
     from glassformer.laboratory.exporting import convert as convert
+    from glassformer.laboratory.guide_table import Guides as Guides
+    from glassformer.laboratory.guide_table import guides as guides
     from glassformer.laboratory.inspection import inspect as inspect
     from glassformer.laboratory.ladder import Ladder as Ladder
     from glassformer.laboratory.ladder import ablate as ablate
@@ -63,6 +65,7 @@ _HOMES = {
     "Advice": "laboratory.advice",
     "Callback": "training",
     "Claims": "laboratory.evidence",
+    "Guides": "laboratory.guide_table",
     "Ladder": "laboratory.ladder",
     "Scaling": "laboratory.scaled",
     "ScalingLaw": "laboratory.scaled",
@@ -94,6 +97,7 @@ _HOMES = {
     "fast_training": "training",
     "fit_scaling_law": "laboratory",
     "generate": "generation",
+    "guides": "laboratory.guide_table",
     "index": "retrieval",
     "inspect": "laboratory.inspection",
     "lens": "lens",
@@ -114,6 +118,7 @@ __all__ = [
     "Advice",
     "Callback",
     "Claims",
+    "Guides",
     "Ladder",
     "Scaling",
     "ScalingLaw",
@@ -143,6 +148,7 @@ __all__ = [
     "fast_training",
     "fit_scaling_law",
     "generate",
+    "guides",
     "index",
     "inspect",
     "lens",

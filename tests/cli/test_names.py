@@ -85,6 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "whole", "--speculat"], "--speculate"),
         (["trian"], "train"),
         (["why", "mutee"], "did you mean 'mute'"),
+        (["guides", "mathematic"], "did you mean 'mathematics'"),
         (["run", "nothere.yaml"], "nothere.yaml"),
         (["ask", "Why?", "--index", "not/there"], "index"),
         (["embed", "whole", "--file", "nothere.txt"], "nothere.txt"),

@@ -107,13 +107,14 @@ def test_losses_that_fall_off_a_law_are_not_described_by_it(monkeypatch: pytest.
     assert "The losses of llama do not follow this form" in told and "of bloom do not" not in told
 
 
-@pytest.mark.parametrize("form", ["kaplan", "params", "tokens", "compute", "overtraining"])
+@pytest.mark.parametrize("form", ["kaplan", "kaplan_params", "params", "tokens", "compute", "overtraining"])
 def test_other_forms_are_found(form: str) -> None:
     """Losses made by hand of each form's formula."""
     data = planted(LABORATORY)
     n, d, c, m = data.params, data.tokens, data.flops, data.tokens / data.params
     made = {
         "kaplan": ((3e7 / n) ** (0.076 / 0.103) + 2e8 / d) ** 0.103,
+        "kaplan_params": (8.8e13 / n) ** 0.076,
         "params": 1.2 + 30 * n**-0.25,
         "tokens": 1.2 + 30 * d**-0.25,
         "compute": 1.2 + 30 * c**-0.1,
@@ -121,6 +122,7 @@ def test_other_forms_are_found(form: str) -> None:
     }
     planted_values = {
         "kaplan": {"alpha_D": 0.103, "alpha_N": 0.076, "Nc": 3e7, "Dc": 2e8},
+        "kaplan_params": {"alpha_N": 0.076, "Nc": 8.8e13},
         "params": {"E": 1.2, "A": 30, "alpha": 0.25},
         "tokens": {"E": 1.2, "B": 30, "beta": 0.25},
         "compute": {"E": 1.2, "A": 30, "gamma": 0.1},

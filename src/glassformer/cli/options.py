@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from glassformer import units
 from glassformer.errors import RequestError, shown
-from glassformer.names.checks import check_data, check_model, check_path
+from glassformer.names.checks import check_data, check_guide, check_model, check_path
 from glassformer.names.places import kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, OwnTemperature, Rank, Temperature
 
@@ -54,6 +54,15 @@ class FileName:
     def check(self, value: str, field: str) -> None:
         """Raises RequestError for a file or folder that does not exist."""
         check_path(value, field)
+
+
+@dataclass(frozen=True)
+class GuideName:
+    """Mark of an option that names a guide."""
+
+    def check(self, value: str, field: str) -> None:
+        """Raises RequestError if the guide is not known."""
+        check_guide(value)
 
 
 ToRead = Annotated[str, FileName()]

@@ -121,6 +121,12 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "their verdicts.",
             "claims gqa-cache",
         ),
+        "guides": Verb(
+            "laboratory",
+            "List the items of five guides to the transformer, each with the command that shows it, and corrections "
+            "of their figures.",
+            "guides first-lesson",
+        ),
         "advise": Verb(
             "laboratory",
             "Recommend parts of a model for a goal: the cost, the measured evidence and the open questions "

@@ -111,6 +111,10 @@ def _kaplan(points: Points) -> tuple[Mapping[str, Numbers], ...]:
     return {"ratio": -np.log(points.params)}, {FIXED: -np.log(points.tokens)}
 
 
+def _kaplan_params(points: Points) -> tuple[Mapping[str, Numbers], ...]:
+    return ({"alpha_N": -np.log(points.params)},)
+
+
 def _overtraining(points: Points) -> tuple[Mapping[str, Numbers], ...]:
     ratio, flops = np.log(points.tokens / points.params), np.log(points.flops)
     return {}, {"eta": ratio - flops}, {"eta": -ratio - flops}
@@ -129,6 +133,10 @@ FORMS = {
         "L = ((Nc / N)^(alpha_N / alpha_D) + Dc / D)^alpha_D", "Kaplan et al. 2020, 2001.08361", ("Nc_to_ratio", "Dc"),
         ("ratio",), _kaplan, {"params": 2, "tokens": 2}, power="alpha_D",
         derived=lambda v: {"alpha_N": v["ratio"] * v["alpha_D"], "Nc": v["Nc_to_ratio"] ** (1 / v["ratio"])},
+    ),
+    "kaplan_params": Form(
+        "L = (Nc / N)^alpha_N", "Kaplan et al. 2020, 2001.08361, equation 1.1", ("Nc_to_alpha_N",), ("alpha_N",),
+        _kaplan_params, {"params": 2}, derived=lambda v: {"Nc": v["Nc_to_alpha_N"] ** (1 / v["alpha_N"])},
     ),
     "overtraining": Form(
         "L = E + (a M^eta + b M^-eta) C^-eta with M = D / N, C = 6 N D", "Gadre et al. 2024, 2403.08540",

@@ -196,7 +196,7 @@ def scale(
     hours
         Limit of the time of all runs. If the estimate is longer, nothing is trained.
     form
-        "chinchilla", the default, "kaplan", "overtraining", "params", "tokens" or "compute".
+        "chinchilla", the default, "kaplan", "kaplan_params", "overtraining", "params", "tokens" or "compute".
     columns, where, without_worst
         Of a table: names of its columns, rows to choose by the text of a column, number of highest losses to leave out.
     predict

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.names import grammar, places
-from glassformer.names.known import CORPORA, DATA_PREFIXES, FAMILIES, PACKAGED, PRESETS, SHORT_NAMES, TASKS
+from glassformer.names.known import CORPORA, DATA_PREFIXES, FAMILIES, GUIDES, PACKAGED, PRESETS, SHORT_NAMES, TASKS
 from glassformer.names.sizes import is_size, shape
 
 PARTS = "glassformer.parts"
@@ -89,6 +89,15 @@ def check_path(path: str, field: str) -> None:
         raise RequestError(
             f"{field}: no file or folder is named {shown(path, 200)}{did_you_mean(path, neighbours(path))}",
             code="missing", field=field, value=path,
+        )  # fmt: skip
+
+
+def check_guide(name: str) -> None:
+    """Raises RequestError for the name of a guide that is not known."""
+    if name not in GUIDES:
+        raise RequestError(
+            f"no guide is named {shown(repr(name))}{did_you_mean(name, GUIDES)}; the guides are {', '.join(GUIDES)}",
+            code="unknown", field="guide", value=name,
         )  # fmt: skip
 
 

@@ -63,6 +63,15 @@ TASKS = ("induction", "selective-copy", "icl-regression")
 DATA_PREFIXES = ("hf:", "pairs:", "gettext:")
 """Starts of other names for --data than paths."""
 
+GUIDES = {
+    "in-depth": "Transformer in depth: from architecture to training dynamics",
+    "mathematics": "Mathematics of transformers",
+    "first-lesson": "Lesson 1: LLM basics",
+    "architecture": "Complete guide to transformer architecture improvements",
+    "core": "Transformer core",
+}
+"""Guides whose items `glassformer guides` lists -> their titles."""
+
 HUB_OWNERS = {
     "gpt2": "openai-community",
     "distilgpt2": "distilbert",

@@ -1,4 +1,4 @@
-"""Verbs of many runs: ablate, scale, run, advise, claims.
+"""Verbs of many runs: ablate, scale, run, advise, claims, guides.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -20,6 +20,7 @@ from glassformer.cli.options import (
     Expression,
     Field,
     Flag,
+    GuideName,
     Json,
     Named,
     ToRead,
@@ -102,7 +103,9 @@ def scale(
     isoflop: str | None = None,
     seeds: int = 1,
     hours: float | None = None,
-    form: Literal["chinchilla", "kaplan", "overtraining", "params", "tokens", "compute"] = "chinchilla",
+    form: Literal[
+        "chinchilla", "kaplan", "kaplan_params", "overtraining", "params", "tokens", "compute"
+    ] = "chinchilla",
     columns: Annotated[list[str] | None, Parameter(negative="")] = None,
     where: Annotated[list[str] | None, Parameter(negative="")] = None,
     without_worst: int = 0,
@@ -139,8 +142,8 @@ def scale(
         Time limit in hours for all runs together: if the estimate exceeds it, nothing is trained.
     form
         Form of the law, with N parameters, D tokens, C compute. chinchilla: E + A N^-alpha + B D^-beta; kaplan: power
-        law in N and D jointly, without E; overtraining: law in C and D / N; params, tokens, compute: power law in one
-        of them.
+        law in N and D jointly, without E; kaplan_params: power law in N, without E; overtraining: law in C and D / N;
+        params, tokens, compute: E and a power law in one of them.
     columns
         Names of the columns of a table: --columns loss=val_c4 --columns params="Model Size".
     where
@@ -284,3 +287,18 @@ def claims(
         measured.claims, names or (), all=all, quick=quick, out=out or "claims", released=out is None, data=data,
         seeds=seeds, again=again, command=command_line(), as_json=json,
     )  # fmt: skip
+
+
+def guides(guide: Annotated[str | None, GuideName()] = None, /, *, json: Json = False) -> None:
+    """List the items of five guides to the transformer, each with the command that shows it, and corrections of their
+    figures.
+
+    Parameters
+    ----------
+    guide
+        Name of one guide: in-depth, mathematics, first-lesson, architecture or core; by default all.
+    """
+    from glassformer.cli.show import show
+    from glassformer.laboratory import guide_table
+
+    show(guide_table.guides(guide), json)

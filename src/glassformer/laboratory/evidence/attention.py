@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glassformer.introspection import capture
 from glassformer.laboratory.evidence.bench import POOL, TINY_CONTEXT, Bench
-from glassformer.laboratory.evidence.claim import Claim, undecidable
+from glassformer.laboratory.evidence.claim import Claim, credit, undecidable
 from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, contrast
 from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
 from glassformer.laboratory.evidence.timing import Race, Work, attention, decoding, races, training
@@ -335,7 +335,7 @@ CLAIMS = [
     Claim(
         name="softmax-stable", kind="exact", minutes=0.01,
         statement="Subtracting the largest score changes no softmax and keeps it from overflowing.",
-        source="a guide from architecture to training dynamics", published="equal", size="any",
+        source=credit("first-lesson"), published="equal", size="any",
         measure=softmax_stable,
     ),
     Claim(
@@ -348,13 +348,13 @@ CLAIMS = [
         name="dictionary-lookup", kind="exact", minutes=0.01,
         statement="As its temperature goes to 0, attention gives the value of the nearest key, and to infinity their "
         "mean.",
-        source="a guide to the mathematics of transformers", published="the argmax, and the mean", size="any",
+        source=credit("mathematics"), published="the argmax, and the mean", size="any",
         measure=dictionary_lookup,
     ),
     Claim(
         name="dictionary-size", kind="measured", minutes=0.1,
         statement="The width of a head limits how many keys it tells apart: the margin of the right one grows with d.",
-        source="a guide to the mathematics of transformers; concentration of random directions",
+        source=credit("mathematics") + "; concentration of random directions",
         published="grows with d",
         size="any",
         measure=dictionary_size,
@@ -431,7 +431,7 @@ CLAIMS = [
     Claim(
         name="shared-keys-cost-little", kind="scoped", minutes=18,
         statement="With two KV heads instead of four, or with one, perplexity rises by less than 2 %.",
-        source="a guide to improvements of the architecture; 2305.13245, table 1", published="less than 2 %",
+        source=credit("architecture") + "; 2305.13245, table 1", published="less than 2 %",
         size="1M parameters, 1.5M tokens",
         measure=contrast(
             *(Gap("llama@1m+mha", f"llama@1m{change}", most=TWO_PERCENT) for change in ("+gqa:2", "+mqa")),
@@ -443,14 +443,14 @@ CLAIMS = [
     Claim(
         name="grouped-trains-faster", kind="measured", minutes=1,
         statement="With 4 of 12 KV heads a training step takes a tenth less time.",
-        source="a guide to improvements of the architecture", published="1.1 times as fast",
+        source=credit("architecture"), published="1.1 times as fast",
         size="4 layers of width 768",
         measure=races(Race("a step with 12 KV heads over one with 4", grouped_training, least=1.1, published=1.1)),
     ),
     Claim(
         name="multi-query-decodes-faster", kind="measured", minutes=1,
         statement="With one KV head a token after 2,048 takes 30 to 40 % less time.",
-        source="a guide to improvements of the architecture; 1911.02150", published="30 to 40 % less",
+        source=credit("architecture") + "; 1911.02150", published="30 to 40 % less",
         size="4 layers of width 768",
         measure=races(
             Race("a token with 12 KV heads over one with 1", multi_query_decoding, least=1 / 0.7, published=1.54),
@@ -468,7 +468,7 @@ CLAIMS = [
     Claim(
         name="cached-decoding", kind="exact", minutes=0.05,
         statement="Decoding from a cache gives the logits of the whole forward pass.",
-        source="a guide to the mathematics of transformers", published="equal", size="any",
+        source=credit("mathematics"), published="equal", size="any",
         measure=cached_decoding,
     ),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from glassformer.laboratory.evidence.bench import Bench
 from glassformer.laboratory.evidence.figure import Kind, Outcome
+from glassformer.names.known import GUIDES
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Claim:
     @property
     def quick(self) -> bool:
         return self.kind == "exact"
+
+
+def credit(guide: str) -> str:
+    """Returns the title of a guide and the command that lists its items."""
+    return f"{GUIDES[guide]} (glassformer guides {guide})"
 
 
 def undecidable(reason: str) -> Callable[[Bench], Outcome]:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.laboratory.evidence.bench import Bench
-from glassformer.laboratory.evidence.claim import Claim, undecidable
+from glassformer.laboratory.evidence.claim import Claim, credit, undecidable
 from glassformer.laboratory.evidence.figure import Outcome, exact
 from glassformer.naming import SIZES, preset
 from glassformer.parts.core.cost import Cost, Shape
@@ -181,7 +181,7 @@ CLAIMS = [
     Claim(
         name="gpt2-parameters", kind="exact", minutes=0.01,
         statement="GPT-2 small has about 117M parameters.",
-        source="a guide from architecture to training dynamics, after the first version of the GPT-2 report",
+        source=credit("in-depth") + ", after the first version of the GPT-2 report",
         published="117M",
         size="any",
         measure=gpt2_parameters,
@@ -189,25 +189,25 @@ CLAIMS = [
     Claim(
         name="gpt4-size", kind="undecidable", minutes=0,
         statement="GPT-4 has 1.76 trillion parameters in 16 experts.",
-        source="a guide to the mathematics of transformers", published="1.76T", size="the model",
+        source=credit("mathematics"), published="1.76T", size="the model",
         measure=undecidable("Neither the model nor its size is published: no measurement of ours bears on it."),
     ),
     Claim(
         name="qwen3-embedding", kind="exact", minutes=0.01,
         statement="The embedding of Qwen3-8B has 622M parameters.",
-        source="a first lesson on language models, by the example of Qwen3-8B", published="622M", size="any",
+        source=credit("first-lesson"), published="622M", size="any",
         measure=qwen3_embedding,
     ),
     Claim(
         name="qwen3-ffn-share", kind="exact", minutes=0.01,
         statement="In Qwen3-8B the FFN holds 78.9 % of the parameters of a layer.",
-        source="a first lesson on language models, by the example of Qwen3-8B", published="78.9 %", size="any",
+        source=credit("first-lesson"), published="78.9 %", size="any",
         measure=qwen3_ffn_share,
     ),
     Claim(
         name="qwen3-head-share", kind="exact", minutes=0.01,
         statement="The head and the final norm of Qwen3-8B are about 1 % of its parameters.",
-        source="a first lesson on language models, by the example of Qwen3-8B", published="1 %", size="any",
+        source=credit("first-lesson"), published="1 %", size="any",
         measure=qwen3_head_share,
     ),
     Claim(
@@ -250,7 +250,7 @@ CLAIMS = [
         name="llama-7b-cache", kind="exact", minutes=0.01,
         statement="A cache takes 2 L d numbers for each token: half a MiB for a model of 7B with one KV head per "
         "query head.",
-        source="a guide to the mathematics of transformers", published="2 x 32 x 4,096 x 2 bytes", size="any",
+        source=credit("mathematics"), published="2 x 32 x 4,096 x 2 bytes", size="any",
         measure=llama_cache,
     ),
     Claim(
@@ -262,7 +262,7 @@ CLAIMS = [
     Claim(
         name="training-memory", kind="exact", minutes=0.02,
         statement="Training takes 12 to 16 times the memory of inference.",
-        source="a guide to the mathematics of transformers", published="12 to 16 times", size="any",
+        source=credit("core"), published="12 to 16 times", size="any",
         measure=training_memory,
     ),
 ]  # fmt: skip

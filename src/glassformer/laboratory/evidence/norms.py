@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from glassformer.laboratory.evidence.bench import Bench
-from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.claim import Claim, credit
 from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast
 from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
 from glassformer.laboratory.evidence.timing import Race, Work, races
@@ -123,7 +123,7 @@ CLAIMS = [
     Claim(
         name="rmsnorm-is-faster", kind="measured", minutes=1,
         statement="RMSNorm of 4,096 values takes half the time of LayerNorm, forward and backward.",
-        source="a guide to improvements of the architecture; 1910.07467 has 7 to 64 % for whole models",
+        source=credit("architecture") + "; 1910.07467 has 7 to 64 % for whole models",
         published="1.9 and 1.8 times",
         size="2,048 tokens of width 4,096",
         measure=races(
@@ -140,7 +140,7 @@ CLAIMS = [
     Claim(
         name="gpt2-post-norm", kind="exact", minutes=0.01,
         statement="GPT-2 is a Post-LN transformer.",
-        source="a guide to improvements of the architecture", published="Post-LN", size="any",
+        source=credit("architecture"), published="Post-LN", size="any",
         measure=gpt2_post_norm,
     ),
     Claim(
@@ -173,7 +173,7 @@ CLAIMS = [
     Claim(
         name="bloom-parallel", kind="exact", minutes=0.01,
         statement="BLOOM runs attention and the FFN side by side.",
-        source="a guide to improvements of the architecture", published="parallel", size="any",
+        source=credit("architecture"), published="parallel", size="any",
         measure=bloom_parallel,
     ),
     Claim(

@@ -9,7 +9,7 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.laboratory.evidence.bench import TINY_CONTEXT, Bench, Compared
-from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.claim import Claim, credit
 from glassformer.laboratory.evidence.contrast import SHORT, Gap, contrast, lost, outcome
 from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
 from glassformer.laboratory.evidence.timing import Race, Work, races, training
@@ -251,7 +251,7 @@ CLAIMS = [
     Claim(
         name="rope-extrapolates", kind="scoped", minutes=2,
         statement="Rotary positions extrapolate without limit.",
-        source="a guide to improvements of the architecture", published="without limit",
+        source=credit("architecture"), published="without limit",
         size="1M parameters, 400k tokens of 64 characters",
         measure=partial(extrapolates, name="rope"),
     ),
@@ -264,7 +264,7 @@ CLAIMS = [
     Claim(
         name="positions-order", kind="scoped", minutes=6,
         statement="At four times the context ALiBi loses least, rotary positions more and absolute ones most.",
-        source="a guide to improvements of the architecture", published="perplexity +3 %, +20 %, +150 %",
+        source=credit("architecture"), published="perplexity +3 %, +20 %, +150 %",
         size="1M parameters, 400k tokens of 64 characters",
         measure=positions_order,
     ),
@@ -289,7 +289,7 @@ CLAIMS = [
     Claim(
         name="rotary-pairings", kind="exact", minutes=0.01,
         statement="Turning neighbours and turning halves of a head are the same up to a permutation of its values.",
-        source="a first lesson on language models, by the example of Qwen3-8B", published="equal up to a permutation",
+        source=credit("first-lesson"), published="equal up to a permutation",
         size="any",
         measure=rotary_pairings,
     ),

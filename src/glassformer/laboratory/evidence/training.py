@@ -3,7 +3,7 @@
 import numpy as np
 
 from glassformer.laboratory.evidence.bench import Bench
-from glassformer.laboratory.evidence.claim import Claim, undecidable
+from glassformer.laboratory.evidence.claim import Claim, credit, undecidable
 from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast
 from glassformer.laboratory.evidence.figure import Outcome, exact
 from glassformer.laboratory.law import fit_scaling_law
@@ -113,7 +113,7 @@ CLAIMS = [
     Claim(
         name="llama-beats-gpt2", kind="scoped", minutes=12,
         statement="Wired as LLaMA, a small model ends at a lower loss than wired as GPT-2.",
-        source="a guide to improvements of the architecture", published="1.42 against 1.47 nats, at 10M on Shakespeare",
+        source=credit("architecture"), published="1.42 against 1.47 nats, at 10M on Shakespeare",
         size="1M parameters, 1.5M tokens",
         measure=contrast(Gap("gpt2@1m", "llama@1m", most=0.0, published=-0.05), tokens=LONG),
     ),
@@ -121,7 +121,7 @@ CLAIMS = [
         name="shakespeare", kind="scoped", minutes=300,
         statement="On Shakespeare, 10M parameters in the way of LLaMA reach 1.42 nats in 5,000 steps, and of GPT-2 "
         "1.47.",
-        source="a guide to improvements of the architecture", published="1.47 and 1.42, a difference of 0.05",
+        source=credit("architecture"), published="1.47 and 1.42, a difference of 0.05",
         size="10M parameters, 5,000 steps",
         needs="the works of Shakespeare, 1.1 MB of text",
         measure=contrast(
@@ -134,7 +134,7 @@ CLAIMS = [
     Claim(
         name="seven-b-perplexity", kind="undecidable", minutes=0,
         statement="At 7B, LLaMA-2 has a lower perplexity than Falcon, BLOOM and a model wired as GPT-2.",
-        source="a guide to improvements of the architecture, which names no source", published="13.8, 14.1, 14.5, 15.2",
+        source=credit("architecture") + ", which names no source", published="13.8, 14.1, 14.5, 15.2",
         size="four models of 7B on one text",
         measure=undecidable(
             "The source names neither text nor tokenizer, models of 7B do not fit the laboratory, and perplexities per "

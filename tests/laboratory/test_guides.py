@@ -1,0 +1,138 @@
+"""Every item of the guides has one row; quick commands run and print what their rows expect."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import glassformer as gf
+from glassformer.cli import main
+from glassformer.cli.program import app
+from glassformer.config import read_tree, validated
+from glassformer.laboratory.evidence import known
+from glassformer.laboratory.guide_table import FOLDER, PROGRAM, VERDICTS, GuideTable
+from glassformer.names.known import GUIDES
+from tests.refused import refused
+
+ITEMS = {"in-depth": 63, "mathematics": 41, "first-lesson": 38, "architecture": 42, "core": 15}
+"""Numbers of items of the guides, as they were counted when the guides were read."""
+EXPERIMENT = "python -m "
+ROWS = gf.guides().rows
+QUICK = sorted({row.command for row in ROWS if row.quick and row.command})
+SHELL = sorted({row.command for row in ROWS if row.command and row.command.startswith(PROGRAM)})
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command.removeprefix(PROGRAM))
+
+
+def output_of(command: str) -> str:
+    """Returns what a command prints, with a refusal; without line ends, which depend on the width."""
+    target = io.StringIO()
+    with contextlib.redirect_stdout(target), contextlib.redirect_stderr(target):
+        if command.startswith(PROGRAM):
+            assert main(words_of(command)) in (0, 2)
+        else:
+            try:
+                exec(command, {"gf": gf, "torch": torch})
+            except gf.RequestError as refusal:
+                print(refusal)
+    return " ".join(target.getvalue().split())
+
+
+def test_every_item_has_one_row() -> None:
+    expected = [f"00{g}-{n}" for g, count in enumerate(ITEMS.values()) for n in range(1, count + 1)]
+    assert [row.item for row in ROWS] == expected and len(expected) == 199
+    assert list(ITEMS) == list(GUIDES) and {path.stem for path in FOLDER.iterdir()} == set(GUIDES)
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quick_command_prints_what_is_expected(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    printed = output_of(command)
+    missing = {
+        row.item: text
+        for row in ROWS
+        if row.command == command
+        for text in row.expected
+        if " ".join(text.split()) not in printed
+    }
+    assert not missing, printed
+
+
+@pytest.mark.parametrize("command", SHELL)
+def test_commands_name_verbs_options_and_claims_that_exist(command: str) -> None:
+    verb, *rest = words_of(command)
+    app.parse_args([verb, *rest], exit_on_error=False, print_error=False)
+    if verb == "claims":
+        assert {word for word in rest if word in known()} == set(rest) - {"--data", "shakespeare.txt"}
+
+
+def test_python_commands_compile_and_experiments_exist() -> None:
+    for row in ROWS:
+        if row.command and row.command.startswith(EXPERIMENT):
+            assert find_spec(row.command.split()[2])
+        elif row.command and not row.command.startswith(PROGRAM):
+            compile(row.command, row.item, "exec")
+
+
+def test_claims_in_corrections_exist() -> None:
+    for row in ROWS:
+        if row.guide_says is not None:
+            for source in row.guide_says.source.split("; "):
+                start, _, names = source.partition(" ")
+                named = names.split(", ") if start in ("claim", "claims") else []
+                assert set(named) <= set(known()), row.item
+
+
+def test_verb_prints_rows_and_their_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["guides", "first-lesson"]) == 0
+    shown = capsys.readouterr().out
+    assert "38 items:" in shown and "glassformer claims qwen3-embedding" in shown and "002-38" in shown
+    assert main(["guides", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["rows"]) == 199 == sum(found["count"].values())
+    assert set(found["count"]) <= set(VERDICTS)
+    assert {"item", "source", "command", "verdict"} <= set(found["rows"][0])
+
+
+def test_unknown_guide_is_refused() -> None:
+    with refused(code="unknown", field="guide"):
+        gf.guides("mathematic")
+
+
+ROW = {"item": "000-1", "source": "a", "verdict": "works", "command": "glassformer presets"}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"item": "005-1"}, "range", "rows.0.item"),
+        ({"verdict": "perhaps"}, "unknown", "rows.0.verdict"),
+        ({"verdict": "missing"}, "conflict", "rows.0"),
+        ({"command": None}, "conflict", "rows.0"),
+        ({"quick": True}, "conflict", "rows.0"),
+        ({"source": "a" * 401}, "range", "rows.0.source"),
+        ({"remark": "b"}, "unknown", "rows.0.remark"),
+    ],
+)
+def test_incomplete_row_is_refused(change: dict[str, object], code: str, field: str, tmp_path: Path) -> None:
+    path = tmp_path / "guide.yaml"
+    path.write_text(yaml.safe_dump({"rows": [ROW | change]}), encoding="utf-8")
+    with refused(code=code, field=field):
+        validated(GuideTable, read_tree(path), "guide", path.name)
+
+
+def test_result_is_a_table() -> None:
+    found = gf.guides("core")
+    assert found["004-6"].command == "glassformer plan qwen3-8b" and len(list(found.records())) == 15
+    assert found.corrections["004-13"].ours == "T is the number of training tokens"
