@@ -100,7 +100,7 @@ class Guides(Tabular):
     @property
     def counts(self) -> dict[str, int]:
         """Numbers of items by verdict."""
-        found = Counter(row.verdict for row in self.rows)
+        found = Counter[str](row.verdict for row in self.rows)
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
     @property
