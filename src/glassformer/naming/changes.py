@@ -14,7 +14,7 @@ from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, sta
 from glassformer.errors import RequestError
 from glassformer.names.places import unknown_change
 from glassformer.naming.assign import ALIASES, OF_MIXER, assign
-from glassformer.parts.core.base import WORDS, Value
+from glassformer.parts.core.base import WORDS, BuildContext, Value
 from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.core.outside import load_installed
 from glassformer.parts.core.words import Word, number, whole, whole_number
@@ -141,6 +141,54 @@ def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     return each_mixer(config, "position", lambda old, norm: at("mixer", old))
 
 
+def _rotary_scaling(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    """Rotary frequencies scaled, and the context longer by their factor. If some rotary layers attend beyond the
+    context and others have nearer windows, those stay as they are. Raises RequestError without rotary positions."""
+
+    def stretched(tower: TowerConfig, ctx: BuildContext, near: bool) -> tuple[tuple[Stage, ...], int | None]:
+        longest: list[int] = []
+
+        def stretch(old: Any) -> Any:
+            new = old and old.stretched(choice, ctx.context, **fields)
+            longest.extend([new.longest] if new else ())
+            return new or old
+
+        def fit(block: BlockConfig) -> BlockConfig:
+            reach = block.mixer.reach(ctx)
+            if not near and reach is not None and reach < ctx.context:
+                return block
+            return block.replace(mixer=block.mixer.changed("position", stretch) or block.mixer)
+
+        stack = tuple(stage.replace(blocks=tuple(map(fit, stage.blocks))) for stage in tower.stack)
+        return stack, max(longest, default=None)
+
+    def fitted(tower: TowerConfig, ctx: BuildContext) -> tuple[dict[str, Any], int | None]:
+        stack, longest = stretched(tower, ctx, near=False)
+        if longest is None:
+            stack, longest = stretched(tower, ctx, near=True)
+        return {"stack": stack, "context": tower.context and (longest or tower.context)}, longest
+
+    own, longest = fitted(config, config.ctx)
+    encoder, of_encoder = config.encoder, None
+    if encoder is not None:
+        fields_of_encoder, of_encoder = fitted(encoder, config.encoder_ctx)
+        encoder = encoder.replace(**fields_of_encoder)
+    if longest is None and of_encoder is None:
+        has = " and ".join(_positions(config)) or "no"
+        raise RequestError(
+            f"{choice.kind} scales rotary positions, and this model has {has} positions; +rope puts them in",
+            code="unsupported", field="position", value=has, expected="rotary positions",
+        )  # fmt: skip
+    return config.replace(**own, encoder=encoder)
+
+
+def _positions(config: ModelConfig) -> list[str]:
+    """Returns the kinds of positions that a model has."""
+    found = [config.embedding.position]
+    each_mixer(config, "position", lambda old, norm: found.append(old), required=False)
+    return sorted({one.kind for one in found if one is not None})
+
+
 def _visibility(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     return each_mixer(config, "visibility", lambda old, norm: choice.replacing(old, **fields))
 
@@ -159,6 +207,7 @@ JOIN: dict[str, Callable[[ModelConfig, Any, Fields], ModelConfig]] = {
     "ffn": _ffn,
     "mixer": _mixer,
     "position": _position,
+    "rotary_scaling": _rotary_scaling,
     "visibility": _visibility,
     "reparam": _reparam,
     "head": _head,
@@ -373,7 +422,13 @@ def of_mixers(text: str) -> bool:
     if name in OF_MODEL:
         return OF_MODEL[name][1] is _share
     word, part = WORDS.get(name, (None, None))
-    return word is not None and part is not None and (bool(word.change) or part.axis in OF_MIXER)
+    return word is not None and part is not None and (bool(word.change) or part.axis in (*OF_MIXER, "rotary_scaling"))
+
+
+def extends_context(text: str) -> bool:
+    """Returns True for a change that makes the context longer, counted from the one before."""
+    part = WORDS.get(text.partition(":")[0], (None, None))[1]
+    return part is not None and part.axis == "rotary_scaling"
 
 
 def changes_mixers(text: str) -> bool:
@@ -396,6 +451,11 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
         for one in dict.fromkeys(earlier)
         if not _refines(change, one) and _holds(one, before) and not _holds(one, after)
     ]
+    if extends_context(change) and not sentences and after.context < before.context:
+        sentences.append(
+            f"+{change} counts from the context before the scaling that the model had: {after.context:,} tokens, where "
+            f"it read {before.context:,}"
+        )
     if not changes_mixers(change) or change.partition(":")[0] in OF_MODEL:
         return sentences
     lost: dict[str, None] = {}
@@ -425,9 +485,12 @@ def _told(value: Any) -> str:
 
 def _refines(change: str, earlier: str) -> bool:
     """Returns True if a change sets a field inside a part, such as +norm.eps=1e-6, and the earlier one is not about the
-    same field."""
+    same field; or if it extends the context that the earlier one set."""
     path, equals, _ = change.partition("=")
-    return "." in path and bool(equals) and not path.endswith(".kind") and earlier.partition("=")[0] != path
+    first = earlier.partition("=")[0]
+    if extends_context(change):
+        return first == "context"
+    return "." in path and bool(equals) and not path.endswith(".kind") and first != path
 
 
 def _holds(change: str, config: ModelConfig) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.parts.core.base import of_kind
+from glassformer.parts.core.base import WORDS, of_kind
 
 
 def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
@@ -18,7 +18,7 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
         tree = tree[_key(tree, step, path, known)]
         if tree is None:
             raise RequestError(
-                f"{path}={value}: there is no {step} here to change; add it first",
+                f"{path}={value}: there is no {step} here to change; add it first{_adding(step)}",
                 code="missing", field=path, value=value,
             )  # fmt: skip
         known = ()
@@ -29,6 +29,12 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
         tree.update(part)
     else:
         tree[key] = new
+
+
+def _adding(step: str) -> str:
+    """Returns the short names that put in a part of this name, as the end of a sentence."""
+    some = [str(word) for word, part in WORDS.values() if step in (word.change, part.axis.rpartition("_")[2])]
+    return f", such as {', '.join(f'+{word}' for word in some[:4])}" if some else ""
 
 
 def _key(tree: Any, step: str, path: str, also: Sequence[str]) -> Any:

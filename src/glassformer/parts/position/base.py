@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -81,3 +81,13 @@ class AttentionPositionConfig(PositionConfig):
 
     def build(self, ctx: BuildContext) -> AttentionPosition:
         raise NotImplementedError
+
+    def stretched(self, choice: type[PartConfig], context: int, **fields: Any) -> AttentionPositionConfig | None:
+        """Returns the position with its rotary frequencies, trained for `context` tokens, scaled by this choice of
+        `parts/position/scaling.py` with these fields; None if it has no such frequencies."""
+        return None
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that scaled frequencies are meant for; None without a scaling."""
+        return None

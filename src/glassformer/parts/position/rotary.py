@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
@@ -112,6 +112,16 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     """Share of the head that is turned."""
     pairing: Pairing = "half"
     scaling: RotaryScalingConfig | None = None
+
+    def stretched(self, choice: type[PartConfig], context: int, **fields: Any) -> RotaryConfig:
+        """A scaling that the position has already says itself for how many tokens its frequencies were trained."""
+        old = self.scaling
+        own = None if old is None else old.original_context
+        return self.replace(scaling=choice.replacing(old, original_context=own or context, **fields))
+
+    @property
+    def longest(self) -> int | None:
+        return self.scaling.longest if self.scaling else None
 
     def resolved(self, ctx: BuildContext) -> RotaryConfig:
         return self.replace(scaling=self.scaling.resolved(ctx) if self.scaling else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext, PartConfig, refuse_truth
+from glassformer.parts.core.words import Word, number
 
 MAX_FACTOR = 1 << 28
 """A context has no more tokens than this: it grows by no more, and no pair turns more often within it."""
@@ -19,6 +20,17 @@ MAX_FACTOR = 1 << 28
 Turns = Annotated[float, Field(ge=1e-3, le=MAX_FACTOR)]
 Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38)]
 """Of one pair's frequency; 1e30 is llama.cpp's word for a pair that does not turn."""
+
+
+def _growth(word: str, text: str) -> Mapping[str, float]:
+    """Reads the factor by which a context grows. Raises RequestError below 1."""
+    factor = number(word, text)
+    if not 1 <= factor <= MAX_FACTOR:
+        raise RequestError(
+            f"{word}:{text}: the context grows by a factor of 1 or more, at most {MAX_FACTOR:,}",
+            code="range", field=word, value=text, expected=">= 1",
+        )  # fmt: skip
+    return {"factor": factor}
 
 
 class RotaryScaling:
@@ -46,6 +58,11 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     original_context: int | None = Field(None, gt=0, le=1 << 28)
     """The context the frequencies were trained for; None takes the model's."""
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the original context times the factor."""
+        return int(self.original_context * self.factor) if self.original_context else None
+
     def resolved(self, ctx: BuildContext) -> Any:
         return self.replace(original_context=self.original_context or ctx.context)
 
@@ -71,7 +88,7 @@ class LinearScaling(_Bound):
         return base**-exponent / self.config.factor
 
 
-class LinearScalingConfig(RotaryScalingConfig, kind="linear"):
+class LinearScalingConfig(RotaryScalingConfig, kind="linear", words=Word("interpolate", _growth, "4")):
     """Position interpolation: theta_i / factor. Chen et al. 2023, 2306.15595."""
 
     def build(self, ctx: BuildContext) -> LinearScaling:
@@ -90,7 +107,7 @@ class Ntk(_Bound):
         return (base * self.config.factor ** (dim / (dim - 2))) ** -exponent
 
 
-class NtkScalingConfig(RotaryScalingConfig, kind="ntk"):
+class NtkScalingConfig(RotaryScalingConfig, kind="ntk", words=Word("ntk", _growth, "4")):
     """NTK-aware: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones
     (bloc97 2023; section 3.1 of 2309.00071)."""
 
@@ -104,7 +121,7 @@ class DynamicNtk(Ntk):
         return (base * growth ** (dim / (dim - 2))) ** -exponent
 
 
-class DynamicNtkScalingConfig(RotaryScalingConfig, kind="dynamic_ntk"):
+class DynamicNtkScalingConfig(RotaryScalingConfig, kind="dynamic_ntk", words=Word("dynamic_ntk", _growth, "4")):
     """NTK-aware with the factor that the present length t needs: base' = base (f t/c - (f-1))^(r/(r-2)) for t > c.
 
     Within the trained context c it is plain rotary. Beyond it the frequencies change as text grows, so keys cached
@@ -141,7 +158,7 @@ class Yarn(_Bound):
         return plain / self.config.factor * slow + plain * (1 - slow)
 
 
-class YarnScalingConfig(RotaryScalingConfig, kind="yarn"):
+class YarnScalingConfig(RotaryScalingConfig, kind="yarn", words=Word("yarn", _growth, "4")):
     """Pairs that turn more than beta_fast times within the context stay, those below beta_slow are interpolated, a
     ramp lies between; logits are sharpened by (0.1 ln factor + 1)^2. Peng et al. 2023, 2309.00071, section 3."""
 
