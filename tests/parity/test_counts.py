@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.architectures import PRESETS
@@ -18,6 +19,12 @@ PARAMETERS = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+    "gpt-1": 116_534_784,
+    "gpt-3": 174_604_259_328,
+    "starcoder": 15_517_456_384,
+    "palm-8b": 8_632_012_800,
+    "palm-540b": 540_356_474_880,
+    "glam": 1_161_757_474_816,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
@@ -71,6 +78,7 @@ PARAMETERS = {
     "transformer-big": 214_171_648,
     "t5-small": 60_506_624,
     "flan-t5-small": 76_961_152,
+    "switch-base": 619_339_008,
     "bart-base": 139_420_416,
     "bart-large": 406_291_456,
     "opus-mt": 74_410_496 - 2 * 512 * 512,  # but for the sinusoids of both towers, which are no parameters here
@@ -87,6 +95,36 @@ def test_the_first_transformers_have_about_the_size_their_paper_says():
         config = PRESETS[name]()
         assert config.num_params() == pytest.approx(millions * 1e6, rel=0.035)
         assert config.replace(head=config.head.replace(tied=False)).num_params() > 1.15 * millions * 1e6
+
+
+def test_models_without_published_weights_have_the_size_of_their_paper() -> None:
+    """2005.14165, table D.1; 2204.02311, table 1; 2112.06905, table 4, in billions."""
+    for name, billions in {"gpt-3": 174.6, "palm-8b": 8.63, "palm-540b": 540.35, "glam": 1162}.items():
+        assert PRESETS[name]().num_params() == pytest.approx(billions * 1e9, rel=1e-3), name
+    assert PRESETS["glam"]().active_params() == pytest.approx(96.6e9, rel=1e-3)
+
+
+def test_models_without_a_family_count_as_transformers_does() -> None:
+    """GPT (its head tied), StarCoder and switch-base-8, from their config.json."""
+    with torch.device("meta"):
+        theirs = _published_sizes()
+    for name, model in theirs.items():
+        model.tie_weights()
+        assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS[name], name
+
+
+def _published_sizes() -> dict[str, transformers.PreTrainedModel]:
+    return {
+        "gpt-1": transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig()),
+        "starcoder": transformers.GPTBigCodeForCausalLM(
+            transformers.GPTBigCodeConfig(
+                vocab_size=49152, n_positions=8192, n_embd=6144, n_layer=40, n_head=48, n_inner=24576, multi_query=True
+            )
+        ),
+        "switch-base": transformers.SwitchTransformersForConditionalGeneration(
+            transformers.SwitchTransformersConfig(d_ff=3072, num_sparse_encoder_layers=6, num_sparse_decoder_layers=6)
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -1,11 +1,11 @@
 """Raffel et al. 2020, "Exploring the Limits of Transfer Learning", 1910.10683; v1.1 as in Flan-T5, 2210.11416. Pre-norm
-without means, relative biases, scores that are not scaled."""
+without means, relative biases, scores that are not scaled. And Switch Transformers (Fedus et al. 2021, 2101.03961)."""
 
 from __future__ import annotations
 
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
 from glassformer.parts.embedding import EmbeddingConfig
-from glassformer.parts.ffn import FFNConfig, GluConfig, MlpConfig
+from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.norm import RMSNormConfig
@@ -43,3 +43,19 @@ def t5_small(
 
 def flan_t5_small() -> ModelConfig:
     return t5_small(8, 512, 6, GluConfig(hidden=1024, activation="gelu_tanh"), tied=False)
+
+
+def switch_base() -> ModelConfig:
+    """switch-base-8: T5 of 12 layers with one of eight experts for each token in every other layer."""
+    config = t5_small(12, 768, 12, MlpConfig(hidden=3072, activation="relu", bias=False))
+    experts = ExpertsConfig(
+        n_experts=8, top_k=1, hidden=3072, gated=False, activation="relu", normalised=False, balance_loss=0.01
+    )
+
+    def every_other(tower: TowerConfig) -> tuple[Stage, ...]:
+        dense = tower.stack[0].blocks
+        sparse = tuple(block.replace(ffn=experts) if block.ffn else block for block in dense)
+        return (Stage(repeat=6, blocks=(*dense, *sparse)),)
+
+    assert config.encoder is not None
+    return config.replace(stack=every_other(config), encoder=config.encoder.replace(stack=every_other(config.encoder)))

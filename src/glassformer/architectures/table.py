@@ -18,7 +18,8 @@ from glassformer.architectures.bloom import bloom_7b1, bloom_560m
 from glassformer.architectures.deepseek import deepseek_v2_lite, deepseek_v3
 from glassformer.architectures.falcon import falcon_7b, falcon_40b
 from glassformer.architectures.gemma import gemma_2_2b, gemma_2_9b, gemma_3_1b, gemma_3_270m
-from glassformer.architectures.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl
+from glassformer.architectures.glam import glam
+from glassformer.architectures.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt_1, gpt_3, starcoder
 from glassformer.architectures.gpt_neox import gpt_neox_20b, pythia_160m
 from glassformer.architectures.gpt_oss import gpt_oss_20b, gpt_oss_120b
 from glassformer.architectures.jamba import jamba_v0_1
@@ -39,10 +40,11 @@ from glassformer.architectures.mistral import mistral_7b, mixtral_8x7b
 from glassformer.architectures.modernbert import modernbert_base
 from glassformer.architectures.mpt import mpt_7b
 from glassformer.architectures.olmo import olmo_2_1b, olmo_2_7b, olmoe_1b_7b
+from glassformer.architectures.palm import palm_8b, palm_540b
 from glassformer.architectures.qwen2 import qwen2_5_0_5b, qwen2_5_1_5b, qwen2_5_7b
 from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b, qwen3_30b_a3b
 from glassformer.architectures.qwen3_next import qwen3_next_80b
-from glassformer.architectures.t5 import flan_t5_small, t5_small
+from glassformer.architectures.t5 import flan_t5_small, switch_base, t5_small
 from glassformer.architectures.transformer import transformer_base, transformer_big
 from glassformer.architectures.vit import vit_base
 from glassformer.config import ModelConfig
@@ -53,6 +55,12 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2-medium": gpt2_medium,
     "gpt2-large": gpt2_large,
     "gpt2-xl": gpt2_xl,
+    "gpt-1": gpt_1,
+    "gpt-3": gpt_3,
+    "starcoder": starcoder,
+    "palm-8b": palm_8b,
+    "palm-540b": palm_540b,
+    "glam": glam,
     "llama-7b": llama_7b,
     "llama-13b": llama_13b,
     "llama-2-70b": llama_2_70b,
@@ -105,6 +113,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "transformer-big": transformer_big,
     "t5-small": t5_small,
     "flan-t5-small": flan_t5_small,
+    "switch-base": switch_base,
     "bart-base": bart_base,
     "bart-large": bart_large,
     "opus-mt": opus_mt,

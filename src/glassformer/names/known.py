@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 PRESETS = [
-    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-7b", "llama-13b", "llama-2-70b", "llama-3-8b",
-    "llama-3.2-1b", "llama-3.2-3b", "smollm2-135m", "smollm2-360m", "smollm2-1.7b", "mistral-7b",
-    "mixtral-8x7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b",
-    "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b", "olmo-2-1b", "olmo-2-7b", "olmoe-1b-7b",
-    "gemma-2-2b", "gemma-2-9b", "gemma-3-270m", "gemma-3-1b", "phi-3-mini", "bloom-560m", "bloom-7b1",
-    "falcon-7b", "falcon-40b", "gpt-neox-20b", "pythia-160m", "mpt-7b", "mamba-130m", "mamba2-130m",
-    "jamba-v0.1", "qwen3-next-80b", "bert-base", "bert-base-mlm", "minilm-l6", "roberta-base",
-    "distilbert-base", "modernbert-base", "longformer-base", "bigbird-base", "transformer-base",
-    "transformer-big", "t5-small", "flan-t5-small", "bart-base", "bart-large", "opus-mt", "vit-base",
+    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt-1", "gpt-3", "starcoder", "palm-8b", "palm-540b", "glam",
+    "llama-7b", "llama-13b", "llama-2-70b", "llama-3-8b", "llama-3.2-1b", "llama-3.2-3b", "smollm2-135m",
+    "smollm2-360m", "smollm2-1.7b", "mistral-7b", "mixtral-8x7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b",
+    "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b",
+    "olmo-2-1b", "olmo-2-7b", "olmoe-1b-7b", "gemma-2-2b", "gemma-2-9b", "gemma-3-270m", "gemma-3-1b", "phi-3-mini",
+    "bloom-560m", "bloom-7b1", "falcon-7b", "falcon-40b", "gpt-neox-20b", "pythia-160m", "mpt-7b", "mamba-130m",
+    "mamba2-130m", "jamba-v0.1", "qwen3-next-80b", "bert-base", "bert-base-mlm", "minilm-l6", "roberta-base",
+    "distilbert-base", "modernbert-base", "longformer-base", "bigbird-base", "transformer-base", "transformer-big",
+    "t5-small", "flan-t5-small", "switch-base", "bart-base", "bart-large", "opus-mt", "vit-base",
 ]  # fmt: skip
 """Names of the published configs, in the order of `architectures.table`."""
 
@@ -23,6 +23,7 @@ FAMILIES: dict[str, str] = {
     "falcon": "falcon-7b",
     "gpt-neox": "gpt-neox-20b",
     "mpt": "mpt-7b",
+    "palm": "palm-8b",
     "mamba": "mamba-130m",
     "mamba2": "mamba2-130m",
     "bert": "bert-base-mlm",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 from glassformer.names.sizes import shape
 
 if TYPE_CHECKING:
-    from glassformer.config import ModelConfig, Stage, TowerConfig
+    from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
+    from glassformer.parts.core.base import BuildContext
     from glassformer.parts.embedding import EmbeddingConfig
     from glassformer.parts.head import HeadConfig
 
@@ -29,6 +30,33 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
         )
     return config.replace(
         d_model=d_model, stack=_scaled(config, n_layers, n_heads), encoder=encoder,
+        embedding=_followed(config.embedding, config.d_model, d_model),
+        head=_followed(config.head, config.d_model, d_model),
+    )  # fmt: skip
+
+
+def widened(config: ModelConfig, d_model: int) -> ModelConfig:
+    """Returns the config with the sizes that follow from the width left to it, as at a size: widths of ffn and heads,
+    ranks, and scales that are the root of the width, or one over it, for `d_model`. The numbers of layers and heads
+    stay, and so does `config.d_model`."""
+
+    def fit(block: BlockConfig, ctx: BuildContext) -> BlockConfig:
+        mixer = block.mixer
+        names = [name for name in ("n_heads", "n_kv_heads", "n_v_heads") if name in type(mixer).model_fields]
+        own = {name: getattr(mixer, name) for name in names}
+        heads = mixer.heads(ctx)
+        resized = mixer.resized(heads.n_heads if heads else 1).replace(**own)
+        return block.replace(mixer=resized, ffn=block.ffn.replace(hidden=None) if block.ffn else None)
+
+    def stack(tower: TowerConfig, ctx: BuildContext) -> tuple[Stage, ...]:
+        return tuple(stage.replace(blocks=tuple(fit(one, ctx) for one in stage.blocks)) for stage in tower.stack)
+
+    encoder = config.encoder
+    if encoder is not None:
+        embedding = _followed(encoder.embedding, encoder.d_model or config.d_model, d_model)
+        encoder = encoder.replace(d_model=None, embedding=embedding, stack=stack(encoder, config.encoder_ctx))
+    return config.replace(
+        stack=stack(config, config.ctx), encoder=encoder,
         embedding=_followed(config.embedding, config.d_model, d_model),
         head=_followed(config.head, config.d_model, d_model),
     )  # fmt: skip
