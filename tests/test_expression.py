@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glassformer.architectures import PRESETS, presets
-from glassformer.config import flatten
+from glassformer.config import ModelConfig, flatten
 from glassformer.errors import RequestError
 from glassformer.names.known import FAMILIES
 from glassformer.naming import SIZES, parse, preset, words
@@ -1042,7 +1042,7 @@ def test_extension_stretches_frequencies_as_published(word: str) -> None:
 
 
 def test_extension_counts_from_the_trained_context() -> None:
-    """Also where it is set before the word, and where another extension comes before it."""
+    """Also if it is set before the word, or another extension comes first."""
     for changes in ("context=64+yarn:4", "context=64+yarn:2+yarn:4", "context=64+ntk:8+yarn:4"):
         config = preset(f"llama@1m+{changes}")
         scaling = next(config.layers()).mixer.position.scaling  # type: ignore[attr-defined]
@@ -1095,3 +1095,52 @@ def test_shorter_context_of_a_scaled_model_is_said() -> None:
     with pytest.warns(Undone) as said:
         config = preset("llama-3.2-1b+yarn:4")
     assert config.context == 32768 and "32,768" in str(said[0].message)
+
+
+# Another width
+
+
+def warned(expression: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        preset(expression)
+    return [str(one.message) for one in caught if one.category is Undone]
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
+def test_sizes_of_every_family_follow_a_width_as_at_a_size(name: str) -> None:
+    """Six heads of 64, set by fields, are the parts of @10m; and a size that was written for the old width is named."""
+    sized = preset(f"{name}@10m")
+    heads = [f"{field}={value}" for field, value in heads_of(sized).items()]
+    expression = "+".join([name, "d_model=384", *heads])
+    wide = preset(expression)
+    assert [stage.blocks for stage in wide.stack] == [stage.blocks for stage in sized.stack]
+    assert (wide.embedding, wide.head) == (sized.embedding, sized.head)
+    if wide.encoder is not None and sized.encoder is not None:
+        assert [stage.blocks for stage in wide.encoder.stack] == [stage.blocks for stage in sized.encoder.stack]
+    written = [block.ffn.hidden for block in preset(name).layers() if block.ffn is not None]
+    assert bool([one for one in warned(expression) if "ffn.hidden" in one]) == any(written)
+
+
+def heads_of(config: ModelConfig) -> dict[str, int]:
+    """Numbers of heads that fields set, of the first mixer that has each."""
+    found: dict[str, int] = {}
+    for block in config.layers():
+        for field in ("n_kv_heads", "n_v_heads", "n_heads"):
+            if (value := getattr(block.mixer, field, None)) is not None:
+                found.setdefault(f"mixer.{field}", value)
+    return found
+
+
+def test_the_guides_config_by_its_fields_has_its_size() -> None:
+    """6 layers of 12 d^2 + 2 d, d = 384, f = 8/3 d; one table of 50,257 rows; a norm: by hand."""
+    config = preset("llama+layers=6+heads=6+d_model=384+vocab_size=50257+tied")
+    assert config.num_params() == 6 * (12 * 384**2 + 2 * 384) + 50257 * 384 + 384 == 29_920_512
+
+
+def test_a_size_that_is_set_stays_at_another_width() -> None:
+    for changes in ("hidden=1000+d_model=384+heads=6", "d_model=384+heads=6+hidden=1000"):
+        config = preset(f"llama+{changes}")
+        assert next(config.layers()).ffn.hidden == 1000  # type: ignore[union-attr]
+        assert not warned(f"llama+{changes}")
+    assert preset("llama+d_model=4096") == preset("llama") and not warned("gpt2+d_model=384+heads=6")

@@ -453,8 +453,8 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
     ]
     if extends_context(change) and not sentences and after.context < before.context:
         sentences.append(
-            f"+{change} counts from the context before the scaling that the model had: {after.context:,} tokens, where "
-            f"it read {before.context:,}"
+            f"+{change} counts from the context before the scaling that the model had: {after.context:,} tokens in "
+            f"place of {before.context:,}"
         )
     if not changes_mixers(change) or change.partition(":")[0] in OF_MODEL:
         return sentences

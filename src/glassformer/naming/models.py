@@ -11,14 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from glassformer.architectures import PRESETS
-from glassformer.config import ModelConfig, TowerConfig
+from glassformer.config import ModelConfig, TowerConfig, flatten
 from glassformer.errors import RequestError
 from glassformer.names import grammar
 from glassformer.names.known import FAMILIES, PACKAGED
 from glassformer.names.places import no_config, unknown
 from glassformer.names.sizes import is_size
 from glassformer.naming.changes import Undone, change_of, changes_mixers, of_mixers, undone
-from glassformer.naming.sizes import resize
+from glassformer.naming.sizes import resize, widened
 from glassformer.typed import typed
 
 
@@ -124,6 +124,9 @@ def without_size(expression: str) -> str:
 def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
     """Returns the config after these changes; warns of what one of them undoes. Raises RequestError."""
     before = config
+    if width := _other_width(config, changes):
+        config = widened(config, width)
+    derived = config
     for at, change in enumerate(changes):
         try:
             was, config = config, change_of(change)(config)
@@ -134,7 +137,29 @@ def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
     _refuse_lost(config, changes)
     config = _scaled(before, config)
     config.check()
+    if sentence := _following(before, derived, config):
+        warnings.warn(sentence, Undone, stacklevel=2)
     return config
+
+
+def _other_width(config: ModelConfig, changes: Sequence[str]) -> int | None:
+    """Returns the width that changes give to a model, if it has another."""
+    named = [value.strip() for path, _, value in (one.partition("=") for one in changes) if path.strip() == "d_model"]
+    width = int(named[-1]) if named and named[-1].isdecimal() else 0
+    return width if width and width != config.d_model else None
+
+
+def _following(before: ModelConfig, derived: ModelConfig, config: ModelConfig) -> str:
+    """Returns a sentence about the sizes that were written for the width before and follow the new one, or an empty
+    text."""
+    now, chosen = flatten(config.resolved().to_dict()), flatten(config.to_dict())
+    said: dict[str, str] = {}
+    for path, (old, new) in before.diff(derived).items():
+        if new is None and isinstance(old, int) and isinstance(size := now.get(path), int) and chosen.get(path) is None:
+            said.setdefault(".".join(path.split(".")[-2:]), f"from {old:,} to {size:,}")
+    sizes = ", ".join(f"{name} {size}" for name, size in said.items())
+    tail = "; set one to keep it, such as +hidden=N"
+    return f"+d_model={config.d_model} changes the sizes that follow from the width: {sizes}{tail}" if said else ""
 
 
 def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:

@@ -42,8 +42,7 @@ def widened(config: ModelConfig, d_model: int) -> ModelConfig:
 
     def fit(block: BlockConfig, ctx: BuildContext) -> BlockConfig:
         mixer = block.mixer
-        names = [name for name in ("n_heads", "n_kv_heads", "n_v_heads") if name in type(mixer).model_fields]
-        own = {name: getattr(mixer, name) for name in names}
+        own = {name: value for name, value in mixer if name in ("n_heads", "n_kv_heads", "n_v_heads")}
         heads = mixer.heads(ctx)
         resized = mixer.resized(heads.n_heads if heads else 1).replace(**own)
         return block.replace(mixer=resized, ffn=block.ffn.replace(hidden=None) if block.ffn else None)

@@ -23,7 +23,7 @@ Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38
 
 
 def _growth(word: str, text: str) -> Mapping[str, float]:
-    """Reads the factor by which a context grows. Raises RequestError below 1."""
+    """Reads the factor of a longer context. Raises RequestError below 1."""
     factor = number(word, text)
     if not 1 <= factor <= MAX_FACTOR:
         raise RequestError(
