@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +19,6 @@ from torch import nn
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.comparison import compare
-from glassformer.comparison.experiment import command_of
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.laboratory.proof import check
@@ -27,6 +29,8 @@ from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import import_modules, modules_of
 from glassformer.parts.counted import Counting
 from glassformer.parts.mixer import Mixer, MixerConfig
+from glassformer.runs.arm import measure
+from glassformer.runs.events import silent
 from tests.plugin import toy_parts, uncounted_parts  # noqa: F401  # its kinds become known
 from tests.refused import refused
 
@@ -303,19 +307,111 @@ def test_a_large_model_is_counted_without_allocating_it():
 def test_every_verb_imports_the_parts_that_it_is_given(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command of the results repeats it."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     mine = tmp_path / "waves_of_mine.py"
     text = Path(toy_parts.__file__).read_text(encoding="utf-8")
     for old, new in (("Ema", "Fade"), ("L1Norm", "Flat"), ("Sine", "Wave")):
         text = text.replace(old, new).replace(f'"{old.lower()}"', f'"{new.lower()}"')
     mine.write_text(text.replace('"l1"', '"flatnorm"'), encoding="utf-8")
-    try:
-        assert main(["plan", "llama@1m+wave", "--import", str(mine), "--json"]) == 0
-        assert str(mine) in command_of(gf.Design.of(["llama@1m+wave"], str(source), steps=2), tmp_path)
-    finally:
-        outside.IMPORTED.clear()
+    assert main(["plan", "llama@1m+wave", "--import", str(mine), "--json"]) == 0
     capsys.readouterr()
+
+
+FACTOR = """
+import torch
+from glassformer.parts.norm import RMSNorm, RMSNormConfig
+
+class {name}(RMSNorm):
+    def forward(self, x):
+        return {factor} * super().forward(x)
+
+class {name}Config(RMSNormConfig, kind="{name}", words="{name}"):
+    def build(self, ctx):
+        return {name}(ctx.width or ctx.d_model, self.eps)
+"""
+"""Source of a norm whose output is some factor larger."""
+
+
+def own_norm(name: str, folder: Path, factor: float = 2) -> Path:
+    file = folder / f"{name}.py"
+    file.write_text(FACTOR.format(name=name, factor=factor), encoding="utf-8")
+    return file
+
+
+def typed(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """The end of a command in a process that knows no part from outside the package."""
+    command = [sys.executable, "-m", "glassformer", *command]
+    environment = {**os.environ, "GLASSFORMER_CACHE": str(folder / "cache")}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment, check=False
+    )
+
+
+@pytest.mark.slow
+def test_results_keep_source_and_command_of_an_imported_part(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison from the command line trains the part in its subprocess; the hash is that of hashlib. The command of
+    one that Python began, on ids in memory, adds a seed to it; with another source of the part, nothing is added."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    file = own_norm("louder", tmp_path)
+    models = [f"llama@1m+{TINY}", f"llama@1m+{TINY}+louder"]
+    plan = ["--steps", "2", "--batch-size", "2", "--context", "16", "--threads", "1"]
+    done = typed(["compare", *models, "--data", str(source), "--import", "louder.py", "--out", "a", *plan], tmp_path)
+    assert done.returncode == 0, done.stderr
+    outside.import_files([str(file)])
+    options: dict[str, Any] = {"steps": 2, "batch_size": 2, "context": 16, "threads": 1, "out": "b", "progress": False}
+    gf.compare(models, list(range(50)) * 40, **options)
+    hashed = hashlib.sha256(file.read_bytes()).hexdigest()
+    for name in ("a", "b"):
+        results = json.loads(Path(name, "results.json").read_text())
+        plain, mine = results["runs"]
+        assert (plain["status"], mine["status"]) == ("ok", "ok"), mine["error"]
+        assert (plain["sources"], mine["sources"]) == ({}, {"louder": {"file": str(file), "sha256": hashed}})
+    assert results["command"] == f"glassformer run b/design.yaml --import {file}"
+    done = typed([*shlex.split(results["command"])[1:], "--seeds", "2"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(Path("b/results.json").read_text())["runs"]) == 4
+    own_norm("louder", tmp_path, 3)
+    monkeypatch.delitem(sys.modules, "louder")
+    outside.import_files([str(file)])
+    with refused(code="changed", field="part"):
+        gf.compare(models, list(range(50)) * 40, seeds=3, **options)
+
+
+def test_a_run_goes_on_with_the_source_it_began_with(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    outside.import_files([str(own_norm("quieter", tmp_path, 0.5))])
+    plan: dict[str, Any] = {"steps": 2, "batch_size": 2, "context": 16, "threads": 1}
+    out = tmp_path / "run"
+    gf.train(f"llama@1m+{TINY}+quieter", source, out=out, **plan)
+    gf.train(f"llama@1m+{TINY}+quieter", source, out=out, resume=True, **plan)
+    monkeypatch.setitem(outside.SOURCES, "quieter", {"file": "quieter.py", "sha256": "0" * 64})
+    with refused(code="changed", field="part"):
+        gf.train(f"llama@1m+{TINY}+quieter", source, out=out, resume=True, **plan)
+    (out / "sources.json").write_text("[]")
+    with refused(code="damaged", field="sources.json"):
+        gf.train(f"llama@1m+{TINY}+quieter", source, out=out, resume=True, **plan)
+
+
+def test_a_process_with_another_source_trains_nothing() -> None:
+    """A file that is edited while runs are trained."""
+    outside.check_sources({module: source["sha256"] for module, source in outside.SOURCES.items()}, "it began")
+    with refused(code="changed", field="part"):
+        measure(Path(), {"sources": {toy_parts.__name__: "0" * 64}}, silent)
+
+
+def test_a_file_of_a_package_is_imported_by_its_name_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").write_text("")
+    outside.import_files([str(own_norm("deeper", inner))])
+    assert modules_of(part_classes(gf.preset(f"llama@1m+{TINY}+deeper"))) == {"outer.inner.deeper": str(tmp_path)}
 
 
 @pytest.mark.parametrize("path", ["", "no_such_file.py", "words.txt"])
@@ -333,10 +429,7 @@ def test_the_attention_of_the_page_is_attention_at_temperature_one(tmp_path: Pat
     page = Path(__file__).parents[2] / "docs" / "own-parts.md"
     file = tmp_path / "temperature.py"
     file.write_text(page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], encoding="utf-8")
-    try:
-        outside.import_files([str(file)])
-    finally:
-        outside.IMPORTED.clear()
+    outside.import_files([str(file)])
     for model in ("llama@0.3m+gqa:1", "gpt2@0.3m", "llama@0.3m+window:4"):
         plain, mine = gf.preset(f"{model}+kernel=naive"), gf.preset(f"{model}+kernel=naive+temperature")
         assert mine.num_params() - plain.num_params() == sum(block.mixer.n_heads for block in plain.layers())  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ from glassformer.errors import RequestError, shown
 from glassformer.files import SCHEMAS, check_schema, replace_text
 from glassformer.naming.models import undone_by
 from glassformer.naming.resolve import ModelLike
-from glassformer.parts.core.base import to_plain
+from glassformer.parts.core.base import PartConfig, part_classes, to_plain
 from glassformer.runs.power import check_effect
 from glassformer.runs.results import Budget
 from glassformer.text import DataLike, Tokens, named_or_read
@@ -276,6 +277,12 @@ class Design:
     def named(self) -> dict[str, DesignArm]:
         """The arms by name."""
         return {arm.name: arm for arm in self.arms}
+
+    @property
+    def parts(self) -> tuple[type[PartConfig], ...]:
+        """Classes of the parts of its models and recipes."""
+        plans = self.plans(self.configs, vocab_size=1)
+        return tuple(dict.fromkeys(chain(*map(part_classes, (*self.configs.values(), *plans.values())))))
 
     @cached_property
     def configs(self) -> dict[str, ModelConfig]:

@@ -18,13 +18,13 @@ from glassformer.comparison.summary import so_far, write
 from glassformer.config import read_tree
 from glassformer.errors import RequestError
 from glassformer.files import only_writer, refuse_sources
-from glassformer.parts.core.base import part_classes
+from glassformer.parts.core.base import PartConfig
 from glassformer.parts.core.outside import import_options, modules_of
 from glassformer.runs.events import Begin, Notify, reading, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.files import read_results
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS
-from glassformer.runs.request import RunRequest, TextPlaces
+from glassformer.runs.request import RunRequest, TextPlaces, text_of_runs
 from glassformer.runs.results import VERSION, Data, MachineRecord, Results, Tuning
 from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained, Recipe
@@ -38,6 +38,9 @@ class Saved(Protocol):
     @property
     def data(self) -> str | None: ...
 
+    @property
+    def parts(self) -> Sequence[type[PartConfig]]: ...
+
     def save(self, folder: Path) -> None: ...
 
 
@@ -49,12 +52,8 @@ def checked_folder(out: str | Path) -> Path:
 
 
 def command_of(origin: Saved, folder: Path, *options: str) -> str:
-    """Returns the command that repeats an experiment from the file in its folder, or a call in Python if its text was
-    in memory."""
-    path = folder / FILE
-    if origin.data is None:
-        return f"import glassformer as gf; gf.compare(gf.Design.from_file({str(path)!r}), data)"
-    return shlex.join(["glassformer", "run", str(path), *options, *import_options()])
+    """Returns the command that repeats an experiment from the file in its folder."""
+    return shlex.join(["glassformer", "run", str(folder / FILE), *options, *import_options(origin.parts)])
 
 
 def again(design: Design, folder: Path) -> dict[str, str]:
@@ -106,7 +105,8 @@ def carry_out(
     here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
     for config in asked.configs.values():
         refuse_untrained(config, here.device)
-        modules_of(part_classes(config))  # refuses a part that the arm's process cannot import
+    command = command or command_of(begun_as, folder)
+    modules_of(asked.parts)  # refuses a part that the arm's process cannot import
     budget = asked.budget
     check_comparison(folder, list(asked.configs), budget)
     if design.data is not None:
@@ -115,7 +115,7 @@ def carry_out(
     loaded = loaded_arms({arm.name: str(arm.model) for arm in asked.arms}) if asked.pretrained else {}
     known = tokenizer_of(loaded) if loaded else None
     if text is None:
-        text = read_text(asked, known or asked.tokenizer, notify)
+        text = read_text(asked, known or asked.tokenizer, notify, folder)
     if known is not None and text.tokenizer.fingerprint() != known.fingerprint():
         raise RequestError(
             f"{text.name} was prepared with another tokenizer than that of the weights; give the text itself",
@@ -168,7 +168,7 @@ def carry_out(
         version=VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         status="",
-        command=command or command_of(begun_as, folder),
+        command=command,
         again=again(begun_as, folder) if isinstance(begun_as, Design) and asked.power is None else {},
         data=Data(text.describe()),
         budget=budget.changed(spent=spent, learning_rates=rates, notes=notes),
@@ -187,8 +187,12 @@ def carry_out(
     return Comparison(found, design, folder)
 
 
-def read_text(design: Design, tokenizer: Any, notify: Notify) -> Tokens:
+def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> Tokens:
+    """Returns the text of a design, prepared. Text that was in memory is read as the runs in the folder read it. Raises
+    RequestError."""
     if design.data is None:
+        if (held := text_of_runs(folder)) is not None:
+            return held
         message = "this design is of a text in memory; give the text too: gf.compare(design, data)"
         raise RequestError(message, code="missing", field="data", expected="the text")
     return read_data(design.data, tokenizer, design.context, progress=reading(notify))

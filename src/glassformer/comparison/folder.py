@@ -9,6 +9,7 @@ from typing import Any
 from glassformer.config import first_difference
 from glassformer.errors import RequestError, shown
 from glassformer.files import refuse_foreign
+from glassformer.parts.core.outside import check_sources
 from glassformer.runs.files import read_results
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
@@ -73,7 +74,7 @@ def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[i
 
 def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> None:
     """Raises RequestError if the folder holds a comparison on another text, runs of a requested model (of any seed)
-    with another config or recipe, or finished runs that are not requested."""
+    with another config or recipe, finished ones of parts whose source has changed, or that are not requested."""
     held = read_results(folder)
     if held is not None:
         for what, was, now in (
@@ -95,6 +96,11 @@ def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> No
     for run in [*runs, *_begun(folder, {request.place(folder): request.name for request in requests})]:
         if (wanted := asked.get(str(run.get("name")))) is not None:
             _refuse_another(folder, run, wanted)
+    sources = {request.name: request.sources for request in requests}
+    for entry in [] if held is None else held.runs:
+        if entry.status != "failed" and entry.name in sources:
+            hashes = {name: source.sha256 for name, source in entry.sources.items()}
+            check_sources(hashes, f"the runs of {entry.name} in --out {folder}")
     keys = {request.key for request in requests}
     for entry in [] if held is None else held.runs:
         if entry.status != "failed" and entry.key not in keys:

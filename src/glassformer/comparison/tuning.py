@@ -89,7 +89,7 @@ def tuned(
             code="conflict", field="within", value=design.within, expected="no --within",
         )  # fmt: skip
     _refuse_folder(folder, choosing, fresh)
-    text = read_text(design, design.tokenizer, notify) if text is None else text
+    text = read_text(design, design.tokenizer, notify, folder) if text is None else text
     size = text.tokenizer.vocab_size
     configs = {arm.name: fit(arm.config, size, design.context, arm.own("vocab_size")) for arm in design.arms}
     work = _Work(

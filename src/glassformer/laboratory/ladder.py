@@ -25,6 +25,7 @@ from glassformer.laboratory.pages.ladder import findings, render_ladder
 from glassformer.laboratory.rungs import Kind, LadderRecord, Rung, trained_as
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps
 from glassformer.naming.resolve import ModelLike
+from glassformer.parts.core.base import PartConfig
 from glassformer.runs.effects import MOST, combined
 from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor, with_callbacks
@@ -143,6 +144,11 @@ class LadderDesign:
     def tokenizer(self) -> str:
         """Tokenizer of the text, as that of a `Design`."""
         return self.comparison.tokenizer
+
+    @property
+    def parts(self) -> tuple[type[PartConfig], ...]:
+        """Classes of the parts of its models and recipes."""
+        return self.comparison.parts
 
     def replace(self, **changes: Any) -> Self:
         """Returns the ladder with some of what `of` takes changed. Raises RequestError."""

@@ -27,7 +27,7 @@ from glassformer.laboratory.scaled import REPORT, Planned, Scaling, ScalingLaw, 
 from glassformer.laboratory.several import laws
 from glassformer.naming import at_size
 from glassformer.naming.resolve import ModelLike
-from glassformer.parts.core.base import to_plain
+from glassformer.parts.core.base import PartConfig, to_plain
 from glassformer.runs.events import Notify, PlanEvent
 from glassformer.runs.executor import Executor, interruptible, with_callbacks
 from glassformer.runs.live import shown as showing
@@ -109,6 +109,11 @@ class ScalingDesign:
     def first(self) -> Design:
         """The comparison of the smallest size and budget, which says what all have in common."""
         return next(iter(self.cells.values()))
+
+    @property
+    def parts(self) -> tuple[type[PartConfig], ...]:
+        """Classes of the parts of its models and recipes."""
+        return self.first.parts
 
     @property
     def data(self) -> str | None:
@@ -315,7 +320,7 @@ def _trained(
     command: str | None,
 ) -> Scaling:
     folder, first, form, far = _folder(out), asked.first, asked.form, asked.far
-    text = read_text(first, first.tokenizer, notify) if text is None else text
+    text = read_text(first, first.tokenizer, notify, folder) if text is None else text
     together = {name: config for design in asked.cells.values() for name, config in design.configs.items()}
     sized = {name: arm for design in asked.cells.values() for name, arm in design.named.items()}
     names = [arm.name for arm in asked.models]

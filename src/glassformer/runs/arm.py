@@ -24,7 +24,7 @@ from glassformer.dynamics.summary import event_words
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
 from glassformer.files import only_writer
 from glassformer.machine.others import CoreTimes
-from glassformer.parts.core.outside import import_modules
+from glassformer.parts.core.outside import check_sources, import_modules
 from glassformer.parts.region import forget_compiled
 from glassformer.runs import events
 from glassformer.runs.events import Notify
@@ -126,6 +126,7 @@ def train_one(folder: Path, say: Notify = say, callbacks: Sequence[Callback] = (
 def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Sequence[Callback] = ()) -> RunResult:
     """Trains the run, from its latest checkpoint where it has one, and takes every measure of it."""
     import_modules(request.get("imports", {}))
+    check_sources(request.get("sources", {}), "the experiment began")
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])
     before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)

@@ -297,6 +297,7 @@ def failed(request: RunRequest, place: Path, error: str) -> RunResult:
         config=request.config.to_dict(),
         recipe=to_plain(request.recipe),
         dynamics=Dynamics.of(summary_of(place / RUN)),
+        sources=request.sources,
         status="failed",
         error=error,
     )

@@ -15,6 +15,7 @@ from glassformer.generation import stream
 from glassformer.model import Model
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.answers import answers
+from glassformer.runs.request import sources
 from glassformer.runs.results import (
     Dynamics,
     Generation,
@@ -67,6 +68,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
         extrapolation=[],
         dynamics=Dynamics.of({} if run.folder is None else summary_of(run.folder)),
         machine=MachineRecord(run.how.describe()),
+        sources=sources(run.config, run.recipe),
         status="ok" if run.status == "ok" else "diverged",
         error=run.error,
     )

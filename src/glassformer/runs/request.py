@@ -12,8 +12,8 @@ from typing import Any
 from glassformer.config import ModelConfig
 from glassformer.files import replace_text
 from glassformer.parts.core.base import part_classes, to_plain
-from glassformer.parts.core.outside import modules_of
-from glassformer.runs.results import Key, RunResult
+from glassformer.parts.core.outside import modules_of, sources_of
+from glassformer.runs.results import Key, RunResult, Source
 from glassformer.text import Tokens
 from glassformer.training import Recipe
 
@@ -70,7 +70,12 @@ class RunRequest:
     def imports(self) -> dict[str, str]:
         """{module: folder} of the parts from outside the package, to import before the config is read. Raises
         RequestError for a part that another process cannot import."""
-        return modules_of(part_classes(self.config))
+        return modules_of([*part_classes(self.config), *part_classes(self.recipe)])
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Sources of the parts from outside the package, by module."""
+        return sources(self.config, self.recipe)
 
     @property
     def seed(self) -> int:
@@ -108,9 +113,16 @@ class RunRequest:
         begins = {} if self.pretrained is None else {"pretrained_file": str(self.pretrained.path.resolve())}
         besides = {
             **begins, "text": text, "log_to": list(self.log_to), "imports": self.imports,
+            "sources": {name: source.sha256 for name, source in self.sources.items()},
             "loss_alone": self.loss_alone, "shared": shared,
         }  # fmt: skip
         replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
+
+
+def sources(config: ModelConfig, recipe: Recipe) -> dict[str, Source]:
+    """Returns the sources of a model's and a recipe's parts from outside the package, by module."""
+    found = sources_of([*part_classes(config), *part_classes(recipe)])
+    return {name: Source(**source) for name, source in found.items()}
 
 
 def place_of(folder: Path, name: str, seed: int) -> Path:
@@ -118,6 +130,14 @@ def place_of(folder: Path, name: str, seed: int) -> Path:
     plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]  # readable, and different for different names
     slug = plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return folder / "runs" / f"{slug}-seed{seed}"
+
+
+def text_of_runs(folder: Path) -> Tokens | None:
+    """Opens the text on which the runs in a folder are trained; None without runs. Raises RequestError."""
+    for path in sorted(folder.rglob(REQUEST)):
+        if places := read_request(path.parent).get("text"):
+            return Tokens.open(**places)
+    return None
 
 
 def read_request(place: Path) -> dict[str, Any]:

@@ -233,6 +233,13 @@ class Dynamics(Entry):
     events_left_out: Count = 0
 
 
+class Source(Entry):
+    """File of a module with parts from outside the package, and its hash when it was imported."""
+
+    file: str
+    sha256: str
+
+
 class RunResult(Entry):
     """One run: the model, the recipe, and everything measured."""
 
@@ -258,6 +265,8 @@ class RunResult(Entry):
     """Whether only the loss of the trained model was measured, as of a trial."""
     pretrained: str | None = None
     """Fingerprint of the weights that it began with; None where they were drawn."""
+    sources: dict[str, Source] = {}
+    """Modules of parts from outside the package."""
     status: Status = "ok"
     error: str | None = None
 
@@ -308,7 +317,7 @@ def unlike(runs: Sequence[RunResult]) -> str | None:
 
 AUTO = ("auto", None)
 """In a recipe: the machine decides. What a recipe asks for may differ between arms: it is compared."""
-LEFT = frozenset(RunResult.model_fields) - {"loss_alone", "pretrained", "answers", "written"}
+LEFT = frozenset(RunResult.model_fields) - {"loss_alone", "pretrained", "answers", "written", "sources"}
 """Fields that every trained run has."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import machine
-from glassformer.config import ModelConfig, first_difference
+from glassformer.config import ModelConfig, first_difference, read_tree
 from glassformer.errors import RequestError
-from glassformer.files import disk_errors, refuse_foreign
-from glassformer.parts.core.base import to_plain
+from glassformer.files import disk_errors, refuse_foreign, replace_text
+from glassformer.parts.core.base import part_classes, to_plain
+from glassformer.parts.core.outside import check_sources, sources_of
 from glassformer.text import Tokenizer
 from glassformer.training import checkpoint
 from glassformer.training.pretrained import Pretrained, check_origin, write_origin
 from glassformer.training.recipe import Recipe
 
+SOURCES = "sources.json"
+"""File with the sources of parts from outside the package: {module: {file, sha256}}."""
 HELD = (
     "recipe.yaml", "config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "dynamics.jsonl", "pretrained.json",
+    SOURCES,
     "model*.safetensors", "checkpoints", "latest", "report.html", "answers.json",
 )  # fmt: skip
 """Patterns of files that a run would replace, or that would no longer belong together."""
@@ -91,6 +96,8 @@ def open_folder(
     with disk_errors(folder):
         recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
         config.save(folder / "config.yaml")
+        if sources := sources_of([*part_classes(config), *part_classes(recipe)]):
+            replace_text(folder / SOURCES, json.dumps(sources))
         write_origin(folder, pretrained)
         tokenizer.save(folder)
 
@@ -103,8 +110,9 @@ def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
 
 
 def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:
-    """Refuses to go on with another model, recipe or first weights than the run began with."""
+    """Refuses to go on with another model, recipe, source of a part or first weights than the run began with."""
     check_origin(folder, pretrained)
+    check_sources(_hashes(folder), f"the run in {folder} began")
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))
         raise RequestError(
@@ -117,6 +125,18 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
             f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder",
             code="changed", field=path, value=now,
         )  # fmt: skip
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Returns {module: SHA-256} of the parts that a run began with, but not of a script, which does more than define
+    them. Raises RequestError for a damaged file."""
+    held = read_tree(folder / SOURCES) if (folder / SOURCES).is_file() else {}
+    try:
+        return {name: str(source["sha256"]) for name, source in held.items() if name != "__main__"}
+    except (AttributeError, KeyError, TypeError):
+        raise RequestError(
+            f"{folder / SOURCES} is damaged; name another folder", code="damaged", field=SOURCES
+        ) from None
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from glassformer.figures.terminal import Tabular, clock, decimals, unbroken
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
+from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import import_options
 from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.text.chat_template import ChatTemplate
@@ -149,7 +150,7 @@ class Run(Tabular):
             yield unbroken(f"run: {self.folder}")
             if (page := self.folder / "report.html").is_file():
                 yield unbroken(f"report: {page}")
-            imports = "".join(f" {quote(word)}" for word in import_options())
+            imports = "".join(f" {quote(word)}" for word in import_options(part_classes(self.config)))
             yield from (unbroken(f"next: {command}{imports}") for command in self._next(quote(str(self.folder))))
 
     def _expected(self) -> Iterator[str]:

@@ -25,7 +25,7 @@ from torch import nn
 
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.parts.core.outside import GROUP, load_installed
+from glassformer.parts.core.outside import GROUP, keep_source, load_installed
 from glassformer.parts.core.refused import request_error
 from glassformer.parts.core.words import Word, Words, as_words
 
@@ -250,6 +250,7 @@ class PartConfig(Value):
         for word in cls.words:
             if word.name in others:
                 raise ValueError(f"the short name {word.name!r} of {cls.__name__} is {others[word.name].__name__}'s")
+        keep_source(cls)
         if cls.kind:
             _CLASSES[:] = [*(known for known in _CLASSES if (known.axis, known.kind) != me), cls]
         WORDS.update({word.name: (word, cls) for word in cls.words})

@@ -3,6 +3,7 @@ that names the module as an entry point of the group `glassformer.parts`."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -59,13 +60,39 @@ def modules_of(classes: Iterable[type]) -> dict[str, str]:
     return found
 
 
-IMPORTED: dict[str, None] = {}
-"""Files that `import_files` imported in this process, in order."""
+SOURCES: dict[str, dict[str, str]] = {}
+"""Module outside this package -> `file` and `sha256` of its source, as it was when it defined a part."""
 
 
-def import_options() -> list[str]:
-    """Returns the words of a command that import the same files."""
-    return [word for file in IMPORTED for word in ("--import", file)]
+def keep_source(one: type) -> None:
+    """Keeps the hash of the file in which a class from outside this package is being defined."""
+    file = getattr(sys.modules.get(one.__module__), "__file__", None)
+    if is_outside(one) and file is not None and Path(file).is_file():
+        sha = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        SOURCES[one.__module__] = {"file": str(Path(file).resolve()), "sha256": sha}
+
+
+def sources_of(classes: Iterable[type]) -> dict[str, dict[str, str]]:
+    """Returns the sources of the modules outside this package that define the classes or their bases."""
+    modules = dict.fromkeys(base.__module__ for one in classes for base in one.__mro__)
+    return {name: SOURCES[name] for name in modules if name in SOURCES}
+
+
+def check_sources(hashes: Mapping[str, str], begun: str) -> None:
+    """Raises RequestError if a module that is imported here has another source than the one hashed. `begun` says what
+    began with that one."""
+    for name, sha in hashes.items():
+        if name in SOURCES and SOURCES[name]["sha256"] != sha:
+            raise RequestError(
+                f"the parts in {name}, from {SOURCES[name]['file']}, have changed since {begun}; name another folder",
+                code="changed", field="part", value=name,
+            )  # fmt: skip
+
+
+def import_options(classes: Iterable[type]) -> list[str]:
+    """Returns the words of a command that import the files of the classes from outside this package, but no script."""
+    files = [source["file"] for name, source in sources_of(classes).items() if name != "__main__"]
+    return [word for file in files for word in ("--import", file)]
 
 
 def import_files(paths: Iterable[str]) -> None:
@@ -77,14 +104,17 @@ def import_files(paths: Iterable[str]) -> None:
                 f"--import {shown(path) or 'lacks a file'}: give a .py file that exists",
                 code="missing", field="import", value=path, expected="a .py file",
             )  # fmt: skip
-        import_modules({file.stem: str(file.parent)})
-        found = getattr(sys.modules[file.stem], "__file__", None)
+        name, folder = file.stem, file.parent
+        while (folder / "__init__.py").is_file():  # of a package, under the name by which Python knows it
+            name, folder = f"{folder.name}.{name}", folder.parent
+        name = name.removesuffix(".__init__")
+        import_modules({name: str(folder)})
+        found = getattr(sys.modules[name], "__file__", None)
         if found is None or Path(found).resolve() != file:
             raise RequestError(
-                f"--import {path}: {file.stem} is the name of another module ({found}); rename the file",
+                f"--import {path}: {name} is the name of another module ({found}); rename the file",
                 code="conflict", field="import", value=path,
             )  # fmt: skip
-        IMPORTED[str(file)] = None
 
 
 def import_modules(modules: Mapping[str, str]) -> None:
