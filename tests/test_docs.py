@@ -13,7 +13,20 @@ import pytest
 import torch
 
 import glassformer as gf
-from experiments.docs import DOCS, ROOMS, Page, call, escaped, index, markdown_of, pages, public, written
+from experiments.docs import (
+    DOCS,
+    OWN_PARTS,
+    ROOMS,
+    Page,
+    call,
+    escaped,
+    index,
+    markdown_of,
+    pages,
+    public,
+    with_files,
+    written,
+)
 from experiments.docs.guides import PAGE, guides_page
 from experiments.docs.kinds import FOLDER, KINDS, picture
 from experiments.docs.parts import PartPage, index_of_parts, influence, part_pages, with_word, written_part
@@ -52,6 +65,13 @@ def test_the_page_is_there_and_fresh(page: Page):
     assert text.startswith(before) and text.endswith(after), "run `make docs`, or python -m experiments.docs NAME"
     measured = text[len(before) : -len(after)]
     assert re.search(r"\d", measured), "a figure without a number beside it"
+
+
+def test_the_page_of_own_parts_has_the_files_of_the_examples():
+    text = OWN_PARTS.read_text(encoding="utf-8")
+    files = {str(file.relative_to(DOCS.parent)) for file in (DOCS.parent / "examples" / "parts").glob("*.py")}
+    assert set(re.findall(r"<!-- (\S+\.py) -->", text)) == files
+    assert with_files(text) == text, "run python -m experiments.docs --words"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.room == "readings"], ids=lambda page: page.name)

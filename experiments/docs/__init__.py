@@ -36,6 +36,19 @@ HEADING = "## What trouble looks like"
 GENERATED = "<!-- `make docs` writes this page from docstrings, experiments/docs/pages.md and measurements. -->"
 
 
+OWN_PARTS = DOCS / "own-parts.md"
+"""Page with the files of examples/parts."""
+
+
+def with_files(text: str) -> str:
+    """Returns a page with the code of each file that it names in a comment, in the block below the comment."""
+
+    def block(match: re.Match[str]) -> str:
+        return f"{match[0].splitlines()[0]}\n```python\n{(DOCS.parent / match[1]).read_text(encoding='utf-8')}```\n"
+
+    return re.sub(r"<!-- (\S+\.py) -->\n(?:```python\n.*?```\n)?", block, text, flags=re.DOTALL)
+
+
 @dataclass
 class Page:
     """One heading of pages.md."""

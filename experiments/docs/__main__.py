@@ -9,7 +9,20 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from experiments.docs import DOCS, guides, index, measured_before, pages, parts, public, readings, statistics, written
+from experiments.docs import (
+    DOCS,
+    OWN_PARTS,
+    guides,
+    index,
+    measured_before,
+    pages,
+    parts,
+    public,
+    readings,
+    statistics,
+    with_files,
+    written,
+)
 
 LARGEST = 150_000
 DRAW = {"readings": readings.draw, "statistics": statistics.draw}
@@ -56,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         page.path.write_text(written(page, measured), encoding="utf-8")
         print(f"{page.path.relative_to(DOCS.parent)}  {size / 1000:.0f} kB", flush=True)
         too_large += [page.name] if size > LARGEST else []
+    OWN_PARTS.write_text(with_files(OWN_PARTS.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "under_glass.md").write_text(index(), encoding="utf-8")
     if too_large:
         print(f"figures of more than {LARGEST:,} bytes: {', '.join(too_large)}", file=sys.stderr)

@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from glassformer.parts.counted import Counting
 from glassformer.parts.mixer import Mixer, MixerConfig
 from glassformer.runs.arm import measure
 from glassformer.runs.events import silent
+from glassformer.text import Batch
 from tests.plugin import toy_parts, uncounted_parts  # noqa: F401  # its kinds become known
 from tests.refused import refused
 
@@ -423,13 +424,17 @@ def test_an_import_of_no_file_is_refused(path: str, tmp_path: Path, monkeypatch:
     assert main(["plan", "llama@1m", "--import", path]) == 2
 
 
-def test_the_attention_of_the_page_is_attention_at_temperature_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its code is that of docs/own-parts.md; doubled, the temperature doubles the scores."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    page = Path(__file__).parents[2] / "docs" / "own-parts.md"
-    file = tmp_path / "temperature.py"
-    file.write_text(page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], encoding="utf-8")
-    outside.import_files([str(file)])
+@pytest.fixture(scope="module")
+def own_parts() -> Iterator[None]:
+    """The parts of docs/own-parts.md, which tests/test_docs.py holds to their files."""
+    path = [*sys.path]
+    outside.import_files(map(str, sorted((Path(__file__).parents[2] / "examples" / "parts").glob("*.py"))))
+    yield
+    sys.path[:] = path
+
+
+def test_the_attention_of_the_page_is_attention_at_temperature_one(own_parts: None) -> None:
+    """Doubled, the temperature doubles the scores."""
     for model in ("llama@0.3m+gqa:1", "gpt2@0.3m", "llama@0.3m+window:4"):
         plain, mine = gf.preset(f"{model}+kernel=naive"), gf.preset(f"{model}+kernel=naive+temperature")
         assert mine.num_params() - plain.num_params() == sum(block.mixer.n_heads for block in plain.layers())  # type: ignore[attr-defined]
@@ -440,6 +445,72 @@ def test_the_attention_of_the_page_is_attention_at_temperature_one(tmp_path: Pat
         scores = [gf.capture(model, tokens, "layers.0.mixer.scores")["layers.0.mixer.scores"] for model in (a, b)]
         seen = scores[0].isfinite()
         torch.testing.assert_close(scores[1][seen], 2 * scores[0][seen])
+
+
+OF_THE_PAGE = [
+    ("gelu", "+snake", 0),
+    ("rmsnorm", "+maxnorm", 0),
+    ("mha", "+running_mean", -2 * 3 * 32 * 32),
+    ("mha", "+temperature", 2 * 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("instead", "change", "more"), OF_THE_PAGE, ids=lambda one: str(one))
+def test_counts_of_the_page_are_those_of_the_built_modules(instead: str, change: str, more: int, own_parts: None):
+    """Parameters by hand against a model of the package; FLOPs by torch's counter, which `flops` asks."""
+    plain, mine = gf.preset(f"{SMALL}+{instead}"), gf.preset(SMALL + change)
+    model = mine.build(seed=0)
+    assert sum(weight.numel() for weight in model.parameters()) == mine.num_params() == plain.num_params() + more
+    assert mine.flops(T) > 0
+
+
+def test_functions_of_the_page_are_their_formulas(own_parts: None) -> None:
+    model = gf.preset(f"{SMALL}+snake+maxnorm+running_mean").build(seed=0).eval()
+    mixer, norm, ffn = (model.get_submodule(f"layers.0.{name}") for name in ("mixer", "residual.mixer_norm", "ffn"))
+    x = torch.randn(2, 7, D, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(norm(x).abs().amax(-1), torch.ones(2, 7), atol=1e-4, rtol=0)
+    mean = x.cumsum(1) / torch.arange(1, 8)[:, None]
+    torch.testing.assert_close(mixer(x), mean @ mixer.output.weight.T)
+    h = x @ ffn.up.weight.T
+    torch.testing.assert_close(ffn(x), (h + (1 - torch.cos(2 * h)) / 2) @ ffn.down.weight.T)
+    text = gf.generate(model, torch.arange(5)[None], max_new_tokens=6, temperature=0.0)
+    for at in range(5, 11):
+        assert torch.equal(model(text[:, :at])[:, -1].argmax(-1), text[:, at])
+    packed = model(torch.tensor([[1, 2, 3, 4, 5]]), documents=torch.tensor([[0, 0, 1, 1, 1]]))
+    torch.testing.assert_close(packed[:, 2:], model(torch.tensor([[3, 4, 5]])))
+
+
+def test_optimizer_and_objective_of_the_page_by_hand(own_parts: None) -> None:
+    recipe = gf.Recipe(steps=1, optimizer="sign_descent", objective="smoothed:0.2")  # type: ignore[arg-type]
+    model = gf.preset(SMALL).build(seed=0)
+    batch = Batch(torch.arange(8)[None], torch.arange(1, 9)[None])
+    logs = model(batch.inputs).log_softmax(-1)
+    nll = -logs.gather(-1, batch.targets[..., None]).mean()
+    loss = recipe.objective.loss(model, batch)
+    torch.testing.assert_close(loss, 0.8 * nll - 0.2 * logs.mean())
+    torch.testing.assert_close(recipe.objective.loss(model, batch, "none").mean(), nll)  # held out
+    loss.backward()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    recipe.optimizer.create(model, 0.01, 0.3).step()
+    decay = 0.3 / 0.3  # its rate is 0.3 of AdamW's, so its decay is 1 / 0.3 of the recipe's
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None
+        kept = 1 - 0.01 * decay * (weight.dim() > 1 and "embed" not in name)
+        torch.testing.assert_close(weight.detach(), kept * before[name] - 0.01 * weight.grad.sign(), msg=name)
+
+
+@pytest.mark.slow
+def test_parts_of_the_page_are_trained_in_a_process_that_imports_them(
+    source: Path, tmp_path: Path, own_parts: None
+) -> None:
+    """The optimizer and the objective, which only the recipe names, too."""
+    models = [f"llama@1m+{TINY}+snake+maxnorm+temperature", f"llama@1m+{TINY}+running_mean"]
+    options: dict[str, Any] = {"optimizer": "sign_descent", "objective": "smoothed:0.2", "allow_unmatched": True}
+    found = gf.compare(models, source, out=tmp_path / "out", progress=False, **options, **PLAN)
+    assert [run.status for run in found.runs] == ["ok", "ok"], [run.error for run in found.runs]
+    kept = {name for run in found.runs for name in run.sources}
+    assert kept == {"snake", "max_norm", "temperature", "running_mean", "sign_descent", "smoothed"}
+    assert all(f"{name}.py" in found.results.command for name in kept)
 
 
 def test_a_parameter_that_nothing_fills_is_refused_before_training(source: Path, tmp_path: Path):

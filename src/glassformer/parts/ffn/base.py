@@ -110,10 +110,13 @@ class FFNConfig(PartConfig, axis="ffn"):
     """No output depends on later tokens."""
 
     @abstractmethod
-    def build(self, ctx: BuildContext) -> FFN: ...
+    def build(self, ctx: BuildContext) -> FFN:
+        """Returns the module: forward(x (b, s, d), pass_) -> (b, s, d), d = `ctx.d_model`, inside it `width(ctx)`
+        values for each token. Raises RequestError for widths that it cannot have."""
 
     @abstractmethod
-    def costs(self, ctx: BuildContext, shape: Shape) -> Cost: ...
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes for this shape."""
 
     @abstractmethod
     def width(self, ctx: BuildContext) -> int:

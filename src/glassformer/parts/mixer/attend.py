@@ -87,13 +87,22 @@ class SoftmaxAttention(Mixer):
         self.enter = owner.enter
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
-        """The call of the kernel; k_idx as `KVState.append` returns it."""
+        """Returns what the kernel computes: queries against keys, what each query sees, and what is added to a score.
+
+        q            (b, s, n, h), of the new tokens, after positions and norms
+        k, v         (b, t, g, h) and (b, t, g, hv), of all tokens that are kept; g divides n
+        k_idx        (t,) or (b, t), token of each key as `KVState.append` returns it; None: the keys are the s tokens
+        pass_        the forward pass, with positions and documents
+
+        Scores are scale q . k, without unit. A subclass that changes q, k or v returns `super().call(...)` of them, and
+        one that adds to scores overrides `score_bias`."""
         dropout = self.dropout if self.training else 0.0
         seen, bias = pass_.seen(self.visibility), self.score_bias(pass_)
         sinks = None if self.sinks is None else self.sinks.weight
         return AttentionCall(q, k, v, seen, bias, self.scale, dropout, pass_.index(k_idx), pass_.once, sinks=sinks)
 
     def score_bias(self, pass_: Pass) -> ScoreBias | None:
+        """Returns what changes the scores (b, n, s, t) before the softmax; None if nothing does."""
         return None if self.position is None else self.position.bias(pass_)
 
     def attend(self, call: AttentionCall) -> Tensor:

@@ -105,7 +105,13 @@ class Attention(SoftmaxAttention):
         self.own(d_model, bias, reparam)
 
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
-        """What a subclass has besides; called at the end of the constructor."""
+        """Adds the modules and parameters of a subclass. Called at the end of the constructor.
+
+        d_model      width of x
+        bias         True if linear maps have a bias
+        reparam      how linear maps hold their matrices, for `Linear(..., reparam=reparam)`; None: as they are
+
+        `init_weights` of the subclass fills the parameters, and `costs` of its config counts them."""
 
     def divide(self, owner: Owner) -> None:
         self.divide_heads(owner)
@@ -114,6 +120,8 @@ class Attention(SoftmaxAttention):
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
+        """Returns z W_O (b, s, d) of x (b, s, d). With a state, the s tokens follow those that it keeps, and it keeps
+        them too."""
         x = x if self.enter is None else self.enter(x)
         z = self.mixed(x, pass_ or Pass.of(x), state)
         if self.gate_proj is not None and self.gate is not None:

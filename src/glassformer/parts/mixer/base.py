@@ -84,7 +84,12 @@ class Mixer(nn.Module, ABC):
     the pass: processes may then share the tokens of a sequence. A subclass says so anew."""
 
     @abstractmethod
-    def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor: ...
+    def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
+        """Returns y (b, s, d) of x (b, s, d).
+
+        pass_        positions, documents and padding of the s tokens; None: `Pass.of(x)`, one document from its start
+        state        what `init_state` returned; None: the s tokens are the whole sequence. With it, they follow those
+                     that it keeps, and it keeps them too"""
 
     @abstractmethod
     def init_state(
@@ -162,7 +167,8 @@ class MixerConfig(PartConfig, axis="mixer"):
     """True if it reads another sequence beside its own, the pass's memory."""
 
     @abstractmethod
-    def build(self, ctx: BuildContext) -> Mixer: ...
+    def build(self, ctx: BuildContext) -> Mixer:
+        """Returns the module for a model of width `ctx.d_model`. Raises RequestError for widths that it cannot have."""
 
     def check_built(self, mixer: Mixer, ctx: BuildContext) -> None:
         """Raises RequestError unless the module that this config builds answers as the config does."""

@@ -49,10 +49,12 @@ class NormConfig(PartConfig, axis="norm"):
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Norm:
-        """Of vectors of `ctx.width` values, by default d_model; `ctx.sets` of them, each with weights of its own."""
+        """Returns the module: forward(x (..., d)) -> (..., d), d = `ctx.width` or `ctx.d_model`. With `ctx.sets`, it
+        takes x (..., sets, d) and has weights for each of them."""
 
     @abstractmethod
-    def costs(self, ctx: BuildContext, shape: Shape) -> Cost: ...
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Returns parameters and bytes for this shape; `norm_cost` counts those of common norms."""
 
 
 def norm_cost(ctx: BuildContext, shape: Shape, weights: int, statistics: int) -> Cost:

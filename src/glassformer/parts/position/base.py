@@ -31,10 +31,11 @@ class AttentionPosition(nn.Module):
         return False
 
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """q (b, s, n, h), k (b, s, g, h), of the new tokens."""
+        """Returns q (b, s, n, h) and k (b, s, g, h) of the new tokens at their positions, `pass_.ids`."""
         return q, k
 
     def bias(self, pass_: Pass) -> ScoreBias | None:
+        """Returns what changes the scores (b, n, s, t) before the softmax; None if nothing does."""
         return None
 
     def take_share(self, owner: Owner) -> None:

@@ -149,7 +149,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         return []
 
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
-        """Mean nats over the targets of the batch; `reduction="none"` gives (b, s) losses."""
+        """Returns the mean loss in nats over the targets of the batch, a scalar. `batch.inputs` and `batch.targets` are
+        (b, s) ids; targets of -100 do not count. `reduction="none"`, of held-out text, gives (b, s) losses."""
         return model.loss(batch.inputs, batch.targets, reduction=reduction, **batch.beside)
 
 

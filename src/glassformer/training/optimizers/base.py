@@ -69,7 +69,8 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
         return False
 
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
-        """The optimizer over these parameter groups of the model."""
+        """Returns the optimizer over these parameter groups of the model. Each group is a dict with `params`, `lr` (the
+        learning rate at its peak; the schedule changes it in place before every step), `weight_decay` and `scale`."""
         raise NotImplementedError(f"{type(self).__name__} creates no optimizer")
 
 

@@ -1,28 +1,27 @@
-"""A part of your own, in a file of its own: importing it makes its short name known, as in llama@1m+sine."""
+"""A feed-forward network with the snake activation of Ziyin et al. 2020, 2006.08195, a = 1: h + sin(h)^2."""
 
 import torch
 
 from glassformer.parts.own import FFN, FFNConfig, Linear, linear_cost
 
 
-class Sine(FFN):
-    """y = sin(x W_up) W_down; x, y (b, s, d)."""
-
+class Snake(FFN):
     def __init__(self, d_model, hidden):
         super().__init__()
         self.up = Linear(d_model, hidden)
         self.down = Linear(hidden, d_model, role="output")
 
-    def forward(self, x, pass_=None):
-        return self.down(torch.sin(self.up(x)))
+    def forward(self, x, pass_=None):  # x, y (b, s, d)
+        h = self.up(x)
+        return self.down(h + torch.sin(h) ** 2)
 
 
-class SineConfig(FFNConfig, kind="sine", words="sine"):
+class SnakeConfig(FFNConfig, kind="snake", words="snake"):
     def width(self, ctx):
         return self.hidden or 4 * ctx.d_model
 
     def build(self, ctx):
-        return Sine(ctx.d_model, self.width(ctx))
+        return Snake(ctx.d_model, self.width(ctx))
 
     def costs(self, ctx, shape):
         d, f = ctx.d_model, self.width(ctx)
