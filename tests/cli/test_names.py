@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from glassformer.architectures import PRESETS
 from glassformer.cli import main, waiting
@@ -19,9 +20,12 @@ from glassformer.cli.program import GROUPS, VERBS
 from glassformer.names import known
 from glassformer.naming.catalogue import PresetCatalogue
 from glassformer.naming.changes import OF_MODEL, words
+from glassformer.parts.core.outside import is_outside
 from glassformer.text.corpora import ALIASES, EMBEDDED
 from glassformer.text.tasks import TASKS
+from glassformer.training.optimizers import OptimizerConfig
 
+RUN = ["gpt2@1m", "--data", "python-docs", "--minutes", "1", "--out", "x"]
 WITHOUT_TORCH = """
 import sys
 import time
@@ -91,6 +95,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["embed", "whole", "--file", "nothere.txt"], "nothere.txt"),
         (["generate", "whole", "--prompt-file", "nothere.txt"], "nothere.txt"),
         (["generate", "whole", "--prompts", "nothere.jsonl"], "nothere.jsonl"),
+        (["train", *RUN, "--optimizer", "adamv"], "did you mean 'adamw'"),
+        (["train", *RUN, "--tokenizer", "bbe:300"], "did you mean 'bpe'"),
+        (["train", *RUN, "--device", "cdua:0"], "did you mean 'cuda'"),
         (["generate", "whole", "Hi", "--temperature", "-1"], "temperature=-1.0"),
         (["chat", "whole", "--top-p", "0"], "top_p=0.0"),
         (["generate", "whole", "Hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
@@ -114,6 +121,9 @@ def test_known_names_are_those_that_are_declared() -> None:
     assert sorted(known.SHORT_NAMES) == sorted(declared)
     assert (*EMBEDDED, *ALIASES) == known.CORPORA
     assert tuple(TASKS) == known.TASKS
+    ours = {kind for kind, one in OptimizerConfig.choices().items() if not is_outside(one)}
+    assert sorted(ours) == list(known.OPTIMIZERS)
+    assert [torch.device(kind).type for kind in known.DEVICES[1:]] == list(known.DEVICES[1:])
 
 
 def test_every_short_name_of_the_package_is_known() -> None:

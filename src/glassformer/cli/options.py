@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,14 @@ from cyclopts import Parameter
 
 from glassformer import units
 from glassformer.errors import RequestError, shown
-from glassformer.names.checks import check_data, check_guide, check_model, check_path
+from glassformer.names.checks import (
+    check_data,
+    check_device,
+    check_model,
+    check_optimizer,
+    check_path,
+    check_tokenizer,
+)
 from glassformer.names.places import kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, OwnTemperature, Rank, Temperature
 
@@ -57,12 +64,14 @@ class FileName:
 
 
 @dataclass(frozen=True)
-class GuideName:
-    """Mark of an option that names a guide."""
+class ChoiceName:
+    """Mark of an option whose value `refuse` refuses if nothing is named so."""
+
+    refuse: Callable[[str], None]
 
     def check(self, value: str, field: str) -> None:
-        """Raises RequestError if the guide is not known."""
-        check_guide(value)
+        """Raises RequestError for a value that names nothing."""
+        self.refuse(value)
 
 
 ToRead = Annotated[str, FileName()]
@@ -134,12 +143,13 @@ def pairs(given: list[str] | None, field: str) -> dict[str, str]:
 Count = Annotated[int, Parameter(converter=count)]
 Optimizer = Annotated[
     str,
+    ChoiceName(check_optimizer),
     Parameter(
         help="Optimizer: adamw, muon, lion, adafactor or sgd. +recipe.optimizer.FIELD=VALUE after a model's expression "
         "sets its fields."
     ),
 ]
-Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
+Device = Annotated[str, ChoiceName(check_device), Parameter(help="auto, cpu, cuda, mps.")]
 Threads = Annotated[
     int | None, Parameter(help="CPU threads; by default one per core, fewer while other processes are busy.")
 ]
@@ -152,7 +162,7 @@ class TrainingOptions:
     learning_rate: Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])] = None
     """Peak learning rate; by default chosen from the size of the model and the optimizer."""
     optimizer: Optimizer = "adamw"
-    tokenizer: str = "auto"
+    tokenizer: Annotated[str, ChoiceName(check_tokenizer)] = "auto"
     """Tokenizer: byte, char, bpe:SIZE (trained on --data), or the path of a tokenizer.json; auto chooses by the size of
     the text."""
     batch_size: int | None = None

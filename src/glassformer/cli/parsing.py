@@ -10,12 +10,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import App, MissingArgumentError, UnusedCliTokensError
 
-from glassformer.cli.options import FileName, GuideName, ModelName, TextName
+from glassformer.cli.options import ChoiceName, FileName, ModelName, TextName
 from glassformer.errors import RequestError, shown
 from glassformer.names.grammar import RECIPE
 from glassformer.options import Bounds
 
-Mark = FileName | GuideName | ModelName | TextName | Bounds
+Mark = ChoiceName | FileName | ModelName | TextName | Bounds
 LENGTH = "a length (--minutes 1, or --tokens, --steps, --flops)"
 
 

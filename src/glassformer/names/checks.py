@@ -8,7 +8,19 @@ from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.names import grammar, places
-from glassformer.names.known import CORPORA, DATA_PREFIXES, FAMILIES, GUIDES, PACKAGED, PRESETS, SHORT_NAMES, TASKS
+from glassformer.names.known import (
+    CORPORA,
+    DATA_PREFIXES,
+    DEVICES,
+    FAMILIES,
+    GUIDES,
+    OPTIMIZERS,
+    PACKAGED,
+    PRESETS,
+    SHORT_NAMES,
+    TASKS,
+    TOKENIZERS,
+)
 from glassformer.names.sizes import is_size, shape
 
 PARTS = "glassformer.parts"
@@ -57,9 +69,50 @@ def check_files(name: str, weights: bool, text: bool) -> None:
 def check_change(change: str) -> None:
     """Raises RequestError for a short name that no part has. Parts from outside may add some."""
     name = change.partition(":")[0]
-    if "=" in change or name in SHORT_NAMES or PARTS in sys.modules or entry_points(group=PARTS):
+    if "=" in change or name in SHORT_NAMES or _knows_others():
         return
     raise places.unknown_change(name, SHORT_NAMES)
+
+
+def _knows_others() -> bool:
+    """Returns True if there may be parts from outside the package."""
+    return PARTS in sys.modules or bool(entry_points(group=PARTS))
+
+
+def check_optimizer(name: str) -> None:
+    """Raises RequestError for an optimizer that no part has. Parts from outside may add some."""
+    if name not in OPTIMIZERS and not _knows_others():
+        raise _unknown("optimizer", name, OPTIMIZERS)
+
+
+def check_device(name: str) -> None:
+    """Raises RequestError for a device of no known type."""
+    if (kind := name.partition(":")[0]) not in DEVICES:
+        raise _unknown("device", name, DEVICES, kind)
+
+
+def check_tokenizer(name: str) -> None:
+    """Raises RequestError for a tokenizer that is neither a name nor an existing path."""
+    kind, colon, _ = name.partition(":")
+    if not (kind in TOKENIZERS and (not colon or kind == "bpe")) and places.existing(name) is None:
+        raise unknown_tokenizer(name)
+
+
+def unknown_tokenizer(name: str) -> RequestError:
+    """Returns the refusal of a tokenizer that is neither a name nor an existing path."""
+    hint = did_you_mean(name.partition(":")[0], TOKENIZERS)
+    return RequestError(
+        f"tokenizer {shown(repr(name))} is not auto, byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}",
+        code="unknown", field="tokenizer", value=name,
+    )  # fmt: skip
+
+
+def _unknown(field: str, value: str, known: tuple[str, ...], word: str = "") -> RequestError:
+    hint = did_you_mean(word or value, known) or f"; known: {', '.join(known)}"
+    return RequestError(
+        f"{field}={shown(repr(value))} is unknown{hint}",
+        code="unknown", field=field, value=value, expected=", ".join(known),
+    )  # fmt: skip
 
 
 def names_a_model(piece: str) -> bool:

@@ -72,6 +72,12 @@ GUIDES = {
     "core": "Transformer core",
 }
 """Guides whose items `glassformer guides` lists -> their titles."""
+OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "sgd")
+"""Kinds of the package's optimizers."""
+TOKENIZERS = ("auto", "byte", "char", "bpe")
+"""Names for --tokenizer; a size may follow bpe."""
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "xla", "mtia", "meta")
+"""Types of devices that torch or this program knows."""
 
 HUB_OWNERS = {
     "gpt2": "openai-community",

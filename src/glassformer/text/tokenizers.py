@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError
 from glassformer.files import atomic_folder, cache_folder
+from glassformer.names.checks import unknown_tokenizer
 from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Document
 from glassformer.text.plain import ByteTokenizer, CharTokenizer, IdTokenizer, equivalent, from_fields
@@ -116,11 +117,7 @@ def parse_spec(spec: str) -> tuple[str, int | None]:
         return "bpe", bpe_size(int(size))
     if Path(spec).expanduser().exists():
         return "path", None
-    hint = did_you_mean(kind, ("byte", "char", "bpe", "auto"))
-    raise RequestError(
-        f"tokenizer {spec!r} is not byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}",
-        code="unknown", field="tokenizer", value=spec,
-    )  # fmt: skip
+    raise unknown_tokenizer(spec)
 
 
 def make_tokenizer(

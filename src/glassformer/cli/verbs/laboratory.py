@@ -14,13 +14,13 @@ from glassformer.cli import waiting
 from glassformer.cli.options import (
     HERE,
     TRAINED,
+    ChoiceName,
     Count,
     Data,
     Executed,
     Expression,
     Field,
     Flag,
-    GuideName,
     Json,
     Named,
     ToRead,
@@ -31,6 +31,7 @@ from glassformer.cli.options import (
     pairs,
     watch_interval,
 )
+from glassformer.names.checks import check_guide
 
 
 def ablate(
@@ -289,7 +290,7 @@ def claims(
     )  # fmt: skip
 
 
-def guides(guide: Annotated[str | None, GuideName()] = None, /, *, json: Json = False) -> None:
+def guides(guide: Annotated[str | None, ChoiceName(check_guide)] = None, /, *, json: Json = False) -> None:
     """List the items of five guides to the transformer, each with the command that shows it, and corrections of their
     figures.
 
