@@ -105,7 +105,6 @@ def carry_out(
     here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
     for config in asked.configs.values():
         refuse_untrained(config, here.device)
-    command = command or command_of(begun_as, folder)
     modules_of(asked.parts)  # refuses a part that the arm's process cannot import
     budget = asked.budget
     check_comparison(folder, list(asked.configs), budget)
@@ -168,7 +167,7 @@ def carry_out(
         version=VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         status="",
-        command=command,
+        command=command or command_of(begun_as, folder),
         again=again(begun_as, folder) if isinstance(begun_as, Design) and asked.power is None else {},
         data=Data(text.describe()),
         budget=budget.changed(spent=spent, learning_rates=rates, notes=notes),
