@@ -13,7 +13,7 @@ from glassformer.config import ModelConfig
 from glassformer.files import replace_text
 from glassformer.parts.core.base import part_classes, to_plain
 from glassformer.parts.core.outside import modules_of, sources_of
-from glassformer.runs.results import Key, RunResult, Source
+from glassformer.runs.results import Key, PartSource, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Recipe
 
@@ -73,7 +73,7 @@ class RunRequest:
         return modules_of([*part_classes(self.config), *part_classes(self.recipe)])
 
     @property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, PartSource]:
         """Sources of the parts from outside the package, by module."""
         return sources(self.config, self.recipe)
 
@@ -119,10 +119,10 @@ class RunRequest:
         replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
 
 
-def sources(config: ModelConfig, recipe: Recipe) -> dict[str, Source]:
+def sources(config: ModelConfig, recipe: Recipe) -> dict[str, PartSource]:
     """Returns the sources of a model's and a recipe's parts from outside the package, by module."""
     found = sources_of([*part_classes(config), *part_classes(recipe)])
-    return {name: Source(**source) for name, source in found.items()}
+    return {name: PartSource(**source) for name, source in found.items()}
 
 
 def place_of(folder: Path, name: str, seed: int) -> Path:

@@ -233,7 +233,7 @@ class Dynamics(Entry):
     events_left_out: Count = 0
 
 
-class Source(Entry):
+class PartSource(Entry):
     """File of a module with parts from outside the package, and its hash when it was imported."""
 
     file: str
@@ -265,7 +265,7 @@ class RunResult(Entry):
     """Whether only the loss of the trained model was measured, as of a trial."""
     pretrained: str | None = None
     """Fingerprint of the weights that it began with; None where they were drawn."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, PartSource] = {}
     """Modules of parts from outside the package."""
     status: Status = "ok"
     error: str | None = None
