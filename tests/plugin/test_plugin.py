@@ -353,7 +353,7 @@ def test_results_keep_source_and_command_of_an_imported_part(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comparison from the command line trains the part in its subprocess; the hash is that of hashlib. The command of
-    one that Python began, on ids in memory, adds a seed to it; with another source of the part, nothing is added."""
+    one that Python started, on ids in memory, adds a seed to it; with another source of the part, nothing is added."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     file = own_norm("louder", tmp_path)
@@ -381,9 +381,7 @@ def test_results_keep_source_and_command_of_an_imported_part(
         gf.compare(models, list(range(50)) * 40, seeds=3, **options)
 
 
-def test_a_run_goes_on_with_the_source_it_began_with(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_resumed_with_its_source_only(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     outside.import_files([str(own_norm("quieter", tmp_path, 0.5))])
     plan: dict[str, Any] = {"steps": 2, "batch_size": 2, "context": 16, "threads": 1}
@@ -400,7 +398,7 @@ def test_a_run_goes_on_with_the_source_it_began_with(
 
 def test_a_process_with_another_source_trains_nothing() -> None:
     """A file that is edited while runs are trained."""
-    outside.check_sources({module: source["sha256"] for module, source in outside.SOURCES.items()}, "it began")
+    outside.check_sources({module: source["sha256"] for module, source in outside.SOURCES.items()}, "the start")
     with refused(code="changed", field="part"):
         measure(Path(), {"sources": {toy_parts.__name__: "0" * 64}}, silent)
 

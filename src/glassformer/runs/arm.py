@@ -126,7 +126,7 @@ def train_one(folder: Path, say: Notify = say, callbacks: Sequence[Callback] = (
 def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Sequence[Callback] = ()) -> RunResult:
     """Trains the run, from its latest checkpoint where it has one, and takes every measure of it."""
     import_modules(request.get("imports", {}))
-    check_sources(request.get("sources", {}), "the experiment began")
+    check_sources(request.get("sources", {}), "the start of the experiment")
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])
     before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)

@@ -112,7 +112,7 @@ def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
 def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:
     """Refuses to go on with another model, recipe, source of a part or first weights than the run began with."""
     check_origin(folder, pretrained)
-    check_sources(_hashes(folder), f"the run in {folder} began")
+    check_sources(_hashes(folder), f"the start of the run in {folder}")
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))
         raise RequestError(
@@ -128,7 +128,7 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Returns {module: SHA-256} of the parts that a run began with, but not of a script, which does more than define
+    """Returns {module: SHA-256} of the parts of a run, but not of a script, which does more than define
     them. Raises RequestError for a damaged file."""
     held = read_tree(folder / SOURCES) if (folder / SOURCES).is_file() else {}
     try:

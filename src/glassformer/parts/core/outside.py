@@ -78,13 +78,13 @@ def sources_of(classes: Iterable[type]) -> dict[str, dict[str, str]]:
     return {name: SOURCES[name] for name in modules if name in SOURCES}
 
 
-def check_sources(hashes: Mapping[str, str], begun: str) -> None:
-    """Raises RequestError if a module that is imported here has another source than the one hashed. `begun` says what
-    began with that one."""
+def check_sources(hashes: Mapping[str, str], start: str) -> None:
+    """Raises RequestError if a module that is imported here has another source than the one hashed. `start` is the
+    event at which it was."""
     for name, sha in hashes.items():
         if name in SOURCES and SOURCES[name]["sha256"] != sha:
             raise RequestError(
-                f"the parts in {name}, from {SOURCES[name]['file']}, have changed since {begun}; name another folder",
+                f"the parts in {name}, from {SOURCES[name]['file']}, have changed since {start}; name another folder",
                 code="changed", field="part", value=name,
             )  # fmt: skip
 
@@ -105,7 +105,7 @@ def import_files(paths: Iterable[str]) -> None:
                 code="missing", field="import", value=path, expected="a .py file",
             )  # fmt: skip
         name, folder = file.stem, file.parent
-        while (folder / "__init__.py").is_file():  # of a package, under the name by which Python knows it
+        while (folder / "__init__.py").is_file():  # of a package: under its name in Python
             name, folder = f"{folder.name}.{name}", folder.parent
         name = name.removesuffix(".__init__")
         import_modules({name: str(folder)})

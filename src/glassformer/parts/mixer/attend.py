@@ -91,7 +91,7 @@ class SoftmaxAttention(Mixer):
 
         q            (b, s, n, h), of the new tokens, after positions and norms
         k, v         (b, t, g, h) and (b, t, g, hv), of all tokens that are kept; g divides n
-        k_idx        (t,) or (b, t), token of each key, as `KVState.append` returns it; None: the last t tokens
+        k_idx        (t,) or (b, t), token of each key, as `KVState.append` returns it; if None, of the last t
         pass_        the forward pass, with positions and documents
 
         Scores are scale q . k, without unit. A subclass that changes q, k or v returns `super().call(...)` of them, and

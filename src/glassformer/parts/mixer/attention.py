@@ -109,7 +109,7 @@ class Attention(SoftmaxAttention):
 
         d_model      width of x
         bias         True if linear maps have a bias
-        reparam      how linear maps hold their matrices, for `Linear(..., reparam=reparam)`; None: as they are
+        reparam      how linear maps hold their matrices, for `Linear(..., reparam=reparam)`; if None, as they are
 
         `init_weights` of the subclass fills the parameters, and `costs` of its config counts them."""
 

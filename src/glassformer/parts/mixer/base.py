@@ -87,8 +87,8 @@ class Mixer(nn.Module, ABC):
     def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
         """Returns y (b, s, d) of x (b, s, d).
 
-        pass_        positions, documents and padding of the s tokens; None: `Pass.of(x)`, one document from its start
-        state        what `init_state` returned; None: the s tokens are the whole sequence. With it, they follow those
+        pass_        positions, documents and padding of the s tokens; if None, `Pass.of(x)`, one document
+        state        from `init_state`; if None, the s tokens are the whole sequence. With it, they follow those
                      that it keeps, and it keeps them too"""
 
     @abstractmethod
