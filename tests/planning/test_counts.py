@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import re
+from pathlib import Path
 
 import pytest
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.planning.counts import Counts
+from glassformer.planning.counts import BETWEEN, Counts
 
 STEPS = {ast.Add: operator.add, ast.Mult: operator.mul}
 
@@ -94,3 +96,52 @@ def test_inspect_shows_the_table_of_components_and_then_the_tree(capsys: pytest.
     assert main(["inspect", "llama@1m"]) == 0
     shown = capsys.readouterr().out
     assert 0 < shown.index("L * (3 * f * d)") < shown.index("vocab_size:")
+
+
+@pytest.mark.parametrize("name", [*gf.presets(), "gpt2@1m", "llama@1m+mamba", "bloom@1m", "llama@1m+moe:4:2"])
+def test_a_layer_by_matrix_is_the_module_and_its_flops_are_those_of_the_cost(name: str):
+    config = gf.preset(name)
+    model, layers = config.outline(), Counts(config).layers(64)
+    of = {False: model.layers, True: () if model.encoder is None else model.encoder.layers}
+    modules = [one for tower in of.values() for one in tower]
+    assert sum(one.times for one in layers) == len(modules)
+    for layer in layers:
+        tower = of[layer.name.startswith("encoder ")]
+        block = tower[int(re.split("[-,]", layer.name.removeprefix("encoder "))[0])]
+        assert layer.parameters == sum(p.numel() for p in block.parameters())
+        assert all(value(row.numbers) == row.parameters for row in layer.rows if row.parameters)
+        assert all(row.flops >= 0 for row in layer.rows), layer
+        assert {row.name for row in layer.rows if row.flops == 0 and "norm" not in row.name} <= WITHOUT_PRODUCT
+
+
+WITHOUT_PRODUCT = {
+    "mixer.sinks", "mixer.A_log", "mixer.D", "mixer.conv1d", "mixer.dt_bias", "mixer.global_maps.qkv",
+    "mixer.position.table",
+}  # fmt: skip
+"""Weights of recurrences and lookups, and the maps of global tokens, of which this pass has none."""
+
+
+def test_the_table_of_a_layer_of_qwen3_8b():
+    """By hand from the published shapes: d 4096, 32 heads and 8 KV heads of 128, f 12288, context 1."""
+    (layer,) = Counts(gf.preset("qwen3-8b")).layers(1)
+    d, f, kv = 4096, 12_288, 1024
+    hand = {
+        "mixer.q": d * d, "mixer.k": kv * d, "mixer.v": kv * d, "mixer.out": d * d,
+        "ffn.gate": f * d, "ffn.up": f * d, "ffn.down": d * f,
+        "mixer_norm": d, "ffn_norm": d, "mixer.qk_norm.q_norm": 128, "mixer.qk_norm.k_norm": 128, BETWEEN: 0,
+    }  # fmt: skip
+    assert {row.name: row.parameters for row in layer.rows} == hand and layer.times == 36
+    shares = [round(100 * row.share, 1) for row in layer.rows if row.parameters > 128 * 128]
+    assert shares == [8.7, 2.2, 2.2, 8.7, 26.1, 26.1, 26.1]
+    flops = {row.name: row.flops for row in layer.rows}
+    assert flops["mixer.q"] == 33_554_432, "16.8M multiply-adds"
+    assert flops[BETWEEN] == 4 * d, "a query against one key, and its value"
+
+
+def test_explain_shows_a_layer_in_text_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "llama@1m", "--explain", "--out", str(tmp_path / "plan.html")]) == 0
+    told, page = capsys.readouterr().out, (tmp_path / "plan.html").read_text()
+    assert all(f"ffn.{name}" in told and f"ffn.{name}" in page for name in ("gate", "up", "down"))
+    assert main(["plan", "llama@1m", "--json"]) == 0
+    (layer,) = json.loads(capsys.readouterr().out)[0]["layers"]
+    assert sum(row["parameters"] for row in layer["rows"]) == layer["parameters"] and layer["times"] == 4

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rich.table import Table
 
 from glassformer.config import ModelConfig
 from glassformer.figures.terminal import unruled
-from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.shard import Cut, Shard, shards_of
+from glassformer.parts.linear import Matrix
 
 COMPONENTS = (
     "embedding", "positions", "mixer", "ffn", "experts", "shared experts", "router", "norms", "wiring", "head",
@@ -37,6 +40,8 @@ class Weight:
     values: int
     dims: tuple[tuple[str, int], ...]
     """(symbol, number); a symbol that nobody has is the number."""
+    first: int = 0
+    """First row of the map in its parameter."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,44 @@ class Component:
     symbols: str
     numbers: str
     """Read as arithmetic it is `parameters`."""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One matrix of a layer with its bias, one norm, or the work between tokens, which has no parameters."""
+
+    name: str
+    """Name of the site that the matrix makes, such as "mixer.q", or of its module; or `BETWEEN`."""
+    parameters: int
+    share: float
+    """Share of the layer's parameters."""
+    flops: float
+    """FLOPs of a token in a forward pass: 2 for each weight in a product that the token meets."""
+    symbols: str
+    numbers: str
+    """Read as arithmetic it is `parameters`."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, and the number of those that equal it; its rows add up to its parameters and its FLOPs."""
+
+    name: str
+    """Indices of the equal layers, such as "0-35", after `ENCODER` for those of an encoder."""
+    times: int
+    rows: tuple[LayerRow, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def flops(self) -> float:
+        return sum(row.flops for row in self.rows)
+
+
+BETWEEN = "mixer, between tokens"
+"""Row of the FLOPs that belong to no matrix: queries against keys and patterns against values, or a recurrence."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +153,15 @@ class Counts:
             tower, own = _tower(name)
             at = int(own.split(".")[1]) if own.startswith("layers.") else None
             shape = tuple(values.shape)
+            first = 0
             for cut in cuts[name]:
                 rows = cut.rows or shape[0] if shape else 1
                 of_map = (rows, *shape[1:])
                 component = _component(own, cut.cut)
                 dims = self._dims(component, cut, of_map, (tower, at))
                 dims = tuple((one_of(symbol, number), number) for symbol, number in dims)
-                found.append(Weight(name, at, tower, component, cut.cut, math.prod(of_map), dims))
+                found.append(Weight(name, at, tower, component, cut.cut, math.prod(of_map), dims, first))
+                first += rows
         return tuple(found)
 
     @cached_property
@@ -180,6 +225,59 @@ class Counts:
                     rows.append(Component(tower + name, values, values / total, symbols, numbers))
         return tuple(rows)
 
+    def layers(self, context: int) -> tuple[Layer, ...]:
+        """Returns each kind of layer, matrix by matrix, with the FLOPs of a token of a sequence of `context` tokens."""
+        model = self.config.outline()
+        cost = self.config.costs(Shape(s=context, t=context, phase="prefill"))
+        towers: list[tuple[str, Any, Cost]] = [] if model.encoder is None else [
+            (ENCODER, model.encoder, cost["encoder"])
+        ]  # fmt: skip
+        towers.append(("", model, cost))
+        return tuple(
+            Layer(tower + names, n, self._rows(tower, int(re.split("[-,]", names)[0]), owner, one, context))
+            for tower, owner, own in towers
+            for names, n, one in own["layers"].grouped()
+        )
+
+    def _rows(self, tower: str, at: int, owner: Any, cost: Cost, context: int) -> tuple[LayerRow, ...]:
+        """Returns the rows of a layer of a tower, in the order of its parameters."""
+        parts = {"mixer": owner.layers[at].mixer, "ffn": owner.layers[at].ffn}
+        parts = {branch: part for branch, part in parts.items() if part is not None}
+        called: dict[tuple[int, int], tuple[str, Matrix]] = {
+            (id(matrix.parameter), matrix.first): (f"{branch}.{name}", matrix)
+            for branch, part in parts.items()
+            for name, matrix in part.matrices().items()
+        }
+        prefix = f"layers.{at}."
+        ids = {name: id(values) for name, values in owner.layers[at].named_parameters()}
+        found: dict[str, list[Weight]] = {}
+        products: dict[str, int] = {}
+        for weight in self.weights:
+            if (weight.tower, weight.layer) != (tower, at):
+                continue
+            own = weight.name.removeprefix(tower.strip() + "." if tower else "").removeprefix(prefix)
+            of = own.removesuffix("bias") + "weight" if own.endswith(".bias") else own
+            name, matrix = called.get((ids.get(of, 0), weight.first), (of.removesuffix(".weight"), None))
+            found.setdefault(name.removeprefix("residual."), []).append(weight)
+            if of == own and matrix is not None and matrix.linear is not None:
+                products[name] = weight.values
+        values = {name: sum(weight.values for weight in some) for name, some in found.items()}
+        experts = sum(one.values for some in found.values() for one in some if one.component == "experts")
+        idle = cost.parameters - cost.active_parameters
+        flops = dict.fromkeys(found, 0.0)
+        for name, n in products.items():
+            met = 1 - idle / experts if found[name][0].component == "experts" else 1.0
+            flops[name] = 2 * n * met
+        total = sum(values.values())
+        rows = [
+            LayerRow(name, values[name], values[name] / total, flops[name],
+                     *_formula([weight.dims for weight in some], 1, "L"))
+            for name, some in found.items()
+        ]  # fmt: skip
+        left = cost.flops / context - sum(flops.values())
+        after = 1 + max((i for i, row in enumerate(rows) if row.name.startswith("mixer.")), default=-1)
+        return (*rows[:after], LayerRow(BETWEEN, 0, 0.0, left, "", ""), *rows[after:])
+
     def flops(self, context: int) -> Flops:
         """Of a token of a sequence of `context` tokens in training."""
         config = self.config
@@ -240,6 +338,20 @@ def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int, letter: str)
         return " + ".join([*sums, *([summed(outside, side)] if outside else [])])
 
     return whole(0), whole(1)
+
+
+def layer_table(layer: Layer) -> Table:
+    """Returns a table of a layer by matrix: parameters, share of the layer, FLOPs of a token, formula."""
+    which = f"one layer ({layer.name})" if layer.times == 1 else f"one of {layer.times} layers ({layer.name})"
+    table = unruled()
+    for head in (which, "parameters", "share", "FLOPs", "formula"):
+        table.add_column(head, justify="left" if head in (which, "formula") else "right", overflow="fold")
+    for row in layer.rows:
+        has = (f"{row.parameters:,}", f"{row.share:.1%}") if row.parameters else ("", "")
+        formula = f"{row.symbols} = {row.numbers}" if row.symbols != row.numbers else row.numbers
+        table.add_row(row.name, *has, f"{row.flops:,.0f}", formula)
+    table.add_row("all", f"{layer.parameters:,}", "100.0%", f"{layer.flops:,.0f}", "FLOPs: forward, one token")
+    return table
 
 
 def component_table(rows: Iterable[Component], title: str = "") -> Table:

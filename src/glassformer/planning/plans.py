@@ -17,7 +17,7 @@ from glassformer.figures import seconds
 from glassformer.figures.terminal import dim, size, unruled
 from glassformer.parallel.layout import Layout, tensor_parallel
 from glassformer.parts.core.cost import Shape
-from glassformer.planning.counts import Component, Counts, Flops, component_table
+from glassformer.planning.counts import Component, Counts, Flops, Layer, component_table, layer_table
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import NODE, Cluster, money, span
 from glassformer.planning.planned import PrintedPlan, columns, page_of
@@ -138,6 +138,11 @@ class Plan(PrintedPlan):
         return self.counts.components
 
     @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Each kind of layer by matrix: parameters, share of the layer, and FLOPs of a token at this context."""
+        return self.counts.layers(self.context)
+
+    @cached_property
     def training_flops(self) -> Flops:
         """FLOPs of a token in training at this context, by what they are spent on."""
         return self.counts.flops(self.context)
@@ -194,6 +199,7 @@ class Plan(PrintedPlan):
             **{name: getattr(self, name) for name in derived},
             "symbols": self.counts.symbols,
             "components": [asdict(one) for one in self.components],
+            "layers": [{**asdict(one), "parameters": one.parameters, "flops": one.flops} for one in self.layers],
             **self._on_machines(),
             **({} if self.decoding is None else {"decoding": self.decoding.to_dict()}),
             "training_flops": {name: getattr(flops, name) for name in spent},
@@ -244,8 +250,11 @@ class Plan(PrintedPlan):
                 yield from one.explained()
 
     def explained(self) -> Iterator[str | RenderableType]:
-        """Yields every figure with its formula: parameters by component, training FLOPs by what they are spent on."""
+        """Yields every figure with its formula: parameters by component, one layer of each kind by matrix, training
+        FLOPs by what they are spent on."""
         yield component_table(self.components, self.name)
+        for layer in self.layers:
+            yield layer_table(layer)
         yield dim(", ".join(f"{letter} = {n:,}" for letter, n in self.counts.symbols.items()))
         flops = self.training_flops
         unmet = (

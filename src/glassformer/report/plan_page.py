@@ -29,12 +29,19 @@ RANKS_DRAWN = 192
 def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
     """The page as text."""
     title = " and ".join(one["name"] for one in plans) if len(plans) < 3 else f"{len(plans)} models planned"
-    keys = {"components": "Parameters", "memory": "Memory", "time": "Time", "layout": "Layout", "decoding": "Decoding"}
+    keys = {
+        "components": "Parameters",
+        "layers": "One layer",
+        "memory": "Memory",
+        "time": "Time",
+        "layout": "Layout",
+        "decoding": "Decoding",
+    }
     made: dict[str, list[Markup]] = {key: [] for key in keys}
     for one in plans:
         several = one["name"] if len(plans) > 1 else ""
         for key, part in (
-            ("components", _components(one)), ("memory", _memory(one)), ("time", _time(one)),
+            ("components", _components(one)), ("layers", _layers(one)), ("memory", _memory(one)), ("time", _time(one)),
             ("layout", _layout(one)), ("decoding", _decoding(one)),
         ):  # fmt: skip
             if part is not None:
@@ -88,6 +95,28 @@ def _components(one: dict[str, Any]) -> Markup:
     ]
     return figure(bar, _table(f"Parameters of {one['name']}", ("component", "parameters", "share", "formula"), body),
                   caption(letters))  # fmt: skip
+
+
+def _layers(one: dict[str, Any]) -> Markup | None:
+    """Tables of one layer of each kind, by matrix."""
+    if "layers" not in one:
+        return None
+    return join(_layer(one["name"], layer) for layer in one["layers"])
+
+
+def _layer(name: str, layer: dict[str, Any]) -> Markup:
+    rows = layer["rows"]
+    kept = [(row["name"], row["parameters"]) for row in rows]
+    equal = f"{layer['times']:,} equal layers" if layer["times"] > 1 else "one layer"
+    told = f"{layer['name']}, {equal}: {layer['parameters']:,} parameters, {layer['flops']:,.0f} FLOPs of a token."
+    body = [
+        (row["name"], f"{row['parameters']:,}", f"{row['share']:.1%}", f"{row['flops']:,.0f}",
+         _unfold(row["symbols"], f"= {row['numbers']}" if row["numbers"] else ""))
+        for row in rows
+    ]  # fmt: skip
+    heads = ("of one layer", "parameters", "share", "FLOPs", "formula")
+    bar = stacked_bar(kept, f"Parameters of layer {layer['name']} by matrix")
+    return figure(bar, _table(f"Layer {layer['name']} of {name}", heads, body), caption(told))
 
 
 def _memory(one: dict[str, Any]) -> Markup | None:

@@ -74,7 +74,8 @@ def plan(
     price
         Price per accelerator-hour, for example 2.5USD; by default that of the machine.
     explain
-        Show every figure with its formula: parameters by component, training FLOPs by operation.
+        Show every figure with its formula: parameters by component and by matrix of a layer, training FLOPs by
+        operation.
     generate
         Plan decoding; this is the mode without --train, --find and --here.
     train
@@ -101,7 +102,8 @@ def plan(
     here
         Build each model and time a few training steps and decoding steps of it on this machine.
     out
-        HTML page to write: parameters, memory and time by component, every figure with its formula.
+        HTML page to write: parameters, memory and time by component and by matrix of a layer, every figure with its
+        formula.
     """
     from glassformer import planning
     from glassformer.cli.show import show

@@ -201,13 +201,13 @@ class Cost:
         """Numbers and children as plain values; siblings that are one object stand once, as "0-31" with `times`."""
         numbers = {name: getattr(self, name) for name in NUMBERS if not name.startswith("kept")}
         numbers["activation_bytes"] = {policy: self.activation_bytes(policy) for policy in RECOMPUTE}
-        children = {name: (n, child) for name, n, child in self._grouped()}
+        children = {name: (n, child) for name, n, child in self.grouped()}
         if not children:
             return numbers
         return {**numbers, "children": {name: {"times": n, **child.to_dict()} for name, (n, child) in children.items()}}
 
-    def _grouped(self) -> list[tuple[str, int, Cost]]:
-        """(names, how many, cost) of the distinct children."""
+    def grouped(self) -> list[tuple[str, int, Cost]]:
+        """Returns (names, number, cost) of the distinct children, as ("0-31", 32, cost)."""
         names: dict[int, list[str]] = {}
         for name, child in self.children.items():
             names.setdefault(id(child), []).append(name)
@@ -221,7 +221,7 @@ class Cost:
             bytes_ = (cost.kept, cost.kept_selective, cost.kept_full, cost.moved_bytes, cost.state_bytes)
             numbers = (f"{cost.parameters:,}", f"{cost.flops:.4g}", *(f"{value:,}" for value in bytes_))
             lines.append(("  " * depth + name, *numbers))
-            for names, n, child in cost._grouped():
+            for names, n, child in cost.grouped():
                 show(f"{names}, each" if n > 1 else names, child, depth + 1)
 
         show("all", self, 0)
