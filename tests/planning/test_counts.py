@@ -118,7 +118,7 @@ WITHOUT_PRODUCT = {
     "mixer.sinks", "mixer.A_log", "mixer.D", "mixer.conv1d", "mixer.dt_bias", "mixer.global_maps.qkv",
     "mixer.position.table",
 }  # fmt: skip
-"""Weights of recurrences and lookups, and the maps of global tokens, of which this pass has none."""
+"""Weights of recurrences and lookups, and the maps of global tokens, absent from this pass."""
 
 
 def test_the_table_of_a_layer_of_qwen3_8b():
