@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import mmap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,15 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
+from glassformer.config import BlockConfig
 from glassformer.errors import RequestError
 from glassformer.generation import generate, prefill, stream
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.naming.changes import each_block
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.position.scaling import LongRopeScalingConfig
 from glassformer.parts.state import ModelState
 from tests.refused import refused
 
@@ -424,3 +431,58 @@ def test_a_text_and_a_name_are_refused(call: Any) -> None:
     for given, field in (((model, "the cat"), "tokens"), (("run", [[1]]), "model"), ((object(), "the cat"), "model")):
         with refused(code="type", field=field):
             call(*given)
+
+
+def long_roped() -> Model:
+    """Rotary frequencies that change past 12 tokens."""
+
+    def with_scaling(block: BlockConfig) -> BlockConfig:
+        mixer = block.mixer
+        assert isinstance(mixer, AttentionConfig)
+        long = tuple(1.0 + i for i in range(4))
+        scaling = LongRopeScalingConfig(factor=2.0, original_context=12, short=(1.0,) * 4, long=long)
+        return block.replace(mixer=mixer.replace(position=RotaryConfig(scaling=scaling)))
+
+    config = preset(f"llama@1m+layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context=24")
+    return each_block(config, with_scaling).build(seed=0).eval()
+
+
+def test_a_prompt_past_the_length_at_which_frequencies_change_is_read_in_one_piece() -> None:
+    """The first pieces would keep the frequencies of short texts. The oracle is one pass over the whole text."""
+    model, tokens = long_roped(), torch.randint(VOCAB, (1, 20), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for length in (10, 12, 13, 20):
+            state = model.init_state(1, 24)
+            found = prefill(model, tokens[:, :length], state, chunk=4)
+            torch.testing.assert_close(found, model(tokens[:, :length])[:, -1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_that_passes_the_length_at_which_frequencies_change_warns() -> None:
+    model = long_roped()
+    with pytest.warns(UserWarning, match="passes 12 tokens"):
+        gf.generate(model, [[1] * 10], max_new_tokens=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gf.generate(model, [[1] * 10], max_new_tokens=3)
+        gf.generate(model, [[1] * 13], max_new_tokens=4)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell a process' memory")
+def test_a_state_takes_memory_as_tokens_are_read() -> None:
+    """Room for 262,144 tokens takes the memory of the 100 that are read; every bit is as in a small state."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    model = gf.preset("llama@0.3m+vocab_size=61").build(seed=0).eval()
+    tokens = torch.randint(61, (1, 100), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        wanted = model(tokens, model.init_state(1, 128))
+        before = resident()
+        state = model.init_state(1, 1 << 18)
+        assert torch.equal(model(tokens, state), wanted)
+        assert state.nbytes > 1 << 27 and resident() - before < state.nbytes / 8
+        wide = state.repeated(model.init_state(4, 1 << 18))
+        wide.reorder(torch.tensor([1, 0, 3, 2]))
+        assert resident() - before < state.nbytes / 8
+        torch.testing.assert_close(model(tokens[:, :1].expand(4, 1), wide)[2:3], model(tokens[:, :1], state))

@@ -101,6 +101,14 @@ class Tower(nn.Module):
         )
 
     @property
+    def settled(self) -> int | None:
+        """Largest length of a text within which the encodings of positions stay; None if they always do. Keys that a
+        state keeps of a shorter text have older encodings in a longer one."""
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        given = [mixer.attention_position for mixer in mixers if mixer.attention_position is not None]
+        return min((one.settled for one in given if one.settled is not None), default=None)
+
+    @property
     def writes(self) -> bool:
         """Whether it can write a text on: no token depends on later ones, but for those of a prompt that is read at
         once."""

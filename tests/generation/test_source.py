@@ -121,7 +121,7 @@ def test_forced_and_banned_tokens_are_those_of_transformers(pair: Pair, tmp_path
     assert both[0][1] == 7 and both[1] == gf.generate(loaded.model, [[2, 8]], NEW, source=[[5, 6]], rules=rules)[0]
     settings = json.loads((tmp_path / "a" / "config.json").read_text())
     (tmp_path / "a" / "generation_config.json").unlink()
-    more = {**said, "bad_words_ids": [[banned], [4, 5]], "no_repeat_ngram_size": 3}
+    more = {**said, "bad_words_ids": [[banned], [4, 5]], "no_repeat_ngram_size": 3, "num_beams": 4}
     (tmp_path / "a" / "config.json").write_text(json.dumps({**settings, **more}))
     loaded = gf.load(tmp_path / "a")
     assert more.items() <= loaded.generation.items()
@@ -134,7 +134,44 @@ def test_forced_and_banned_tokens_are_those_of_transformers(pair: Pair, tmp_path
     assert main([*asked, "--json"]) == 0
     shown, told = capsys.readouterr()
     assert json.loads(shown)["texts"][0]["text"].startswith(tokenizer.decode([7]))
-    assert "bad_words_ids=[[4, 5]], no_repeat_ngram_size=3, which is not applied" in told
+    assert "num_beams=4, which is not applied" in told
+
+
+RULED: dict[str, Any] = {
+    "no_repeat_ngram_size": 2, "min_length": 7, "min_new_tokens": 6, "repetition_penalty": 1.7,
+    "renormalize_logits": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*RULED, "bad_words_ids", "begin_suppress_tokens", "all"])
+def test_rules_of_a_text_are_those_of_transformers(name: str, pair: Pair, tmp_path: Path) -> None:
+    """Rules that depend on the text so far, in a greedy text and in beams; a rule changes at least one text."""
+    _, other = pair
+    source, real = sources()
+    rows = [(row[mask.bool()][None], torch.ones(1, int(mask.sum()))) for row, mask in zip(source, real, strict=True)]
+    end = wanted(other, *rows[0], 1)[0][2]  # a token that ends texts early
+    other.config.eos_token_id = other.generation_config.eos_token_id = end
+    free = {width: [wanted(other, *row, width)[0] for row in rows] for width in (1, 3)}
+    said = RULED if name == "all" else {name: RULED[name]} if name in RULED else {}
+    if name == "bad_words_ids":
+        said = {name: [*(text[1:3] for text in free[1] if len(text) > 2), [end]]}
+    if name == "begin_suppress_tokens":
+        said = {name: sorted({text[0] for texts in free.values() for text in texts} - {end})}
+    other.generation_config.update(**said)
+    other.save_pretrained(tmp_path)
+    loaded = gf.load(tmp_path, dtype=torch.float32)
+    assert said.items() <= loaded.generation.items()
+    begin, session = [other.config.decoder_start_token_id], gf.Session(loaded)
+    options, changed = session.options(max_new_tokens=NEW), 0
+    for i, row in enumerate(rows):
+        (greedy,), (searched,) = wanted(other, *row, 1), wanted(other, *row, 3)
+        ids = row[0][0].tolist()
+        found = loaded.generate(begin, source=ids, max_new_tokens=NEW, temperature=0).tokens
+        assert found[: len(greedy)] == greedy
+        (best,) = session.search(begin, 3, options, source=ids)
+        assert best.tokens[: len(searched)] == searched
+        changed += (greedy, searched) != (free[1][i], free[3][i])
+    assert changed or name == "renormalize_logits"
 
 
 @pytest.mark.parametrize("said", [{"length_penalty": 8.0}, {"early_stopping": True}, {"length_penalty": -2.0},

@@ -57,8 +57,7 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
         raise fields.refuse("quantization_config", how, "only weights that are not quantised can be read")
     config = family.config(fields)
     fields.only("is_encoder_decoder", config.encoder is not None)
-    if config.encoder is not None:
-        fields.ignore(*answers.RULES)  # which `read_folder` hands on
+    fields.ignore(*answers.KNOWN, *answers.NEUTRAL, *answers.WITHOUT_EFFECT)  # read with the weights
     if unread := fields.unread():
         warnings.warn(f"{fields.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
     return family, config, fields
@@ -70,12 +69,10 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
         model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
-    ends, settings = answers.read(folder, fields.get("eos_token_id"))
-    if config.encoder is not None:
-        begins = fields.get(START)
-        said_here = {name: fields.get(name) for name in answers.RULES}
-        said_here[START] = fields.get(family.start) if begins is None else begins
-        settings = {name: value for name, value in said_here.items() if answers.KNOWN[name](value)} | settings
+    ends, settings = answers.read(folder, fields)
+    if config.encoder is not None and START not in settings:
+        begins = fields.get(START, fields.get(family.start))
+        settings |= {START: begins} if answers.KNOWN[START](begins) else {}
     pooling = sentences.read(folder)
     return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings, pooling=pooling)
 

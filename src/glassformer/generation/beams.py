@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.rules import Rules
+from glassformer.generation.sampling import penalize_repetition
 from glassformer.generation.steps import check_source, check_tokens, decode, encoded, new_state, prefill
 from glassformer.introspection import at_rest
 from glassformer.model import Model
@@ -43,6 +44,8 @@ def beams(
     dtype: torch.dtype | None = None,
     source: Int[Tensor, "1 t"] | list[list[int]] | None = None,
     rules: Rules | None = None,
+    repetition_penalty: float = 1.0,
+    renormalize_logits: bool = False,
 ) -> list[Beam]:
     """The n best continuations that were found, best first; fewer where there are no more.
 
@@ -50,7 +53,9 @@ def beams(
     `width` texts are, and
     early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
     at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
-    is that of the state; `source` is what an encoder reads, `rules` are as for `stream`.
+    is that of the state; `source` is what an encoder reads, `rules` are as for `stream`. `repetition_penalty` divides
+    the log-probabilities of tokens in the text as `gf.Sampling` does; `renormalize_logits` gives the tokens that rules
+    and penalty leave probabilities that add up to 1.
 
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
     tokens = check_tokens(model, tokens)
@@ -80,7 +85,15 @@ def beams(
     rules.check(model.vocab_size)
     with at_rest(model):
         memory = None if source is None else encoded(model, source)
-        how = set(model.ends if ends is None else ends), length_penalty, early_stopping, dtype, memory, rules
+        ends = set(model.ends if ends is None else ends)
+
+        def allowed(own: Tensor, step: int, texts: list[Tensor]) -> Tensor:
+            if repetition_penalty != 1:
+                own = penalize_repetition(own, repetition_penalty, texts)
+            own = rules(own, [tokens.shape[1]] * width, step, max_new_tokens, texts, ends)
+            return own.log_softmax(-1) if renormalize_logits else own
+
+        how = ends, length_penalty, early_stopping, dtype, memory, allowed
         return _search(model, tokens, width, max_new_tokens, *how)[:n]
 
 
@@ -95,13 +108,12 @@ def _search(
     early_stopping: bool | str,
     dtype: torch.dtype | None,
     memory: Memory | None,
-    rules: Rules,
+    allowed: Callable[[Tensor, int, list[Tensor]], Tensor],
 ) -> list[Beam]:
     room = 0 if memory is None else memory.x.shape[1]
     state = new_state(model, 1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
     logits = prefill(model, tokens, state, memory=memory).expand(width, -1)
-    state = state.over({name: tensor.repeat_interleave(width, 0) for name, tensor in state.tensors().items()})
-    state.batch = width
+    state = state.repeated(new_state(model, width, state.max_len, dtype, memory_len=room))
     scores = torch.full((width,), -math.inf, device=logits.device)  # -inf: this row is no text
     scores[0] = 0  # all rows hold the prompt, one counts
     texts: list[list[int]] = [[]] * width
@@ -115,7 +127,8 @@ def _search(
                 f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens", code="diverged"
             )
         own = logits.float().log_softmax(-1)
-        total = scores[:, None] + rules(own, [tokens.shape[1]] * width, length - 1, max_new_tokens)
+        written = [torch.cat([tokens[0], tokens.new_tensor(text)]) for text in texts]
+        total = scores[:, None] + allowed(own, length - 1, written)
         found, index = total.flatten().topk(candidates)
         rows, new = index // vocab_size, index % vocab_size
         ended = torch.isin(new, ending) | (length == max_new_tokens)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import atomic_file, cache_folder
 from glassformer.generation.one_row import has_vnni, products, shims
-from glassformer.generation.steps import new_state
+from glassformer.generation.steps import new_state, warn_crossing
 from glassformer.introspection import sites
 from glassformer.machine.threads import at_most, paced
 from glassformer.model import Model
@@ -69,6 +69,7 @@ class CompiledStep:
 
     def __call__(self, tokens: Tensor, state: ModelState) -> Tensor:
         assert self._run is not None, "load() it first"
+        warn_crossing(self.model, state, 1)
         if state.rows is None:
             state.spread([state.length] * self.batch)
         seen = self.max_len if self._graph else max(state.length + 1, SHORTEST)

@@ -506,8 +506,9 @@ class Engine:
         if self.chunk % step:
             step = self.chunk
         shared = [(one.shared(prompt, step, rest), -len(one.tokens), one) for one in self._reads]
+        settled = self.model.settled
         for length, _, one in sorted(shared, key=lambda found: found[:2], reverse=True):
-            if length == 0:
+            if length == 0 or (settled is not None and len(prompt) > settled):  # all of it is encoded otherwise
                 break
             if self.slots == 1 and one.any_length:
                 self._reads = [other for other in self._reads if other is not one]
@@ -534,8 +535,10 @@ class Engine:
             self._alone = None
         else:
             if row != last:
-                for tensor in self._batch.tensors().values():
-                    tensor[row] = tensor[last]
+                moved = self._batch.row(last)
+                moved.length = self._lengths[last]
+                self._batch.clear(row, self._lengths[row])
+                self._batch.put(row, moved)
             self._batch.clear(last, self._lengths[last])
         self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
         self.running.pop()
@@ -566,10 +569,12 @@ class Engine:
 
     def _draw(self, requests: list[GenerationRequest], logits: Tensor) -> None:
         if any(one.rules is not None for one in requests):
-            logits = torch.cat([
-                row if one.rules is None else one.rules(row, [len(one.prompt)], len(one.tokens), one.max_new_tokens)
-                for one, row in zip(requests, logits.split(1), strict=True)
-            ])  # fmt: skip
+            logits = torch.cat(
+                [
+                    row if one.rules is None else _ruled(one.rules, one, row)
+                    for one, row in zip(requests, logits.split(1), strict=True)
+                ]
+            )
         plain = [row for row, one in enumerate(requests) if one.sampling.logits_processor is None]
         if plain:
             self._draw_rows(requests, plain, logits)
@@ -624,6 +629,11 @@ class Engine:
             one._fail(f"the token {token} cannot be shown: {reason(problem)}")
             if not isinstance(problem, Exception):
                 raise
+
+
+def _ruled(rules: Rules, one: GenerationRequest, logits: Tensor) -> Tensor:
+    texts = [torch.tensor(one.prompt + one.tokens)] if rules.reads_text else []
+    return rules(logits, [len(one.prompt)], len(one.tokens), one.max_new_tokens, texts, one.ends)
 
 
 def reason(problem: BaseException) -> str:

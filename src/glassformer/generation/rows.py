@@ -87,7 +87,7 @@ def stream(
     source, source_documents
         Ids (b, t) for the encoder, and 0 where they are padding; or a list of ids for each row.
     rules
-        Tokens that the model's folder forces or bans, `Rules.of(loaded.generation)`.
+        Tokens that the model's folder forces or bans, and least lengths: `Rules.of(loaded.generation)`.
     stop_at_eos
         If False, no token ends a text.
     eos_id
@@ -177,13 +177,13 @@ def stream(
                     logits = prefill_rows(model, rows, state, chunk, memory)
                 else:
                     logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
-                logits = rules(logits, given, step, max_new_tokens)
+                logits = rules(logits, given, step, max_new_tokens, past, ends)
                 chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
             if bool(chosen.bad.any()):
                 raise WorkError(f"the model's logits are not numbers after {s + step} tokens", code="diverged")
             chosen = chosen.clone()  # ordinary tensors
             token = chosen.tokens
-            if rule.penalizes:
+            if rule.penalizes or rules.reads_text:
                 past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
             if ends:
                 ended |= is_end(token, ends)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.introspection import in_vocabulary
@@ -16,51 +16,97 @@ from glassformer.introspection import in_vocabulary
 __all__ = ["Rules"]
 
 
-LENGTHS = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
-"""Fields of a generation_config.json that depend on the text so far and are not applied."""
-
-
 @dataclass(frozen=True)
 class Rules:
-    """Fields of a generation_config.json, as `transformers` applies them to the next token.
-
-    forced_bos_token_id   behind the token that a text begins with, where nothing else was given: the language of a
-                          translation
-    forced_eos_token_id   the last of the new tokens
-    banned                never: those of `suppress_tokens`, and of `bad_words_ids` that are one token
-    """
+    """Fields of a generation_config.json, as `transformers` applies them to the next token."""
 
     forced_bos_token_id: int | None = None
+    """First new token after a start of a single token, such as the language of a translation."""
     forced_eos_token_id: int | None = None
+    """Last token of a text of the largest length."""
     banned: tuple[int, ...] = ()
+    """Tokens that are never written, `suppress_tokens`."""
+    banned_first: tuple[int, ...] = ()
+    """Tokens that do not start a text, `begin_suppress_tokens`; after a forced first token, the next."""
+    words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that are never completed, `bad_words_ids`; an end of a text is always allowed."""
+    no_repeat_ngram_size: int = 0
+    """Length n of sequences that no text, prompt included, has twice; 0 allows all."""
+    min_length: int = 0
+    """Number of tokens, those of the prompt included, before which no text ends."""
+    min_new_tokens: int = 0
+    """Number of new tokens before which no text ends."""
 
     @classmethod
     def of(cls, generation: Mapping[str, Any]) -> Rules:
-        """Of what `gf.load` gives as `generation`."""
-        words = generation.get("bad_words_ids", ())
-        forced = {name: generation.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")}
-        never = {*(word[0] for word in words if len(word) == 1), *generation.get("suppress_tokens", ())}
-        return cls(**forced, banned=tuple(sorted(never)))
+        """Returns the rules of the settings that `gf.load` gives as `generation`."""
+        numbers = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
+        return cls(
+            **{name: generation.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
+            **{name: generation.get(name) or 0 for name in numbers},
+            banned=tuple(sorted({*generation.get("suppress_tokens", ())})),
+            banned_first=tuple(sorted({*generation.get("begin_suppress_tokens", ())})),
+            words=tuple(map(tuple, generation.get("bad_words_ids", ()))),
+        )
+
+    @property
+    def reads_text(self) -> bool:
+        """True if the tokens so far decide, not only their number."""
+        return bool(self.no_repeat_ngram_size) or any(len(word) > 1 for word in self.words)
 
     def check(self, vocab_size: int) -> None:
-        """RequestError for a token that the vocabulary lacks."""
-        forced = (("forced_bos_token_id", self.forced_bos_token_id), ("forced_eos_token_id", self.forced_eos_token_id))
-        for field, token in (*forced, *(("banned", token) for token in self.banned)):
-            if token is not None:
-                in_vocabulary(token, vocab_size, "a token that is forced or banned,", field)
+        """Raises RequestError for a token that the vocabulary lacks."""
+        for field in ("forced_bos_token_id", "forced_eos_token_id"):
+            if (token := getattr(self, field)) is not None:
+                in_vocabulary(token, vocab_size, "a token that is forced,", field)
+        for token in {*self.banned, *self.banned_first, *(one for word in self.words for one in word)}:
+            in_vocabulary(token, vocab_size, "a token that is banned,", "banned")
 
     def __call__(
-        self, scores: Float[Tensor, "b v"], given: Sequence[int], step: int, steps: int
+        self,
+        scores: Float[Tensor, "b v"],
+        given: Sequence[int],
+        step: int,
+        steps: int,
+        texts: Sequence[Int[Tensor, "_"]] = (),
+        ends: Collection[int] = (),
     ) -> Float[Tensor, "b v"]:
-        """Logits or log-probabilities of new token `step`, of `steps` behind so many tokens `given` in each row."""
-        if self.banned:
-            scores = scores.index_fill(1, torch.tensor(self.banned, device=scores.device), -math.inf)
+        """Returns logits or log-probabilities of new token `step` of at most `steps`.
+
+        Each row has `given` tokens of a prompt; `texts` are its tokens so far, read only if `reads_text`. A text ends
+        at a token of `ends`."""
+        first = 1 if self.forced_bos_token_id is not None else 0
+        rows = []
+        for row, count in enumerate(given):
+            never = {*self.banned}
+            if step == (first if count == 1 else 0):
+                never.update(self.banned_first)
+            if step < self.min_new_tokens or count + step < self.min_length:
+                never.update(ends)
+            text = texts[row].tolist() if self.reads_text else []
+            for *before, last in self.words:
+                if (before or last not in ends) and text[len(text) - len(before) :] == before:
+                    never.add(last)
+            rows.append(never | repeating(text, self.no_repeat_ngram_size))
+        if any(rows):
+            barred = torch.zeros_like(scores, dtype=torch.bool)
+            for row, never in enumerate(rows):
+                barred[row, list(never)] = True
+            scores = scores.masked_fill(barred, -math.inf)
         if step == 0 and self.forced_bos_token_id is not None:
             begins = torch.tensor([count == 1 for count in given], device=scores.device)
             scores = torch.where(begins[:, None], forced(scores, self.forced_bos_token_id), scores)
         if step == steps - 1 and self.forced_eos_token_id is not None:
             scores = forced(scores, self.forced_eos_token_id)
         return scores
+
+
+def repeating(text: Sequence[int], n: int) -> set[int]:
+    """Returns the tokens that would end a sequence of n tokens which the text already has; none if n is 0."""
+    if n < 1:
+        return set()
+    last = text[len(text) - n + 1 :]
+    return {text[i + n - 1] for i in range(len(text) - n + 1) if text[i : i + n - 1] == last}
 
 
 def forced(scores: Float[Tensor, "b v"], token: int) -> Float[Tensor, "b v"]:
@@ -72,11 +118,15 @@ def forced(scores: Float[Tensor, "b v"], token: int) -> Float[Tensor, "b v"]:
 
 def search_options(generation: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a beam search that a generation_config.json names."""
-    return {name: generation[name] for name in ("length_penalty", "early_stopping") if name in generation}
+    names = ("length_penalty", "early_stopping", "repetition_penalty", "renormalize_logits")
+    return {name: generation[name] for name in names if name in generation}
 
 
-def not_applied(generation: Mapping[str, Any]) -> list[str]:
-    """What else it says of them, as NAME=VALUE: nothing here does that."""
-    words = [word for word in generation.get("bad_words_ids", ()) if len(word) > 1]
-    said = {"bad_words_ids": words} | {name: generation.get(name) for name in LENGTHS}
-    return [f"{name}={value}" for name, value in said.items() if value]
+def not_applied(generation: Mapping[str, Any], beams: int | None, drafts: bool) -> list[str]:
+    """Returns the settings that this way of decoding does not apply, as NAME=VALUE."""
+    names = ["do_sample"] if beams else ["num_beams"]
+    said = {name: generation.get(name) for name in names if generation.get(name) not in (None, False, 0, 1)}
+    if drafts:
+        rules, none = Rules.of(generation), Rules()
+        said |= {name: value for name, value in vars(rules).items() if value != getattr(none, name)}
+    return [f"{name}={value}" for name, value in said.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,9 +32,12 @@ def prefill(
     """Reads the prompt; logits of the token after it. Only the last token's are made. `documents` as for the model:
     padding on the left is a document of its own. `memory`: what the encoder made of a source, which the state keeps.
 
-    To a model with a prefix the prompt is one, and is read in one piece."""
+    To a model with a prefix the prompt is one, and is read in one piece; so is one past the length at which the
+    encodings of positions change, since all of it has those of its whole length."""
     check_whole("chunk", chunk)
     prefix = None
+    if warn_crossing(model, state, tokens.shape[1]):
+        chunk = state.length + tokens.shape[1]
     if model.takes_prefix and not state.length:
         prefix, chunk = torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
     first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end where they would end from the beginning on
@@ -81,8 +85,24 @@ def new_state(model: Model, batch: int, max_len: int, *rest: Any, **more: Any) -
 
 def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
     """Reads one token in each row; logits of the token after it."""
+    warn_crossing(model, state, 1)
     with paced(model, ("decode", len(tokens)), free=same_bits(model)):
         return model(tokens, state)[:, -1]
+
+
+def warn_crossing(model: Model, state: ModelState, more: int) -> bool:
+    """Returns True if `more` tokens end past the length at which the encodings of positions change.
+
+    Warns if the state holds a shorter text: its keys keep the encodings that they were read with."""
+    if (settled := model.settled) is None or state.length + more <= settled:
+        return False
+    if 0 < state.length <= settled:
+        warnings.warn(
+            f"the text passes {settled:,} tokens, where this model's rotary frequencies change: what was read before "
+            f"keeps the old ones, so what follows is not what the model gives to the whole text at once; to avoid it, "
+            f"stay within {settled:,} tokens or start from a longer prompt"
+        )
+    return True
 
 
 def same_bits(model: Model) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures.terminal import Printed, size
 from glassformer.generation.engine import MOST_READ
-from glassformer.generation.rules import Rules, not_applied
+from glassformer.generation.rules import not_applied
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.session import SLOTS, Completion, Prompt, Ready, Reply, Session, check_ready
 from glassformer.generation.speculate import Draft, PromptLookup, Proposer, check_same_tokens
@@ -181,11 +181,8 @@ class TextRun:
     @property
     def not_applied(self) -> list[str]:
         """Settings of the model's folder that have no effect; with draft tokens, also forced and banned tokens."""
-        unheeded = not_applied(self.loaded.generation)
-        if self.options.speculate or self.options.draft is not None:
-            rules = asdict(Rules.of(self.loaded.generation))
-            unheeded += [f"{name}={value}" for name, value in rules.items() if value not in (None, ())]
-        return unheeded
+        drafts = self.options.speculate or self.options.draft is not None
+        return not_applied(self.loaded.generation, self.options.beams, drafts)
 
     def start(self, draft: Ready | None = None) -> bool:
         """Submits the prompts, or carries a beam search out. `draft` is the model that `options.draft` names.

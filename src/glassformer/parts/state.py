@@ -1,21 +1,42 @@
 """Decode state: what a model keeps of the tokens it has read, so that the next ones need not read them again.
 
 Every mixer allocates its own typed state; the model holds one per layer, outside the module tree, and passes it in.
-States are preallocated and updated in place. One counter, `ModelState.length`, is advanced by the model. Only
-methods of a state write its fields.
+States are preallocated and updated in place; memory on a CPU is taken as tokens are read. One counter,
+`ModelState.length`, is advanced by the model. Only methods of a state write its fields.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+import mmap
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
+
+LEAST_MAPPED = 1 << 20
+"""Bytes from which a tensor of a state is a mapping of its own."""
+
+
+def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
+    """Returns zeros that take memory as they are written: pages of the system on a CPU, which are there once touched.
+
+    Small tensors, and those of other devices, take their memory at once."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LEAST_MAPPED or torch.device(device or "cpu").type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page holds thousands of tokens
+        with suppress(OSError):  # a kernel without huge pages refuses the advice
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 class State(ABC):
@@ -61,9 +82,9 @@ class State(ABC):
         """The part of `tensors` that `length` tokens have filled."""
         return self.tensors()
 
-    def reorder(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was (beam search); index (b,)."""
-        for tensor in self.tensors().values():
+    def reorder(self, index: Tensor, length: int) -> None:
+        """Row i becomes what row index[i] was (beam search), all of which have read `length` tokens; index (b,)."""
+        for tensor in self.upto(length).values():
             tensor.copy_(torch.index_select(tensor, 0, index))
 
     def put(self, row: int, other: State, length: int) -> None:
@@ -188,6 +209,17 @@ class ModelState:
         other.batch = count
         return other
 
+    def repeated(self, room: ModelState) -> ModelState:
+        """Returns a state like this one of a single row in the memory of `room`, an empty one of several rows like it;
+        each row is a copy."""
+        for mine, theirs in zip(self.layers, room.layers, strict=True):
+            given = mine.upto(self.length) if mine is not None else {}
+            for name, tensor in theirs.upto(self.length).items() if theirs is not None else ():
+                tensor.copy_(given[name])
+        other = self.over(room.tensors())
+        other.batch = room.batch
+        return other
+
     def row(self, i: int) -> ModelState:
         """Row i alone, in the same memory; `put` then says what it has read. ValueError where rows were padded."""
         if self.documents is not None or self.positions is not None:
@@ -249,7 +281,7 @@ class ModelState:
             )  # fmt: skip
         for layer in self.layers:
             if layer is not None:
-                layer.reorder(index)
+                layer.reorder(index, self.length)
         if self.documents is not None:
             self.documents = self.documents[index]
         if self.positions is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.state import BoundedState, State
+from glassformer.parts.state import BoundedState, State, unused
 from glassformer.parts.visibility import Visibility
 
 SCALE = torch.bfloat16
@@ -30,10 +30,10 @@ class Cells:
     """
 
     def __init__(self, batch: int, slots: int, heads: int, width: int, dtype: torch.dtype, device: Any = None):
-        self.values = torch.zeros(batch, heads, slots, width, dtype=dtype, device=device)
+        self.values = unused((batch, heads, slots, width), dtype, device)
         self.scales = None
         if dtype == torch.int8:
-            self.scales = torch.zeros(batch, heads, slots, 1, dtype=SCALE, device=device)
+            self.scales = unused((batch, heads, slots, 1), SCALE, device)
 
     def tensors(self) -> list[Tensor]:
         return [self.values] if self.scales is None else [self.values, self.scales]

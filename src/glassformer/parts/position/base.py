@@ -30,6 +30,11 @@ class AttentionPosition(nn.Module):
         """True if the encoding of one position changes as the text grows: cached keys keep the old one."""
         return False
 
+    @property
+    def settled(self) -> int | None:
+        """Largest length of a text within which the encoding of a position stays; None if it always does."""
+        return None
+
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
         """Returns q (b, s, n, h) and k (b, s, g, h) of the new tokens at their positions, `pass_.ids`."""
         return q, k

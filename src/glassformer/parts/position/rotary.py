@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -58,6 +59,10 @@ class Rotary(AttentionPosition):
     @property
     def moves_with_length(self) -> bool:
         return not torch.equal(self.frequencies(1), self.frequencies(1 << 30))
+
+    @cached_property
+    def settled(self) -> int | None:  # type: ignore[override]
+        return self.scaling.settled if self.scaling.settled is not None and self.moves_with_length else None
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
         """cos and +-sin for each value, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved ones; with

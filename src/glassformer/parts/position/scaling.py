@@ -41,6 +41,8 @@ class RotaryScaling:
 
     magnitude: float = 1.0
     key: Hashable = ()
+    settled: int | None = None
+    """Largest length of a text within which frequencies stay; None if they always do."""
 
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return base**-exponent
@@ -116,6 +118,10 @@ class NtkScalingConfig(RotaryScalingConfig, kind="ntk", words=Word("ntk", _growt
 
 
 class DynamicNtk(Ntk):
+    def __init__(self, config: RotaryScalingConfig, context: int):
+        super().__init__(config, context)
+        self.settled = self.context
+
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         growth = self.config.factor * max(t, self.context) / self.context - (self.config.factor - 1)
         return (base * growth ** (dim / (dim - 2))) ** -exponent
@@ -187,6 +193,7 @@ class LongRope(_Bound):
 
     def __init__(self, config: LongRopeScalingConfig, context: int):
         super().__init__(config, context)
+        self.settled = self.context
         if config.attention_factor is not None:
             self.magnitude = config.attention_factor
         elif config.factor > 1:
