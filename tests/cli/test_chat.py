@@ -20,8 +20,9 @@ import torch
 import glassformer as gf
 from glassformer import machine
 from glassformer.cli import main
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.generation.conversation import Conversation
+from glassformer.generation.engine import Engine
 from glassformer.generation.sampling import Sampled
 from glassformer.model import Inputs, Model
 from glassformer.options import GenerationOptions
@@ -412,3 +413,29 @@ def test_compiled_steps_keep_the_conversation(
             talk.messages[-1]["content"] = talk.messages[-1]["content"][:20]  # the next turn has to go back
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize(("verb", "status"), [("chat", 143), ("chat", 1), ("generate", 143), ("generate", 1)])
+def test_what_was_written_is_printed_whatever_ends_the_program(
+    verb: str, status: int, talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """SIGTERM, and a step that fails, after four tokens: one JSON document holds them, and nothing more is read."""
+    step, calls = Engine._step, iter(range(1000))
+
+    def ending(self: Engine) -> None:
+        if next(calls) == 4:
+            if status == 143:
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise WorkError("the step failed", code="failed")
+        step(self)
+
+    monkeypatch.setattr(Engine, "_step", ending)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi!\nnever\n"))
+    more = ["--prompt", "Hi!"] if verb == "generate" else []
+    asked = [verb, talker, *more, "--temperature", "0", "--max-new-tokens", "9", "--threads", "1", "--json"]
+    assert main(asked) == status
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    if verb == "generate":
+        assert found["texts"][0]["tokens"] == 4 and found["texts"][0]["text"]
+    else:
+        assert [one["role"] for one in found["messages"]] == ["user", "assistant"] and found["messages"][1]["content"]

@@ -9,6 +9,7 @@ from rich.console import Console
 from glassformer.cli.options import AskOptions
 from glassformer.cli.running import INTERRUPTED, loading, put, ready, say
 from glassformer.cli.show import show
+from glassformer.errors import WorkError
 from glassformer.figures.terminal import dim
 from glassformer.naming.chatting import loaded_as, state_dtype
 from glassformer.retrieval import Asker, Index
@@ -26,13 +27,15 @@ def answer(
     reply = asker.submit(question, k, asked)
     if not as_json:
         put("".join(f"{line}\n" for line in source_lines(reply.sources)))
-    began, interrupted = time.perf_counter(), False
+    began, interrupted, failed = time.perf_counter(), False, None
     try:
         for piece in reply:
             if not as_json:
                 put(piece)
     except KeyboardInterrupt:
         interrupted = True
+    except WorkError as problem:  # what there is of the answer is shown first
+        failed = problem
     found = reply.so_far()
     if as_json:
         show(found, as_json)
@@ -40,6 +43,9 @@ def answer(
         print()
         counts = f"{found.prompt_tokens:,} tokens read, {found.tokens:,} written"
         Console(stderr=True, highlight=False).print(dim(f"{counts}, {time.perf_counter() - began:.1f} s"))
+    if failed is not None:
+        failed.reported = as_json
+        raise failed
     if interrupted:
         say("stopped")
         raise SystemExit(INTERRUPTED)

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from glassformer.cli import waiting
 from glassformer.cli.options import ChatOptions
-from glassformer.cli.running import building, loading, put, ready
+from glassformer.cli.running import INTERRUPTED, building, loading, put, ready
 from glassformer.cli.show import show
-from glassformer.errors import RequestError, shown
+from glassformer.cli.start import Terminated
+from glassformer.errors import RequestError, WorkError, shown
 from glassformer.figures.terminal import dim
 from glassformer.generation.conversation import Conversation
 from glassformer.naming.chatting import loaded_as, state_dtype
@@ -42,6 +43,20 @@ def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | No
     if terminal:
         _paste_whole()
         console.print(dim("Ctrl-C stops an answer, /new starts again, /help lists more, Ctrl-D or /quit ends"))
+    try:
+        _turns(talk, console, terminal, as_json, first)
+    except Terminated:
+        raise SystemExit(INTERRUPTED) from None
+    except WorkError as problem:
+        problem.reported = as_json
+        raise
+    finally:  # whatever ends it, the messages so far are shown
+        if as_json:
+            show(talk, as_json)
+
+
+def _turns(talk: Conversation, console: Console, terminal: bool, as_json: bool, first: str | None) -> None:
+    """Reads turns and answers them until one ends the program."""
     warned, given = False, [] if first is None else [first]
     while True:
         try:
@@ -58,13 +73,13 @@ def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | No
                 _turn(talk, console, text, as_json)
         except EOFError:
             break
+        except Terminated:
+            raise
         except KeyboardInterrupt:  # at the prompt, or one that came as an answer ended
             if warned:
                 break
             warned = True
             console.print(dim("\nCtrl-C again, Ctrl-D or /quit ends"))
-    if as_json:
-        show(talk, as_json)
 
 
 def _paste_whole() -> None:
@@ -81,6 +96,8 @@ def _turn(talk: Conversation, console: Console, text: str, as_json: bool) -> Non
         for piece in talk.answer(text):
             if not as_json:
                 put(piece)
+    except Terminated:
+        raise
     except KeyboardInterrupt:
         pass
     except RequestError as problem:

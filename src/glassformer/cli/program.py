@@ -18,6 +18,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownCom
 
 from glassformer.cli import waiting
 from glassformer.cli.parsing import parse
+from glassformer.cli.start import Terminated
 from glassformer.errors import NO_MEMORY, Code, RequestError, WorkError, no_memory, printable, system_error
 from glassformer.version import __version__
 
@@ -253,7 +254,7 @@ def sigterm_interrupts() -> Iterator[list[int]]:
 
     def interrupt(number: int, frame: Any) -> None:
         asked.append(number)
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -21,7 +21,7 @@ from glassformer.text.documents import utf8
 
 def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
     """Generates texts and shows them. Ends the program as Ctrl-C does if it was pressed."""
-    asked, interrupted = ready(asked), False
+    asked, interrupted, failed = ready(asked), False, None
     if asked.prompts is not None and (asked.prompt or asked.prompt_file):
         raise RequestError(
             "--prompts names all prompts; leave the others out", code="conflict", field="prompts", value=asked.prompts
@@ -53,6 +53,12 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
             lines.follow()
     except KeyboardInterrupt:
         interrupted = True
+    except BrokenPipeError:
+        raise
+    except Exception as problem:
+        if not any(reply.text for reply in run.replies):
+            raise
+        failed = problem  # the texts so far are shown first
     found = replace(run.result(), before=run.began - STARTED)
     view.finish(found)
     if lines is not None:
@@ -63,6 +69,8 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
         found.check()
     else:
         show(found, as_json)
+    if failed is not None:
+        raise failed
     if interrupted:
         raise SystemExit(INTERRUPTED)
 
