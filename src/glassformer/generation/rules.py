@@ -40,10 +40,12 @@ class Rules:
     @classmethod
     def of(cls, generation: Mapping[str, Any]) -> Rules:
         """Returns the rules of the settings that `gf.load` gives as `generation`."""
-        numbers = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
         return cls(
-            **{name: generation.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
-            **{name: generation.get(name) or 0 for name in numbers},
+            forced_bos_token_id=generation.get("forced_bos_token_id"),
+            forced_eos_token_id=generation.get("forced_eos_token_id"),
+            no_repeat_ngram_size=generation.get("no_repeat_ngram_size", 0),
+            min_length=generation.get("min_length", 0),
+            min_new_tokens=generation.get("min_new_tokens", 0),
             banned=tuple(sorted({*generation.get("suppress_tokens", ())})),
             banned_first=tuple(sorted({*generation.get("begin_suppress_tokens", ())})),
             words=tuple(map(tuple, generation.get("bad_words_ids", ()))),

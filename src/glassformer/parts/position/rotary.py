@@ -61,7 +61,7 @@ class Rotary(AttentionPosition):
         return not torch.equal(self.frequencies(1), self.frequencies(1 << 30))
 
     @cached_property
-    def settled(self) -> int | None:  # type: ignore[override]
+    def settled(self) -> int | None:
         return self.scaling.settled if self.scaling.settled is not None and self.moves_with_length else None
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
