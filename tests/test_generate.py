@@ -459,7 +459,7 @@ def test_a_prompt_past_the_length_at_which_frequencies_change_is_read_in_one_pie
 
 def test_a_text_that_passes_the_length_at_which_frequencies_change_warns() -> None:
     model = long_roped()
-    with pytest.warns(UserWarning, match="passes 12 tokens"):
+    with pytest.warns(UserWarning):
         gf.generate(model, [[1] * 10], max_new_tokens=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
