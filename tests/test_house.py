@@ -462,6 +462,7 @@ def test_a_value_that_changes_is_seen(text: str):
 # How fast a device is, and what a compiler can follow, is asked beside the fast twins and not in the math
 
 OPERATORS = {
+    "memory.py": "pages that a CPU's system gives as they are written",
     "precision.py": "dtypes that devices have, and the questions that several parts share",
     "region.py": "compiles elementwise bodies",
     "grouped.py": "products of oneDNN, and sizes that a compiler cannot follow",

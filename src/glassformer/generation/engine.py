@@ -535,10 +535,8 @@ class Engine:
             self._alone = None
         else:
             if row != last:
-                moved = self._batch.row(last)
-                moved.length = self._lengths[last]
                 self._batch.clear(row, self._lengths[row])
-                self._batch.put(row, moved)
+                self._batch.move(last, row, self._lengths[last])
             self._batch.clear(last, self._lengths[last])
         self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
         self.running.pop()

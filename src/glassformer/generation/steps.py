@@ -98,9 +98,9 @@ def warn_crossing(model: Model, state: ModelState, more: int) -> bool:
         return False
     if 0 < state.length <= settled:
         warnings.warn(
-            f"the text passes {settled:,} tokens, where this model's rotary frequencies change: what was read before "
-            f"keeps the old ones, so what follows is not what the model gives to the whole text at once; to avoid it, "
-            f"stay within {settled:,} tokens or start from a longer prompt"
+            f"the text passes {settled:,} tokens, and this model's rotary frequencies change there: what was read "
+            "before keeps the old ones, so what follows is not what the model gives to the whole text at once; "
+            f"to avoid it, stay within {settled:,} tokens or start from a longer prompt"
         )
     return True
 

@@ -8,35 +8,14 @@ States are preallocated and updated in place; memory on a CPU is taken as tokens
 from __future__ import annotations
 
 import copy
-import math
-import mmap
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-
-LEAST_MAPPED = 1 << 20
-"""Bytes from which a tensor of a state is a mapping of its own."""
-
-
-def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
-    """Returns zeros that take memory as they are written: pages of the system on a CPU, which are there once touched.
-
-    Small tensors, and those of other devices, take their memory at once."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < LEAST_MAPPED or torch.device(device or "cpu").type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.zeros(*shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page holds thousands of tokens
-        with suppress(OSError):  # a kernel without huge pages refuses the advice
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 class State(ABC):
@@ -83,7 +62,7 @@ class State(ABC):
         return self.tensors()
 
     def reorder(self, index: Tensor, length: int) -> None:
-        """Row i becomes what row index[i] was (beam search), all of which have read `length` tokens; index (b,)."""
+        """Row i becomes what row index[i] was (beam search); rows have read `length` tokens; index (b,)."""
         for tensor in self.upto(length).values():
             tensor.copy_(torch.index_select(tensor, 0, index))
 
@@ -210,8 +189,7 @@ class ModelState:
         return other
 
     def repeated(self, room: ModelState) -> ModelState:
-        """Returns a state like this one of a single row in the memory of `room`, an empty one of several rows like it;
-        each row is a copy."""
+        """Returns a state of copies of this only row, in the memory of `room`, an empty state of this model."""
         for mine, theirs in zip(self.layers, room.layers, strict=True):
             given = mine.upto(self.length) if mine is not None else {}
             for name, tensor in theirs.upto(self.length).items() if theirs is not None else ():
@@ -263,6 +241,12 @@ class ModelState:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             if mine is not None and theirs is not None:
                 mine.put(row, theirs, other.length)
+
+    def move(self, row: int, to: int, length: int) -> None:
+        """Copies row `row`, which has read `length` tokens, to row `to`, which is empty."""
+        moved = self.row(row)
+        moved.length = length
+        self.put(to, moved)
 
     def clear(self, row: int, length: int) -> None:
         """Row `row`, which has read `length` tokens, holds zeros again: what is no number would reach whoever has the

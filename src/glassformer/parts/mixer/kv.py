@@ -11,7 +11,8 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.state import BoundedState, State, unused
+from glassformer.parts.memory import unused
+from glassformer.parts.state import BoundedState, State
 from glassformer.parts.visibility import Visibility
 
 SCALE = torch.bfloat16

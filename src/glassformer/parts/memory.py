@@ -1,0 +1,29 @@
+"""Memory of decode states, which a CPU takes as it is written."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEAST_MAPPED = 1 << 20
+"""Bytes from which a tensor is a separate mapping of pages."""
+
+
+def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
+    """Returns zeros that take memory as they are written: on a CPU, pages of the system.
+
+    Small tensors, and those of other devices, take their memory at once."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LEAST_MAPPED or torch.device(device or "cpu").type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page holds thousands of tokens
+        with suppress(OSError):  # a kernel without huge pages refuses the advice
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
