@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LEAST_MAPPED = 1 << 20
-"""Bytes from which a tensor is a separate mapping of pages."""
+"""Least bytes of a tensor that is a separate mapping of pages."""
 
 
 def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
