@@ -42,9 +42,10 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("interpolate:4", "ntk:4", "dynamic_ntk:4", "yarn:4"), (f"{ATTENTION}position.scaling", "context")),
     "sinusoidal": ("embedding.position", f"{ATTENTION}position", "embedding.scale"),
     "vectors:5": ("embedding.vectors", "head"),
-    **dict.fromkeys(("rmsnorm", "layernorm", "nonorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
+    **dict.fromkeys(("rmsnorm", "layernorm", "batchnorm", "nonorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
     **dict.fromkeys(
-        ("pre", "post", "sandwich", "respost", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")
+        ("pre", "post", "sandwich", "respost", "parallel", "parallel2", "noresidual"),
+        (f"{BLOCK}residual", "final_norm"),
     ),
     "deepnorm": (f"{BLOCK}residual", "final_norm", "init"),
     "branch_scale": (f"{BLOCK}residual.depth_scaled",),

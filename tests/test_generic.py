@@ -239,6 +239,7 @@ CURES = [
     Case(f"llama@1m+{TINY}+branch_scale+z_loss=1e-4"),
     Case(f"gpt2@1m+{TINY}+deepnorm"),
     Case(f"gpt2@1m+{TINY}+residual.kind=normed"),
+    Case(f"gpt2@1m+{TINY}+noresidual+batchnorm"),
     Case(f"llama@1m+{TINY}+mup:16"),
     Case(f"gpt2@1m+{TINY}+mup+sigmareparam"),
     Case(f"llama@1m+{TINY}+gain+gqa:2"),

@@ -861,11 +861,11 @@ def test_the_table_of_parts_is_whole():
         "kernel": "auto banded direct flex naive sdpa",
         "mixer": "attention beside cross_attention gated_deltanet global_attention latent_attention linear_attention "
         "linformer mamba mamba2 performer retention rglru s4 shared_attention xl_memory",
-        "norm": "identity layernorm rmsnorm",
+        "norm": "batchnorm identity layernorm rmsnorm",
         "position": "alibi learned relative_bias rotary sinusoidal temperature",
         "projection": "cross fused separate",
         "reparam": "sigma",
-        "residual": "deepnorm normed parallel post pre res_post sandwich",
+        "residual": "deepnorm no_residual normed parallel post pre res_post sandwich",
         "rotary_scaling": "dynamic_ntk linear llama3 longrope ntk yarn",
         "visibility": "bidirectional bigbird causal chunked dilated longformer prefix sliding_window",
     }

@@ -177,14 +177,14 @@ def test_an_interval_lies_on_its_side_of_zero() -> None:
     assert interval_domain([]) == (-1.0, 1.0)
 
 
-@pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "res_post", "parallel", "none of these"])
+@pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "res_post", "parallel", "no_residual", "none of these"])
 def test_each_wiring_has_its_own_drawing(wiring: str) -> None:
     block = BlockSketch(wiring, "rmsnorm", Box("attention", "6 heads", "rotary"), Box("mlp"))
     svg = wiring_drawing(ModelSketch(stages=(StageSketch(6, (block,)),)), "t")
     assert all(math.isfinite(n) for n in _numbers(svg))
-    norms = {"pre": 2, "post": 2, "sandwich": 4, "res_post": 2, "parallel": 1, "none of these": 2}[wiring]
+    norms = {"sandwich": 4, "parallel": 1}.get(wiring, 2)
     assert len(re.findall(r">rmsnorm</text>", svg)) == norms
-    assert svg.count("gf-plus") == (1 if wiring == "parallel" else 2)
+    assert svg.count("gf-plus") == {"parallel": 1, "no_residual": 0}.get(wiring, 2)
     assert ("drawn as pre" in svg) == (wiring == "none of these")
 
 

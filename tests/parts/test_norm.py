@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from glassformer.errors import RequestError
+from glassformer.naming import preset
 from glassformer.parts.core.base import BuildContext
-from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig, fused_layer_norm
+from glassformer.parts.norm import BatchNorm, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig, fused_layer_norm
+from glassformer.parts.norm.batchnorm import naive_batch_norm
 from glassformer.parts.norm.rmsnorm import naive_rms_norm, rms_norm
 from glassformer.parts.region import compiled_regions
 
@@ -182,3 +185,59 @@ def test_a_norm_without_weights_has_none():
     (a,), (b,) = (torch.autograd.grad((y * probe).sum(), x) for y in (norm(x), wanted))
     torch.testing.assert_close(a, b)
     assert RMSNormConfig(affine=False).num_params(BuildContext(d_model=6, vocab_size=7, context=8, n_layers=1)) == 0
+
+
+# Batch norm
+
+
+def test_batchnorm_is_torchs_in_training_and_evaluation() -> None:
+    """Outputs, gradients and running statistics over three batches, then with these."""
+    theirs, mine = moved(nn.BatchNorm1d(16, eps=1e-3)), BatchNorm(16, eps=1e-3)
+    statistics = {"mean": theirs.running_mean, "variance": theirs.running_var}
+    mine.load_state_dict({"weight": theirs.weight, "bias": theirs.bias, **statistics})
+    for seed in range(3):
+        x = 3 * torch.randn(4, 7, 16, generator=torch.Generator().manual_seed(seed)) + 1
+        for a, b in zip(with_gradients(mine, x), with_gradients(theirs, x.flatten(0, 1)), strict=True):
+            torch.testing.assert_close(a.flatten(), b.flatten(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.mean, theirs.running_mean)
+        torch.testing.assert_close(mine.variance, theirs.running_var)
+    mine.eval(), theirs.eval()
+    x = torch.randn(2, 3, 16)
+    torch.testing.assert_close(mine(x).flatten(0, 1), theirs(x.flatten(0, 1)))
+    torch.testing.assert_close(mine(x[:1, :1]), mine(x)[:1, :1])  # a token does not depend on the others
+
+
+def test_batchnorm_equals_its_naive_twin() -> None:
+    norm, x = moved(BatchNorm(5, eps=1e-2)), torch.randn(9, 5)
+    torch.testing.assert_close(norm(x), naive_batch_norm(x, norm.weight, norm.bias, 1e-2))
+    again = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(naive_batch_norm(again, norm.weight, norm.bias, 1e-2).square().sum(), again)
+    (found,) = torch.autograd.grad(norm(again).square().sum(), again)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_batchnorm_lets_later_tokens_through_while_training_only() -> None:
+    with pytest.warns(UserWarning):
+        config = preset("llama@1m+layers=1+vocab_size=11+context=8+batchnorm")
+    model = config.build(seed=0)
+    tokens = torch.arange(8)[None] % 11
+    changed = tokens.clone()
+    changed[0, -1] = 0
+    first, second = (model.train()(one)[0, 0] for one in (tokens, changed))
+    assert not torch.allclose(first, second)
+    first, second = (model.eval()(one)[0, 0] for one in (tokens, changed))
+    torch.testing.assert_close(first, second)
+
+
+def test_batchnorm_of_one_token_is_refused_while_training() -> None:
+    with pytest.raises(RequestError) as refused:
+        BatchNorm(4)(torch.randn(1, 1, 4))
+    assert (refused.value.code, refused.value.field) == ("range", "norm")
+
+
+def test_batchnorm_holds_its_scale_for_attribution() -> None:
+    norm = moved(BatchNorm(6))
+    norm(torch.randn(5, 6))
+    x, direction = torch.randn(2, 6, dtype=torch.float64)
+    below, constant = norm.eval().held(x, direction)
+    torch.testing.assert_close(below @ x + constant, direction @ norm.double()(x[None])[0])

@@ -13,6 +13,8 @@ from glassformer.parts.norm import LayerNorm, RMSNormConfig
 from glassformer.parts.residual import (
     DeepNorm,
     DeepNormConfig,
+    NoResidual,
+    NoResidualConfig,
     Normed,
     NormedConfig,
     Parallel,
@@ -67,6 +69,10 @@ def res_post(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> T
     return x + b(f(x))
 
 
+def no_residual(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> Tensor:
+    return f(b(m(a(x))))
+
+
 def parallel(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable | None = None) -> Tensor:
     return x + m(a(x)) + f((b or a)(x))
 
@@ -76,6 +82,7 @@ def parallel(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable | Non
     [
         (Pre, 2, pre),
         (Post, 2, post),
+        (NoResidual, 2, no_residual),
         (DeepNorm, 2, post),
         (Sandwich, 4, sandwich),
         (ResPost, 2, res_post),
@@ -185,6 +192,7 @@ CONFIGS = [
     NormedConfig(),
     SandwichConfig(),
     ResPostConfig(),
+    NoResidualConfig(),
     ParallelConfig(shared_norm=True),
     ParallelConfig(shared_norm=False),
 ]
@@ -206,7 +214,13 @@ def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool
     assert all((grad is not None) == has_ffn for grad in used)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_dropout_without_a_residual_drops_a_branchs_values() -> None:
+    dropped = NoResidualConfig(dropout=0.5).build(CTX).train()
+    made = dropped(torch.randn(1, 64, D), nn.Identity(), lambda x: torch.ones_like(x))
+    assert set(made.flatten().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("config", [one for one in CONFIGS if one != NoResidualConfig()], ids=str)
 def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
     """The stream itself passes; a dropped branch adds nothing, a kept one adds twice."""
     dropped, plain = (
@@ -233,7 +247,7 @@ def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
 def test_a_wiring_that_is_given_an_ffn_uses_it_or_refuses():
     """An ffn without its norm must not be left out in silence."""
     (mixer, ffn), x = branches(), torch.randn(2, 3, D)
-    for wiring, n in ((Pre, 1), (Post, 1), (DeepNorm, 1), (Sandwich, 2), (ResPost, 1)):
+    for wiring, n in ((Pre, 1), (Post, 1), (DeepNorm, 1), (Sandwich, 2), (ResPost, 1), (NoResidual, 1)):
         residual = wiring(*norms(n))
         try:
             with_ffn = residual(x, mixer, ffn)

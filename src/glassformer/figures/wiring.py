@@ -24,7 +24,7 @@ TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
 Place = tuple[int | str, ...]
-KNOWN = ("pre", "post", "sandwich", "res_post", "parallel")
+KNOWN = ("pre", "post", "sandwich", "res_post", "parallel", "no_residual")
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,10 @@ def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozen
     y = _branch_box(pen, part, role, y, role in marks)
     if norm and block.wiring in ("sandwich", "res_post"):
         y = _branch_box(pen, Box(norm), "norm", y, other)
-    _join_trunk(pen, y, start)
+    if block.wiring == "no_residual":
+        _become_trunk(pen, y)
+    else:
+        _join_trunk(pen, y, start)
     if norm and post:
         _on_trunk(pen, Box(norm), "norm", BRANCH_LEFT + 30, other)
         pen.rise(10)
@@ -309,6 +312,12 @@ def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> floa
     pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height, differs)
     pen.line((BRANCH, y - height), (BRANCH, y - height - 10))
     return y - height - 10
+
+
+def _become_trunk(pen: _Pen, y: float) -> None:
+    """The branch turns back and is the trunk from there on."""
+    pen.line((BRANCH, y), (TRUNK, y), (TRUNK, y - 20))
+    pen.y = y - 20
 
 
 def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> None:

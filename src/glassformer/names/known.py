@@ -46,14 +46,14 @@ PACKAGED = {
 """Checkpoints that come as a package: name -> module, what to install."""
 
 SHORT_NAMES = [
-    "nonorm", "layernorm", "rmsnorm", "branch_scale", "deepnorm", "parallel", "parallel2", "post", "pre", "respost",
-    "sandwich", "glu", "reglu", "geglu", "swiglu", "relu", "gelu", "gelu_tanh", "silu", "relu2", "moe",
-    "expert_choice", "mha", "mqa", "gqa", "softcap", "gain", "sinks", "qknorm", "beside", "mamba", "mamba2",
-    "gated_deltanet", "mla", "linear_attention", "linformer", "performer", "retention", "lightning", "rglru", "s4",
-    "xl_memory", "nope", "alibi", "learned", "relbias", "rope", "sinusoidal", "interpolate", "ntk", "dynamic_ntk",
-    "yarn", "bidirectional", "bigbird", "causal", "chunked", "window", "dilated", "longformer", "prefix",
-    "sigmareparam", "tied", "untied", "pooled", "classes", "bias", "nobias", "dropout", "embednorm", "noembednorm",
-    "vectors", "share", "stack", "mup",
+    "batchnorm", "nonorm", "layernorm", "rmsnorm", "branch_scale", "deepnorm", "noresidual", "parallel",
+    "parallel2", "post", "pre", "respost", "sandwich", "glu", "reglu", "geglu", "swiglu", "relu", "gelu",
+    "gelu_tanh", "silu", "relu2", "moe", "expert_choice", "mha", "mqa", "gqa", "softcap", "gain", "sinks", "qknorm",
+    "beside", "mamba", "mamba2", "gated_deltanet", "mla", "linear_attention", "linformer", "performer", "retention",
+    "lightning", "rglru", "s4", "xl_memory", "nope", "alibi", "learned", "relbias", "rope", "sinusoidal",
+    "interpolate", "ntk", "dynamic_ntk", "yarn", "bidirectional", "bigbird", "causal", "chunked", "window",
+    "dilated", "longformer", "prefix", "sigmareparam", "tied", "untied", "pooled", "classes", "bias", "nobias",
+    "dropout", "embednorm", "noembednorm", "vectors", "share", "stack", "mup",
 ]  # fmt: skip
 """Short names of the package's own changes, in the order of `naming.changes`."""
 

@@ -443,6 +443,12 @@ def changes_mixers(text: str) -> bool:
     return word is not None and part is not None and part.axis == "mixer" and not word.change
 
 
+def caution(change: str) -> str:
+    """Returns the sentence that the part of a change warns of, or an empty text."""
+    part = WORDS.get(change.partition(":")[0], (None, None))[1]
+    return part.caution if part is not None else ""
+
+
 def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequence[str]) -> list[str]:
     """Returns a sentence for each earlier change that a change undoes, and for the choices of a mixer that the mixer in
     its place does not have."""

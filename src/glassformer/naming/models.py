@@ -17,7 +17,7 @@ from glassformer.names import grammar
 from glassformer.names.known import FAMILIES, PACKAGED
 from glassformer.names.places import no_config, unknown
 from glassformer.names.sizes import is_size
-from glassformer.naming.changes import Undone, change_of, changes_mixers, of_mixers, undone
+from glassformer.naming.changes import Undone, caution, change_of, changes_mixers, of_mixers, undone
 from glassformer.naming.sizes import resize, widened
 from glassformer.typed import typed
 
@@ -134,6 +134,8 @@ def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
             raise error if change in str(error) else error.of(f"+{change}") from None
         for sentence in undone(was, config, change, changes[:at]):
             warnings.warn(sentence, Undone, stacklevel=2)
+        if sentence := caution(change):
+            warnings.warn(sentence, stacklevel=2)
     _refuse_lost(config, changes)
     config = _scaled(before, config)
     config.check()

@@ -230,6 +230,8 @@ class PartConfig(Value):
 
     words: ClassVar[tuple[Word, ...]] = ()
     """Its short names in expressions (`parts/core/words.py`)."""
+    caution: ClassVar[str] = ""
+    """A sentence that a change to this part warns of."""
     homonyms: ClassVar[frozenset[str]] = frozenset()
     """Fields that mean something else than the fields of that name of other choices."""
 

@@ -2,6 +2,7 @@
 
 from glassformer.parts.residual.base import Residual, ResidualConfig
 from glassformer.parts.residual.deepnorm import DeepNorm, DeepNormConfig
+from glassformer.parts.residual.no_residual import NoResidual, NoResidualConfig
 from glassformer.parts.residual.normed import Normed, NormedConfig
 from glassformer.parts.residual.parallel import Parallel, ParallelConfig
 from glassformer.parts.residual.post import Post, PostConfig
@@ -12,6 +13,8 @@ from glassformer.parts.residual.sandwich import Sandwich, SandwichConfig
 __all__ = [
     "DeepNorm",
     "DeepNormConfig",
+    "NoResidual",
+    "NoResidualConfig",
     "Normed",
     "NormedConfig",
     "Parallel",
