@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,12 @@ def tiny(step: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_tiny_form_runs_and_resumes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiny_form_runs_and_resumes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
     steps = [tiny(step, text, tmp_path) for step in yaml.safe_load(path.read_text())["steps"]]
     for _ in range(2):
-        assert main(["run", written(tmp_path, *steps)]) == 0
+        assert main(["run", written(tmp_path, *steps), "--json"]) == 0
+        assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == len(steps)
     for step in steps:
         assert any(Path(step["out"]).iterdir())

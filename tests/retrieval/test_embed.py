@@ -47,6 +47,7 @@ def test_the_published_cosines():
     x = gf.embed("minilm", texts)
     assert x.dtype == torch.float32 and x.shape == (4, 384)
     torch.testing.assert_close(x[0] @ x[1:].T, torch.tensor([0.6946, 0.9429, 0.2569]), rtol=0, atol=5e-5)
+    assert x.to_pandas().set_index("text").to_numpy(dtype="float32").tolist() == x.tolist()
 
 
 @minilm

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.figures.terminal import Printed
+from glassformer.figures.terminal import Tabular
 from glassformer.files import atomic_file, output
 from glassformer.generation.vectors import Embedder
 from glassformer.naming.resolve import ModelLike, files_of, resolve
@@ -24,7 +24,7 @@ from glassformer.typed import typed
 KINDS = (".npy", ".jsonl")
 
 
-class Embeddings(Tensor, Printed):
+class Embeddings(Tensor, Tabular):
     """Vectors of texts: a tensor (n, d) in fp32. Results of computing with it are plain tensors."""
 
     texts: list[str]
@@ -48,6 +48,14 @@ class Embeddings(Tensor, Printed):
             yield from json_lines(self.texts, self.numpy())
         else:
             yield f"{self.out}: {len(self):,} vectors of {self.shape[1]} in {self.seconds:.1f} s"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a row per text: the text, and each coordinate of its vector by number."""
+        vectors = self.tolist()
+        return [
+            {"text": text, **{str(i): one for i, one in enumerate(row)}}
+            for text, row in zip(self.texts, vectors, strict=True)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what `--json` prints; the vectors only if they were not written to a file."""

@@ -183,6 +183,7 @@ def run(
     watch: Flag = False,
     out: str | None = None,
     trains: Executed = HERE,
+    json: Json = False,
 ) -> None:
     """Run an experiment from a file, such as recipes/gpt2-to-llama.yaml.
 
@@ -200,6 +201,8 @@ def run(
         Record statistics while the models train, as in compare.
     out
         Output folder, which overrides that of the file.
+    json
+        Print each step's result as a line of JSON.
     """
     from glassformer.cli.show import show
     from glassformer.laboratory.experiments import steps_of
@@ -212,9 +215,9 @@ def run(
         print(words, file=sys.stderr)
     for step in steps:
         print(f"{step.verb}, in {step.out}", file=sys.stderr)
-        with ComparisonView() as view:
+        with ComparisonView(quiet=json) as view:
             found = step.carry_out(view.event, executor)
-        show(found, False)
+        show(found, json)
 
 
 def advise(
