@@ -160,6 +160,27 @@ def test_force_replaces_a_file_and_leaves_others(name: str, file: str, inputs: I
     assert (tmp_path / file).read_bytes() != FOREIGN == (tmp_path / "notes.txt").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["save", "convert"])
+@pytest.mark.parametrize("other", ["notes.txt", "photos/cat.jpg"])
+def test_no_checkpoint_is_mixed_with_other_files(name: str, other: str, inputs: Inputs, tmp_path: Path) -> None:
+    """But for hidden files, as of a version control, and for those that came after an earlier checkpoint."""
+    verb, taken, ours = FOLDERS[name], tmp_path / "taken", tmp_path / "ours"
+    (taken / other).parent.mkdir(parents=True)
+    (taken / other).write_bytes(FOREIGN)
+    with refused(code="exists", field="out"):
+        verb(inputs, taken)
+    assert contents(taken) == {other: FOREIGN}
+    FORCED[name](inputs, taken)
+    assert contents(taken)[other] == FOREIGN and (taken / "config.json").is_file()
+    ours.mkdir()
+    (ours / ".gitattributes").write_bytes(FOREIGN)
+    verb(inputs, ours)
+    (ours / other).parent.mkdir(parents=True, exist_ok=True)
+    (ours / other).write_bytes(FOREIGN)
+    verb(inputs, ours)
+    assert contents(ours)[other] == contents(ours)[".gitattributes"] == FOREIGN
+
+
 def test_runs_of_other_origin_are_not_taken_for_a_comparison(tmp_path: Path) -> None:
     (tmp_path / "out" / "runs").mkdir(parents=True)
     (tmp_path / "out" / "runs" / "notes.txt").write_text("precious")

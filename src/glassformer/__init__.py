@@ -199,7 +199,7 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         pooling
             Pooling that makes it a folder of sentence-transformers too, as `load` gives it.
         force
-            Replace files of the folder that this program did not write.
+            Replace files of the folder that this program did not write, and write beside other files.
 
         Returns
         -------
@@ -209,7 +209,7 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         Raises
         ------
         RequestError
-            If the family cannot hold the model, or the folder cannot be written or holds such files of other origin.
+            If the family cannot hold the model, or the folder cannot be written or holds other files.
 
         Examples
         --------

@@ -182,10 +182,12 @@ MARKED_BYTES = 1 << 16
 
 
 @contextmanager
-def output(out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = ()) -> Iterator[Path]:
+def output(
+    out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = (), alone: bool = False
+) -> Iterator[Path]:
     """Yields the path of an output that a verb writes inside, and remembers the files that it wrote. Raises
     RequestError as `check_output` does."""
-    place = check_output(out, *names, force=force, sources=sources)
+    place = check_output(out, *names, force=force, sources=sources, alone=alone)
     before = _stamps(place, names)
     try:
         yield place
@@ -197,13 +199,16 @@ def output(out: str | Path, *names: str, force: bool | None = False, sources: It
             remember(WRITTEN, key, mine)
 
 
-def check_output(out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = ()) -> Path:
+def check_output(
+    out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = (), alone: bool = False
+) -> Path:
     """Returns the path of an output that can be written. Leaves no trace.
 
     out        A file, or with `names` a folder
     names      Patterns of the files and folders that are replaced or removed in it
     force      Replaces files of other origin, too; None for a verb that never does
     sources    Files and folders that the output is made from: it may not be one of them, nor a folder inside one
+    alone      Refuses a folder of other files, hidden ones aside, if no file of `names` is there from before
 
     Raises RequestError."""
     place = _writable(out, file=not names)
@@ -212,6 +217,14 @@ def check_output(out: str | Path, *names: str, force: bool | None = False, sourc
         refuse_foreign(
             place, *names, remedy="name another" + ("" if force is None else ", or replace with force (--force)")
         )
+        if alone and place.is_dir() and not _stamps(place, names):
+            others = sorted(one.name for one in place.iterdir() if not one.name.startswith("."))
+            if others:
+                raise RequestError(
+                    f"{place} holds other files ({', '.join(map(shown, others[:5]))}); "
+                    "name a new folder, or write beside them with force (--force)",
+                    code="exists", field="out", value=str(place),
+                )  # fmt: skip
     return place
 
 

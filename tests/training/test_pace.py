@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,20 +75,20 @@ def test_past_its_limit_each_is_timed_once():
 def test_steps_are_those_of_the_trainer(text: Tokens, monkeypatch: pytest.MonkeyPatch):
     """The loop's own step is called on runs of the recipe; a slower step has a longer time."""
     seen: list[tuple[str, int]] = []
-    step = stop_watch.one_step
+    step, now = stop_watch.one_step, [0.0]
 
     def watched(run: Any) -> None:
         seen.append((run.recipe.optimizer.kind, run.config.vocab_size))
-        if run.recipe.optimizer.kind == "lion":
-            time.sleep(0.2)
+        now[0] += 2.0 if run.recipe.optimizer.kind == "lion" else 0.5
         step(run)
 
     monkeypatch.setattr(stop_watch, "one_step", watched)
+    monkeypatch.setattr(stop_watch, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     config = gf.preset("llama@0.05m+vocab_size=100")
     found = paces({"slow": (config, recipe(optimizer="lion")), "fast": (config, recipe())}, text, steps=3)
     assert seen == [("lion", 100), ("adamw", 100)] * (FIRST + 3)
-    assert found["slow"].tokens == found["fast"].tokens == 32 and len(found["fast"].steps) == 3
-    assert found["slow"].seconds > 0.2 > found["fast"].seconds > 0
+    assert found["slow"].tokens == found["fast"].tokens == 32
+    assert found["slow"].steps == (2.0,) * 3 and found["fast"].steps == (0.5,) * 3
 
 
 def test_a_model_that_cannot_be_trained_so_is_refused(text: Tokens):

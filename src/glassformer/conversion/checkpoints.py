@@ -141,7 +141,7 @@ def save(
     force: bool = False,
 ) -> Family:
     """Writes a Hugging Face folder and returns the family that holds the model; `gf.save` explains the parameters."""
-    with output(folder, *FILES, force=force) as place:
+    with output(folder, *FILES, force=force, alone=True) as place:
         model = eager(model)
         ends = model.ends if ends is None else ends
         return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)

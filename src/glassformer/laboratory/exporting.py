@@ -106,8 +106,8 @@ def convert(
         dtype of weight matrices: a torch dtype, its name, or "q8_0" (gguf only). By default unchanged, and float16 in
         a GGUF.
     force
-        Replace files that this program did not write, and write weights that are NaN or infinite. The source is never
-        replaced.
+        Replace files that this program did not write, write into a folder of other files, and write weights that are
+        NaN or infinite. The source is never replaced.
     progress
         As in `check`: True, False, or a function that receives events.
 
@@ -119,8 +119,8 @@ def convert(
     Raises
     ------
     RequestError
-        If `source` has no weights or some that are not finite, `out` cannot be written, is the source or holds files of
-        other origin, or the format cannot hold the model. Nothing is written.
+        If `source` has no weights or some that are not finite, `out` cannot be written, is the source or holds other
+        files, or the format cannot hold the model. Nothing is written.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def convert(
         near = did_you_mean(named, list(FILE_TYPES)) or f"; use {', '.join(FILE_TYPES)}"
         raise RequestError(f"dtype={named}{near}", code="unknown", field="dtype", value=named)
     names = () if kind == "gguf" else FILES
-    with output(out, *names, force=force, sources=files_of(source)) as path, shown(progress):
+    with output(out, *names, force=force, sources=files_of(source), alone=kind == "hf") as path, shown(progress):
         loaded = resolve(source, weights=True)
         if not force:
             _refuse_spoilt(loaded.model, "float16" if kind == "gguf" and named is None else named, kind)

@@ -17,7 +17,7 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
-from glassformer.parts.ffn.experts import Router, check_routing, read_experts, share_of
+from glassformer.parts.ffn.experts import Router, check_routing, kind_inside, read_experts, share_of
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.forward_pass import Pass
@@ -143,6 +143,9 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     def n_matrices(self) -> int:
         return 3 if self.gated else 2
+
+    def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
+        return self.replace(hidden=hidden, **kind_inside(new))
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:

@@ -440,13 +440,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return 3 if self.gated else 2
 
     def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
-        if (like := new.as_experts()) is None:
-            raise RequestError(
-                f"experts cannot be of the kind {new.kind}; give the model another ffn first, or leave out the experts",
-                code="conflict", field="ffn.kind", value=new.kind,
-            )  # fmt: skip
-        clamp = self.clamp if like["activation"] == "silu" else None
-        return self.replace(hidden=hidden, gated=like["gated"], activation=like["activation"], clamp=clamp)
+        like = kind_inside(new)
+        return self.replace(hidden=hidden, **like, clamp=self.clamp if like["activation"] == "silu" else None)
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
@@ -532,6 +527,16 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
             gate = linear_cost(ctx, shape, d, 1)
             shared += gate + Cost(kept=shape.keeps(d + 1) - gate.kept)
         return router + experts + shared
+
+
+def kind_inside(new: FFNConfig) -> dict[str, Any]:
+    """Returns the fields of experts that have the kind of a network. Raises RequestError if experts cannot."""
+    if (like := new.as_experts()) is None:
+        raise RequestError(
+            f"experts cannot be of the kind {new.kind}; give the model another ffn first, or leave out the experts",
+            code="conflict", field="ffn.kind", value=new.kind,
+        )  # fmt: skip
+    return {name: like[name] for name in ("gated", "activation")}
 
 
 def share_of(hidden: int, experts: int) -> int:
