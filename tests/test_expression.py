@@ -938,8 +938,8 @@ SIZES_OF = ("hidden", "multiple_of", "n_heads", "scale")
 """Fields that follow from others: a matched width, heads of a kind, the scale of tokens with sinusoids."""
 
 
-APART = {"stack", "beside"}
-"""Words with other words inside: what an earlier or a later word sets is in their mixers, at other paths."""
+APART = {"stack", "beside", "share"}
+"""Words that make other blocks or mixers of those there: what an earlier or a later word sets is in each of them."""
 
 
 def is_kept(config: dict[str, object], path: str, chosen: object) -> bool:
