@@ -943,9 +943,10 @@ APART = {"stack", "beside", "share"}
 
 
 def is_kept(config: dict[str, object], path: str, chosen: object) -> bool:
-    """Whether a model has a value, or one that follows from others. Experts have the gate of a GLU as a field, which
-    a later GLU sets by its kind."""
-    if path.endswith("ffn.kind") and chosen == "glu" and config.get(path.replace("ffn.kind", "ffn.gated")):
+    """Returns True if a model has a value, or one that follows from others. Experts have the gate of a GLU as a field,
+    which a later FFN sets by its kind."""
+    gated = {"glu": True, "mlp": False}.get(str(chosen)) if path.endswith("ffn.kind") else None
+    if gated is not None and config.get(path.replace("ffn.kind", "ffn.gated")) is gated:
         return True
     follows = path.rpartition(".")[2] in SIZES_OF or path.startswith(FOLLOWING) or path.endswith("ffn.gated")
     return follows or config.get(path) == chosen

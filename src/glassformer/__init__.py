@@ -199,7 +199,7 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         pooling
             Pooling that makes it a folder of sentence-transformers too, as `load` gives it.
         force
-            Replace files of the folder that this program did not write, and write beside other files.
+            Replace files of the folder that this program did not write, and write next to other files.
 
         Returns
         -------

@@ -222,7 +222,7 @@ def check_output(
             if others:
                 raise RequestError(
                     f"{place} holds other files ({', '.join(map(shown, others[:5]))}); "
-                    "name a new folder, or write beside them with force (--force)",
+                    "name a new folder, or write next to them with force (--force)",
                     code="exists", field="out", value=str(place),
                 )  # fmt: skip
     return place
