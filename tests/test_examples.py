@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -45,6 +46,21 @@ def test_it_runs(
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     assert PRINTS[name] in capsys.readouterr().out
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its cells in one namespace, from the top, as `Run All` does."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((FOLDER / "first_transformer.ipynb").read_text(encoding="utf-8"))["cells"]
+    known: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            exec("".join(cell["source"]).replace("steps=60", "steps=2"), known)
+    shown = capsys.readouterr().out
+    assert "logits (1, 22, 257)" in shown and "weight on later tokens 0.0" in shown
 
 
 def test_each_is_tried_and_short() -> None:

@@ -18,11 +18,32 @@ BEGIN = """\
 Five guides explain the transformer and ask for a system that shows it. This table lists each item of them with the
 command that shows it; `glassformer guides` prints it, and a test runs every command that ends within seconds. """
 
+START = (
+    (
+        "beginner",
+        "[a first transformer](../examples/first_transformer.ipynb), a notebook; "
+        '`glassformer inspect smollm2 "The cat sat on the mat"`',
+        "`glassformer guides first-lesson`; [parts](mixers.md)",
+    ),
+    (
+        "practitioner",
+        "`glassformer advise --goal chat`; `glassformer plan llama-3-8b --machine h100`",
+        "`glassformer convert`, `glassformer check`; [planning](planning.md)",
+    ),
+    (
+        "researcher",
+        "`glassformer compare gpt2@1m llama@1m --data python-docs --minutes 1`; `glassformer ablate`",
+        "[honest comparison](honest-comparison.md); [claims](claims.md); [own parts](own-parts.md)",
+    ),
+)
+"""First and next steps by reader."""
+
 
 def guides_page() -> str:
     """Returns the page: counts, a table for each guide, and the corrections."""
     tables = guide_tables()
     pieces = [BEGIN + HOW, table(("guide", *VERDICTS), _counts())]
+    pieces += ["## Where to start", table(("reader", "first", "then"), START)]
     for name, one in tables.items():
         pieces += [f"## {GUIDES[name]}", f"`glassformer guides {name}`"]
         pieces.append(table(("item", "content", "command", "verdict"), map(_row, one.rows)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +18,17 @@ import glassformer as gf
 from glassformer.cli import main
 from glassformer.cli.program import app
 from glassformer.config import read_tree, validated
-from glassformer.laboratory.evidence import known
+from glassformer.laboratory.evidence import known, overview
+from glassformer.laboratory.evidence.claim import credit
+from glassformer.laboratory.evidence.stored import MEASURED, read
 from glassformer.laboratory.guide_table import FOLDER, PROGRAM, VERDICTS, GuideTable
 from glassformer.names.known import GUIDES
 from tests.refused import refused
 
 ITEMS = {"in-depth": 63, "mathematics": 41, "first-lesson": 38, "architecture": 42, "core": 15}
 """Numbers of items of the guides, as they were counted when the guides were read."""
-EXPERIMENT = "python -m "
+OTHER = ("python -m ", "jupyter ")
+"""Starts of commands that run an experiment of the source tree or open a notebook of it."""
 ROWS = gf.guides().rows
 QUICK = sorted({row.command for row in ROWS if row.quick and row.command})
 SHELL = sorted({row.command for row in ROWS if row.command and row.command.startswith(PROGRAM)})
@@ -77,12 +81,32 @@ def test_commands_name_verbs_options_and_claims_that_exist(command: str) -> None
         assert {word for word in rest if word in known()} == set(rest) - {"--data", "shakespeare.txt"}
 
 
-def test_python_commands_compile_and_experiments_exist() -> None:
+def test_python_commands_compile_and_other_files_exist() -> None:
     for row in ROWS:
-        if row.command and row.command.startswith(EXPERIMENT):
-            assert find_spec(row.command.split()[2])
+        if row.command and row.command.startswith(OTHER):
+            word = row.command.split()[2]
+            assert (Path(__file__).parents[2] / word).is_file() if "/" in word else find_spec(word)
         elif row.command and not row.command.startswith(PROGRAM):
             compile(row.command, row.item, "exec")
+
+
+def test_verdicts_of_long_claims_are_those_of_the_release() -> None:
+    """A row about a trained or timed claim expects the stored verdict."""
+    verdicts = {row.name: row.verdict for row in overview(MEASURED)}
+    for row in ROWS:
+        command = row.command or ""
+        if command.startswith(f"{PROGRAM}claims ") and not row.quick and row.verdict != "missing":
+            found = [verdicts[word] or "" for word in words_of(command)[1:] if word in known()]
+            assert all(any(text in verdict for verdict in found) for text in row.expected), row.item
+
+
+def test_a_claim_cites_a_paper_or_the_title_of_a_guide() -> None:
+    titles = [credit(guide) for guide in GUIDES]
+    for claim in known().values():
+        paper = re.search(r"\b\d{4}\.\d{5}\b", claim.source)
+        assert paper or any(title in claim.source for title in titles), claim.name
+        if (stored := read(MEASURED, claim.name)) is not None:
+            assert stored.source == claim.source, claim.name
 
 
 def test_claims_in_corrections_exist() -> None:

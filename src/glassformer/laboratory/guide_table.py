@@ -21,7 +21,9 @@ FOLDER = Path(__file__).with_name("guide_tables")
 PROGRAM = "glassformer "
 """Start of a command of the command line; any other command is Python."""
 VERDICTS = ("works", "half", "missing", "no system")
-HOW = "A command without `glassformer` is Python, after `import torch; import glassformer as gf`."
+HOW = (
+    "A command without `glassformer`, `python` or `jupyter` is Python, after `import torch; import glassformer as gf`."
+)
 """Explanation of the commands."""
 
 Words = Annotated[str, Field(min_length=1, max_length=400)]
