@@ -114,7 +114,7 @@ class Guides(Tabular):
         """Yields the items, their count by verdict, and the corrections."""
         table = ruled()
         for heading in ("item", "content", "command", "verdict"):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for row in self.rows:
             table.add_row(row.item, row.source, row.command or row.reason or "", row.verdict)
         yield table
@@ -131,7 +131,7 @@ class Guides(Tabular):
     def _corrections(self) -> TextTable:
         table = ruled(f"{len(self.corrections)} corrections")
         for heading in ("item", "the guide", "here", "source"):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for item, one in self.corrections.items():
             table.add_row(item, one.guide, one.ours, one.source)
         return table
