@@ -76,7 +76,8 @@ def test_quick_command_prints_what_is_expected(command: str, tmp_path: Path, mon
 @pytest.mark.parametrize("command", SHELL)
 def test_commands_name_verbs_options_and_claims_that_exist(command: str) -> None:
     verb, *rest = words_of(command)
-    app.parse_args([verb, *rest], exit_on_error=False, print_error=False)
+    if verb != "help":  # no verb of the application: main prints what the others are
+        app.parse_args([verb, *rest], exit_on_error=False, print_error=False)
     if verb == "claims":
         assert {word for word in rest if word in known()} == set(rest) - {"--data", "shakespeare.txt"}
 
