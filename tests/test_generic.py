@@ -244,6 +244,7 @@ CURES = [
     Case(f"gpt2@1m+{TINY}+mup+sigmareparam"),
     Case(f"llama@1m+{TINY}+gain+gqa:2"),
     Case(f"llama@1m+{TINY}+gqa:2+qknorm+mixer.gated=true+bias"),
+    Case(f"llama@1m+{TINY}+gqa:2+mixer.value_dim=6+mixer.gated=true"),
     Case(f"bloom@1m+{TINY}+gain+window:{WINDOW}+kernel=banded"),
 ]
 EXPERTS = [

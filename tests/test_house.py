@@ -796,7 +796,7 @@ def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
 
 FROM_THE_MODEL = {
     "d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden",
-    "in_features", "outs", "reparam", "heads", "clip", "layer", "feeds_products",
+    "in_features", "outs", "reparam", "heads", "clip", "value_dim", "layer", "feeds_products",
 }  # fmt: skip
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
@@ -807,8 +807,8 @@ ELSEWHERE = {
     "experts": {"router", "shared"},  # parts of their own
 }
 NOT_ARGUMENTS = {
-    "attention": {"clip"},  # its projection's
-    "global_attention": {"clip"},
+    "attention": {"clip", "value_dim"},  # its projection's
+    "global_attention": {"clip", "value_dim"},
     "rotary": {"fraction"},
     "glu": {"multiple_of"},
     "alibi": {"scaled"},

@@ -36,6 +36,7 @@ ROWS = {
     "gqa": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=sdpa",
     "gqa-banded": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=banded",
     "gated": f"llama@1m+{SMALL}+heads=4+qknorm+mixer.gated=true+kernel=sdpa",
+    "wide values": f"llama@1m+{SMALL}+heads=4+mixer.value_dim=24+kernel=sdpa",
     "gated naive": f"gpt2@1m+{SMALL}+heads=4+mixer.gated=true+kernel=naive",
     "qknorm": f"llama@1m+{SMALL}+heads=4+qknorm+kernel=sdpa",
     "alibi": f"gpt2@1m+{SMALL}+heads=4+alibi+kernel=sdpa",

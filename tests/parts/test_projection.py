@@ -32,6 +32,7 @@ from glassformer.parts.projection import (
     SeparateQKV,
 )
 from glassformer.parts.visibility import SlidingWindow
+from tests.refused import refused
 
 TINY = "llama@1m+layers=2+d_model=32+heads=4+gqa:2+vocab_size=61+context=64"
 TOKENS = torch.randint(61, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -217,3 +218,45 @@ def test_layers_may_share_keys_and_values():
     with pytest.raises(RequestError) as refused:
         upper(x, Pass(0, 7))
     assert (refused.value.code, refused.value.field) == ("missing", "kv")
+
+
+# Values of another width
+
+
+@pytest.mark.parametrize("kind", [FusedQKV, SeparateQKV])
+def test_wide_values_are_attention_by_its_definition(kind: type[Projection]) -> None:
+    """softmax(q k^T / sqrt(d_k)) v W_O with d_v of 5 and d_k of 8 (1706.03762, section 3.2), grouped heads."""
+    attention = Attention(32, 4, 2, projection=partial(kind, value_dim=5))
+    x = torch.randn(2, 7, 32)
+    q, k, v = (attention.matrices()[name].applied().reshape(-1, 32) for name in "qkv")
+    assert (q.shape[0], k.shape[0], v.shape[0]) == (32, 16, 10)
+    q, k, v = ((x @ matrix.T).unflatten(-1, (n, -1)) for matrix, n in ((q, 4), (k, 2), (v, 2)))
+    k, v = (one.repeat_interleave(2, dim=2) for one in (k, v))
+    scores = torch.einsum("bsnh,btnh->bnst", q, k) / 8**0.5
+    pattern = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    z = torch.einsum("bnst,btnh->bsnh", pattern, v).flatten(-2)
+    torch.testing.assert_close(attention(x), z @ attention.output.weight.T)
+
+
+@pytest.mark.parametrize("projection", ["fused", "separate"])
+def test_wide_values_are_counted_kept_and_stored(projection: str, tmp_path: Path) -> None:
+    config = gf.preset(f"{TINY}+mixer.value_dim=12+mixer.projection={projection}")
+    plain = gf.preset(TINY)
+    model = config.build(seed=0)
+    # d g (hv - h) of W_V and d n (hv - h) of W_O more in each of two layers
+    assert config.num_params() - plain.num_params() == 2 * 32 * (2 + 4) * (12 - 8)
+    assert config.num_params() == sum(p.numel() for p in model.parameters())
+    assert config.state_bytes(9) - plain.state_bytes(9) == 2 * 9 * 2 * (12 - 8) * 2  # bf16
+    full = model(TOKENS)
+    state = model.init_state(2, 10)
+    pieces = torch.cat([model(TOKENS[:, :6], state), model(TOKENS[:, 6:7], state), model(TOKENS[:, 7:], state)], 1)
+    torch.testing.assert_close(pieces, full)
+    assert gf.save(model, None, tmp_path).model_type == "glassformer"
+    torch.testing.assert_close(gf.load(str(tmp_path)).model(TOKENS), full)
+
+
+def test_values_as_wide_as_keys_are_the_default() -> None:
+    config = gf.preset(f"{TINY}+mixer.value_dim=8")
+    assert config.resolved() == gf.preset(TINY).resolved()
+    with refused(code="conflict", field="mixer.value_dim"):
+        gf.preset(f"{TINY}+mixer.value_dim=12+share:2")

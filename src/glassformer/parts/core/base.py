@@ -72,6 +72,8 @@ class BuildContext:
     n_heads: int = 0
     n_kv_heads: int = 0
     head_dim: int = 0
+    value_dim: int | None = None
+    """Values per head of v and z; by default head_dim."""
     bias: bool = False
     """Whether its linear maps have a bias."""
     sees_later: bool = False

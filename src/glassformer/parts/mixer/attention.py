@@ -58,6 +58,9 @@ class Attention(SoftmaxAttention):
     Agarwal et al. 2025, 2508.10925): a head that finds nothing need not look at the first token. At its start of 0 the
     softmax is e^s / (1 + sum e^s). The rows of the pattern then sum to less than 1.
 
+    Values may have another width than queries and keys, `projection.value_dim` = hv: v (b,s,g,hv), z (b,s,n,hv), and
+    W_O (d, n hv). The paper's d_v.
+
     With `gated`, z is times sigmoid(x W_gate), value by value (Qwen3-Next; Qiu et al. 2025, 2505.06708). The site gate
     (b,s,n,h) is x W_gate, and z what the gate lets through.
     """
@@ -196,6 +199,8 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
     """None: as many as n_heads."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """None: d_model / n_heads."""
+    value_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """Values per head of v and z, the paper's d_v; by default head_dim."""
     bias: bool = False
     out_bias: bool | None = None
     """None: as `bias`."""
@@ -222,8 +227,19 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         """The class that it builds."""
         return Attention
 
+    def _of_projection(self, ctx: BuildContext) -> BuildContext:
+        """The context of its projection."""
+        return self._within(ctx).within(value_dim=self.value_dim)
+
+    def resized(self, n_heads: int) -> Any:
+        return super().resized(n_heads).replace(value_dim=None)
+
+    def resolved(self, ctx: BuildContext) -> Any:
+        new = super().resolved(ctx)
+        return new.replace(value_dim=None if new.value_dim == new.head_dim else new.value_dim)
+
     def _projection(self, ctx: BuildContext) -> Projection:
-        return self.projection.build(self._within(ctx))(self.heads(ctx), clip=self.clip)
+        return self.projection.build(self._of_projection(ctx))(self.heads(ctx), clip=self.clip)
 
     def divided(self, ctx: BuildContext, owners: int) -> AttentionConfig:
         n, g, h = self.heads(ctx)
@@ -233,7 +249,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return self.replace(shares=name)
 
     def taking(self, name: str) -> SharedAttentionConfig:
-        for field in ("softcap", "clip", "gain_control", "gated"):
+        for field in ("softcap", "clip", "gain_control", "gated", "value_dim"):
             refuse_in_taker(field, getattr(self, field))
         kept = ("n_heads", "n_kv_heads", "head_dim", "bias", "out_bias", "position", "visibility", "scale", "dropout")
         return SharedAttentionConfig(
@@ -255,7 +271,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
 
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self.heads(ctx)
-        inner = self._within(ctx)
+        inner = self._of_projection(ctx)
         if self.shares is not None:
             ctx.offer(("keys", self.shares), (g, h, self.visibility, self.position and self.position.resolved(inner)))
         return self.module()(
@@ -270,7 +286,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        inner, projection = self._within(ctx), self._projection(ctx)
+        inner, projection = self._of_projection(ctx), self._projection(ctx)
         width, keys = projection.value_dim, keys_met(self.seen(inner), shape)
         core = attention_cost(inner, shape, width, keys, 2 if self.gain_control else 1)
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=self._out_bias)
@@ -287,9 +303,11 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
-        kept, mask = self._call_keeps(ctx, shape, turned, additive=self.softcap is None, sinks=self.sinks)
+        value_dim = self._projection(ctx).value_dim
+        facts = {"additive": self.softcap is None, "sinks": self.sinks}
+        kept, mask = self._call_keeps(ctx, shape, turned, value_dim, **facts)
         size = {"q": ctx.n_heads * ctx.head_dim, "k": ctx.n_kv_heads * ctx.head_dim}
-        size["v"] = ctx.n_kv_heads * self._projection(ctx).value_dim
+        size["v"] = ctx.n_kv_heads * value_dim
         apart = "qk" if turned or normed else ""  # tensors of their own
         read = set("qk" if normed else "") | (set(kept.given) - set(apart))
         values = [name for name in apart if name in kept.given]
@@ -297,11 +315,11 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         values += "qk" if self.qk_norm is not None and turned and self.qk_norm.after_position else ""
         values += "qkv" if self.clip is not None else ""
         own = kept.own + shape.keeps(sum(size[name] for name in values))
-        z = ctx.n_heads * self._projection(ctx).value_dim if "z" in kept.given else 0
+        z = ctx.n_heads * value_dim if "z" in kept.given else 0
         if self.gain_control:  # a second call, with queries of its own; the output reads the difference
             own += kept.own + shape.keeps(size["q"] + 2 * z)
         if self.gated:  # z and the opened gate, of which the output reads the product
-            own += shape.keeps(2 * ctx.n_heads * self._projection(ctx).value_dim)
+            own += shape.keeps(2 * ctx.n_heads * value_dim)
         elif turned and not self.gain_control:  # z then lies as q does, head by head, and the output reads a copy
             own += shape.keeps(z)
         return Cost(kept=own) + mask

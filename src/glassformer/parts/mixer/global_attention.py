@@ -95,7 +95,7 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         """It has two sets of keys and values."""
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        inner, seen = self._within(ctx), self.visibility.build(ctx)
+        inner, seen = self._of_projection(ctx), self.visibility.build(ctx)
         assert isinstance(seen, Longformer)
         first = min(seen.globals, shape.t)
         if not first:  # only those of a caller, whom a config does not know

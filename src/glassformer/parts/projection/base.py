@@ -41,8 +41,9 @@ class Projection(ABC):
     and widths of `kept_shapes`, the decode state stores those, and `expand` makes what the kernel reads.
     """
 
-    def __init__(self, heads: Heads, clip: float | None = None):
+    def __init__(self, heads: Heads, clip: float | None = None, value_dim: int | None = None):
         self.heads, self.clip = heads, clip
+        self._value_dim = value_dim or heads.head_dim
 
     @abstractmethod
     def shapes(self, d_model: int) -> dict[str, MapShape]:
@@ -75,23 +76,23 @@ class Projection(ABC):
     @property
     def value_dim(self) -> int:
         """Values per head of z (b, s, n, value_dim)."""
-        return self.heads.head_dim
+        return self._value_dim
 
     @property
     def kept_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(heads, width) of the k and of the v that the decode state keeps of each token."""
         _, g, h = self.heads
-        return (g, h), (g, h)
+        return (g, h), (g, self.value_dim)
 
     def expand(self, maps: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from those kept."""
         return k, v
 
-    def by_head(self, x: Tensor) -> Tensor:
-        """(b, s, n h) -> (b, s, n, h), clipped."""
+    def by_head(self, x: Tensor, width: int | None = None) -> Tensor:
+        """(b, s, n h) -> (b, s, n, h), clipped; h is `width`, or head_dim."""
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
-        return x.unflatten(-1, (-1, self.heads.head_dim))
+        return x.unflatten(-1, (-1, width or self.heads.head_dim))
 
 
 MakeProjection = Callable[..., Projection]

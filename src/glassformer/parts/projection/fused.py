@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -12,17 +13,17 @@ from glassformer.parts.projection.base import MakeProjection, MapShape, Projecti
 
 
 class FusedQKV(Projection):
-    """q|k|v = x W^T + b, one product: W (n h + 2 g h, d) holds the rows of W_Q, W_K and W_V, one below the other."""
+    """q|k|v = x W^T + b, one product: W (n h + g h + g hv, d) holds the rows of W_Q, W_K, W_V, one below the other."""
 
     def shapes(self, d_model: int) -> dict[str, MapShape]:
         n, g, h = self.heads
         shards = (Shard("column", n), Shard("column", g), Shard("column", g))
-        return {"qkv": MapShape(d_model, (n * h, g * h, g * h), ("score", "score", "hidden"), shards)}
+        return {"qkv": MapShape(d_model, (n * h, g * h, g * self.value_dim), ("score", "score", "hidden"), shards)}
 
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
         qkv = maps.qkv
         q, k, v = qkv.split(qkv(x))
-        return self.by_head(q), self.by_head(k), self.by_head(v)
+        return self.by_head(q), self.by_head(k), self.by_head(v, self.value_dim)
 
     def matrices(self, maps: Any) -> dict[str, Matrix]:
         n, g, _ = self.heads
@@ -34,4 +35,4 @@ class FusedQKVConfig(SelfProjectionConfig, kind="fused"):
     tensors: ClassVar[tuple[str, ...]] = ("qkv",)
 
     def build(self, ctx: BuildContext) -> MakeProjection:
-        return FusedQKV
+        return partial(FusedQKV, value_dim=ctx.value_dim)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -19,11 +20,12 @@ class SeparateQKV(Projection):
         return {
             "q_proj": MapShape(d_model, (n * h,), ("score",), (Shard("column", n),)),
             "k_proj": MapShape(d_model, (g * h,), ("score",), (Shard("column", g),)),
-            "v_proj": MapShape(d_model, (g * h,), ("hidden",), (Shard("column", g),)),
+            "v_proj": MapShape(d_model, (g * self.value_dim,), ("hidden",), (Shard("column", g),)),
         }
 
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
-        return self.by_head(maps.q_proj(x)), self.by_head(maps.k_proj(x)), self.by_head(maps.v_proj(x))
+        q, k, v = (map_(x) for map_ in (maps.q_proj, maps.k_proj, maps.v_proj))
+        return self.by_head(q), self.by_head(k), self.by_head(v, self.value_dim)
 
     def matrices(self, maps: Any) -> dict[str, Matrix]:
         n, g, _ = self.heads
@@ -33,4 +35,4 @@ class SeparateQKV(Projection):
 
 class SeparateQKVConfig(SelfProjectionConfig, kind="separate"):
     def build(self, ctx: BuildContext) -> MakeProjection:
-        return SeparateQKV
+        return partial(SeparateQKV, value_dim=ctx.value_dim)
