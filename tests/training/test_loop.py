@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import warnings
@@ -469,3 +470,13 @@ def test_saving_in_the_background_changes_nothing(text: TextData, tmp_path: Path
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, other = (checkpoint.latest(tmp_path / run) / file for run in ("waits", "goes_on"))  # type: ignore[operator]
         assert one.read_bytes() == other.read_bytes(), file
+
+
+def test_epochs_are_passes_over_the_text(text: TextData) -> None:
+    """Windows of 16 tokens next to each other, in batches of 2: by hand, of the number of tokens."""
+    windows = (len(text.train) - 16) // 16
+    fields = {name: value for name, value in TEN.items() if name not in ("tokens", "steps")}
+    run = train(model(), text, {**fields, "epochs": 0.01, "batch_size": 2, "context": 16})
+    assert run.steps == max(1, math.ceil(0.01 * math.ceil(windows / 2)))
+    with refused(code="conflict", field="budget"):
+        train(model(), text, {**fields, "epochs": 1, "steps": 3})

@@ -77,7 +77,7 @@ def _missing(app: App, arguments: list[str]) -> list[str]:
 
 def _missing_length(arguments: list[str]) -> list[str]:
     """The length of a run, if a verb needs it and has no option for it."""
-    budgets = ("--minutes", "--tokens", "--steps", "--flops", "--resume", "--help", "-h")
+    budgets = ("--minutes", "--tokens", "--steps", "--flops", "--epochs", "--resume", "--help", "-h")
     given = any(word.partition("=")[0] in budgets or f"+{RECIPE}." in word for word in arguments)
     return [] if arguments[0] not in ("train", "compare") or given else [LENGTH]
 

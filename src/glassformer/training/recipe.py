@@ -21,14 +21,14 @@ from glassformer.units import count, quantity
 
 WATCH = 25
 """Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
-BUDGETS = ("tokens", "flops", "minutes", "steps")
+BUDGETS = ("tokens", "flops", "minutes", "steps", "epochs")
 
 
 class Recipe(Value):
     """Training of a model as a value: everything that decides a run besides the model and the data.
 
-    Exactly one of `tokens`, `flops`, `minutes`, `steps` is the budget. A run with a budget of minutes depends on the
-    clock and differs from run to run; the others are a function of model, data, recipe and machine.
+    Exactly one of `tokens`, `flops`, `minutes`, `steps`, `epochs` is the budget. A run with a budget of minutes depends
+    on the clock and differs from run to run; the others are a function of model, data, recipe and machine.
 
     Examples
     --------
@@ -45,6 +45,8 @@ class Recipe(Value):
     """Budget in minutes of training."""
     steps: int | None = Field(None, gt=0, lt=1 << 53)
     """Budget in optimizer steps."""
+    epochs: float | None = Field(None, gt=0, le=1 << 20)
+    """Budget in passes over the training text, or over the pairs."""
     batch_size: int = Field(16, gt=0, le=1 << 20)
     """Sequences of an optimizer step."""
     micro_batch: int | None = Field(None, gt=0)
@@ -148,7 +150,9 @@ class Recipe(Value):
         """
         return self.learning_rate or default_learning_rate(config) * self.optimizer.rate
 
-    def num_steps(self, config: ModelConfig, tokens_per_step: float | None = None) -> int | None:
+    def num_steps(
+        self, config: ModelConfig, tokens_per_step: float | None = None, steps_per_epoch: int | None = None
+    ) -> int | None:
         """Returns the number of optimizer steps of the run.
 
         Parameters
@@ -157,11 +161,13 @@ class Recipe(Value):
             The model.
         tokens_per_step
             Mean number of tokens that a step reads, for data on which that depends. If None, `tokens_per_step`.
+        steps_per_epoch
+            Steps of a pass over the training data, for a budget of epochs. If None, the data is not known.
 
         Returns
         -------
         int or None
-            Steps; None for a budget of minutes.
+            Steps; None for a budget of minutes, and for one of epochs before the data is known.
 
         Examples
         --------
@@ -170,6 +176,8 @@ class Recipe(Value):
         """
         if self.steps is not None:
             return self.steps
+        if self.epochs is not None:
+            return None if steps_per_epoch is None else max(1, math.ceil(self.epochs * steps_per_epoch))
         tokens = self.tokens
         if self.flops is not None:
             tokens = round(self.flops / (3 * config.flops(self.context)))

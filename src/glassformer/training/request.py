@@ -180,6 +180,12 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
             "gives a model pairs or rows; give tokens, steps or minutes",
             code="conflict", field="flops", value=recipe.flops, expected="tokens",
         )  # fmt: skip
+    if recipe.epochs is not None and not recipe.objective.repeats:
+        raise RequestError(
+            f"epochs={recipe.epochs:g} counts passes over a text, and objective={recipe.objective.kind} draws its rows "
+            "without end; give steps or tokens",
+            code="conflict", field="epochs", value=recipe.epochs, expected="steps",
+        )  # fmt: skip
     refuse_clipping(config, recipe.qk_clip)
     recipe.optimizer.check(config)
     refuse_untrained(config, settings(config, recipe).device)

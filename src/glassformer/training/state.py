@@ -52,7 +52,7 @@ class Training:
         self.optimizer = self.recipe.optimizer.create(self.model, self.learning_rate, self.recipe.weight_decay)
         recipe = self.recipe
         self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed, self.config)
-        self.steps = self.recipe.num_steps(self.config, self.batches.tokens_per_step)
+        self.steps = self.recipe.num_steps(self.config, self.batches.tokens_per_step, self.batches.steps_per_epoch)
         """Of the whole run; None where the clock bounds it."""
         self.sums: Sums = sums_of("tree" if self.recipe.atoms > 1 or self.groups.world > 1 else "sequence", self.groups)
         self.interrupted = threading.Event()

@@ -108,6 +108,7 @@ def train(
     resume: Flag = False,
     pretrained: Flag = False,
     run: Ran = RAN,
+    epochs: float | None = None,
     schedule: str = "cosine",
     warmup: float | None = None,
     weight_decay: float = 0.1,
@@ -137,6 +138,8 @@ def train(
         Continue from the latest checkpoint in --out; without a checkpoint, start from scratch.
     pretrained
         Start from the checkpoint named in MODEL, with its changes applied, for example RUN+gqa:1.
+    epochs
+        Training budget in passes over the training text, in place of --tokens, --steps, --minutes or --flops.
     schedule
         cosine, wsd, noam or constant, after a warm-up.
     warmup
@@ -178,9 +181,10 @@ def train(
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
     fields = {
-        **vars(run), "optimizer": {"kind": run.optimizer, **adam}, "schedule": plan, "log_to": run.log_to or (),
-        "weight_decay": weight_decay, "clip": clip, "qk_clip": qk_clip, "micro_batch": micro_batch,
-        "evaluate_every": evaluate_every, "checkpoint_seconds": checkpoint_seconds, "async_save": async_save,
+        **vars(run), "epochs": epochs, "optimizer": {"kind": run.optimizer, **adam}, "schedule": plan,
+        "log_to": run.log_to or (), "weight_decay": weight_decay, "clip": clip, "qk_clip": qk_clip,
+        "micro_batch": micro_batch, "evaluate_every": evaluate_every, "checkpoint_seconds": checkpoint_seconds,
+        "async_save": async_save,
         "watch": watch_interval(watch, watch_every),
     }  # fmt: skip
     asked = SingleRun.of(

@@ -40,6 +40,10 @@ class Steps(Protocol):
     def tokens_per_step(self) -> float:
         """In the mean."""
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps until everything was read at least once; None for rows that are drawn without end."""
+
     def __getitem__(self, step: int) -> Batch: ...
 
     def read(self, steps: int) -> dict[str, int]:
@@ -73,6 +77,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     continues: ClassVar[bool] = True
     """Whether what it trains reads one text from its beginning on, so that other lengths and writing on from a text
     can be measured, and its FLOPs are those of so many tokens."""
+    repeats: ClassVar[bool] = True
+    """Whether its batches pass over the training data again and again; False if they are drawn without end."""
     in_nats: ClassVar[bool] = True
     """Whether the loss is in nats, so that one that climbs by one has diverged; of another only one that is no number
     has."""

@@ -67,6 +67,10 @@ class DrawnBatches:
     def tokens_per_step(self) -> int:
         return self.batch * self.task.length * self.world
 
+    @property
+    def steps_per_epoch(self) -> None:
+        return None
+
     def read(self, steps: int) -> dict[str, int]:
         return {"tokens": steps * self.tokens_per_step}
 

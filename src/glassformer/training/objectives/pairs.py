@@ -138,6 +138,10 @@ class PairBatches:
     def tokens_per_step(self) -> float:
         return self.batch * self.world * float(self.sizes.sum(1).mean())
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.epoch / (self.batch * self.world))
+
     def read(self, steps: int) -> dict[str, int]:
         """Tokens of the sources and targets, each with its end."""
         last = steps * self.batch * self.world

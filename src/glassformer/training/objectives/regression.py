@@ -22,6 +22,7 @@ class RegressionConfig(ObjectiveConfig, kind="regression"):
     """
 
     continues: ClassVar[bool] = False
+    repeats: ClassVar[bool] = False
     in_nats: ClassVar[bool] = False
 
     def check(self, config: ModelConfig) -> None:

@@ -19,6 +19,7 @@ class TaskConfig(ObjectiveConfig, kind="task"):
     """
 
     continues: ClassVar[bool] = False
+    repeats: ClassVar[bool] = False
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
