@@ -20,6 +20,7 @@ from experiments.docs import (
     Page,
     call,
     escaped,
+    glossary_page,
     index,
     markdown_of,
     pages,
@@ -39,6 +40,10 @@ from glassformer.parts.visibility import VisibilityConfig
 PAGES = list(pages().values())
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.room}.{page.name}")
 LARGEST = 150_000
+
+
+def test_the_glossary_is_made_of_its_terms():
+    assert (DOCS / "glossary.md").read_text(encoding="utf-8") == glossary_page(), "python -m experiments.docs"
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.introspection import capture, edit, sites
 from glassformer.lens import ablate_heads
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.mixer import Attention
 from tests.refused import refused
 
 TINY = "d_model=16+heads=2+vocab_size=13+context=16"
@@ -203,3 +206,28 @@ def test_an_edit_at_a_site_reaches_the_logits():
             hook.remove()
             assert not torch.allclose(edited, plain, rtol=1e-4, atol=0), name
             assert torch.equal(model(TOKENS), plain), name
+
+
+def test_a_part_is_captured_by_itself():
+    part = Attention(4, 1)
+    x = torch.randn(1, 3, 4)
+    seen = gf.capture(part, x, "*")
+    assert seen["pattern"].shape == (1, 1, 3, 3)
+    assert torch.equal(seen["out"], part(x, Pass(0, 3)).detach())
+    assert torch.equal(gf.capture(part, x[0], "pattern")["pattern"], seen["pattern"])
+    ffn = gf.preset("llama@0.3m").build(seed=0).layers[0].ffn
+    assert "gate" in gf.capture(ffn, torch.randn(1, 3, 88), "*")
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "code", "field"),
+    [
+        (torch.zeros(1, 3, dtype=torch.int64), {}, "type", "tokens"),
+        (torch.zeros(1, 3, 5), {}, "unsupported", "model"),
+        (torch.zeros(1, 3, 4), {"layers": 0}, "conflict", "layers"),
+    ],
+)
+def test_a_part_that_cannot_be_captured_is_refused(x: torch.Tensor, options: dict, code: str, field: str):
+    with pytest.raises(RequestError) as refused:
+        gf.capture(Attention(4, 1), x, "*", **options)
+    assert (refused.value.code, refused.value.field) == (code, field)

@@ -26,6 +26,7 @@ from typing import Any
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import DENSE, RING
 from glassformer.lens.registry import READINGS
+from glassformer.names.explained import glossary
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -179,6 +180,20 @@ def written(page: Page, measured: str) -> str:
 def measured_before(page: Page) -> str:
     """What stands in the file as measured."""
     return page.path.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def glossary_page() -> str:
+    """docs/glossary.md."""
+    pieces = [
+        "# Glossary",
+        "The words of this project, each with one meaning. Where the field has a word, it is the field's; symbols of "
+        "shapes are in\n[shapes](shapes.md). `glassformer explain WORD` gives them too, from "
+        "`src/glassformer/names/glossary.yaml`, which makes this page.",
+    ]
+    for section, held in glossary().items():
+        rows = "\n".join(f"| {term} | {meaning} |" for term, meaning in held.items())
+        pieces += [f"## {section}", f"| term | meaning |\n|---|---|\n{rows}"]
+    return "\n\n".join(pieces) + "\n"
 
 
 def index() -> str:

@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         too_large += [page.name] if size > LARGEST else []
     OWN_PARTS.write_text(with_files(OWN_PARTS.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "under_glass.md").write_text(index(), encoding="utf-8")
+    (DOCS / "glossary.md").write_text(glossary_page(), encoding="utf-8")
     if too_large:
         print(f"figures of more than {LARGEST:,} bytes: {', '.join(too_large)}", file=sys.stderr)
     return 1 if too_large else 0

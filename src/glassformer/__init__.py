@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from glassformer.laboratory.evidence import Claims as Claims
     from glassformer.laboratory.evidence import claims as claims
     from glassformer.laboratory.experiments import run as run
+    from glassformer.laboratory.explaining import Explanation as Explanation
+    from glassformer.laboratory.explaining import explain as explain
     from glassformer.laboratory.exporting import convert as convert
     from glassformer.laboratory.guide_table import Guides as Guides
     from glassformer.laboratory.guide_table import guides as guides
@@ -73,6 +75,7 @@ _HOMES = {
     "Loaded": "loaded",
     "Comparison": "comparison",
     "Design": "comparison",
+    "Explanation": "laboratory.explaining",
     "ModelConfig": "config",
     "Recipe": "training",
     "RequestError": "errors",
@@ -94,6 +97,7 @@ _HOMES = {
     "dynamics": "dynamics",
     "edit": "introspection",
     "embed": "retrieval",
+    "explain": "laboratory.explaining",
     "fast_training": "training",
     "fit_scaling_law": "laboratory",
     "generate": "generation",
@@ -126,6 +130,7 @@ __all__ = [
     "Loaded",
     "Comparison",
     "Design",
+    "Explanation",
     "ModelConfig",
     "Recipe",
     "RequestError",
@@ -145,6 +150,7 @@ __all__ = [
     "dynamics",
     "edit",
     "embed",
+    "explain",
     "fast_training",
     "fit_scaling_law",
     "generate",

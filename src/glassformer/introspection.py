@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 import warnings
@@ -19,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.model import Model
 from glassformer.parts.core.running import Edit, Look, thread
 from glassformer.parts.core.site import Site, edit_at, look_at
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.region import eager_regions
 
 MEMORY = 1 << 30
@@ -80,7 +82,7 @@ def choose(
         named = {name: site for name, site in known.items() if fnmatchcase(name, pattern)}
         if not named:
             where = "" if layers is None else f" in layers={layers}"
-            why = _no_such_layer(pattern, len(eager(model).layers))
+            why = _no_such_layer(pattern, len(getattr(eager(model), "layers", ())))
             raise RequestError(
                 f"{why}no site{where} is named {pattern!r}{did_you_mean(pattern, known)}",
                 code="unknown", field="sites", value=pattern,
@@ -169,7 +171,7 @@ def capture(
     memory: int = MEMORY,
     **kwargs: object,
 ) -> dict[str, Tensor]:
-    """Runs a model and returns the values at named sites inside it.
+    """Runs a model, or a part by itself, and returns the values at named sites inside it.
 
     The fast kernel still computes the output of attention: logits with and without capture are identical. Compiled
     parts of the model run eagerly during the call, with a warning. Values are detached, and include the edits of a
@@ -178,9 +180,9 @@ def capture(
     Parameters
     ----------
     model
-        The model.
+        The model, or one part: a mixer, a feed-forward network, a norm.
     tokens
-        Ids (b, s), or (s,) for one text.
+        Ids (b, s), or (s,) for one text. Of a part: its input (b, s, d), or (s, d).
     sites
         Shell-style patterns of site names, such as "layers.*.mixer.pattern".
     layers, heads, positions
@@ -214,7 +216,15 @@ def capture(
     >>> seen["layers.1.mixer.pattern"].shape, seen["layers.0.ffn.out"].shape
     (torch.Size([1, 1, 3, 3]), torch.Size([1, 3, 88]))
     """
-    chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
+    run = eager(model)
+    alone = not isinstance(run, Model)
+    if alone and layers is not None:
+        raise RequestError(
+            f"layers={layers}: {type(run).__name__} is a part and has no layers; leave layers out",
+            code="conflict", field="layers", value=layers,
+        )  # fmt: skip
+    chosen = choose(model, sites, layers)
+    tokens = _input_of(run, tokens) if alone else rows_of(model, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:
             raise RequestError(
@@ -227,9 +237,11 @@ def capture(
         )  # fmt: skip
     share = memory // max(1, sum(site.axes.endswith(MAPS) for site in chosen.values()))
     gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, share) for name, site in chosen.items()}
-    run = eager(model)
     with looking(model, gathers), torch.no_grad():
-        (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # the head only where somebody looks
+        if alone:
+            _run_part(run, tokens, kwargs)
+        else:
+            (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # the head only where somebody looks
     if large := [gather for gather in gathers.values() if gather.unasked]:
         warnings.warn(
             f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "
@@ -237,6 +249,30 @@ def capture(
             "value of every tile"
         )
     return {name: gather.kept for name, gather in gathers.items() if gather.kept is not None}
+
+
+def _input_of(part: nn.Module, x: Any) -> Tensor:
+    """Returns the input (b, s, d) of a part. Raises RequestError for anything else."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() not in (2, 3) or x.numel() == 0:
+        raise RequestError(
+            f"{type(part).__name__} is a part and reads vectors: give a floating-point tensor (b, s, d)",
+            code="type", field="tokens", value=str(getattr(x, "dtype", type(x).__name__)),
+        )  # fmt: skip
+    return x if x.dim() == 3 else x[None]
+
+
+def _run_part(part: nn.Module, x: Tensor, kwargs: dict[str, Any]) -> None:
+    """Calls a part by itself, with a pass over the whole of x if it takes one. Raises RequestError if it cannot run
+    without a model."""
+    if "pass_" in inspect.signature(part.forward).parameters:
+        kwargs = {"pass_": Pass(0, x.shape[1]), **kwargs}
+    try:
+        part(x, **kwargs)
+    except (TypeError, AttributeError, RuntimeError, AssertionError) as problem:
+        raise RequestError(
+            f"{type(part).__name__} does not run by itself on x {tuple(x.shape)}: {shown(problem)}",
+            code="unsupported", field="model", value=type(part).__name__, expected="a model, or a part of x (b, s, d)",
+        ) from problem  # fmt: skip
 
 
 @contextmanager

@@ -65,6 +65,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "List the names, sizes and changes that a model expression is made of.",
             "presets rope",
         ),
+        "explain": Verb(
+            "planning",
+            "Explain a word: what it is for, its formula, models that have it, its cost, what was measured.",
+            "explain rope",
+        ),
         "plan": Verb(
             "planning",
             "Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.",

@@ -69,19 +69,19 @@ def check_files(name: str, weights: bool, text: bool) -> None:
 def check_change(change: str) -> None:
     """Raises RequestError for a short name that no part has. Parts from outside may add some."""
     name = change.partition(":")[0]
-    if "=" in change or name in SHORT_NAMES or _knows_others():
+    if "=" in change or name in SHORT_NAMES or knows_others():
         return
     raise places.unknown_change(name, SHORT_NAMES)
 
 
-def _knows_others() -> bool:
+def knows_others() -> bool:
     """Returns True if there may be parts from outside the package."""
     return PARTS in sys.modules or bool(entry_points(group=PARTS))
 
 
 def check_optimizer(name: str) -> None:
     """Raises RequestError for an optimizer that no part has. Parts from outside may add some."""
-    if name not in OPTIMIZERS and not _knows_others():
+    if name not in OPTIMIZERS and not knows_others():
         raise _unknown("optimizer", name, OPTIMIZERS)
 
 

@@ -455,7 +455,7 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
     sentences = [
         f"+{change} undoes +{one}"
         for one in dict.fromkeys(earlier)
-        if not _refines(change, one) and _holds(one, before) and not _holds(one, after)
+        if not _refines(change, one) and holds(one, before) and not holds(one, after)
     ]
     if extends_context(change) and not sentences and after.context < before.context:
         sentences.append(
@@ -499,7 +499,7 @@ def _refines(change: str, earlier: str) -> bool:
     return "." in path and bool(equals) and not path.endswith(".kind") and first != path
 
 
-def _holds(change: str, config: ModelConfig) -> bool:
+def holds(change: str, config: ModelConfig) -> bool:
     """Returns True if a change changes nothing of a config."""
     try:
         return change_of(change)(config) == config

@@ -1,4 +1,4 @@
-"""Verbs that need no weights: plan, presets, schema.
+"""Verbs that need no weights: plan, presets, explain, schema.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -130,6 +130,26 @@ def presets(word: str | None = None, /, *, json: Json = False) -> None:
     from glassformer.naming.catalogue import PresetCatalogue
 
     show(PresetCatalogue.of(word), json)
+
+
+def explain(word: str, /, *, guide: Flag = False, json: Json = False) -> None:
+    """Explain a word: what it is for, its formula, models that have it, its cost, what was measured.
+
+    Parameters
+    ----------
+    word
+        A word of the grammar (rope, gqa), a topic (attention, softmax, flops), or a term of the glossary.
+    guide
+        Show the values that guides to the transformer print next to those of a worked example.
+    """
+    from glassformer.names.explained import check_explained
+
+    check_explained(word)
+
+    from glassformer.cli.show import show
+    from glassformer.laboratory import explaining
+
+    show(explaining.explain(word, guide=guide), json)
 
 
 def schema(*, json: Json = False) -> None:

@@ -1,0 +1,238 @@
+"""Words explained: texts, presets that have the part, its costs, its claims, and a worked example."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rich.text import Text
+
+from glassformer.architectures import PRESETS
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.figures.plain import plain
+from glassformer.figures.terminal import Printed, ruled, size
+from glassformer.laboratory.evidence import overview
+from glassformer.laboratory.evidence.stored import MEASURED
+from glassformer.laboratory.guide_table import guides
+from glassformer.laboratory.worked import EXAMPLES, Step
+from glassformer.names.explained import check_explained, terms, texts, unknown
+from glassformer.naming.changes import change_of, holds, words
+from glassformer.naming.models import preset
+from glassformer.parts.core.base import WORDS, Value
+from glassformer.parts.core.cost import Shape
+from glassformer.typed import typed
+
+BASES = ("llama@1m", "gpt2@1m", "bert@1m", "transformer@1m")
+"""Models on which a change is counted: the first that it changes."""
+TOKENS = 256
+"""Length of the text of these counts."""
+
+
+@dataclass(frozen=True)
+class ChangeCosts:
+    """Parameters, forward FLOPs of a token, and decode state of 256 tokens, before and after a change.
+
+    Attributes
+    ----------
+    base, changed : str
+        Expressions of the model before and after.
+    parameters, flops, state_bytes : tuple of float
+        Values before and after.
+    """
+
+    base: str
+    changed: str
+    parameters: tuple[float, float]
+    flops: tuple[float, float]
+    state_bytes: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Explanation(Printed):
+    """A word of the grammar, a topic or a term, explained.
+
+    Attributes
+    ----------
+    word : str
+        The word.
+    what : str
+        Meaning and purpose.
+    formula : str
+        Its formula; empty without one.
+    used_by : tuple of str
+        Presets that have the part, computed from their configs.
+    costs : ChangeCosts or None
+        Costs of the change on a small model; None if the word is not a change.
+    claims : dict of str to str
+        Claims that measured it, with their verdicts.
+    page : str
+        Page of the documentation.
+    source : str
+        File of the part; empty without one.
+    steps : tuple of Step
+        The worked example.
+    guide : dict of str to str
+        Values that guides print, by the item of a step; empty if not requested.
+
+    Examples
+    --------
+    >>> found = gf.explain("rope")
+    >>> found.formula
+    'angle of pair i at position p = p base^(-2 i / r)'
+    """
+
+    word: str
+    what: str
+    formula: str
+    used_by: tuple[str, ...]
+    costs: ChangeCosts | None
+    claims: dict[str, str]
+    page: str
+    source: str
+    steps: tuple[Step, ...]
+    guide: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the explanation as plain values."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+    def lines(self) -> Iterator[Any]:
+        """Yields the text from top to bottom."""
+        yield Text(self.word, style="bold")
+        yield self.what
+        if self.formula:
+            yield f"formula: {self.formula}"
+        if self.costs is not None or self.used_by:
+            yield f"used by: {', '.join(self.used_by) or 'no preset'}"
+        if self.costs is not None:
+            one = self.costs
+            table = ruled()
+            for heading in ("", one.base, one.changed):
+                table.add_column(heading, justify="right" if heading else "left")
+            table.add_row("parameters", *(f"{value:,.0f}" for value in one.parameters))
+            table.add_row("FLOPs of a token", *(f"{value:,.0f}" for value in one.flops))
+            table.add_row(f"state of {TOKENS} tokens", *(size(value) for value in one.state_bytes))
+            yield table
+        for name, verdict in self.claims.items():
+            yield f"claim {name}: {verdict}"
+        if self.steps:
+            yield from self._example()
+        yield f"page: {self.page}" + (f"; source: {self.source}" if self.source else "")
+
+    def _example(self) -> Iterator[Any]:
+        table = ruled("worked example")
+        for heading in ("step", "values", *(["a guide prints"] if self.guide else [])):
+            table.add_column(heading)
+        for step in self.steps:
+            rows = "\n".join("  ".join(_number(value) for value in row) for row in step.values)
+            table.add_row(step.name, rows, *([self.guide.get(step.item, "")] if self.guide else []))
+        yield table
+
+
+def _number(value: float) -> str:
+    if value == float("-inf"):
+        return "-inf"
+    return f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.4f}"
+
+
+@typed
+def explain(word: str, *, guide: bool = False) -> Explanation:
+    """Explains a word of the grammar, a topic, or a term of the glossary.
+
+    Parameters
+    ----------
+    word
+        The word, such as "rope", "gqa", "attention" or "decode state".
+    guide
+        Show the values that guides to the transformer print next to those of a worked example.
+
+    Returns
+    -------
+    Explanation
+        Meaning, formula, presets that have it, costs on a small model, claims, page, and worked example.
+
+    Raises
+    ------
+    RequestError
+        For an unknown word, with the nearest ones.
+
+    Examples
+    --------
+    >>> "llama-7b" in gf.explain("rope").used_by
+    True
+    >>> gf.explain("softmax").steps[0].values[0][0]
+    0.6590...
+    """
+    name = check_explained(word)
+    known = {one.name: one for some in words().values() for one in some}
+    about: dict[str, Any] = texts().get(name, {})
+    if name not in known and not about and name not in terms():
+        raise unknown(word)
+    of = about.get("word", name)
+    part = WORDS[of][1] if of in WORDS else None
+    rows = {row.name: row for row in overview(MEASURED)} if about.get("claims") else {}
+    return Explanation(
+        word=name,
+        what=about.get("what") or terms().get(name) or inspect.cleandoc(part.__doc__ or "" if part else ""),
+        formula=about.get("formula", ""),
+        used_by=tuple(preset for preset in PRESETS if _has(_published(preset), of)) if name in known else (),
+        costs=_costs(str(known[name]).partition("[")[0]) if name in known else None,
+        claims={one: rows[one].verdict or "not measured" for one in about.get("claims", ())},
+        page=f"docs/{about.get('page') or ('mixers.md' if name in known else 'glossary.md')}",
+        source="" if part is None else f"src/{part.__module__.replace('.', '/')}.py",
+        steps=tuple(EXAMPLES[name]()) if name in EXAMPLES else (),
+        guide={item: one.guide for item, one in guides().corrections.items()} if guide else {},
+    )
+
+
+@cache
+def _published(name: str) -> ModelConfig:
+    return PRESETS[name]()
+
+
+def _has(config: ModelConfig, name: str) -> bool:
+    """Returns True if a model has what a word puts in."""
+    word, part = WORDS.get(name, (None, None))
+    if word is None or word.read is None or word.optional:
+        return holds(name, config)
+    if word.change:
+        values = {getattr(block.mixer, word.change, None) for block in config.layers()} - {None, 1}
+        return any(holds(f"{name}:{value}", config) for value in values if isinstance(value, int | float))
+    return part is not None and _within(config, part)
+
+
+def _within(value: Any, part: type) -> bool:
+    if isinstance(value, part):
+        return True
+    if isinstance(value, tuple):
+        return any(_within(one, part) for one in value)
+    return isinstance(value, Value) and any(_within(held, part) for _, held in value)
+
+
+def _costs(change: str) -> ChangeCosts | None:
+    """Returns the costs of a change on the first base that it changes; None if it changes none of them."""
+    for base in BASES:
+        before = preset(base)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                after = change_of(change)(before)
+                found = [_counted(config) for config in (before, after)]
+        except RequestError:
+            continue
+        if after != before:
+            (p, f, s), (q, g, t) = found
+            return ChangeCosts(base, f"{base}+{change}", (p, q), (f, g), (s, t))
+    return None
+
+
+def _counted(config: ModelConfig) -> tuple[float, float, float]:
+    cost = config.costs(Shape(s=TOKENS, t=TOKENS, phase="prefill"))
+    state = config.costs(Shape(s=1, t=TOKENS, phase="decode")).state_bytes if config.writes else 0
+    return float(cost.parameters), cost.flops / TOKENS, float(state)
