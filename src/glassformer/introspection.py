@@ -159,7 +159,7 @@ def in_vocabulary(token: int, size: int, what: str = "token", field: str = "toke
 
 
 def capture(
-    model: Model,
+    model: nn.Module,
     tokens: Any,
     sites: str | Iterable[str],
     *,

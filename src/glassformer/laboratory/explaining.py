@@ -19,7 +19,7 @@ from glassformer.figures.terminal import Printed, ruled, size
 from glassformer.laboratory.evidence import overview
 from glassformer.laboratory.evidence.stored import MEASURED
 from glassformer.laboratory.guide_table import guides
-from glassformer.laboratory.worked import EXAMPLES, Step
+from glassformer.laboratory.worked import EXAMPLES, WorkedStep
 from glassformer.names.explained import check_explained, terms, texts, unknown
 from glassformer.naming.changes import change_of, holds, words
 from glassformer.naming.models import preset
@@ -74,7 +74,7 @@ class Explanation(Printed):
         Page of the documentation.
     source : str
         File of the part; empty without one.
-    steps : tuple of Step
+    steps : tuple of WorkedStep
         The worked example.
     guide : dict of str to str
         Values that guides print, by the item of a step; empty if not requested.
@@ -94,7 +94,7 @@ class Explanation(Printed):
     claims: dict[str, str]
     page: str
     source: str
-    steps: tuple[Step, ...]
+    steps: tuple[WorkedStep, ...]
     guide: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _has(config: ModelConfig, name: str) -> bool:
     if word is None or word.read is None or word.optional:
         return holds(name, config)
     if word.change:
-        values = {getattr(block.mixer, word.change, None) for block in config.layers()} - {None, 1}
+        values = {dict(block.mixer).get(word.change) for block in config.layers()} - {None, 1}
         return any(holds(f"{name}:{value}", config) for value in values if isinstance(value, int | float))
     return part is not None and _within(config, part)
 

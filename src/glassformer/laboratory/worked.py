@@ -26,7 +26,7 @@ TOKENS = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
 
 
 @dataclass(frozen=True)
-class Step:
+class WorkedStep:
     """A step of a worked example.
 
     Attributes
@@ -44,12 +44,12 @@ class Step:
     item: str = ""
 
 
-def _step(name: str, values: Tensor, item: str = "") -> Step:
+def _step(name: str, values: Tensor, item: str = "") -> WorkedStep:
     rows = (values.detach().double() + 0.0).reshape(-1, values.shape[-1]).tolist()
-    return Step(name, tuple(tuple(row) for row in rows), item)
+    return WorkedStep(name, tuple(tuple(row) for row in rows), item)
 
 
-def attention() -> Iterator[Step]:
+def attention() -> Iterator[WorkedStep]:
     """Three tokens of four values, without and with a causal mask."""
     generator = torch.Generator().manual_seed(SEED)
     maps = [torch.randn(4, 4, generator=generator) for _ in range(3)]
@@ -58,7 +58,7 @@ def attention() -> Iterator[Step]:
     for masked in (False, True):
         part = Attention(4, 1, visibility=Causal() if masked else Bidirectional())
         with torch.no_grad():
-            part.get_submodule("qkv").weight.copy_(torch.cat([one.T for one in maps]))
+            part.get_parameter("qkv.weight").copy_(torch.cat([one.T for one in maps]))
         seen = capture(part, x, "*")
         if not masked:
             for name in "qkv":
@@ -70,7 +70,7 @@ def attention() -> Iterator[Step]:
             yield _step("z = weights v", seen["pattern"][0, 0] @ seen["v"][0, :, 0])
 
 
-def softmax() -> Iterator[Step]:
+def softmax() -> Iterator[WorkedStep]:
     """Softmax with three temperatures, of large scores, and of four scores."""
     scores = torch.tensor([2.0, 1.0, 0.1])
     for temperature, item in ((1.0, ""), (0.5, "002-23"), (2.0, "")):
@@ -82,7 +82,7 @@ def softmax() -> Iterator[Step]:
     yield _step("softmax([2.1, -.5, 1.3, .8])", torch.softmax(four, 0), "002-25")
 
 
-def rope() -> Iterator[Step]:
+def rope() -> Iterator[WorkedStep]:
     """One pair of values, turned; scores of pairs at equal distances are equal."""
     part = Rotary(2)
     yield _step("frequency of the pair, radians per token", part.frequencies(4))
@@ -92,7 +92,7 @@ def rope() -> Iterator[Step]:
     yield _step("q_1 k_0, q_2 k_1, q_3 k_2", torch.stack([turned[i + 1] @ turned[i] for i in range(3)]))
 
 
-def alibi() -> Iterator[Step]:
+def alibi() -> Iterator[WorkedStep]:
     """Slopes of 8 and 12 heads, and the bias of the first head for four tokens."""
     yield _step("slopes of 8 heads", torch.tensor(alibi_slopes(8)))
     yield _step("slopes of 12 heads", torch.tensor(alibi_slopes(12)), "003-7")
@@ -101,7 +101,7 @@ def alibi() -> Iterator[Step]:
     yield _step("bias of the first of 8 heads, query by key", bias, "003-6")
 
 
-def layernorm() -> Iterator[Step]:
+def layernorm() -> Iterator[WorkedStep]:
     """Four values, normed: their mean is 0 and their deviation 1."""
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     y = LayerNorm(4)(x)
@@ -110,7 +110,7 @@ def layernorm() -> Iterator[Step]:
     yield _step("LayerNorm(x)", y)
 
 
-def flops() -> Iterator[Step]:
+def flops() -> Iterator[WorkedStep]:
     """A block for 512 tokens of width 768, 8 heads, hidden size 4 d: its parts by the costs of the config."""
     config = preset("gpt2+layers=1+heads=8+context=512")
     cost = config.costs(Shape(s=512, t=512, phase="prefill"))["layers.0"]
@@ -124,7 +124,7 @@ def flops() -> Iterator[Step]:
         yield _step(name, torch.tensor([float(value)], dtype=torch.float64))
 
 
-EXAMPLES: dict[str, Callable[[], Iterator[Step]]] = {
+EXAMPLES: dict[str, Callable[[], Iterator[WorkedStep]]] = {
     "attention": attention, "mha": attention, "softmax": softmax, "rope": rope, "alibi": alibi,
     "layernorm": layernorm, "flops": flops, "block": flops,
 }  # fmt: skip

@@ -36,7 +36,7 @@ def glossary() -> dict[str, dict[str, str]]:
 @cache
 def terms() -> dict[str, str]:
     """Meanings by term; `stack, stage` and `network (ffn)` are two terms each."""
-    found = {}
+    found: dict[str, str] = {}
     for section in glossary().values():
         for names, meaning in section.items():
             for name in re.split(r", | \(|\)", names):
