@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from experiments.docs import (
     DOCS,
     OWN_PARTS,
+    glossary_page,
     guides,
     index,
     measured_before,
