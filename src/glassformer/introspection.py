@@ -224,7 +224,7 @@ def capture(
             code="conflict", field="layers", value=layers,
         )  # fmt: skip
     chosen = choose(model, sites, layers)
-    tokens = _input_of(run, tokens) if alone else rows_of(model, tokens)
+    tokens = rows_of(run, tokens) if isinstance(run, Model) else _input_of(run, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:
             raise RequestError(
