@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,10 @@ TINY = "llama@1m+vocab_size=512+layers=2"
 MODES = {
     "generate": [], "train": ["--train"], "find": ["--find", "--gpu", "h100:2", "--batch", "2"], "here": ["--here"],
 }  # fmt: skip
-VALUES = {
-    "dtype": "float32", "state_dtype": "int8", "machine": "h100:2", "nodes": "2", "machines": "mine.yaml",
+VALUES: dict[str, Any] = {
+    "dtype": "float32", "state_dtype": "int8", "machine": "h100:2", "nodes": 2, "machines": "mine.yaml",
     "price": "2USD", "explain": None, "tokens": "1M", "optimizer": "lion", "recompute": "full", "layout": "dp=2",
-    "micro_batch": "1", "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "out": "plan.html",
+    "micro_batch": 1, "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "out": "plan.html",
 }  # fmt: skip
 REFUSED = [(mode, name) for mode, taken in TAKES.items() for name in VALUES if name not in taken]
 
