@@ -98,7 +98,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return all(hasattr(value, name) for name in asked if not name.startswith("_"))
     if kind.__module__ == "collections.abc" and not issubclass(kind, (Mapping, Callable)):  # type: ignore[arg-type]
         return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
-    return isinstance(value, kind)
+    inner = getattr(value, "_orig_mod", value)  # of a compiled model, as torch names it
+    return isinstance(value, kind) or isinstance(inner, kind)
 
 
 def _names(hint: Any) -> Iterator[str]:
