@@ -106,7 +106,8 @@ class Tower(nn.Module):
         state keeps of a shorter text have older encodings in a longer one."""
         mixers: list[Any] = [layer.mixer for layer in self.layers]
         given = [mixer.attention_position for mixer in mixers if mixer.attention_position is not None]
-        return min((one.settled for one in given if one.settled is not None), default=None)
+        lengths = [one.settled for one in given if one.settled is not None]
+        return min(lengths) if lengths else None  # a compiler reads no default of min
 
     @property
     def writes(self) -> bool:

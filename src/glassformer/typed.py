@@ -83,7 +83,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is Annotated:
         return _fits(value, get_args(hint)[0])
     if kind is Literal:
-        return not isinstance(value, (list, dict)) and value in get_args(hint)
+        return isinstance(value, tuple(type(one) for one in get_args(hint)))  # the function knows near names
     if hint in NUMBERS:
         return isinstance(value, NUMBERS[hint]) and not isinstance(value, bool)
     if hint is Path:

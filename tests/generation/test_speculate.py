@@ -195,6 +195,7 @@ class Table(nn.Module):
     """A model whose logits depend on the last token and on its place."""
 
     writes, takes_prefix, vocab_size, device, dtype = True, False, SMALL, torch.device("cpu"), torch.float32
+    settled = None
 
     def __init__(self, seed: int):
         super().__init__()
