@@ -107,7 +107,7 @@ def test_how_a_model_is_run_is_read_in_one_way(run: Path) -> None:
     ]  # fmt: skip
     for verb in verbs:
         for code, field, wrong in (
-            ("unknown", "dtype", "banana"), ("unsupported", "dtype", torch.int8),
+            ("unknown", "dtype", "banana"), ("type", "dtype", 3), ("unsupported", "dtype", torch.int8),
             ("type", "device", 3), ("unsupported", "device", "banana"),
         ):  # fmt: skip
             with refused(code=code, field=field):  # type: ignore[arg-type]
@@ -188,8 +188,8 @@ def test_a_dtype_is_torchs_or_its_name() -> None:
     assert {dtype_of(one) for one in (torch.bfloat16, "bfloat16", "torch.bfloat16")} == {torch.bfloat16}
     assert Recipe.of(tokens=1, dtype=torch.bfloat16).dtype == "bfloat16"
     assert Recipe.of(tokens=1, device=torch.device("cpu")).device == "cpu"
-    for wrong in ("nn", "float33", 3):
-        with refused(code="unknown", field="dtype"):
+    for wrong, code in (("nn", "unknown"), ("float33", "unknown"), (3, "type")):
+        with refused(code=code, field="dtype"):  # type: ignore[arg-type]
             dtype_of(wrong)  # type: ignore[arg-type]
 
 

@@ -148,7 +148,7 @@ def test_a_preempted_job_repeats_one_command(source: Path, tmp_path: Path, capsy
     with pytest.warns(UserWarning, match="run is finished: all 3 steps are done"):
         assert main(command) == 0
     assert main(["train", TINY, "--data", str(source), "--out", str(run), "--steps", "3", "--tokens", "768"]) == 2
-    assert "tokens and steps given" in capsys.readouterr().err
+    assert "give one of tokens, flops, minutes, steps, epochs; tokens and steps given" in capsys.readouterr().err
 
 
 def test_our_warnings_are_one_line(tmp_path: Path) -> None:

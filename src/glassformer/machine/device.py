@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 from glassformer.files import remember, remembered
 from glassformer.machine import processor
 
@@ -70,7 +70,8 @@ def dtype_of(
     """
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise RequestError(code="unknown", field=field, value=dtype, expected="a dtype of torch such as bfloat16")
+        code: Code = "unknown" if isinstance(dtype, str) else "type"
+        raise RequestError(code=code, field=field, value=dtype, expected="a dtype of torch such as bfloat16")
     if known is not None and found not in known:
         names = ", ".join(str(one).removeprefix("torch.") for one in known)
         raise RequestError(code="unsupported", field=field, value=str(dtype), expected=f"one of {names}")

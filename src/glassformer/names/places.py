@@ -123,7 +123,7 @@ def without_weights(name: str, here: str = "") -> RequestError:
 
 def unknown_change(name: str, known: list[str]) -> RequestError:
     """Returns the refusal of a change, with the nearest ones."""
-    near = did_you_mean(name, known) or "; known: " + ", ".join(known) + ", and path=value"
+    near = did_you_mean(name, known) or "; glassformer presets lists them, and path=value sets a field"
     own = "; your own: --import FILE.py"
     return RequestError(
         f"no change is named {shown(repr(name))}{near}{own}", code="unknown", field="change", value=name
