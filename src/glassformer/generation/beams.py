@@ -87,10 +87,13 @@ def beams(
         memory = None if source is None else encoded(model, source)
         ends = set(model.ends if ends is None else ends)
 
-        def allowed(own: Tensor, step: int, texts: list[Tensor]) -> Tensor:
+        reads_text = repetition_penalty != 1 or rules.reads_text
+
+        def allowed(own: Tensor, step: int, texts: list[list[int]]) -> Tensor:
+            past = [torch.cat([tokens[0], tokens.new_tensor(text)]) for text in texts] if reads_text else []
             if repetition_penalty != 1:
-                own = penalize_repetition(own, repetition_penalty, texts)
-            own = rules(own, [tokens.shape[1]] * width, step, max_new_tokens, texts, ends)
+                own = penalize_repetition(own, repetition_penalty, past)
+            own = rules(own, [tokens.shape[1]] * width, step, max_new_tokens, past, ends)
             return own.log_softmax(-1) if renormalize_logits else own
 
         how = ends, length_penalty, early_stopping, dtype, memory, allowed
@@ -108,7 +111,7 @@ def _search(
     early_stopping: bool | str,
     dtype: torch.dtype | None,
     memory: Memory | None,
-    allowed: Callable[[Tensor, int, list[Tensor]], Tensor],
+    allowed: Callable[[Tensor, int, list[list[int]]], Tensor],
 ) -> list[Beam]:
     room = 0 if memory is None else memory.x.shape[1]
     state = new_state(model, 1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
@@ -127,8 +130,7 @@ def _search(
                 f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens", code="diverged"
             )
         own = logits.float().log_softmax(-1)
-        written = [torch.cat([tokens[0], tokens.new_tensor(text)]) for text in texts]
-        total = scores[:, None] + allowed(own, length - 1, written)
+        total = scores[:, None] + allowed(own, length - 1, texts)
         found, index = total.flatten().topk(candidates)
         rows, new = index // vocab_size, index % vocab_size
         ended = torch.isin(new, ending) | (length == max_new_tokens)

@@ -176,6 +176,9 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
         raise unknown(word)
     of = about.get("word", name)
     part = WORDS[of][1] if of in WORDS else None
+    steps = tuple(EXAMPLES[name]()) if name in EXAMPLES else ()
+    printed = guides().corrections if guide else {}
+    own_page = "mixers.md" if part is not None and part.axis == "mixer" else "glossary.md"
     rows = {row.name: row for row in overview(MEASURED)} if about.get("claims") else {}
     return Explanation(
         word=name,
@@ -184,10 +187,10 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
         used_by=tuple(preset for preset in PRESETS if _has(_published(preset), of)) if name in known else (),
         costs=_costs(str(known[name]).partition("[")[0]) if name in known else None,
         claims={one: rows[one].verdict or "not measured" for one in about.get("claims", ())},
-        page=f"docs/{about.get('page') or ('mixers.md' if name in known else 'glossary.md')}",
+        page=f"docs/{about.get('page', own_page)}",
         source="" if part is None else f"src/{part.__module__.replace('.', '/')}.py",
-        steps=tuple(EXAMPLES[name]()) if name in EXAMPLES else (),
-        guide={item: one.guide for item, one in guides().corrections.items()} if guide else {},
+        steps=steps,
+        guide={step.item: printed[step.item].guide for step in steps if step.item in printed},
     )
 
 

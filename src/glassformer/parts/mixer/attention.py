@@ -228,7 +228,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return Attention
 
     def _of_projection(self, ctx: BuildContext) -> BuildContext:
-        """The context of its projection."""
+        """Returns the context of its projection."""
         return self._within(ctx).within(value_dim=self.value_dim)
 
     def resized(self, n_heads: int) -> Any:

@@ -62,13 +62,13 @@ class BatchNorm(Norm):
 
 
 def naive_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The definition, of x (n, d) while training: every channel has mean b and deviation w over the batch."""
+    """Computes the definition for x (n, d) while training: every channel has mean b and deviation w over the batch."""
     mean = x.mean(0)
     return (x - mean) / ((x - mean).square().mean(0) + eps).sqrt() * weight + bias
 
 
 class BatchNormConfig(NormConfig, kind="batchnorm", words="batchnorm"):
-    """For comparison: a causal model that it trains has seen the tokens that it predicts."""
+    """Batch norm, for comparison: a causal model that it trains has seen the tokens that it predicts."""
 
     caution: ClassVar[str] = (
         "batchnorm takes mean and variance over the batch: while training, every token depends on later tokens and on "
