@@ -78,12 +78,6 @@ class Tower(nn.Module):
         self.embedding = embedding
         self.embed = Site()
         self.layers = nn.ModuleList(layers)
-        places: list[Any] = [layer.mixer.attention_position for layer in layers]
-        self.settled: int | None = min(
-            (one.settled for one in places if one is not None and one.settled is not None), default=None
-        )
-        """Largest length of a text within which the encodings of positions stay; None if they always do. Keys that a
-        state keeps of a shorter text have older encodings in a longer one."""
         self.final_norm = final_norm
         self.final = Site(name="final_norm")
 
@@ -105,6 +99,15 @@ class Tower(nn.Module):
             and reads_on
             and all(ffn is None or ffn.causal for ffn in networks)
         )
+
+    @property
+    def settled(self) -> int | None:
+        """Largest length of a text within which the encodings of positions stay; None if they always do. Keys that a
+        state keeps of a shorter text have older encodings in a longer one."""
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        given = [mixer.attention_position for mixer in mixers if mixer.attention_position is not None]
+        lengths = [one.settled for one in given if one.settled is not None]
+        return min(lengths) if lengths else None  # a compiler reads no default of min
 
     @property
     def writes(self) -> bool:
