@@ -38,7 +38,7 @@ def typed(function: F) -> F:
         for name, value in [*given.items(), *options.items()]:
             if name in hints and not _fits(value, hints[name]):
                 expected = " or ".join(dict.fromkeys(_names(hints[name])))
-                message = f"{name}={shown(value, 40)} is of type {type(value).__name__}; give {expected}"
+                message = f"{name}={shown(value, 40)} must be {expected}, not {type(value).__name__}"
                 raise RequestError(message, code="type", field=name, value=shown(value), expected=expected)
         return function(*args, **options)
 
