@@ -504,7 +504,7 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("llama@1m+layers=true", "stack.0.repeat=True: a number is right here"),
         ("llama@1m+norm.eps=false", "norm.eps=False: a number is right here"),
         ("llama@1m+head_dim=true", "head_dim=True: a number is right here"),
-        ("llama@1m+norm.kind=batchnorm", "unknown norm kind batchnorm"),
+        ("llama@1m+norm.kind=groupnorm", "unknown norm kind groupnorm"),
         ("gpt2@", "size"),
         ("gpt2@2x", "sizes are 1m"),
         ("gpt2@2000000", "no size is named"),

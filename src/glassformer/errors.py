@@ -173,7 +173,7 @@ def _short(message: str, value: object) -> str:
     except RecursionError:  # a tree of thousands of levels
         forms = ()
     for written in forms:
-        if len(written) > LONGEST or "\n" in written:
+        if len(written) > LONGEST + 2 or "\n" in written:  # 2: the quotes of a text
             message = message.replace(written, shown(written))
     return message
 
