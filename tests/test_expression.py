@@ -931,9 +931,6 @@ def both(base: str, first: str, second: str) -> tuple[dict[str, object], list[st
 
 BASES = ("gpt2@1m", "llama@1m")
 PAIRED = {name: "" if word.read is None or word.optional else f":{word.example}" for name, word in own_words().items()}
-FOLLOWING = ("final_norm", "embedding.norm")
-"""Norms that follow the blocks': a wiring whose blocks end in a norm has no final one, and a norm of the embedding has
-the same kind."""
 SIZES_OF = ("hidden", "multiple_of", "n_heads", "scale")
 """Fields that follow from others: a matched width, heads of a kind, the scale of tokens with sinusoids."""
 APART = {"stack", "beside", "share"}
@@ -942,11 +939,14 @@ APART = {"stack", "beside", "share"}
 
 def is_kept(config: dict[str, object], path: str, chosen: object) -> bool:
     """Returns True if a model has a value, or one that follows from others. Experts have the gate of a GLU as a field,
-    which a later FFN sets by its kind."""
+    which a later FFN sets by its kind. Some norms follow the blocks': a wiring whose blocks end in a norm has no final
+    one, and a norm of the embedding has the same kind."""
     gated = {"glu": True, "mlp": False}.get(str(chosen)) if path.endswith("ffn.kind") else None
     if gated is not None and config.get(path.replace("ffn.kind", "ffn.gated")) is gated:
         return True
-    follows = path.rpartition(".")[2] in SIZES_OF or path.startswith(FOLLOWING) or path.endswith("ffn.gated")
+    if path.startswith("embedding.norm"):
+        return config.get("embedding.norm.kind") is not None
+    follows = path.rpartition(".")[2] in SIZES_OF or path.startswith("final_norm") or path.endswith("ffn.gated")
     return follows or config.get(path) == chosen
 
 
