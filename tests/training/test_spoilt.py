@@ -241,4 +241,5 @@ def test_a_comparison_refuses_other_texts(tmp_path: Any, text: TextData):
 
 def test_the_page_has_every_objective():
     page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
-    assert all(f"| `{kind}" in page for kind in ObjectiveConfig.choices())
+    kinds = [kind for kind, one in ObjectiveConfig.choices().items() if one.__module__.startswith("glassformer.")]
+    assert kinds and all(f"| `{kind}" in page for kind in kinds)
