@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import PurePath
 from typing import Any, Literal
@@ -189,6 +190,24 @@ def error_of(plain: list[Any]) -> RequestError | WorkError:
     """Makes an error of what `plain_error` returned: a WorkError where no field is at fault."""
     message, code, *field = plain
     return RequestError(message, code=code, field=field[0]) if field else WorkError(message, code=code)
+
+
+@contextmanager
+def keeping(made: Callable[[], object]) -> Iterator[None]:
+    """Attaches the results so far to the error or interrupt that ends the work inside, as its `so_far`.
+
+    `made` returns them, or None; the innermost results count."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if so_far(error) is None:
+            vars(error)["so_far"] = made()
+        raise
+
+
+def so_far(error: BaseException) -> Any:
+    """Returns the results that work had before an error ended it; None without any."""
+    return vars(error).get("so_far")
 
 
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})

@@ -51,6 +51,15 @@ def count(value: object, field: str = "") -> int:
     return value if isinstance(value, int) else int(number)
 
 
+def plural(number: float, noun: str) -> str:
+    """Returns a number of things: the noun takes an s unless the number is 1.
+
+    >>> plural(1, "step"), plural(0.5, "minute"), plural(12000, "token")
+    ('1 step', '0.5 minutes', '12,000 tokens')
+    """
+    return f"{number:{',' if isinstance(number, int) else ',g'}} {noun}{'' if number == 1 else 's'}"
+
+
 def share(text: str, field: str = "") -> float:
     """A part of a whole: `1%` and `0.01` are 0.01. Raises RequestError for what is neither."""
     written = text.strip()

@@ -517,6 +517,33 @@ def test_ctrl_c_before_the_first_token(
         assert err.startswith("16 tokens given; 0 written; state")
 
 
+@pytest.mark.parametrize(("reason", "finish", "status"), [
+    (KeyboardInterrupt, "cancelled", 130), (MemoryError, "failed", 1), (RequestError, "failed", 2),
+])  # fmt: skip
+def test_a_beam_search_that_ends_early_shows_its_texts(
+    reason: type[BaseException], finish: str, status: int, model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
+    options = ["--prompt", PROMPT, "--beams", "2", "--ignore-eos"]
+    short = made(capsys, model, *options, "--max-new-tokens", "3")
+    module = import_module("glassformer.generation.beams")
+    decode, steps = module.decode, [0]
+
+    def stopping(*given: Any) -> torch.Tensor:
+        steps[0] += 1
+        if steps[0] == 3:
+            raise reason("x", code="failed", field="x") if reason is RequestError else reason
+        return decode(*given)
+
+    monkeypatch.setattr(module, "decode", stopping)
+    document, _ = run(capsys, model, *options, "--max-new-tokens", "9", "--json", status=status)
+    found = flat(document)
+    assert (found["tokens"], found["text"], found["finish"]) == (3, short["text"], finish)
+    assert ("error" in json.loads(document)) == (reason is not KeyboardInterrupt)
+    steps[0] = 0
+    out, _ = run(capsys, model, *options, "--max-new-tokens", "9", status=status)
+    assert out == f"{PROMPT}{short['text']}\n"
+
+
 def test_ctrl_c_while_the_model_is_loaded(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -358,3 +358,37 @@ def test_without_matplotlib_readings_are_told(
 def test_lines_have_heads(line: str, cells: tuple[str | None, str]):
     found = HEADED.fullmatch(line)
     assert found is not None and found.groups() == cells
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "status"), [(KeyboardInterrupt, "stopped", 130), (MemoryError, "memory", 1)]
+)
+def test_readings_so_far_come_out(
+    reason: type[BaseException],
+    code: str,
+    status: int,
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """With what was read of the text, on the page too, and the reason."""
+
+    def stop(_: object) -> None:
+        raise reason
+
+    monkeypatch.setitem(READINGS, "attention_sinks", stop)
+    asked = ["token_similarity", "attention_sinks", "position_picture"]
+    command = ["inspect", model, TEXT, *(word for one in asked for word in ("--reading", one)), "--out", "seen"]
+    assert main([*command, "--json"]) == status
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"]["code"] == code and found["mean_loss"] > 0
+    assert list(found["readings"]["attention_sinks"]) == list(found["readings"]["position_picture"]) == ["error"]
+    assert "error" not in found["readings"]["token_similarity"]
+    assert found["page"] == "seen/inspect.html" and (tmp_path / "seen" / "token_similarity.png").is_file()
+    assert main(command) == status
+    out = capsys.readouterr().out
+    assert "token_similarity: " in out and "page: seen/inspect.html" in out
+    with pytest.raises(reason) as caught:
+        gf.inspect(model, TEXT, reading=asked, progress=False)
+    assert list(caught.value.so_far.readings) == ["token_similarity"]

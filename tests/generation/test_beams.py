@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ from glassformer.naming import preset
 from tests.parity.families import TINY, ours, theirs
 from tests.refused import failed, refused
 
+module = import_module("glassformer.generation.beams")
 NAMES = ["gpt2", "llama-2-70b", "mistral-7b", "bloom-560m"]
 SIZE = TINY[0]
 
@@ -170,3 +172,44 @@ def test_logits_that_are_no_numbers() -> None:
         beams(model, torch.tensor([[1, 3]]), 2, 4)
     with failed(code="diverged"):
         beams(model, torch.tensor([[1, 2]]), 5, 4)
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, MemoryError])
+def test_a_search_that_ends_early_has_its_beams(reason: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three tokens the open beams are the texts that a search for three tokens finds, and no text has ended."""
+    model, tokens, steps = tiny(), torch.tensor([[1, 2]]), [0]
+    expected = beams(model, tokens, 4, 3, ends=[], n=3)
+    decode = module.decode
+
+    def stopping(*given: Any) -> Tensor:
+        steps[0] += 1
+        if steps[0] == 3:
+            raise reason
+        return decode(*given)
+
+    monkeypatch.setattr(module, "decode", stopping)
+    with pytest.raises(reason) as caught:
+        beams(model, tokens, 4, 9, ends=[], n=3)
+    found = caught.value.so_far
+    assert [beam.tokens for beam in found] == [beam.tokens for beam in expected]
+    assert [beam.score for beam in found] == pytest.approx([beam.score for beam in expected])
+
+
+def test_a_text_that_ended_is_kept_with_the_open_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text of up to two tokens of a tiny vocabulary, against all of them by exhaustion."""
+    model, tokens, steps = tiny(), torch.tensor([[1, 2]]), [0]
+    decode = module.decode
+    expected = all_texts(model, tokens, 2, {0})
+
+    def stopping(*given: Any) -> Tensor:
+        steps[0] += 1
+        if steps[0] == 2:
+            raise KeyboardInterrupt
+        return decode(*given)
+
+    monkeypatch.setattr(module, "decode", stopping)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        beams(model, tokens, 21, 9, ends={0}, length_penalty=0, n=21)
+    found = caught.value.so_far
+    assert [beam.tokens for beam in found] == [beam.tokens for beam in expected]
+    assert [beam.score for beam in found] == pytest.approx([beam.score for beam in expected], abs=1e-5)

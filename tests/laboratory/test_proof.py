@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 import glassformer as gf
+from glassformer.cli import main
 from glassformer.config import ModelConfig
 from glassformer.conversion import gguf
 from glassformer.laboratory import proof
@@ -508,3 +509,19 @@ def test_smollm2() -> None:
     rows = sound(report)
     assert len(report.rows) > 350 and not skipped(report)
     assert all(row.alone is None or row.alone < 2e-6 for row in rows.values())
+
+
+def test_rows_so_far_come_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons that were made before an interrupt; together they are no proof."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "save", stop)
+    command = ["check", "llama@0.3m+layers=1+vocab_size=65"]
+    assert main([*command, "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert {row["check"] for row in found["rows"]} == {"decoding"} and not found["ok"]
+    assert found["error"]["code"] == "stopped"
+    assert main(command) == 130
+    assert "cached" in capsys.readouterr().out

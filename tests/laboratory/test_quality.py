@@ -152,3 +152,19 @@ def test_on_the_command_line(text: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert "data and tokens are for quality" in capsys.readouterr().err
     assert main(["inspect", "llama@1m", "--quality"]) == 2
     assert "config without weights" in capsys.readouterr().err
+
+
+def test_rows_so_far_come_out(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = loader()()
+    gf.save(loaded.model, loaded.tokenizer, tmp_path / "model")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glassformer.laboratory.quality.quantize", stop)
+    command = ["inspect", str(tmp_path / "model"), "--quality", "--data", text, "--tokens", "200", "--json"]
+    assert main(command) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert [row["weights"] for row in found["rows"]] == ["float32", "bfloat16"] and found["error"]["code"] == "stopped"

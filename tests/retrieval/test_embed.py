@@ -244,3 +244,72 @@ def test_vectors_are_written_whole_or_not_at_all(kind: str, tmp_path: Path, monk
     with failed(code="disk"):
         write(path, ["a"], np.ones((1, 2)))
     assert path.read_text() == "as it was" and list(tmp_path.iterdir()) == [path]
+
+
+def stop_after(calls: int, reason: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends the work with an error or interrupt before the vectors of another batch."""
+    usual, seen = embedding.Embedder.vectors, [0]
+
+    def vectors(self: embedding.Embedder, rows: Any) -> torch.Tensor:
+        seen[0] += 1
+        if seen[0] > calls:
+            raise reason
+        return usual(self, rows)
+
+    monkeypatch.setattr(embedding, "TOKENS", 2)  # a batch for each text
+    monkeypatch.setattr(embedding.Embedder, "vectors", vectors)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "status"), [(KeyboardInterrupt, "stopped", 130), (MemoryError, "memory", 1)]
+)
+def test_vectors_so_far_come_out(
+    reason: type[BaseException],
+    code: str,
+    status: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The two longest texts are embedded first; each way of printing and writing has their vectors and the reason."""
+    one = loaded()
+    gf.save(one.model, one.tokenizer, tmp_path / "model")
+    name, expected = str(tmp_path / "model"), gf.embed(one, TEXTS).numpy()[[1, 3]]
+    command, out = ["embed", name, *TEXTS], tmp_path / "x.npy"
+    stop_after(2, reason, monkeypatch)
+    with pytest.raises(reason) as caught:
+        gf.embed(one, TEXTS, progress=False)
+    assert caught.value.so_far.places == [1, 3] and caught.value.so_far.texts == [TEXTS[1], TEXTS[3]]
+    for more in ([], ["--json"], ["--out", str(out)], ["--out", str(out), "--json"]):
+        monkeypatch.undo()
+        stop_after(2, reason, monkeypatch)
+        assert main([*command, *more]) == status
+        said, told = capsys.readouterr()
+        if "--json" in more:
+            found = json.loads(said)
+            assert found["error"]["code"] == code and found["places"] == [1, 3] and found["texts"] == 2
+        if more == ["--json"]:
+            np.testing.assert_allclose(found["vectors"], expected, rtol=1e-4, atol=1e-5)
+        elif not more:
+            rows = [json.loads(line) for line in said.splitlines()]
+            assert [row["text"] for row in rows] == [TEXTS[1], TEXTS[3]] and told
+        else:
+            rows = [json.loads(line) for line in (tmp_path / "x.partial.jsonl").read_text().splitlines()]
+            assert not out.exists()
+        if more != ["--json"]:
+            np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_vectors_that_cannot_be_written_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    one = loaded()
+    gf.save(one.model, one.tokenizer, tmp_path / "model")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("glassformer.retrieval.embedding.write", full)
+    assert main(["embed", str(tmp_path / "model"), "a", "--out", str(tmp_path / "x.npy"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["vectors"]) == 1 and found["error"]["code"] == "disk"

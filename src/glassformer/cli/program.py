@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownCom
 from glassformer.cli import waiting
 from glassformer.cli.parsing import parse
 from glassformer.cli.start import Terminated
-from glassformer.errors import NO_MEMORY, Code, RequestError, WorkError, no_memory, printable, system_error
+from glassformer.errors import NO_MEMORY, Code, RequestError, WorkError, no_memory, printable, so_far, system_error
 from glassformer.version import __version__
 
 
@@ -296,29 +296,37 @@ def _exit_status(program: Callable[[list[str]], object], arguments: Sequence[str
     except BrokenPipeError:  # `glassformer ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    except KeyboardInterrupt:
-        waiting.end()
+    except KeyboardInterrupt as problem:
         stands = "; the step that was saved before stands" if "--resume" in arguments else ""
         stopped = WorkError(f"stopped{' by SIGTERM' if terminated else ''}{stands}", code="stopped")
+        _print_results(problem, stopped, as_json)
         print(stopped, file=sys.stderr)
-        if as_json:
-            print(json.dumps({"error": stopped.to_dict()}))
         status = 128 + signal.SIGINT
-    except (RequestError, WorkError, CycloptsError, OSError, MemoryError, RuntimeError) as error:
+    except Exception as error:
         told = _told(error)
+        _print_results(error, told, as_json)
         if told is None:
             raise  # a defect of ours: its traceback is what helps
-        waiting.end()
         if trace:
             traceback.print_exc()
         else:
             print(f"glassformer: {printable(' '.join(str(told).split()))}", file=sys.stderr)
-        if as_json and not getattr(told, "reported", False):
-            print(json.dumps({"error": told.to_dict()}))
         status = told.exit_status
     finally:
         waiting.end()
     return status
+
+
+def _print_results(error: BaseException, told: RequestError | WorkError | None, as_json: bool) -> None:
+    """Prints the results that a verb had before an error ended it, and with --json the error, in one object."""
+    waiting.end()
+    reason = {} if told is None else {"error": told.to_dict()}
+    if (found := so_far(error)) is not None:
+        from glassformer.cli.show import print_result
+
+        print_result(found, as_json, **reason)
+    elif as_json and reason and not getattr(told, "reported", False):
+        print(json.dumps(reason), flush=True)
 
 
 def _told(error: Exception) -> RequestError | WorkError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,27 @@ from glassformer.runs.live import ComparisonView
 
 def show(value: Printed, as_json: bool) -> None:
     """Prints a value of the library on standard output: as its text, or as JSON. Raises WorkError if it failed."""
-    waiting.end()
-    if as_json:
-        print(json.dumps(value.to_dict(), allow_nan=False))
-    else:
-        output().print(value, crop=False)
+    print_result(value, as_json)
     try:
         value.check()
     except WorkError as problem:
         problem.reported = as_json
         raise
+
+
+def print_result(value: Printed, as_json: bool, **more: Any) -> None:
+    """Prints a value as its text, or with the other fields as JSON."""
+    waiting.end()
+    if as_json:
+        fields = value.to_dict()
+        if more:
+            fields = {**(fields if isinstance(fields, dict) else {"results": fields}), **more}
+        print(json.dumps(fields, allow_nan=False))
+    elif value.raw:
+        sys.stdout.writelines(f"{line}\n" for line in value.lines())
+    else:
+        output().print(value, crop=False)
+    sys.stdout.flush()
 
 
 def show_line(fields: dict[str, Any]) -> None:

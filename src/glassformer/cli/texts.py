@@ -56,7 +56,7 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
     except BrokenPipeError:
         raise
     except Exception as problem:
-        if not any(reply.text for reply in run.replies):
+        if not any(one.tokens for one in run.so_far().completions):
             raise
         failed = problem  # the texts so far are shown first
     found = replace(run.result(), before=run.began - STARTED)
@@ -66,11 +66,13 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
         say(found.summary)
     elif not as_json:
         say(found.summary)
-        found.check()
-    else:
-        show(found, as_json)
     if failed is not None:
+        vars(failed)["so_far"] = found if as_json and lines is None else None  # others are shown by now
         raise failed
+    if lines is None and as_json:
+        show(found, as_json)
+    elif lines is None:
+        found.check()
     if interrupted:
         raise SystemExit(INTERRUPTED)
 

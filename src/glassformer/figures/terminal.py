@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -115,6 +115,9 @@ class Printed:
 
     A subclass has `lines` and `to_dict`; `__rich__` gives the lines to rich's consoles, with colours, at their width.
     """
+
+    raw: ClassVar[bool] = False
+    """True if the lines are for other programs: the command line prints them unbroken."""
 
     def to_dict(self) -> Any:
         """Returns the result as plain values.

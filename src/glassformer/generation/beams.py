@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.errors import RequestError, WorkError, check_whole, keeping
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import penalize_repetition
 from glassformer.generation.steps import check_source, check_tokens, decode, encoded, new_state, prefill
@@ -57,7 +57,8 @@ def beams(
     the log-probabilities of tokens in the text as `gf.Sampling` does; `renormalize_logits` gives the tokens that rules
     and penalty leave probabilities that add up to 1.
 
-    Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
+    Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers. A search that
+    ends early has its best beams, complete or open, as `error.so_far`."""
     tokens = check_tokens(model, tokens)
     if len(tokens) != 1:
         raise RequestError(
@@ -97,7 +98,7 @@ def beams(
             return own.log_softmax(-1) if renormalize_logits else own
 
         how = ends, length_penalty, early_stopping, dtype, memory, allowed
-        return _search(model, tokens, width, max_new_tokens, *how)[:n]
+        return _search(model, tokens, width, max_new_tokens, *how, n)[:n]
 
 
 @torch.inference_mode()
@@ -112,6 +113,7 @@ def _search(
     dtype: torch.dtype | None,
     memory: Memory | None,
     allowed: Callable[[Tensor, int, list[list[int]]], Tensor],
+    n: int,
 ) -> list[Beam]:
     room = 0 if memory is None else memory.x.shape[1]
     state = new_state(model, 1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
@@ -121,33 +123,45 @@ def _search(
     scores[0] = 0  # all rows hold the prompt, one counts
     texts: list[list[int]] = [[]] * width
     complete: list[Beam] = []
+    open_beams: list[Beam] = []
+
+    def best() -> list[Beam] | None:
+        """Returns the best beams at this length."""
+        return sorted([*complete, *open_beams], key=lambda beam: -beam.score)[:n] or None
+
     vocab_size = logits.shape[1]
     ending = torch.tensor(sorted(ends), dtype=torch.long, device=logits.device)
     candidates = min(max(2, 1 + len(ends)) * width, width * vocab_size)  # `width` of them at least go on
-    for length in range(1, max_new_tokens + 1):
-        if not logits.max(-1).values.isfinite().all():
-            raise WorkError(
-                f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens", code="diverged"
-            )
-        own = logits.float().log_softmax(-1)
-        total = scores[:, None] + allowed(own, length - 1, texts)
-        found, index = total.flatten().topk(candidates)
-        rows, new = index // vocab_size, index % vocab_size
-        ended = torch.isin(new, ending) | (length == max_new_tokens)
-        complete += [
-            Beam([*texts[int(rows[i])], int(new[i])], float(found[i]) / length**length_penalty)
-            for i in range(width)
-            if ended[i] and found[i] > -math.inf
-        ]
-        complete = sorted(complete, key=lambda beam: -beam.score)[:width]
-        scores, going = found.masked_fill(ended, -math.inf).topk(width)
-        reach = max_new_tokens if early_stopping == "never" and length_penalty > 0 else length
-        best = float(scores[0]) / reach**length_penalty
-        full = len(complete) == width
-        if best == -math.inf or (full and (early_stopping is True or best <= complete[-1].score)):
-            break
-        rows, new = rows[going], new[going]
-        texts = [[*texts[row], token] for row, token in zip(rows.tolist(), new.tolist(), strict=True)]
-        state.reorder(rows)
-        logits = decode(model, new[:, None], state)
+    with keeping(best):
+        for length in range(1, max_new_tokens + 1):
+            if not logits.max(-1).values.isfinite().all():
+                raise WorkError(
+                    f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens", code="diverged"
+                )
+            own = logits.float().log_softmax(-1)
+            total = scores[:, None] + allowed(own, length - 1, texts)
+            found, index = total.flatten().topk(candidates)
+            rows, new = index // vocab_size, index % vocab_size
+            ended = torch.isin(new, ending) | (length == max_new_tokens)
+            complete += [
+                Beam([*texts[int(rows[i])], int(new[i])], float(found[i]) / length**length_penalty)
+                for i in range(width)
+                if ended[i] and found[i] > -math.inf
+            ]
+            complete = sorted(complete, key=lambda beam: -beam.score)[:width]
+            scores, going = found.masked_fill(ended, -math.inf).topk(width)
+            reach = max_new_tokens if early_stopping == "never" and length_penalty > 0 else length
+            highest = float(scores[0]) / reach**length_penalty
+            full = len(complete) == width
+            if highest == -math.inf or (full and (early_stopping is True or highest <= complete[-1].score)):
+                break
+            rows, new = rows[going], new[going]
+            texts = [[*texts[row], token] for row, token in zip(rows.tolist(), new.tolist(), strict=True)]
+            open_beams = [
+                Beam(text, score / length**length_penalty)
+                for text, score in zip(texts, scores.tolist(), strict=True)
+                if score > -math.inf
+            ]
+            state.reorder(rows)
+            logits = decode(model, new[:, None], state)
     return complete

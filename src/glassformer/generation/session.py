@@ -23,10 +23,10 @@ from torch import Tensor
 
 from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.errors import RequestError, WorkError, check_whole, so_far
 from glassformer.figures import Markup, tag
 from glassformer.figures.terminal import size
-from glassformer.generation.beams import beams
+from glassformer.generation.beams import Beam, beams
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text, reason
 from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
@@ -537,6 +537,8 @@ class Session:
         ------
         RequestError
             For a request that cannot be served, before anything is computed.
+        WorkError, KeyboardInterrupt
+            If the search ends early, with the n best texts so far, whole or not, as `error.so_far`.
 
         Examples
         --------
@@ -550,24 +552,30 @@ class Session:
         rules = Rules.of(self.loaded.generation)
         if not options.stop_at_eos:
             rules = replace(rules, forced_eos_token_id=None)
-        with self._turn():
-            found = beams(
-                self.model, rows_of(self.model, ids), width, new, ends, n=options.n, dtype=self.dtype,
-                source=None if source_row is None else [source_row], rules=rules,
-                **search_options(self.loaded.generation),
-            )  # fmt: skip
-        completions = []
-        for beam in found:
+
+        def spelled(beam: Beam, cut: str = "", error: str | None = None) -> Completion:
+            """Returns a beam as text; `cut` is the finish reason if it is open."""
             text = GrowingText(self.tokenizer, ends, options.stop)
             for token in beam.tokens:
                 text.take(token)
                 if text.finish:
                     break
             text.close()
-            completions.append(
-                Completion(text.text, text.tokens, text.finish or "length", prompt_tokens=len(ids), score=beam.score)
-            )
-        return completions
+            finish = text.finish or ("length" if len(beam.tokens) == new else cut)
+            return Completion(text.text, text.tokens, finish, prompt_tokens=len(ids), error=error, score=beam.score)
+
+        try:
+            with self._turn():
+                found = beams(
+                    self.model, rows_of(self.model, ids), width, new, ends, n=options.n, dtype=self.dtype,
+                    source=None if source_row is None else [source_row], rules=rules,
+                    **search_options(self.loaded.generation),
+                )  # fmt: skip
+        except (Exception, KeyboardInterrupt) as problem:
+            cut, reason = ("failed", str(problem)) if isinstance(problem, Exception) else ("cancelled", None)
+            vars(problem)["so_far"] = [spelled(beam, cut, reason) for beam in so_far(problem) or []] or None
+            raise
+        return [spelled(beam) for beam in found]
 
     def keep(self, prompt: Prompt, path: str | Path) -> bool:
         """Loads the decode state of a prompt from a file; if that fails to match, prefills it and writes the file.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, so_far
 from glassformer.figures.terminal import Printed, size
 from glassformer.generation.engine import MOST_READ
 from glassformer.generation.rules import not_applied
@@ -212,8 +212,12 @@ class TextRun:
             self._found = self.session.search(self.ids[0], width, self.options, source=self.source)
             self._first = time.perf_counter()
         except WorkError as problem:
-            self._found = [Completion("", [], "failed", error=str(problem))]
-        self.prompts = self.prompts * len(self._found)
+            self._found = so_far(problem) or [Completion("", [], "failed", error=str(problem))]
+        except (Exception, KeyboardInterrupt) as problem:
+            self._found = so_far(problem) or []
+            raise
+        finally:
+            self.prompts = self.prompts * len(self._found)
 
     def __iter__(self) -> Iterator[tuple[int, str, bool]]:
         """Yields (index, text so far, True if it is complete) as the texts grow, until all are complete."""

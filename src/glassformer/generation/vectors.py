@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +86,10 @@ class Embedder:
             )  # fmt: skip
 
     def __call__(self, texts: Sequence[str], progress: OnProgress = silent) -> Float[Tensor, "n d"]:
+        return in_order(self.batches(texts, progress))[1]
+
+    def batches(self, texts: Sequence[str], progress: OnProgress = silent) -> Iterator[tuple[list[int], Tensor]]:
+        """Yields the indices of some texts with their vectors, the longest texts first."""
         check_texts(texts)
         rows = tokenized(self.tokenizer, [f"{self.pooling.prompt}{text}" for text in texts], self.limit)
         if (empty := next((i for i, row in enumerate(rows) if len(row) <= self.unpooled), None)) is not None:
@@ -94,15 +98,12 @@ class Embedder:
                 code="missing", field="texts", value="", expected="a text",
             )  # fmt: skip
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # the longest first: memory shows at once
-        found: list[Tensor] = []
-        while len(found) < len(rows):
-            longest = len(rows[order[len(found)]])
-            batch = [rows[i] for i in order[len(found) : len(found) + max(1, TOKENS // longest)]]
-            found.extend(self.vectors(batch).float().cpu())
-            progress("embedding", len(found), len(rows))
-        place = torch.empty(len(rows), dtype=torch.long)
-        place[torch.tensor(order)] = torch.arange(len(rows))
-        return torch.stack(found)[place]
+        done = 0
+        while done < len(rows):
+            some = order[done : done + max(1, TOKENS // len(rows[order[done]]))]
+            yield some, self.vectors([rows[i] for i in some]).float().cpu()
+            done += len(some)
+            progress("embedding", done, len(rows))
 
     @torch.inference_mode()
     def vectors(self, rows: Sequence[np.ndarray]) -> Tensor:
@@ -124,6 +125,14 @@ class Embedder:
                 documents = real.to(device)
             x = pool(x, self.pooling.how, documents)
             return F.normalize(x, dim=-1) if self.pooling.normalize else x
+
+
+def in_order(batches: Iterable[tuple[list[int], Tensor]]) -> tuple[list[int], Float[Tensor, "n d"]]:
+    """Returns the indices of texts, ascending, and their vectors."""
+    indices, vectors = zip(*batches, strict=True)
+    found = torch.tensor([i for some in indices for i in some])
+    order = found.argsort()
+    return found[order].tolist(), torch.cat(vectors)[order]
 
 
 def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np.ndarray]:

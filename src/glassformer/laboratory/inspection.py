@@ -13,7 +13,7 @@ from typing import Literal, overload
 import torch
 
 from glassformer.dynamics.coord_check import CoordinateCheck, coordinate_check
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, keeping
 from glassformer.files import check_output, output
 from glassformer.generation.session import source_of
 from glassformer.introspection import edit, rows_of
@@ -37,6 +37,8 @@ from glassformer.units import count
 LONGEST = 4096
 """Tokens that are read, at most; the context of the model may be shorter."""
 PAGE, PICTURE = "inspect.html", "coord-check.png"
+NOT_MADE = "not made: the work ended before it"
+"""Reason why an inspection that ended early lacks a reading."""
 
 
 @overload
@@ -153,6 +155,8 @@ def inspect(
         For options that exclude each other, a text that the model cannot read, and if no reading can be given.
     WorkError
         If `out` cannot be written, before anything is computed.
+    WorkError, KeyboardInterrupt
+        If readings or rows of `quality` end early, with the result so far as `error.so_far`.
 
     Examples
     --------
@@ -250,15 +254,30 @@ def _read(
         )  # fmt: skip
         other = None if texts["against"] is None else rows_of(inner, ids(texts["against"])[:limit])
         reader = inner if source is None else inner.reading(source)
-        made, refused = ask(asked, ReadingInputs(reader, tokens, tokenizer, seen, other), progress)
+        made, refused = dict[str, Reading](), dict[str, str]()
+
+        def so_far() -> Inspection:
+            rest = dict.fromkeys([name for name in asked if name not in made], NOT_MADE)
+            return replace(seen, readings=made, refused=rest | refused)
+
+        def saved() -> Inspection:
+            whole = so_far()
+            if folder is None:
+                return whole
+            with output(folder, *pages, force=force):
+                return replace(whole, saved=whole.report(folder / PAGE), figures=_drawn(made, folder, notify))
+
+        with keeping(so_far), keeping(saved):
+            for one, answer in ask(asked, ReadingInputs(reader, tokens, tokenizer, seen, other), progress):
+                if isinstance(answer, str):
+                    refused[one] = answer
+                else:
+                    made[one] = answer
     if asked and not made:
         reasons = "; ".join(f"reading {name}: {reason}" for name, reason in refused.items())
         raise RequestError(reasons, code="conflict", field="reading", value=[*refused])
-    seen = replace(seen, readings=made, refused=refused)
-    if folder is None:
-        return seen
-    with output(folder, *pages, force=force):
-        return replace(seen, saved=seen.report(folder / PAGE), figures=_drawn(made, folder, notify))
+    with keeping(so_far):
+        return saved()
 
 
 def _readable(model: ModelLike, notify: Notify) -> Loaded:
@@ -318,7 +337,12 @@ def _measured(model: ModelLike, data: str, tokens: int, notify: Notify) -> Quali
         return loaded if isinstance(model, str | Path) else copy.deepcopy(loaded)
 
     rows = list[Quality]()
-    for row in qualities(load, data, tokens, events.reading(notify)):
-        rows.append(row)
-        notify(StageEvent(words=f"{row.weights}, head {row.head}: perplexity {row.perplexity:.4f}"))
+
+    def made() -> QualityTable | None:
+        return QualityTable(name_of(model), data, tuple(rows)) if rows else None
+
+    with keeping(made):
+        for row in qualities(load, data, tokens, events.reading(notify)):
+            rows.append(row)
+            notify(StageEvent(words=f"{row.weights}, head {row.head}: perplexity {row.perplexity:.4f}"))
     return QualityTable(name_of(model), data, tuple(rows))

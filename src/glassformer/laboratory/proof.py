@@ -31,7 +31,7 @@ from glassformer.conversion.family import Family
 from glassformer.conversion.folder import read_config
 from glassformer.conversion.names import Names, OwnParameter
 from glassformer.conversion.weights import fold, spoilt_weights
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, keeping
 from glassformer.figures.terminal import Tabular, ruled
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
@@ -90,10 +90,13 @@ class Proof(Tabular):
         Every comparison, in the order of computation.
     name : str
         Text or path that names the model, or the class of its value.
+    complete : bool
+        False if the work ended before all comparisons were made.
     """
 
     rows: tuple[Row, ...]
     name: str = "Model"
+    complete: bool = True
 
     @property
     def wrong(self) -> tuple[Row, ...]:
@@ -102,8 +105,8 @@ class Proof(Tabular):
 
     @property
     def passed(self) -> bool:
-        """True if no comparison is wrong; skipped comparisons do not count."""
-        return not self.wrong
+        """True if all comparisons were made and none is wrong; skipped comparisons do not count."""
+        return self.complete and not self.wrong
 
     @property
     def finding(self) -> str:
@@ -112,6 +115,8 @@ class Proof(Tabular):
             return f"{self.name}: wrong at {', '.join(row.site for row in self.wrong[:6])}"
         skipped = sum(row.verdict == "skipped" for row in self.rows)
         rest = f"; {skipped} skipped" if skipped else ""
+        if not self.complete:
+            rest += ", and others were not made"
         return f"{self.name}: {len(self.rows) - skipped} comparisons, all well{rest}"
 
     def check(self) -> None:
@@ -143,7 +148,7 @@ class Proof(Tabular):
         if (left := len(self.rows) - len(kept)) > 0:
             table.caption = f"and {left} more with smaller errors"
         yield table
-        if self.passed:
+        if not self.wrong:
             yield self.finding
 
 
@@ -198,7 +203,11 @@ def check(
     (True, ())
     """
     rows: list[Row] = []
-    with shown(progress) as notify:
+
+    def made() -> Proof | None:
+        return Proof(tuple(rows), name_of(model), complete=False) if rows else None
+
+    with keeping(made), shown(progress) as notify:
         given = {"reference": reference, "text": text, "seed": seed, "tolerance": tolerance}
         notify(ReadingEvent(stage=f"checks of {name_of(model)} done", done=0, total=None))
         for row in checks(model, largest=count(largest, "largest"), **given):  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ its `--ablate` takes away."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -138,15 +138,13 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(READINGS) if ALL in names else list(dict.fromkeys(names))
 
 
-def ask(names: Sequence[str], inputs: ReadingInputs, progress: OnProgress) -> tuple[dict[str, Reading], dict[str, str]]:
-    """Returns the readings by name, and the reasons of those that this model or text cannot have."""
-    made, refused = dict[str, Reading](), dict[str, str]()
+def ask(names: Sequence[str], inputs: ReadingInputs, progress: OnProgress) -> Iterator[tuple[str, Reading | str]]:
+    """Yields each name with its reading, or with the reason why this model or text cannot have it."""
     for name in names:
         try:
-            made[name] = READINGS[name](replace(inputs, progress=partial(progress, name)))
+            yield name, READINGS[name](replace(inputs, progress=partial(progress, name)))
         except (RequestError, WorkError) as problem:
-            refused[name] = str(problem)
-    return made, refused
+            yield name, str(problem)
 
 
 _ABLATED: dict[str | None, Callable[..., dict[str, Edit]]] = {

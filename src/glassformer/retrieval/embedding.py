@@ -6,20 +6,21 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, keeping, so_far
 from glassformer.figures.terminal import Tabular
-from glassformer.files import atomic_file, output
-from glassformer.generation.vectors import Embedder
+from glassformer.files import atomic_file, check_output, output
+from glassformer.generation.vectors import Embedder, in_order
 from glassformer.naming.resolve import ModelLike, files_of, resolve
 from glassformer.runs.events import Notify, reading
 from glassformer.runs.live import shown
 from glassformer.typed import typed
+from glassformer.units import plural
 
 KINDS = (".npy", ".jsonl")
 
@@ -32,6 +33,9 @@ class Embeddings(Tensor, Tabular):
     """Time that embedding took."""
     out: str | None
     """File that holds the vectors; None if they were not written."""
+    places: list[int] | None
+    """Indices of the texts among those given, if the work ended before all had a vector; None otherwise."""
+    raw: ClassVar[bool] = True
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -47,7 +51,7 @@ class Embeddings(Tensor, Tabular):
         if self.out is None:
             yield from json_lines(self.texts, self.numpy())
         else:
-            yield f"{self.out}: {len(self):,} vectors of {self.shape[1]} in {self.seconds:.1f} s"
+            yield f"{self.out}: {plural(len(self), 'vector')} of {self.shape[1]} in {self.seconds:.1f} s"
 
     def records(self) -> list[dict[str, Any]]:
         """Returns a row per text: the text, and each coordinate of its vector by number."""
@@ -59,7 +63,8 @@ class Embeddings(Tensor, Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what `--json` prints; the vectors only if they were not written to a file."""
-        facts = {"texts": len(self), "width": self.shape[1], "seconds": self.seconds, "out": self.out}
+        facts: dict[str, Any] = {"texts": len(self), "width": self.shape[1], "seconds": self.seconds, "out": self.out}
+        facts |= {} if self.places is None else {"places": self.places}
         return facts if self.out else {**facts, "vectors": self.tolist()}
 
 
@@ -87,7 +92,8 @@ def embed(
     file
         File with further texts: one per line, or a .jsonl file with a field `text`.
     out
-        File for the vectors: .npy (n, d) in fp32, or .jsonl. If None, nothing is written.
+        File for the vectors: .npy (n, d) in fp32, or .jsonl. If None, nothing is written. If the work ends early, the
+        vectors so far are written next to it, as NAME.partial.jsonl.
     force
         Replace a file that this program did not write. Files that are read are never replaced.
     progress
@@ -103,6 +109,8 @@ def embed(
     RequestError
         For no texts, a value that is not text, a text without tokens, a model without a tokenizer or with an encoder
         and a decoder, and a file that cannot be read or written.
+    WorkError, KeyboardInterrupt
+        If the work ends early, with the vectors so far as `error.so_far`.
 
     Examples
     --------
@@ -118,19 +126,42 @@ def embed(
     if path.suffix not in KINDS:
         kinds = " or ".join(KINDS)
         raise RequestError(code="range", field="out", value=str(path), expected=f"a file name that ends in {kinds}")
-    with output(path, force=force, sources=[*files_of(model), *([Path(file)] if file else [])]):
-        found = _embedded(model, texts, progress)
-        write(path, found.texts, found.numpy())
+    partial = path.with_name(f"{path.stem}.partial.jsonl")
+    sources = [*files_of(model), *([Path(file)] if file else [])]
+    check_output(partial, force=force, sources=sources)
+    with output(path, force=force, sources=sources):
+        try:
+            found = _embedded(model, texts, progress)
+        except (Exception, KeyboardInterrupt) as error:
+            if (made := so_far(error)) is not None:
+                with output(partial, force=force):
+                    write(partial, made.texts, made.numpy())
+                made.out = str(partial)
+            raise
+        with keeping(lambda: found):
+            write(path, found.texts, found.numpy())
     found.out = str(path)
     return found
 
 
 def _embedded(model: ModelLike, texts: Sequence[str], progress: bool | Notify) -> Embeddings:
     embedder = Embedder(resolve(model, weights=True))
-    began = time.perf_counter()
-    with shown(progress) as notify:
-        found = embedder(texts, reading(notify)).as_subclass(Embeddings)
-    found.texts, found.seconds, found.out = list(texts), time.perf_counter() - began, None
+    began, batches = time.perf_counter(), list[tuple[list[int], Tensor]]()
+
+    def made() -> Embeddings | None:
+        if not batches:
+            return None
+        indices, vectors = in_order(batches)
+        found = vectors.as_subclass(Embeddings)
+        found.texts, found.seconds, found.out = [texts[i] for i in indices], time.perf_counter() - began, None
+        found.places = indices if len(indices) < len(texts) else None
+        return found
+
+    with keeping(made), shown(progress) as notify:
+        for batch in embedder.batches(texts, reading(notify)):
+            batches.append(batch)
+    found = made()
+    assert found is not None
     return found
 
 

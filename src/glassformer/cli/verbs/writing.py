@@ -5,13 +5,11 @@ A verb imports what computes inside its function, so that its help imports no to
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from glassformer.cli import waiting
 from glassformer.cli.options import (
     AskOptions,
     ChatOptions,
@@ -113,17 +111,10 @@ def embed(
         File for the vectors: .npy (n, d) in fp32, or .jsonl; by default they are printed as JSON lines.
     """
     from glassformer import retrieval
-    from glassformer.cli.show import show
-    from glassformer.runs.live import ComparisonView
+    from glassformer.cli.show import call_and_show
 
-    waiting.end()
-    with ComparisonView(quiet=json) as view:
-        texts = [*(texts or []), *(text or [])]
-        found = retrieval.embed(model, texts, file=file, out=out, force=force, progress=view.event)
-    if json:
-        show(found, as_json=True)
-    else:  # as they are: a console would break lines
-        sys.stdout.writelines(f"{line}\n" for line in found.lines())
+    given = [*(texts or []), *(text or [])]
+    call_and_show(retrieval.embed, model, given, file=file, out=out, force=force, as_json=json)
 
 
 def index(
