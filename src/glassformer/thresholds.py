@@ -18,5 +18,8 @@ CONFIDENCE = 0.95
 """Probability with which the intervals of a comparison, or of a claim, hold."""
 EQUIVALENT = 0.005
 """Two arms are equivalent if their losses differ by less than this share of the first one's."""
+FROM_CONTEXT = 0.1
+"""A model has barely learned if context saves less than this share of the entropy of token frequencies: counts of pairs
+of bytes, the least that uses context, save 19 % of it on python-docs and 22 % on python-source."""
 WORTH_SAYING = 0.02
 """Sizes and budgets of two arms are called equal up to this share."""

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glassformer.comparison.summary import so_far
+from glassformer.comparison.terminal import comparison_lines
 from glassformer.report import render
 from glassformer.runs import looks
 from glassformer.runs.results import Results, RunResult
@@ -34,17 +35,22 @@ def _few_paths() -> Iterator[None]:
     looks._p_values.cache_clear()
 
 
-def run(name: str, seed: int, loss: float) -> dict[str, Any]:
+def run(name: str, seed: int, loss: float, frequencies: float | None = None) -> dict[str, Any]:
     status = "diverged" if loss == DIVERGED else "failed" if loss == FAILED else "ok"
-    measured = {"loss": loss, "perplexity": math.exp(min(loss, 9)), "bits_per_byte": 0.4 * loss, "tokens": 9}
+    measured = {"loss": loss, "perplexity": math.exp(min(loss, 9)), "bits_per_byte": 0.4 * loss, "tokens": 9,
+                "frequency_loss": frequencies}  # fmt: skip
     measured_if_ended = measured if status == "ok" else None
     return {"name": name, "seed": seed, "status": status, "recipe": {"tokens": 1}, "validation": measured_if_ended}
 
 
-def compared(losses: Losses, planned: Sequence[int] = ()) -> Results:
+def compared(losses: Losses, planned: Sequence[int] = (), frequencies: float | None = None) -> Results:
     """The results that a comparison with these losses leaves, with the verdicts that it gives itself."""
     seeds = max(map(len, losses.values()))
-    runs = [RunResult.of(run(name, seed, loss)) for name, of_arm in losses.items() for seed, loss in enumerate(of_arm)]
+    runs = [
+        RunResult.of(run(name, seed, loss, frequencies))
+        for name, of_arm in losses.items()
+        for seed, loss in enumerate(of_arm)
+    ]
     begun = Results.of(bare() | {
         "asked": [run.key for run in runs], "budget": {"seeds": seeds, "match": "tokens", "tokens": 1000},
         "planned_looks": list(planned),
@@ -168,3 +174,16 @@ def test_an_arm_that_diverges_less_often_is_best_with_a_higher_loss() -> None:
 
 def test_a_single_arm_is_not_best() -> None:
     assert Results.of(bare(results(3, diverge=False)["runs"][:3])).best is None
+
+
+@pytest.mark.parametrize(("least", "barely"), [(2.0, True), (4.0, False)])
+def test_models_that_barely_learned_are_named_in_text_page_and_file(least: float, barely: bool) -> None:
+    """Losses near 3 nats: within a tenth of frequencies that cost 2, and far below 4. The verdict itself says so too,
+    and it is given."""
+    results = compared({"a": [3.00, 3.02, 3.01], "b": [3.01, 3.00, 3.02]}, frequencies=least)
+    tree, page = results.to_dict(), render(results)
+    text = " ".join(one for one in comparison_lines(results) if isinstance(one, str))
+    assert len(tree["verdicts"]) == 1
+    notes = [note for note in tree["budget"]["notes"] if note.startswith("Barely trained")]
+    assert [bool(notes), "Barely trained" in page, "Barely trained" in text] == [barely] * 3
+    assert tree["verdicts"][0]["terms"].endswith("barely trained") is barely

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import stdev
 
+import numpy as np
 import pytest
+from scipy.stats import entropy
 
 from glassformer.runs.arm import company
 from glassformer.runs.measure import scatter
-from glassformer.runs.results import COMPANY, MachineRecord
+from glassformer.runs.results import COMPANY, MachineRecord, Validation
+from glassformer.text import evaluation_windows
+from glassformer.training import frequency_loss
 
 
 def test_the_scatter_of_timings_is_that_of_stretches_and_not_of_single_ones():
@@ -26,3 +31,19 @@ def test_company_is_the_busy_time_of_others_over_the_time_that_passed():
     assert company((10.0, 5.0), (12.0, 4.9)) == {COMPANY: 0.0}
     assert company(None, (12.0, 8.0)) == company((10.0, 5.0), None) == {}
     assert MachineRecord({COMPANY: 1.5}).company == 1.5 and MachineRecord({}).company == 0.0
+
+
+def test_the_loss_of_frequencies_is_their_entropy():
+    """Against scipy's, over the targets of whole windows."""
+    tokens = np.random.default_rng(0).zipf(1.5, 90).clip(max=20).astype(np.uint16)
+    windows = evaluation_windows(tokens, 8, None, token_bytes=np.ones(21, np.int64), batch=3)
+    counts = Counter(tokens[1:89].tolist())  # 11 windows of 8
+    assert frequency_loss(windows) == pytest.approx(float(entropy(list(counts.values()))))
+    assert frequency_loss(evaluation_windows(tokens * 0, 8, None, token_bytes=np.ones(1, np.int64), batch=3)) == 0
+
+
+@pytest.mark.parametrize(("loss", "barely"), [(3.4, True), (2.71, True), (2.69, False)])
+def test_a_model_has_barely_learned_if_context_saves_less_than_a_tenth(loss: float, barely: bool):
+    fields = {"perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
+    assert Validation(loss=loss, frequency_loss=3.0, **fields).barely_learned is barely
+    assert not Validation(loss=loss, **fields).barely_learned

@@ -7,13 +7,14 @@ from pathlib import Path
 from statistics import fmean
 
 from glassformer.comparison.arms import unequal
-from glassformer.comparison.terms import terms, unit
+from glassformer.comparison.terms import barely_learned, terms, unit
 from glassformer.report import write_report
 from glassformer.runs.files import write_results
 from glassformer.runs.looks import look_notes
 from glassformer.runs.power import needed
 from glassformer.runs.results import Budget, Key, MachineRecord, Results, RunResult, unlike
 from glassformer.runs.verdicts import stand_in, verdicts
+from glassformer.thresholds import FROM_CONTEXT
 
 COMPANY_LEAST = 0.25
 """Least number of cores of other programs on a machine that counts as busy."""
@@ -39,6 +40,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     given = [one.changed(unit=unit(runs), terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
     late = stand_in(runs, given) + late + other_machines(runs, why, timeless) + busy(runs)
+    late += barely_trained(runs) if given else []
     if given:
         late += look_notes(sorted(seen), begun.planned_looks)
     power = needed(runs, effect) if ended and effect is not None else None
@@ -77,6 +79,23 @@ def trained_on(runs: Sequence[RunResult], here: MachineRecord) -> MachineRecord:
     """The machine that the results name: this one, unless all runs were trained elsewhere."""
     elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
     return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here
+
+
+def barely_trained(runs: Sequence[RunResult]) -> list[str]:
+    """A note if models have barely learned from context, so that a verdict on them says nothing of trained ones."""
+    losses = {
+        name: fmean(run.validation.loss for run in runs if run.name == name and run.validation is not None)
+        for name in barely_learned(runs, dict.fromkeys(run.name for run in runs))
+    }
+    if not losses:
+        return []
+    floor = next(run.validation.frequency_loss for run in runs if run.validation is not None) or 0.0
+    told = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+    return [
+        f"Barely trained: token frequencies have a held-out loss of {floor:.3f} nats per token without any context, "
+        f"which lowers it by less than {FROM_CONTEXT:.0%} here ({told}). A verdict, of equivalence too, says nothing "
+        "of models that are trained for longer; give more tokens or minutes."
+    ]
 
 
 def busy(runs: Sequence[RunResult]) -> list[str]:

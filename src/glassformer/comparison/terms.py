@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from glassformer.figures import si
@@ -14,9 +14,20 @@ from glassformer.training import Recipe
 
 def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> str:
     """`at 793k parameters in layers, 200k tokens of python-docs, lr 1.3e-3`; where two arms have another value, both,
-    in the order of `names`."""
-    parts = [_sizes(runs, names), _budget(results), _rates(results, names)]
+    in the order of `names`. Arms that have barely learned are `barely trained`."""
+    barely = "barely trained" if barely_learned(runs, names) else ""
+    parts = [_sizes(runs, names), _budget(results), _rates(results, names), barely]
     return "at " + ", ".join(part for part in parts if part)
+
+
+def barely_learned(runs: Sequence[RunResult], names: Iterable[str]) -> list[str]:
+    """Returns the arms whose runs have barely learned from context, most of them at least."""
+    found = []
+    for name in names:
+        ended = [run.validation.barely_learned for run in runs if run.name == name and run.validation is not None]
+        if 2 * sum(ended) > len(ended):
+            found.append(name)
+    return found
 
 
 def unit(runs: Sequence[RunResult]) -> str:

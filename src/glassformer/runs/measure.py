@@ -28,7 +28,7 @@ from glassformer.runs.results import (
     Validation,
 )
 from glassformer.text import Tokens
-from glassformer.training import Recipe, Run, evaluate, extrapolate
+from glassformer.training import Recipe, Run, evaluate, extrapolate, frequency_loss
 
 POINTS = 300
 """Of a curve, at most."""
@@ -81,6 +81,9 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
     found = evaluate(
         run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens, objective=objective
     )
+    if objective.in_nats and run.config.head.predicts_tokens:
+        windows = objective.evaluation(text, context, 4 * run.recipe.evaluation_tokens, 8, run.config)
+        found["frequency_loss"] = frequency_loss(windows)
     if loss_alone:
         return result.changed(validation=_validation(found), loss_alone=True)
     most = min(run.recipe.evaluation_tokens, REACHED)

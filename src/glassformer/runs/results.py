@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, RootModel, Strict, model
 
 from glassformer.errors import RequestError
 from glassformer.files import SCHEMAS, Count, Measures, Written
+from glassformer.thresholds import FROM_CONTEXT
 
 VERSION = SCHEMAS["results"]
 """`schema` of results.json and of result.json."""
@@ -127,6 +128,14 @@ class Validation(Measures):
     """Loss of the trained model on `tokens` held-out tokens: the figure that tables and verdicts compare."""
 
     model_config = ConfigDict(extra="allow")
+
+    frequency_loss: Amount | None = None
+    """Entropy of the frequencies of the same tokens, in nats: the least loss of a model that uses no context."""
+
+    @property
+    def barely_learned(self) -> bool:
+        """True if context lowers the loss by less than `FROM_CONTEXT` of what it is without any."""
+        return self.frequency_loss is not None and self.loss > (1 - FROM_CONTEXT) * self.frequency_loss
 
 
 class TrainingResult(Entry):

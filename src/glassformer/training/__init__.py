@@ -2,7 +2,7 @@
 
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.training.callbacks import Callback, Report, Reporter
-from glassformer.training.evaluate import evaluate, extrapolate
+from glassformer.training.evaluate import evaluate, extrapolate, frequency_loss
 from glassformer.training.fast import fast_training
 from glassformer.training.loop import run_request, train
 from glassformer.training.objectives import MaskedConfig, NextTokenConfig, ObjectiveConfig
@@ -48,6 +48,7 @@ __all__ = [
     "default_learning_rate",
     "evaluate",
     "extrapolate",
+    "frequency_loss",
     "fast_training",
     "load_run",
     "prepare_run",

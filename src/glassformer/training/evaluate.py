@@ -70,6 +70,14 @@ def score(
     }
 
 
+def frequency_loss(windows: EvaluationWindows) -> float:
+    """Returns the entropy of the scored targets' frequencies, in nats: a predictor that sees no context has at least
+    this loss on them."""
+    targets = torch.cat([batch.targets[batch.targets != IGNORED] for batch, _ in windows])
+    shares = targets.unique(return_counts=True)[1].double() / len(targets)
+    return float(torch.special.entr(shares).sum())
+
+
 def extrapolate(
     model: Model,
     text: Tokens,
