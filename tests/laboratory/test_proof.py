@@ -512,7 +512,7 @@ def test_smollm2() -> None:
 
 
 def test_rows_so_far_come_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparisons that were made before an interrupt; together they are no proof."""
+    """Comparisons that were made before an interrupt, which do not pass together."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

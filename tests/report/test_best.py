@@ -178,8 +178,7 @@ def test_a_single_arm_is_not_best() -> None:
 
 @pytest.mark.parametrize(("least", "barely"), [(2.0, True), (4.0, False)])
 def test_models_that_barely_learned_are_named_in_text_page_and_file(least: float, barely: bool) -> None:
-    """Losses near 3 nats: within a tenth of frequencies that cost 2, and far below 4. The verdict itself says so too,
-    and it is given."""
+    """Losses near 3 nats: within a tenth of frequencies that cost 2, and far below 4."""
     results = compared({"a": [3.00, 3.02, 3.01], "b": [3.01, 3.00, 3.02]}, frequencies=least)
     tree, page = results.to_dict(), render(results)
     text = " ".join(one for one in comparison_lines(results) if isinstance(one, str))

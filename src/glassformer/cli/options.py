@@ -186,7 +186,7 @@ class RunOptions(TrainingOptions):
     tokens: Count | None = None
     """Training budget of a run in tokens (200k, 5M); or give --minutes, --flops or --steps."""
     minutes: float | None = None
-    """Training budget of a run in minutes."""
+    """Training budget of a run in minutes of training: starting, evaluating and measuring are not counted."""
     flops: Annotated[float | None, Parameter(converter=amount)] = None
     """Training budget of a run in FLOPs."""
     steps: Count | None = None

@@ -105,7 +105,7 @@ class Proof(Tabular):
 
     @property
     def passed(self) -> bool:
-        """True if all comparisons were made and none is wrong; skipped comparisons do not count."""
+        """True if all comparisons were made without a wrong one; skipped comparisons do not count."""
         return self.complete and not self.wrong
 
     @property

@@ -22,6 +22,7 @@ from glassformer.training.loop import EVALUATIONS, one_step, warm_up
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import prepare_run
 from glassformer.training.state import Training
+from glassformer.units import plural
 
 STEPS = 10
 """Timed steps of each model, unless the limit of seconds ends them before."""
@@ -124,9 +125,9 @@ def outlook(recipe: Recipe, tokens_per_second: float) -> str:
     beyond = FORWARD * PASSES * recipe.evaluation_tokens / tokens_per_second
     steps = max(1, round(tokens / recipe.tokens_per_step))
     return (
-        f"about {steps:,} steps of {recipe.batch_size} x {recipe.context} tokens "
-        f"at {tokens_per_second:,.0f} tokens/s in {clock(60 * recipe.minutes)} of training; evaluations on "
-        f"{recipe.evaluation_tokens:,} held-out tokens take up to {clock(beyond)} more"
+        f"about {plural(steps, 'step')} of {recipe.batch_size} x {recipe.context} tokens "
+        f"at {tokens_per_second:,.0f} tokens/s in {clock(60 * recipe.minutes)} of training; not counted: starting, "
+        f"evaluations on {recipe.evaluation_tokens:,} held-out tokens (up to {clock(beyond)}), texts that it writes"
     )
 
 
@@ -193,7 +194,8 @@ def decoding_pace(
 
 
 def _in_turn(runs: Mapping[str, Callable[[], Any]], steps: int, due: float | None) -> dict[str, tuple[float, ...]]:
-    """Returns the seconds of each call, after `FIRST` calls that do not count; past `due` one call of each at least."""
+    """Returns the seconds of each call, after `FIRST` calls that do not count. Past `due` only one call of each does not
+    count, since a first call can take twenty times as long, and at least one does."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(FIRST + steps):
         late = due is not None and time.perf_counter() > due
@@ -202,6 +204,6 @@ def _in_turn(runs: Mapping[str, Callable[[], Any]], steps: int, due: float | Non
         for name, call in runs.items():
             began = time.perf_counter()
             call()
-            if turn >= FIRST or late:
+            if turn >= FIRST or (late and turn):
                 taken[name].append(time.perf_counter() - began)
     return {name: tuple(seconds) for name, seconds in taken.items()}

@@ -42,7 +42,7 @@ class Recipe(Value):
     flops: float | None = Field(None, gt=0)
     """Budget in training FLOPs: three times those of the forward matmuls, with every pair of causal attention."""
     minutes: float | None = Field(None, gt=0)
-    """Budget in minutes of training."""
+    """Budget in minutes of training; starting and evaluating are not counted."""
     steps: int | None = Field(None, gt=0, lt=1 << 53)
     """Budget in optimizer steps."""
     epochs: float | None = Field(None, gt=0, le=1 << 20)
