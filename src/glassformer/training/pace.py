@@ -194,8 +194,8 @@ def decoding_pace(
 
 
 def _in_turn(runs: Mapping[str, Callable[[], Any]], steps: int, due: float | None) -> dict[str, tuple[float, ...]]:
-    """Returns the seconds of each call, after `FIRST` calls that do not count. Past `due` only one call of each does not
-    count, since a first call can take twenty times as long, and at least one does."""
+    """Returns the seconds of each call, after `FIRST` calls that do not count. Past `due` one call of each does not
+    count, since a first call can take twenty times the seconds of others, and one does."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(FIRST + steps):
         late = due is not None and time.perf_counter() > due
