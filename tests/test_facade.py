@@ -36,6 +36,9 @@ ONLY_TYPED = {
 LOADED_BEFORE = {"generate": ("load", "Session")}
 """Verbs whose model Python may load before, with these functions and some of the options."""
 
+OTHER_FUNCTIONS = {"train": {"dry": "dry_run"}}
+"""Options for which Python has a function of its own, which takes the same otherwise."""
+
 EXECUTOR = {"slots": "executor", "workers": "executor"}
 OTHER_NAMES = {
     "ablate": {"field": "data", **EXECUTOR},
@@ -82,7 +85,7 @@ def function_of(verb: str) -> Any:
 def missing(verb: str, function: Any) -> set[str]:
     """Options of a verb that a function does not take."""
     renamed = OTHER_NAMES.get(verb, {})
-    wanted = {renamed.get(name, name) for name in options_of(verb) - ONLY_TYPED}
+    wanted = {renamed.get(name, name) for name in options_of(verb) - ONLY_TYPED - set(OTHER_FUNCTIONS.get(verb, ()))}
     functions = [function, *(getattr(gf, name) for name in LOADED_BEFORE.get(verb, ()))]
     return wanted.difference(*(keywords_of(one) for one in functions if one is not None))
 
@@ -90,6 +93,12 @@ def missing(verb: str, function: Any) -> set[str]:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_verb_is_a_function_with_the_same_options(verb: str) -> None:
     assert missing(verb, function_of(verb)) == set()
+
+
+def test_a_function_for_an_option_takes_the_other_options() -> None:
+    for verb, functions in OTHER_FUNCTIONS.items():
+        for name in functions.values():
+            assert missing(verb, getattr(gf, name)) == set()
 
 
 def test_an_option_that_python_lacks_is_seen() -> None:
@@ -100,7 +109,8 @@ def test_an_option_that_python_lacks_is_seen() -> None:
 
 def test_exceptions_name_verbs_and_options_that_exist() -> None:
     """An entry must still be needed."""
-    assert {*ELSEWHERE, *OTHER_NAMES} <= set(VERBS)
+    assert {*ELSEWHERE, *OTHER_NAMES, *OTHER_FUNCTIONS} <= set(VERBS)
+    assert all(set(names) <= options_of(verb) for verb, names in OTHER_FUNCTIONS.items())
     assert all(set(names) <= options_of(verb) for verb, names in OTHER_NAMES.items())
 
 

@@ -44,10 +44,13 @@ if TYPE_CHECKING:
     from glassformer.laboratory.inspection import inspect as inspect
     from glassformer.laboratory.ladder import Ladder as Ladder
     from glassformer.laboratory.ladder import ablate as ablate
+    from glassformer.laboratory.planned_run import dry_run as dry_run
     from glassformer.laboratory.proof import check as check
     from glassformer.laboratory.scaled import Scaling as Scaling
     from glassformer.laboratory.scaled import ScalingLaw as ScalingLaw
     from glassformer.laboratory.scaling import scale as scale
+    from glassformer.laboratory.tokenized import TokenTable as TokenTable
+    from glassformer.laboratory.tokenized import tokens as tokens
     from glassformer.loaded import Loaded as Loaded
     from glassformer.naming import preset as preset
     from glassformer.naming.chatting import chat as chat
@@ -71,6 +74,7 @@ _HOMES = {
     "Ladder": "laboratory.ladder",
     "Scaling": "laboratory.scaled",
     "ScalingLaw": "laboratory.scaled",
+    "TokenTable": "laboratory.tokenized",
     "Completion": "generation.session",
     "Loaded": "loaded",
     "Comparison": "comparison",
@@ -94,6 +98,7 @@ _HOMES = {
     "claims": "laboratory.evidence",
     "compare": "comparison",
     "convert": "laboratory.exporting",
+    "dry_run": "laboratory.planned_run",
     "dynamics": "dynamics",
     "edit": "introspection",
     "embed": "retrieval",
@@ -112,6 +117,7 @@ _HOMES = {
     "run": "laboratory.experiments",
     "scale": "laboratory.scaling",
     "stream": "generation",
+    "tokens": "laboratory.tokenized",
     "train": "comparison",
     "tune": "comparison",
     "why": "training.post_mortem",
@@ -126,6 +132,7 @@ __all__ = [
     "Ladder",
     "Scaling",
     "ScalingLaw",
+    "TokenTable",
     "Completion",
     "Loaded",
     "Comparison",
@@ -147,6 +154,7 @@ __all__ = [
     "claims",
     "compare",
     "convert",
+    "dry_run",
     "dynamics",
     "edit",
     "embed",
@@ -167,6 +175,7 @@ __all__ = [
     "scale",
     "sites",
     "stream",
+    "tokens",
     "train",
     "tune",
     "why",

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from glassformer.text.tokenizers import (
     CharTokenizer,
     FileTokenizer,
     Tokenizer,
+    WordTokenizer,
     load_tokenizer,
     make_tokenizer,
 )
@@ -25,6 +28,7 @@ from tests.refused import refused
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 TRAINING = "the cat sat on the mat, naïve 漢字 and\nso on; the cat sat.\n" * 30
 BPE = BPETokenizer.train([TRAINING], 330)
+WORD = WordTokenizer.train([TRAINING])
 
 
 @given(ANY_TEXT)
@@ -124,6 +128,37 @@ def test_bpe_reads_a_bounded_sample_that_lies_evenly(monkeypatch: pytest.MonkeyP
     assert len(list(subword._sample(pieces[:50], 500, lambda *_: None))) == 50
 
 
+# Radford et al. 2019, encoder.py of gpt-2: how GPT-2 cuts a text before its merges apply.
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def test_words_are_the_most_frequent_pre_tokens_of_gpt2() -> None:
+    text = TRAINING + "a word once, and 漢字 twice. twice"
+    counts = Counter(regex.findall(GPT2_WORDS, text))
+    twice = {word for word, count in counts.items() if count > 1}
+    tokenizer = WordTokenizer.train([text])
+    assert tokenizer.vocab_size == len(twice) + 2 and tokenizer.eos_id is not None
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    assert set(texts) == {*twice, "", "<unk>"}
+    ids = tokenizer.encode(text)
+    assert [texts[token] for token in ids] == [
+        word if word in twice else "<unk>" for word in regex.findall(GPT2_WORDS, text)
+    ]
+    known = "".join(word for word in regex.findall(GPT2_WORDS, text) if word in twice)
+    assert tokenizer.token_bytes()[ids].sum() == len(known.encode())
+    assert tokenizer.token_bytes()[[tokenizer.unk_id, tokenizer.eos_id]].tolist() == [0, 0]
+    few = WordTokenizer.train([text], 6)
+    assert few.vocab_size == 6
+    assert {few.decode([token]) for token in range(6)} - {"", "<unk>"} <= {word for word, _ in counts.most_common(6)}
+
+
+def test_unknown_words_are_seen_and_the_spelled_token_is_text() -> None:
+    ids = WORD.encode("the dog sat<unk>")
+    assert WORD.decode(ids) == "the<unk> sat<unk><unk><unk>" and (ids == WORD.unk_id).sum() == 4
+    assert CharTokenizer("ab", unknown=True).unk_id == 2
+    assert CharTokenizer("ab").unk_id is None and BPE.unk_id is None
+
+
 @pytest.mark.parametrize("size", [0, 256, 1_000_001])
 def test_bpe_refuses_a_size_that_cannot_be(size: int) -> None:
     with refused(code="range", field="tokenizer"):
@@ -132,8 +167,8 @@ def test_bpe_refuses_a_size_that_cannot_be(size: int) -> None:
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [ByteTokenizer(), CharTokenizer("abñ "), CharTokenizer("ab ñ", unknown=True, separator=True), BPE],
-    ids=["byte", "char", "char+", "bpe"],
+    [ByteTokenizer(), CharTokenizer("abñ "), CharTokenizer("ab ñ", unknown=True, separator=True), WORD, BPE],
+    ids=["byte", "char", "char+", "word", "bpe"],
 )
 def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "new")
@@ -144,7 +179,7 @@ def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> N
         tokenizer.eos_id,
     )
     assert loaded.fingerprint() == tokenizer.fingerprint()
-    text = "ab ñ b\n" if tokenizer.kind != "char" else "ab ñ b"
+    text = {"char": "ab ñ b", "wordlevel": "the mat sat"}.get(tokenizer.kind, "ab ñ b\n")
     assert loaded.encode(text).tolist() == tokenizer.encode(text).tolist()
     # the tokenizer.json in the folder, which Hugging Face reads, encodes alike
     twin = FileTokenizer.read(tmp_path / "new" / "tokenizer.json")
@@ -308,6 +343,9 @@ def test_a_malformed_file_of_our_own(fields: str, tmp_path: Path) -> None:
         ("bpe:", "type"),
         ("bpe:10", "range"),
         ("bpe:0", "range"),
+        ("word:two", "type"),
+        ("word:2", "range"),
+        ("wrod:100", "unknown"),
         ("byte:2", "unknown"),
         ("/nowhere/tokenizer.json", "unknown"),
     ],

@@ -91,8 +91,9 @@ Data = Annotated[
     str,
     TextName(),
     Parameter(
-        help="Text: a file, a folder, - (standard input), a Hugging Face dataset (hf:owner/name), or a built-in corpus "
-        "(python-docs, python-source); or token ids: train.bin, with val.bin next to it, or a .npy file.",
+        help="Text: a file, a folder, - (standard input), a Hugging Face dataset (hf:owner/name), a published text "
+        "(shakespeare, wikitext-2), or a built-in corpus (python-docs, python-source); or token ids: train.bin, with "
+        "val.bin next to it, or a .npy file.",
         allow_leading_hyphen=True,
     ),
 ]
@@ -163,8 +164,8 @@ class TrainingOptions:
     """Peak learning rate; by default chosen from the size of the model and the optimizer."""
     optimizer: Optimizer = "adamw"
     tokenizer: Annotated[str, ChoiceName(check_tokenizer)] = "auto"
-    """Tokenizer: byte, char, bpe:SIZE (trained on --data), or the path of a tokenizer.json; auto chooses by the size of
-    the text."""
+    """Tokenizer: byte, char, word:SIZE or bpe:SIZE (trained on --data), or the path of a tokenizer.json; auto chooses
+    by the size of the text."""
     batch_size: int | None = None
     """Sequences per optimizer step; by default 16, or fewer if --minutes would be few steps."""
     context: int | None = None

@@ -70,6 +70,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "Explain a word: what it is for, its formula, models that have it, its cost, what was measured.",
             "explain rope",
         ),
+        "tokens": Verb(
+            "planning",
+            "Cut a text into tokens by several tokenizers: pieces, ids, unknown tokens, bytes per token.",
+            'tokens "The cat sat" --with byte,word,smollm2',
+        ),
         "plan": Verb(
             "planning",
             "Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.",
@@ -135,8 +140,8 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
         "advise": Verb(
             "laboratory",
-            "Recommend parts of a model for a goal: the cost, the measured evidence and the open questions "
-            "of each option.",
+            "Recommend a model for a goal: the cost, the evidence and the open questions of each option, then "
+            "the model.",
             "advise --goal chat",
         ),
         "why": Verb(

@@ -88,7 +88,7 @@ class Design:
     within
         Minutes that a tuned comparison may take; None for any number.
     tokenizer
-        "auto", "byte", "char", "bpe:SIZE", or a tokenizer.json.
+        "auto", "byte", "char", "word:SIZE", "bpe:SIZE", or a tokenizer.json.
     allow_unmatched
         Compare models of different size.
     pretrained

@@ -291,7 +291,8 @@ def train(
         An expression, a path, a `ModelConfig`, a `Model`, a `Loaded` or a `Run`. An expression may change the recipe:
         "llama@1m+recipe.warmup=0.1".
     data
-        A text file, a folder, "FILE.jsonl,column=FIELD", "hf:owner/name", "python-docs", "python-source"; token ids,
+        A text file, a folder, "FILE.jsonl,column=FIELD", "hf:owner/name", "shakespeare", "wikitext-2", "python-docs",
+        "python-source"; token ids,
         which `tokenizer` has made, in "train.bin" with "val.bin" next to it, a .npy file, an array, a tensor, a list or
         an iterator; or tokens from `glassformer.text`. See docs/data.md.
     recipe
@@ -310,7 +311,7 @@ def train(
         True shows progress on standard error (bars on a terminal and in a notebook, lines elsewhere), False shows
         nothing, and a function receives the events of `glassformer.runs.events`.
     tokenizer
-        "auto", "byte", "char", "bpe:SIZE", a tokenizer.json, or a `Tokenizer`.
+        "auto", "byte", "char", "word:SIZE", "bpe:SIZE", a tokenizer.json, or a `Tokenizer`.
     vocab_size
         Rows of the embedding, if more than the tokenizer's.
     layout

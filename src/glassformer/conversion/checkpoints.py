@@ -25,11 +25,11 @@ from glassformer.loaded import Loaded
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.names.known import PACKAGED
-from glassformer.names.places import existing, hub_name, is_folder, no_config, packaged, unknown
+from glassformer.names.places import existing, hub_name, is_folder, no_config, no_tokenizer, packaged, unknown
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import quantize
-from glassformer.text import Tokenizer
+from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.typed import typed
 
 
@@ -64,6 +64,20 @@ def read_config(name: str) -> ModelConfig:
     from glassformer.conversion.gguf import read_config as read_gguf_config
 
     return read_gguf_config(path)
+
+
+def read_tokenizer(name: str) -> Tokenizer:
+    """Returns the tokenizer of a checkpoint, or of a tokenizer.json, without reading weights. Raises RequestError if
+    it has none."""
+    path = locate(name, weights=False)
+    if not is_gguf(path):
+        return load_tokenizer(path)
+    from glassformer.conversion.gguf import read_tokenizer as read_gguf_tokenizer
+
+    found = read_gguf_tokenizer(path)
+    if found is None:
+        raise no_tokenizer()
+    return found
 
 
 def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:

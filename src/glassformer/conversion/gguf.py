@@ -103,6 +103,16 @@ def read_config(path: Path) -> ModelConfig:
         return _config(file)[1]
 
 
+def read_tokenizer(path: Path) -> Tokenizer | None:
+    """Returns the tokenizer of a file; None without one."""
+    with open_tensors(path) as file:
+        return _tokenizer(file)
+
+
+def _tokenizer(file: TensorFile) -> Tokenizer | None:
+    return tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+
+
 def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, keep: bool = False) -> Loaded:
     """The model, ready to run, its tokenizer and its chat template. Quantised weights become `dtype` or fp32, or with
     `keep` stay packed."""
@@ -110,7 +120,7 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         family, config = _config(file)
         assert family.gguf is not None
         # The tokenizer first: what building it takes for a moment is then free for the weights.
-        tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+        tokenizer = _tokenizer(file)
         said = [file.metadata.get(key) for key in ENDS]
         file.metadata.clear()  # strings by the vocabulary: a hundredth of a small model
         model = fill(config, family.gguf.names, file, dtype, device, keep)

@@ -1,5 +1,14 @@
 """What to watch while a model trains: statistics as pure functions, monitors, and what a failed run died of."""
 
+from glassformer.dynamics.activations import (
+    Massive,
+    composite_norm,
+    composite_residual,
+    massive,
+    relative_residual,
+    residual_rms,
+    token_cosine,
+)
 from glassformer.dynamics.attention import (
     attention_entropy,
     causal_counts,
@@ -29,15 +38,6 @@ from glassformer.dynamics.spectra import (
     stable_rank_of,
 )
 from glassformer.dynamics.spikes import Spikes
-from glassformer.dynamics.tokens import (
-    Massive,
-    composite_norm,
-    composite_residual,
-    massive,
-    relative_residual,
-    residual_rms,
-    token_cosine,
-)
 from glassformer.dynamics.watch import Moment, Watch
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.dynamics.activations import relative_residual, residual_rms, token_cosine
 from glassformer.dynamics.outputs import dead_units, log_z, max_violation, router_entropy, router_load
 from glassformer.dynamics.spectra import effective_rank_of, singular_values, stable_rank_of
-from glassformer.dynamics.tokens import relative_residual, residual_rms, token_cosine
 from glassformer.dynamics.weights import Statistics
 from glassformer.introspection import eager, looking, sites
 from glassformer.model import Model

@@ -16,6 +16,7 @@ from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale
 from .intervals import interval_axis, interval_domain, interval_row
 from .levels import level_axis, level_domain, level_row
 from .lines import Series, legend, line_chart
+from .loop import LoopSketch, loop_drawing
 from .markup import Markup, breakable, escape, join, plain_table, tag
 from .numbers import count, days, finite, fixed, log_ticks, nice_ticks, seconds, si, tick_labels
 from .scatter import Dot, scatter_chart
@@ -23,10 +24,10 @@ from .style import swatch
 from .wiring import BlockSketch, Box, ModelSketch, StageSketch, wiring_drawing
 
 __all__ = [
-    "Axis", "BlockSketch", "Box", "Dot", "HeatColumn", "HeatScale", "Mark", "Markup", "ModelSketch", "Series",
-    "StageSketch", "against_row", "breakable", "copyable", "count", "days", "document", "embedded", "escape",
+    "Axis", "BlockSketch", "Box", "Dot", "HeatColumn", "HeatScale", "LoopSketch", "Mark", "Markup", "ModelSketch",
+    "Series", "StageSketch", "against_row", "breakable", "copyable", "count", "days", "document", "embedded", "escape",
     "finite", "fixed", "heat_legend", "heat_map", "heat_scale", "interval_axis", "interval_domain", "interval_row",
     "is_not_finite", "join", "legend", "level_axis", "level_domain", "level_row", "line_chart", "log_ticks",
-    "nice_ticks", "node_drawing", "part_swatch", "plain_table", "scatter_chart", "script", "seconds", "si",
-    "stacked_bar", "stylesheet", "swatch", "tag", "tick_labels", "wiring_drawing", "write_document",
+    "loop_drawing", "nice_ticks", "node_drawing", "part_swatch", "plain_table", "scatter_chart", "script", "seconds",
+    "si", "stacked_bar", "stylesheet", "swatch", "tag", "tick_labels", "wiring_drawing", "write_document",
 ]  # fmt: skip

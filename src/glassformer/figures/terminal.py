@@ -21,6 +21,7 @@ from .markup import Markup, plain_table, tag
 WIDTH = 120
 """Columns of text that is not written to a terminal."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 class TextTable(Table):
@@ -83,6 +84,17 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Returns values as a row of bars from 0 to the largest.
+
+    >>> sparkline([0, 1, 2, 4])
+    '▁▃▅█'
+    """
+    given = list(values)
+    most = max(given, default=0.0)
+    return "".join(_BARS[round(max(0.0, value) / most * (len(_BARS) - 1))] if most > 0 else _BARS[0] for value in given)
 
 
 def decimals(value: float | None) -> str:

@@ -1,5 +1,5 @@
-"""The decision guide: options with their costs, and what measured claims say of them. Nothing is advised that no stored
-result has decided; the rules are data."""
+"""The decision guide: options with their costs, the measured claims that support them, and the model that they make.
+Only stored results decide; the rules are data."""
 
 from __future__ import annotations
 
@@ -14,18 +14,30 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.figures.plain import plain
 from glassformer.figures.terminal import Tabular, dim, ruled, size, unbroken
+from glassformer.laboratory.composed import AdvisedModel, PlannedSize, compose
 from glassformer.laboratory.evidence import known
 from glassformer.laboratory.evidence.figure import FAILS, HOLDS, OPEN, Verdict
 from glassformer.laboratory.evidence.stored import MEASURED, Stored, read
 from glassformer.naming.models import changed
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parts.core.heads import nearest_groups
-from glassformer.planning import SPARE, WEIGHTS, plan
 from glassformer.typed import typed
 from glassformer.units import count, quantity
 
-Goal = Literal["chat", "long", "train"]
-"""To answer from a cache; to read texts longer than those of training; to train from scratch."""
+Goal = Literal["chat", "long", "train", "fast", "simple", "balanced"]
+About = Literal["loss", "parity", "speed", "memory", "length", "stability"]
+"""Quantity that a claim speaks about. loss: a lower one; parity: a loss that is no higher; length: texts longer than
+those of training."""
+COUNTS: dict[Goal, tuple[About, ...]] = {
+    "chat": ("memory", "speed", "loss", "parity"),
+    "long": ("length", "memory", "loss", "parity"),
+    "train": ("loss", "parity", "speed", "stability"),
+    "fast": ("speed", "memory"),
+    "simple": ("loss", "stability"),
+    "balanced": ("loss", "parity", "speed", "memory", "length", "stability"),
+}
+"""Quantities whose claims count for a goal."""
+EVERY = ("fast", "simple", "balanced")
 MODEL = "llama-3-8b"
 
 
@@ -36,12 +48,13 @@ class Rule:
     claim: str
     verdict: Verdict
     option: str
+    about: About
 
 
 @dataclass(frozen=True)
 class Question:
-    """What has to be chosen. An option is a change of a model's expression, in which {quarter} stands for a quarter of
-    its heads."""
+    """A choice of options, the simplest first. An option is a change of a model's expression, in which {quarter} is a
+    quarter of its heads."""
 
     asks: str
     goals: tuple[Goal, ...]
@@ -52,93 +65,100 @@ class Question:
 QUESTIONS = (
     Question(
         "How many KV heads?",
-        ("chat", "long"),
+        ("chat", "long", *EVERY),
         {"one for each": "+mha", "a quarter of the heads": "+gqa:{quarter}", "one for all": "+mqa"},
         (
-            Rule("gqa-cache", HOLDS, "a quarter of the heads"),
-            Rule("gqa-cache", HOLDS, "one for all"),
-            Rule("shared-keys-cost-little", HOLDS, "one for all"),
-            Rule("shared-keys-cost-little", FAILS, "one for each"),
-            Rule("multi-query-decodes-faster", HOLDS, "one for all"),
+            Rule("gqa-cache", HOLDS, "a quarter of the heads", "memory"),
+            Rule("gqa-cache", HOLDS, "one for all", "memory"),
+            Rule("shared-keys-cost-little", HOLDS, "one for all", "parity"),
+            Rule("shared-keys-cost-little", FAILS, "one for each", "parity"),
+            Rule("multi-query-decodes-faster", HOLDS, "one for all", "speed"),
         ),
     ),
     Question(
         "Does every token see all before it, or a window?",
-        ("chat", "long"),
+        ("chat", "long", "fast", "balanced"),
         {"all": "+causal", "4,096": "+window:4096"},
         (
-            Rule("window-cache", HOLDS, "4,096"),
-            Rule("window-costs-little", HOLDS, "4,096"),
-            Rule("window-costs-little", FAILS, "all"),
-            Rule("window-is-faster", HOLDS, "4,096"),
+            Rule("window-cache", HOLDS, "4,096", "memory"),
+            Rule("window-costs-little", HOLDS, "4,096", "parity"),
+            Rule("window-costs-little", FAILS, "all", "parity"),
+            Rule("window-is-faster", HOLDS, "4,096", "speed"),
         ),
     ),
     Question(
         "Which positions?",
-        ("long", "train"),
-        {"rotary": "+rope", "ALiBi": "+alibi", "none": "+nope"},
+        ("long", "train", *EVERY),
+        {"learned": "+learned", "sinusoidal": "+sinusoidal", "rotary": "+rope", "ALiBi": "+alibi", "none": "+nope"},
         (
-            Rule("alibi-extrapolates", HOLDS, "ALiBi"),
-            Rule("rope-extrapolates", HOLDS, "rotary"),
-            Rule("nope-extrapolates", HOLDS, "none"),
-            Rule("rotary-costs-little", HOLDS, "rotary"),
+            Rule("alibi-extrapolates", HOLDS, "ALiBi", "length"),
+            Rule("rope-extrapolates", HOLDS, "rotary", "length"),
+            Rule("nope-extrapolates", HOLDS, "none", "length"),
+            Rule("positions-order", HOLDS, "ALiBi", "length"),
+            Rule("rotary-costs-little", HOLDS, "rotary", "speed"),
         ),
     ),
     Question(
         "Which network?",
-        ("train",),
+        ("train", *EVERY),
         {"ReLU": "+relu", "GELU": "+gelu", "SwiGLU": "+swiglu", "8 experts, 2 for each token": "+moe:8:2"},
         (
-            Rule("gelu-beats-relu", HOLDS, "GELU"),
-            Rule("gelu-beats-relu", FAILS, "ReLU"),
-            Rule("swiglu-beats-gelu", HOLDS, "SwiGLU"),
-            Rule("swiglu-beats-gelu", FAILS, "GELU"),
-            Rule("experts-beat-dense", HOLDS, "8 experts, 2 for each token"),
+            Rule("gelu-beats-relu", HOLDS, "GELU", "loss"),
+            Rule("gelu-beats-relu", FAILS, "ReLU", "loss"),
+            Rule("swiglu-beats-gelu", HOLDS, "SwiGLU", "loss"),
+            Rule("swiglu-beats-gelu", FAILS, "GELU", "loss"),
+            Rule("experts-beat-dense", HOLDS, "8 experts, 2 for each token", "loss"),
         ),
     ),
     Question(
         "Which norm?",
-        ("train",),
-        {"LayerNorm": "+layernorm", "RMSNorm": "+rmsnorm"},
+        ("train", *EVERY),
+        {"RMSNorm": "+rmsnorm", "LayerNorm": "+layernorm"},
         (
-            Rule("rmsnorm-loses-nothing", HOLDS, "RMSNorm"),
-            Rule("rmsnorm-is-faster", HOLDS, "RMSNorm"),
-            Rule("rmsnorm-loses-nothing", FAILS, "LayerNorm"),
+            Rule("rmsnorm-loses-nothing", HOLDS, "RMSNorm", "parity"),
+            Rule("rmsnorm-is-faster", HOLDS, "RMSNorm", "speed"),
+            Rule("rmsnorm-loses-nothing", FAILS, "LayerNorm", "parity"),
         ),
     ),
     Question(
         "Softmax attention, or linear attention with a state of fixed size?",
-        ("long",),
+        ("long", "fast", "balanced"),
         {"softmax": "+causal", "linear": "+linear_attention"},
         (
-            Rule("linear-attention-state", HOLDS, "linear"),
-            Rule("linear-attention-costs-loss", HOLDS, "softmax"),
-            Rule("linear-attention-costs-loss", FAILS, "linear"),
+            Rule("linear-attention-state", HOLDS, "linear", "memory"),
+            Rule("linear-attention-costs-loss", HOLDS, "softmax", "loss"),
+            Rule("linear-attention-costs-loss", FAILS, "linear", "loss"),
         ),
     ),
     Question(
         "Attention and network one after the other, or side by side?",
-        ("train",),
+        ("train", *EVERY),
         {"one after the other": "+pre", "side by side": "+parallel"},
         (
-            Rule("parallel-loses-nothing", HOLDS, "side by side"),
-            Rule("parallel-loses-nothing", FAILS, "one after the other"),
+            Rule("parallel-loses-nothing", HOLDS, "side by side", "parity"),
+            Rule("parallel-loses-nothing", FAILS, "one after the other", "parity"),
         ),
     ),
     Question(
         "Biases in the linear maps?",
-        ("train",),
-        {"with": "+bias", "without": "+nobias"},
-        (Rule("biases-can-go", HOLDS, "without"), Rule("biases-can-go", FAILS, "with")),
+        ("train", *EVERY),
+        {"without": "+nobias", "with": "+bias"},
+        (
+            Rule("biases-can-go", HOLDS, "without", "parity"),
+            Rule("biases-can-go", FAILS, "with", "parity"),
+        ),
     ),
     Question(
         "Norms before the branches, or after the addition?",
-        ("train",),
+        ("train", *EVERY),
         {"before": "+pre", "after": "+post"},
-        (Rule("post-norm-needs-warmup", HOLDS, "before"), Rule("pre-norm-needs-no-warmup", HOLDS, "before")),
+        (
+            Rule("post-norm-needs-warmup", HOLDS, "before", "stability"),
+            Rule("pre-norm-needs-no-warmup", HOLDS, "before", "stability"),
+        ),
     ),
 )
-"""What the guides choose by a tree of needs."""
+"""Choices of the guides' tree of needs."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +174,8 @@ class AdviceOption:
     fits: tuple[str, ...]
     """Formats of weights that fit the memory together with the decode state."""
     supported_by: tuple[str, ...]
+    flops: float
+    """Forward FLOPs of a token."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the option as plain values; `for` has the claims."""
@@ -199,7 +221,7 @@ class Advice(Tabular):
     Attributes
     ----------
     goal : str
-        "chat", "long" or "train".
+        "chat", "long", "train", "fast", "simple" or "balanced".
     context : int
         Tokens that are kept.
     memory : float
@@ -210,12 +232,16 @@ class Advice(Tabular):
         Folder of the stored results.
     questions : tuple of AdviceQuestion
         Questions of this goal.
+    advised : AdvisedModel
+        The model that the answers make, its plan, and the answers ranked by effect and cost.
 
     Examples
     --------
-    >>> found = gf.advise("llama@1m", goal="chat")
+    >>> found = gf.advise("gpt2@1m", goal="balanced")
     >>> found.questions[0].options[2].change
     '+mqa'
+    >>> found.advised.expression.startswith("gpt2@1m+")
+    True
     """
 
     goal: Goal
@@ -224,6 +250,7 @@ class Advice(Tabular):
     model: str
     claims: str
     questions: tuple[AdviceQuestion, ...]
+    advised: AdvisedModel
 
     def lines(self) -> Iterator[Any]:
         """Yields each question with its options, evidence, and what is not known."""
@@ -245,6 +272,31 @@ class Advice(Tabular):
                 of = f"{held.sure}; {held.measured}, {held.processor}"
                 yield f"  {held.claim}: {held.statement} {held.words} ({of})"
             yield from (dim(f"  not known: {words}") for words in question.undecided)
+        yield from self._end()
+
+    def _end(self) -> Iterator[Any]:
+        """Yields the model that is advised, its plan, and the ranked answers."""
+        made = self.advised
+        yield Text("\nThe model for this goal", style="bold")
+        yield unbroken(made.expression)
+        table = ruled()
+        for heading in ("", "parameters", "weights, bf16", "state", "FLOPs of a token", "fits with weights in"):
+            table.add_column(heading)
+        for name, one in (("as it is", made.before), ("as advised", made.after)):
+            table.add_row(
+                name, f"{one.parameters:,}", size(one.weight_bytes["bfloat16"]), size(one.state_bytes),
+                f"{one.flops:.4g}", ", ".join(one.fits) or "none",
+            )  # fmt: skip
+        yield table
+        yield from (dim(f"left out {change}: {why}") for change, why in made.left_out.items())
+        ranked = ruled("Priorities, by measured effect, then by what they save against the simplest option")
+        for heading in ("", "choice", "change", "loss", "weights", "state", "FLOPs", "fields", "here", "evidence"):
+            ranked.add_column(heading)
+        for rank, of in enumerate(made.priorities, 1):
+            shares = (share_words(of.loss), *map(share_words, (of.weights, of.state, of.flops)))
+            here = "has it" if of.present else "to change"
+            ranked.add_row(str(rank), of.option, of.change, *shares, str(of.fields), here, ", ".join(of.supported_by))
+        yield ranked
 
     def to_dict(self) -> dict[str, Any]:
         return {**plain(self), "questions": [one.to_dict() for one in self.questions]}
@@ -263,9 +315,11 @@ def advise(
     memory: float | str = "16GB",
     claims: str | Path | None = None,
 ) -> Advice:
-    """Lists options for a goal: what each costs, which measured claims support it, and what is not known.
+    """Lists options for a goal, and ends in a model: costs, measured claims that support each, and open questions.
 
-    An option is supported if a stored result has the verdict of one of its rules.
+    An option is supported if a stored result has the verdict of one of its rules. The model takes the option with most
+    of the claims that count for the goal, and keeps its own if none has more; for "simple", the simplest one if no
+    claim counts.
 
     Parameters
     ----------
@@ -273,7 +327,8 @@ def advise(
         The model that the options change: an expression, a path, a config or a model.
     goal
         "chat": to answer from a cache; "long": to read texts longer than those of training; "train": to train from
-        scratch.
+        scratch; "fast": to compute and keep little; "simple": plain parts, unless a claim speaks for another;
+        "balanced": all of it.
     context
         Tokens that are kept, as 8192 or "8k".
     memory
@@ -284,7 +339,7 @@ def advise(
     Returns
     -------
     Advice
-        Questions with options, costs and evidence.
+        Questions with options, costs and evidence, and the model that they end in.
 
     Raises
     ------
@@ -313,12 +368,54 @@ def advise(
         )  # fmt: skip
     config = resolve(model)
     named = str(model) if isinstance(model, str | Path) else "this model"
-    answers = [_answered(one, config, tokens, room, folder) for one in QUESTIONS if goal in one.goals]
-    return Advice(goal, tokens, room, named, str(folder), tuple(answers))
+    asked = [one for one in QUESTIONS if goal in one.goals]
+    found = {rule.claim: read(folder, rule.claim) for one in asked for rule in one.rules}
+    answers = [_answered(one, config, tokens, room, folder, found) for one in asked]
+    chosen = {
+        one.asks: (answer, option, _counting(one, option.name, goal, found))
+        for one, answer in zip(asked, answers, strict=True)
+        for option in [_chosen(one, answer, goal, found, config)]
+        if option is not None
+    }
+    made = compose("MODEL" if named == "this model" else named, config, chosen, tokens, room)
+    return Advice(goal, tokens, room, named, str(folder), tuple(answers), made)
 
 
-def _answered(question: Question, config: ModelConfig, context: int, memory: float, folder: Path) -> AdviceQuestion:
-    found = {rule.claim: read(folder, rule.claim) for rule in question.rules}
+def _counting(question: Question, option: str, goal: Goal, found: Mapping[str, Stored | None]) -> list[Stored]:
+    """Returns the results that support an option and count for a goal."""
+    return [
+        held for rule in question.rules
+        if rule.option == option and rule.about in COUNTS[goal]
+        and (held := found[rule.claim]) is not None and held.verdict == rule.verdict
+    ]  # fmt: skip
+
+
+def _chosen(
+    question: Question, answer: AdviceQuestion, goal: Goal, found: Mapping[str, Stored | None], config: ModelConfig
+) -> AdviceOption | None:
+    """Returns the option with most results; of several the model's own, or for speed that of the smallest state. None
+    if no result counts, but for simplicity the simplest."""
+    votes = {one.name: len(_counting(question, one.name, goal, found)) for one in answer.options}
+    most = max(votes.values())
+    if most == 0:
+        return answer.options[0] if goal == "simple" else None
+    best = [one for one in answer.options if votes[one.name] == most]
+    if goal == "fast":
+        return min(best, key=lambda one: one.state_bytes)
+    own = (one for one in best if changed(config, [one.change.removeprefix("+")]) == config)
+    return next(own, best[0])
+
+
+def share_words(value: float | None) -> str:
+    """Returns a change in percent."""
+    return "not known" if value is None else "same" if abs(value) < 5e-5 else f"{value:+.1%}"
+
+
+def _answered(
+    question: Question, config: ModelConfig, context: int, memory: float, folder: Path,
+    stored: Mapping[str, Stored | None],
+) -> AdviceQuestion:  # fmt: skip
+    found = {rule.claim: stored[rule.claim] for rule in question.rules}
     options = []
     for name, change in question.options.items():
         supported = tuple(
@@ -344,12 +441,8 @@ def _option(
     name: str, change: str, config: ModelConfig, context: int, memory: float, supported: tuple[str, ...]
 ) -> AdviceOption:  # fmt: skip
     """An option with bytes of weights and state, and the formats of weights in which both fit."""
-    made = changed(config, [change.removeprefix("+"), f"context={context}"])
-    plans = {weights: plan(made, context=context, weights=weights) for weights in WEIGHTS if weights != "float32"}
-    state = next(iter(plans.values())).state_bytes
-    bytes_ = {weights: one.weight_bytes for weights, one in plans.items()}
-    fits = tuple(weights for weights, taken in bytes_.items() if taken + state <= SPARE * memory)
-    return AdviceOption(name, change, state, bytes_, fits, supported)
+    figures = PlannedSize.of(changed(config, [change.removeprefix("+"), f"context={context}"]), context, memory)
+    return AdviceOption(name, change, figures.state_bytes, figures.weight_bytes, figures.fits, supported, figures.flops)
 
 
 def _evidence(name: str, held: Stored, folder: Path) -> ClaimEvidence:

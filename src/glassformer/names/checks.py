@@ -14,11 +14,14 @@ from glassformer.names.known import (
     DEVICES,
     FAMILIES,
     GUIDES,
+    NAMED_TEXTS,
     OPTIMIZERS,
     PACKAGED,
     PRESETS,
     SHORT_NAMES,
+    SIZED_TOKENIZERS,
     TASKS,
+    TOKENIZER_FORMS,
     TOKENIZERS,
 )
 from glassformer.names.sizes import is_size, shape
@@ -91,18 +94,35 @@ def check_device(name: str) -> None:
         raise _unknown("device", name, DEVICES, kind)
 
 
-def check_tokenizer(name: str) -> None:
-    """Raises RequestError for a tokenizer that is neither a name nor an existing path."""
+def check_tokenizer(name: str, others: tuple[str, ...] = ()) -> None:
+    """Raises RequestError for a tokenizer that is neither a name nor an existing path; `others` are more names to
+    propose."""
     kind, colon, _ = name.partition(":")
-    if not (kind in TOKENIZERS and (not colon or kind == "bpe")) and places.existing(name) is None:
-        raise unknown_tokenizer(name)
+    if not (kind in TOKENIZERS and (not colon or kind in SIZED_TOKENIZERS)) and places.existing(name) is None:
+        raise unknown_tokenizer(name, others)
 
 
-def unknown_tokenizer(name: str) -> RequestError:
+def check_tokenizers(names: list[str]) -> None:
+    """Raises RequestError for names of tokenizers to compare, one of which names neither a tokenizer nor a model that
+    has one."""
+    if not names:
+        raise RequestError(f"give {TOKENIZER_FORMS}, a tokenizer.json or a model", code="missing", field="tokenizers")
+    for name in names:
+        if name in PACKAGED:
+            places.packaged(name)
+        elif name.startswith("hf:"):
+            places.hub_name(name)
+        elif name in PRESETS or name in FAMILIES:
+            raise places.without_weights(name, name if grammar.exists(name) else "")
+        else:
+            check_tokenizer(name, others=tuple(PACKAGED))
+
+
+def unknown_tokenizer(name: str, others: tuple[str, ...] = ()) -> RequestError:
     """Returns the refusal of a tokenizer that is neither a name nor an existing path."""
-    hint = did_you_mean(name.partition(":")[0], TOKENIZERS)
+    hint = did_you_mean(name.partition(":")[0], (*TOKENIZERS, *others))
     return RequestError(
-        f"tokenizer {shown(repr(name))} is not auto, byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}",
+        f"tokenizer {shown(repr(name))} is not auto, {TOKENIZER_FORMS}, or the path of a tokenizer.json{hint}",
         code="unknown", field="tokenizer", value=name,
     )  # fmt: skip
 
@@ -129,7 +149,7 @@ def names_a_model(piece: str) -> bool:
 
 def check_data(data: str) -> None:
     """Raises RequestError for the name of a text if there is certainly no such text."""
-    named = data in CORPORA or data.partition(":")[0] in TASKS or data.startswith(DATA_PREFIXES)
+    named = data in (*CORPORA, *NAMED_TEXTS) or data.partition(":")[0] in TASKS or data.startswith(DATA_PREFIXES)
     path = data.partition(",column=")[0].partition(",dtype=")[0]
     if not data or data == "-" or named or places.existing(path) or places.existing(data):
         return
@@ -165,8 +185,9 @@ def neighbours(name: str) -> list[str]:
 
 def unknown_data(data: str) -> RequestError:
     """Returns the refusal of a text that is not found, with the nearest names."""
-    hint = did_you_mean(data, [*neighbours(data), *CORPORA, *TASKS])
+    hint = did_you_mean(data, [*neighbours(data), *CORPORA, *NAMED_TEXTS, *TASKS])
     return RequestError(
-        f"data={shown(repr(data))} names no file, no folder and no embedded corpus ({', '.join(CORPORA)}){hint}",
+        f"data={shown(repr(data))} names no file, no folder, no published text ({', '.join(NAMED_TEXTS)}) and no "
+        f"embedded corpus ({', '.join(CORPORA)}){hint}",
         code="unknown", field="data", value=data,
     )  # fmt: skip

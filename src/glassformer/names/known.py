@@ -59,6 +59,8 @@ SHORT_NAMES = [
 
 CORPORA = ("python-docs", "python-source", "number-words")
 """Embedded texts for --data."""
+NAMED_TEXTS = ("shakespeare", "wikitext-2")
+"""Published texts for --data, from the cache or the Hub."""
 TASKS = ("induction", "selective-copy", "icl-regression")
 """Kinds of made tasks for --data, in the order of `text.tasks`."""
 DATA_PREFIXES = ("hf:", "pairs:", "gettext:")
@@ -74,8 +76,12 @@ GUIDES = {
 """Guides whose items `glassformer guides` lists -> their titles."""
 OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "sgd")
 """Kinds of the package's optimizers."""
-TOKENIZERS = ("auto", "byte", "char", "bpe")
-"""Names for --tokenizer; a size may follow bpe."""
+TOKENIZERS = ("auto", "byte", "char", "word", "bpe")
+"""Names for --tokenizer."""
+SIZED_TOKENIZERS = ("word", "bpe")
+"""Names for --tokenizer that a size may follow, as in bpe:4096."""
+TOKENIZER_FORMS = "byte, char, word:SIZE, bpe:SIZE"
+"""Forms of the names of tokenizers that are made from a text."""
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "xla", "mtia", "meta")
 """Types of devices that torch or this program knows."""
 

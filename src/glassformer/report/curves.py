@@ -331,6 +331,29 @@ def _ends_in_words(arms: Sequence[Arm]) -> str:
     return "; ".join(ends) + "." if ends else ""
 
 
+# --- Learning rate ---
+
+
+def rate_section(arms: Sequence[Arm]) -> Markup | Absent:
+    """The section with the learning rate of each arm, which its seeds share."""
+    found = {arm.index: _rates(arm) for arm in arms}
+    if not any(found.values()):
+        return Absent("Learning rate", "no learning rates were recorded.")
+    series = [Series(arm.name, found[arm.index], arm.index) for arm in arms if found[arm.index]]
+    x, y = Axis("Training tokens seen", unit="tokens"), Axis("Learning rate", low=0.0)
+    peaks = ", ".join(f"{one.label} {max(rate for _, rate in one.points):.3g}" for one in series)
+    title = f"Learning rate against tokens. Largest: {peaks}."
+    wide, narrow = line_chart(series, x, y, title, height=300), line_chart(series, x, y, title, **NARROW)  # type: ignore[arg-type]
+    words = f"Learning rate of each step by the schedule of the recipe. Largest: {peaks}."
+    picture = tag("figure", legend(series), two_sizes(wide, narrow), caption(words))
+    return section("rates", "Learning rate", picture)
+
+
+def _rates(arm: Arm) -> Points:
+    """The rates of the first seed that recorded them."""
+    return next((curve for run in arm.runs if run.train and (curve := points(run.train.rate_curve))), [])
+
+
 # --- Longer contexts ---
 
 

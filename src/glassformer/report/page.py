@@ -12,7 +12,7 @@ from ..runs.arms import PARAMETERS, Arm, arms_of
 from ..runs.results import VERSION, Budget, Data, Results, RunResult
 from ..thresholds import WORTH_SAYING
 from .configs import config_section
-from .curves import curve_section, extrapolation_section
+from .curves import curve_section, extrapolation_section, rate_section
 from .dynamics import dynamics_section
 from .facts import cost_section, course_section, facts_section, plain, sample_section
 from .finding import sentence
@@ -23,7 +23,7 @@ from .verdicts import verdict_section
 
 _CONTENTS = {
     "summary": "Summary", "verdicts": "Verdicts", "tuning": "Learning rates", "curves": "Loss",
-    "dynamics": "Dynamics", "contexts": "Contexts",
+    "rates": "Learning rate", "dynamics": "Dynamics", "contexts": "Contexts",
     "configs": "Architecture", "samples": "Samples", "cost": "Speed and quality", "setup": "Setup",
     "absent": "Not shown",
 }  # fmt: skip
@@ -50,6 +50,7 @@ def render(results: Results) -> str:
         "verdicts": verdict_section(results.verdicts, arms, results.again.get("seeds", "--seeds 3"), pending),
         "tuning": tuning_section(results, arms, results.again.get("tune", "--tune")),
         "curves": curve_section(arms),
+        "rates": rate_section(arms),
         "dynamics": dynamics_section(arms, results.again.get("watch", "--watch")),
         "contexts": extrapolation_section(results, arms),
         "configs": config_section(arms),
@@ -71,8 +72,8 @@ def render_run(run: RunResult) -> str:
         "header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name), tag("p", found, class_="finding")
     )
     made = {
-        "curves": curve_section(arms), "dynamics": dynamics_section(arms, "--watch"), "samples": course_section(run),
-        "configs": config_section(arms),
+        "curves": curve_section(arms), "rates": rate_section(arms), "dynamics": dynamics_section(arms, "--watch"),
+        "samples": course_section(run), "configs": config_section(arms),
     }  # fmt: skip
     return _document(run.name, header, made, {"runs": [run.to_dict()]})
 

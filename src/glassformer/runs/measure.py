@@ -60,6 +60,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
             learning_rate=run.learning_rate,
             curve=curve(steps, "tokens"),
             curve_seconds=curve(steps, "seconds"),
+            rate_curve=curve(steps, "tokens", "learning_rate"),
             validation_curve=[[row["tokens"], _finite(row["validation"]["loss"])] for row in checks],
             validation_tokens=checks[-1]["validation"]["tokens"] if checks else None,
         ),
@@ -151,11 +152,11 @@ def scatter(timings: list[float], stretches: int = 8) -> float | None:
     return statistics.stdev(statistics.median(timings[i * size : (i + 1) * size]) for i in range(stretches))
 
 
-def curve(rows: list[dict[str, Any]], axis: str) -> list[Point]:
-    """(axis, loss) of at most POINTS points: means over equal stretches of steps."""
+def curve(rows: list[dict[str, Any]], axis: str, value: str = "loss") -> list[Point]:
+    """(axis, value) of at most POINTS points: means over equal stretches of steps."""
     size = max(1, -(-len(rows) // POINTS))
     pieces = [rows[i : i + size] for i in range(0, len(rows), size)]
-    return [[piece[-1][axis], _finite(sum(row["loss"] for row in piece) / len(piece))] for piece in pieces]
+    return [[piece[-1][axis], _finite(sum(row[value] for row in piece) / len(piece))] for piece in pieces]
 
 
 def _validation(found: dict[str, Any] | None) -> Validation | None:

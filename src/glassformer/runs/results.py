@@ -157,6 +157,8 @@ class TrainingResult(Entry):
     trained model on more of them."""
     validation_tokens: Count | None = None
     """Held-out tokens of each point of `validation_curve`; None if it is empty."""
+    rate_curve: list[Point] = []
+    """(tokens, learning rate); empty in files of earlier versions."""
 
 
 class Sample(Entry):

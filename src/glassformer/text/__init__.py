@@ -1,6 +1,6 @@
 """Text to tokens to batches: `prepare(data)` is the whole way, each submodule a stretch of it.
 
-documents, files, embedded, languages, catalogues, tasks, hub, corpora
+documents, files, embedded, named, languages, catalogues, tasks, hub, corpora
                                              DATA -> Corpus: documents, streamed
 data                                         all of it: Corpus -> tokens of both sides
 id_files, ids                                token ids -> tokens of both sides; `read_data` is the reader of all verbs
@@ -25,7 +25,7 @@ from glassformer.text.batches import (
     refuse_long,
 )
 from glassformer.text.corpora import EMBEDDED, Corpus, Document, open_corpus
-from glassformer.text.data import TextData, Tokens, choose_tokenizer, prepare
+from glassformer.text.data import TextData, Tokens, choose_tokenizer, prepare, trained_tokenizer
 from glassformer.text.held_out import Split, split
 from glassformer.text.ids import DataLike, named_or_read, prepare_ids, read_data
 from glassformer.text.shards import TokenShards, token_shards
@@ -36,6 +36,7 @@ from glassformer.text.tokenizers import (
     FileTokenizer,
     IdTokenizer,
     Tokenizer,
+    WordTokenizer,
     as_file,
     load_tokenizer,
     make_tokenizer,
@@ -46,8 +47,8 @@ from glassformer.text.tokenizers import (
 __all__ = [
     "BPETokenizer", "Batch", "Batches", "ByteTokenizer", "CharTokenizer", "Corpus", "DataLike", "Document",
     "EMBEDDED", "EvaluationBatch", "EvaluationWindows", "FedBatch", "FileTokenizer", "IdTokenizer", "OnProgress",
-    "Split", "TextData", "TokenShards", "Tokenizer", "Tokens", "as_file", "bits_per_byte", "cache_folder",
-    "choose_tokenizer", "evaluation_windows", "load_tokenizer", "make_tokenizer", "named_or_read", "open_corpus",
-    "prepare", "prepare_ids", "read_data", "refuse_long", "replace_tokenizer", "split", "token_shards",
-    "with_special_token",
+    "Split", "TextData", "TokenShards", "Tokenizer", "Tokens", "WordTokenizer", "as_file", "bits_per_byte",
+    "cache_folder", "choose_tokenizer", "evaluation_windows", "load_tokenizer", "make_tokenizer", "named_or_read",
+    "open_corpus", "prepare", "prepare_ids", "read_data", "refuse_long", "replace_tokenizer", "split", "token_shards",
+    "trained_tokenizer", "with_special_token",
 ]  # fmt: skip

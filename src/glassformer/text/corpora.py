@@ -1,5 +1,5 @@
 """DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, `gettext:LANGUAGE`, or the name of a
-task or of an embedded corpus."""
+task, of a published text or of an embedded corpus."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from glassformer.errors import RequestError
 from glassformer.files import cache_folder
 from glassformer.names.checks import unknown_data
+from glassformer.names.known import NAMED_TEXTS
 from glassformer.progress import OnProgress, silent
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
@@ -31,7 +32,7 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     where it has that, else one
     document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
     the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`: `text/catalogues.py`; `induction`
-    and other tasks: `text/tasks.py`.
+    and other tasks: `text/tasks.py`; `shakespeare` and other published texts: `text/named.py`.
     Text is UTF-8, for every tokenizer: a few bytes that are not become
     U+FFFD and are counted in `notes`, a file with more is refused, or skipped in a folder. A byte-order mark is
     dropped, line ends stay as they are.
@@ -48,6 +49,10 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         return spool(sys.stdin.buffer, "stdin", data, cache)
     if data in EMBEDDED:
         return EMBEDDED[data](cache, progress)
+    if data in NAMED_TEXTS:
+        from glassformer.text.named import open_named
+
+        return open_named(data, cache, progress)
     if data in ALIASES or data.startswith(PREFIX):
         return open_pairs(ALIASES.get(data, data))
     if is_task(data):

@@ -11,7 +11,7 @@ from glassformer.errors import shown
 from glassformer.progress import OnProgress, silent
 from glassformer.text.batches import refuse_long
 from glassformer.text.corpora import Corpus, open_corpus
-from glassformer.text.held_out import split
+from glassformer.text.held_out import Split, split
 from glassformer.text.shards import TokenShards, token_shards
 from glassformer.text.tokenizers import (
     DEFAULT_BPE,
@@ -131,6 +131,23 @@ def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
     return "char", f"auto: char, as the text has less than {megabytes} and {few}"
 
 
+def trained_tokenizer(
+    spec: str, sides: Split, cache_dir: str | Path | None = None, progress: OnProgress | None = None
+) -> Tokenizer:
+    """Returns the tokenizer that `spec` names, trained on the side of a text that models train on, or from the
+    cache."""
+    size = sides.corpus.size
+    return make_tokenizer(
+        spec,
+        sides.train.documents,
+        all_documents=sides.corpus.documents,
+        fingerprint=sides.train.fingerprint,
+        total_bytes=None if size is None else int(size * (1 - sides.fraction)),
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+
+
 def prepare(
     data: str | Path,
     tokenizer: str | Tokenizer = "auto",
@@ -142,9 +159,9 @@ def prepare(
 ) -> TextData:
     """DATA -> tokens to train on and tokens held out, from the cache where they were prepared before.
 
-    `tokenizer` is `auto` (see `choose_tokenizer`), `byte`, `char`, `bpe:SIZE`, the path of a tokenizer.json,
-    or a Tokenizer. `seed` divides the documents, and nothing else: runs with other seeds for training share
-    one division. `context`, if given, is checked against both sides. Every wrong request is a RequestError
+    `tokenizer` is `auto` (see `choose_tokenizer`), `byte`, `char`, `word:SIZE`, `bpe:SIZE`, the path of a
+    tokenizer.json, or a Tokenizer. `seed` divides the documents, and nothing else: runs with other seeds for training
+    share one division. `context`, if given, is checked against both sides. Every wrong request is a RequestError
     before anything is written but the tokenizer and shards of the cache.
     """
     progress = progress or silent
@@ -157,15 +174,7 @@ def prepare(
     else:
         chosen = choose_tokenizer(corpus) if tokenizer == "auto" else (tokenizer, f"asked for: {tokenizer}")
         spec, rule = chosen
-        made = make_tokenizer(
-            spec,
-            sides.train.documents,
-            all_documents=corpus.documents,
-            fingerprint=sides.train.fingerprint,
-            total_bytes=None if corpus.size is None else int(corpus.size * (1 - held_out)),
-            cache_dir=cache_dir,
-            progress=progress,
-        )
+        made = trained_tokenizer(spec, sides, cache_dir, progress)
 
     def shards(name: str) -> TokenShards:
         side = sides.train if name == "train" else sides.validation

@@ -13,6 +13,7 @@ import numpy as np
 
 from glassformer.errors import RequestError
 from glassformer.files import SCHEMAS, atomic_file
+from glassformer.names.known import TOKENIZER_FORMS
 from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer, byte_alphabet, settings_of
 from glassformer.text.vocabulary import END_OF_TEXT, OWN_FILE, UNKNOWN, Ids, Tokenizer
@@ -80,7 +81,7 @@ class CharTokenizer(_Own):
                 "a char tokenizer needs an alphabet of at least one character", code="missing", field="alphabet"
             )
         self._codes = _codes(self.alphabet)
-        self.unknown_id = len(self.alphabet) if unknown else None
+        self.unk_id = len(self.alphabet) if unknown else None
         self.eos_id = len(self.alphabet) + unknown if separator else None
         self.vocab_size = len(self.alphabet) + unknown + separator
 
@@ -98,14 +99,14 @@ class CharTokenizer(_Own):
         ids = np.searchsorted(self._codes, codes)
         foreign = self._codes[np.minimum(ids, len(self._codes) - 1)] != codes
         if foreign.any():
-            if self.unknown_id is None:
+            if self.unk_id is None:
                 at = int(foreign.argmax())
                 raise RequestError(
                     f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among the "
                     f"{len(self.alphabet)} of this alphabet; leave it out, or use tokenizer byte or bpe",
                     code="unknown", field="alphabet", value=text[at],
                 )  # fmt: skip
-            ids[foreign] = self.unknown_id
+            ids[foreign] = self.unk_id
         return ids.astype(np.int32)
 
     def decode(self, ids: Any) -> str:
@@ -174,7 +175,7 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
             except RequestError as problem:
                 raise problem.of(str(path)) from None
     raise RequestError(
-        f"{path} is no Glassformer tokenizer of version 1; give a tokenizer.json, or byte, char or bpe:SIZE",
+        f"{path} is no Glassformer tokenizer of version 1; give {TOKENIZER_FORMS}, or a tokenizer.json",
         code="schema", field=path.name,
     )  # fmt: skip
 
@@ -186,8 +187,8 @@ def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
 
     if isinstance(tokenizer, CharTokenizer):
         vocabulary = {character: index for index, character in enumerate(tokenizer.alphabet)}
-        if tokenizer.unknown_id is not None:
-            vocabulary[UNKNOWN] = tokenizer.unknown_id
+        if tokenizer.unk_id is not None:
+            vocabulary[UNKNOWN] = tokenizer.unk_id
         library = Library(models.WordLevel(vocabulary, unk_token=UNKNOWN))
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         library.decoder = decoders.Fuse()

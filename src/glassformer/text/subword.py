@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library: byte-level BPE trained here, and any `tokenizer.json`."""
+"""Tokenizers of the `tokenizers` library: byte-level BPE and words trained here, and any `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from glassformer.progress import OnProgress, silent
 from glassformer.text import patterns
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
-from glassformer.text.vocabulary import END_OF_TEXT, Ids, Tokenizer
+from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, Ids, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 LARGEST_FILE = 256 * 1024 * 1024  # bytes of a tokenizer.json
 LARGEST_SETTINGS = 16 * 1024 * 1024  # bytes of a tokenizer_config.json; chat templates are long
 LARGEST_ID = 1 << 24
-BPE_SIZES = (257, 1_000_000)  # 256 bytes and the separator, to what nobody needs
+SIZES = {"bpe": (257, 1_000_000), "word": (3, 1_000_000)}
+"""Smallest and largest vocabulary by kind: the bytes and an end; an end, the unknown and a word."""
 TRAINING_BYTES = 100_000_000  # of text; merges learned from more hardly differ, and take memory and hours
 # The end of a text, in files without a tokenizer_config.json that names it: the first of these they have.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
@@ -81,6 +82,8 @@ class FileTokenizer(Tokenizer):
         self.bos_id, self.pad_id, self.unk_id = (
             vocabulary.get(self.special_tokens.get(name, "")) for name in ("bos_token", "pad_token", "unk_token")
         )
+        if self.unk_id is None:
+            self.unk_id = vocabulary.get(self._model.get("unk_token") or "", self._model.get("unk_id"))
         names = (self.special_tokens.get("mask_token", ""), *USUAL_MASKS)
         self.mask_id = next((vocabulary[name] for name in names if name in vocabulary), None)
 
@@ -261,7 +264,7 @@ class BPETokenizer(FileTokenizer):
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        bpe_size(vocab_size)
+        check_size("bpe", vocab_size)
         library = Library(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
@@ -275,12 +278,45 @@ class BPETokenizer(FileTokenizer):
         return cls(library)
 
 
-def bpe_size(size: int) -> int:
-    """`size`, if a byte-level BPE can have so many tokens. RequestError if not."""
-    low, high = BPE_SIZES
+class WordTokenizer(FileTokenizer):
+    """Words of a text: the pre-tokens of byte-level BPE, each one token with the space in front of it.
+
+    A word outside the vocabulary becomes `<unk>`.
+    """
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int = 32_768,
+        total_bytes: int | None = None,
+        progress: OnProgress = silent,
+    ) -> WordTokenizer:
+        """Collects the most frequent words that the texts hold twice or more, from an iterator that is read once."""
+        from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+        from tokenizers import Tokenizer as Library
+
+        check_size("word", vocab_size)
+        counted = Library(models.WordLevel(unk_token=UNKNOWN))
+        counted.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.WordLevelTrainer(
+            vocab_size=vocab_size, min_frequency=2, special_tokens=[END_OF_TEXT, UNKNOWN], show_progress=False
+        )
+        counted.train_from_iterator(_sample(texts, total_bytes, progress), trainer)
+        # Rebuilt, because a special token has no text, and <unk> should be seen in what a model writes.
+        library = Library(models.WordLevel(counted.get_vocab(), unk_token=UNKNOWN))
+        library.pre_tokenizer, library.decoder = counted.pre_tokenizer, decoders.ByteLevel()
+        library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+        return cls(library, {**settings_of(END_OF_TEXT), "unk_token": UNKNOWN})
+
+
+def check_size(kind: str, size: int) -> int:
+    """Returns the size of a vocabulary that is trained. Raises RequestError if a tokenizer of this kind cannot have
+    it."""
+    low, high = SIZES[kind]
     if not low <= size <= high:
         raise RequestError(
-            f"tokenizer bpe:{size}: the size must lie between {low} (the bytes, an end) and {high}",
+            f"tokenizer {kind}:{size}: the size must lie between {low} and {high}",
             code="range", field="tokenizer", value=size,
         )  # fmt: skip
     return size

@@ -11,6 +11,7 @@ from pathlib import Path
 from glassformer.errors import RequestError
 from glassformer.files import atomic_folder, cache_folder
 from glassformer.names.checks import unknown_tokenizer
+from glassformer.names.known import SIZED_TOKENIZERS, TOKENIZER_FORMS
 from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Document
 from glassformer.text.plain import ByteTokenizer, CharTokenizer, IdTokenizer, equivalent, from_fields
@@ -21,8 +22,9 @@ from glassformer.text.subword import (
     TEMPLATE_FILE,
     BPETokenizer,
     FileTokenizer,
+    WordTokenizer,
     bounded,
-    bpe_size,
+    check_size,
 )
 from glassformer.text.vocabulary import OWN_FILE, TOKENIZER_FILES, Tokenizer
 
@@ -33,6 +35,7 @@ __all__ = [
     "FileTokenizer",
     "IdTokenizer",
     "Tokenizer",
+    "WordTokenizer",
     "as_file",
     "load_tokenizer",
     "make_tokenizer",
@@ -42,6 +45,8 @@ __all__ = [
 ]
 
 DEFAULT_BPE = 4096
+DEFAULT_SIZES = {"bpe": DEFAULT_BPE, "word": 32_768}
+"""Vocabularies of names without a size."""
 VERSION = 1  # counts the changes of how a tokenizer is trained; part of what names it in the cache
 
 FILES = (*TOKENIZER_FILES, SETTINGS_FILE, TEMPLATE_FILE, "special_tokens_map.json", "added_tokens.json",
@@ -66,7 +71,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )  # fmt: skip
     if not path.is_file():
         raise RequestError(
-            f"tokenizer {str(path)!r} does not exist; give byte, char, bpe:SIZE, or a tokenizer.json",
+            f"tokenizer {str(path)!r} does not exist; give {TOKENIZER_FORMS}, or a tokenizer.json",
             code="missing", field="tokenizer", value=str(path),
         )  # fmt: skip
     if path.suffix != ".json":
@@ -102,19 +107,19 @@ def as_file(tokenizer: Tokenizer) -> FileTokenizer:
 
 
 def parse_spec(spec: str) -> tuple[str, int | None]:
-    """`byte` | `char` | `bpe` | `bpe:SIZE` | a path -> (`byte` | `char` | `bpe` | `path`, SIZE)."""
+    """`byte` | `char` | `word:SIZE` | `bpe:SIZE` | a path -> (`byte` | `char` | `word` | `bpe` | `path`, SIZE)."""
     kind, colon, size = spec.partition(":")
     if kind in ("byte", "char") and not colon:
         return kind, None
-    if kind == "bpe":
+    if kind in SIZED_TOKENIZERS:
         if not colon:
-            return "bpe", DEFAULT_BPE
+            return kind, DEFAULT_SIZES[kind]
         if not size.isdecimal():
             raise RequestError(
-                f"tokenizer {spec!r}: the size must be a whole number, as in bpe:4096",
+                f"tokenizer {spec!r}: the size must be a whole number, as in {kind}:4096",
                 code="type", field="tokenizer", value=spec,
             )  # fmt: skip
-        return "bpe", bpe_size(int(size))
+        return kind, check_size(kind, int(size))
     if Path(spec).expanduser().exists():
         return "path", None
     raise unknown_tokenizer(spec)
@@ -132,7 +137,7 @@ def make_tokenizer(
 ) -> Tokenizer:
     """The tokenizer that `spec` (see `parse_spec`) names.
 
-    BPE learns its merges from `documents`, the training side alone. `char` collects its alphabet from
+    BPE learns its merges, and `word` its words, from `documents`, the training side. `char` collects its alphabet from
     `all_documents`, held-out ones included, because a character that was never seen could not be encoded; it
     has a separator if there is more than one document. With a `fingerprint` of both streams, what was trained
     is kept in the cache and found again.
@@ -148,7 +153,8 @@ def make_tokenizer(
         if kind == "char":
             return _alphabet((all_documents or documents)(), total_bytes, progress)
         pieces = (piece for document in documents() for piece in document.pieces())
-        return BPETokenizer.train(pieces, DEFAULT_BPE if size is None else size, total_bytes, progress)
+        made = WordTokenizer if kind == "word" else BPETokenizer
+        return made.train(pieces, DEFAULT_SIZES[kind] if size is None else size, total_bytes, progress)
 
     if fingerprint is None:
         return train()

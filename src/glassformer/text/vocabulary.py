@@ -33,6 +33,8 @@ class Tokenizer(ABC):
     eos_id: int | None
     mask_id: int | None = None
     """The token that stands for one to be predicted; None: it has none."""
+    unk_id: int | None = None
+    """The token of text that is not in the vocabulary; None: it has none."""
 
     @property
     def special_ids(self) -> frozenset[int]:

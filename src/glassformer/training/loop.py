@@ -55,7 +55,7 @@ def train(
     resume      go on from the latest checkpoint in `out`, bit for bit as if the run had not stopped; where there is
                 none yet, begin, with a warning
     callbacks   `training.Callback`s, called at every step; `training.Reporter(f)` calls f with a `Report` of each
-    tokenizer   auto, byte, char, bpe:SIZE, a tokenizer.json, or a Tokenizer
+    tokenizer   auto, byte, char, word:SIZE, bpe:SIZE, a tokenizer.json, or a Tokenizer
     vocab_size  pads the vocabulary to more than the tokenizer's
     pretrained  the weights to begin with: `training.Pretrained.of(model)`, of a model of this config; None: drawn
     layout      how the processes that torchrun or SLURM has started divide the work: fsdp=4,tp=2; by default fsdp. The

@@ -222,20 +222,21 @@ def run(
 
 def advise(
     *,
-    goal: Literal["chat", "long", "train"],
+    goal: Literal["chat", "long", "train", "fast", "simple", "balanced"],
     context: Count = 8192,
     memory: str = "16GB",
     model: Expression = "llama-3-8b",
     claims: str | None = None,
     json: Json = False,
 ) -> None:
-    """Recommend parts of a model for a goal: the cost, the measured evidence and the open questions of each option.
+    """Recommend a model for a goal: the cost, the evidence and the open questions of each option, then the model.
 
     Parameters
     ----------
     goal
         Use case. chat: decoding with a KV cache; long: texts longer than the training context; train: training from
-        scratch.
+        scratch; fast: little to compute and to keep; simple: plain parts unless a claim speaks for another; balanced:
+        all of it.
     context
         Tokens held in the KV cache, for example 8k.
     memory

@@ -1,4 +1,4 @@
-"""Verbs that need no weights: plan, presets, explain, schema.
+"""Verbs that need no weights: plan, presets, explain, tokens, schema.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -10,14 +10,18 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glassformer.cli.options import (
+    ChoiceName,
     Count,
+    Data,
     Flag,
     Force,
     Json,
     Named,
     Optimizer,
     command_line,
+    text_of,
 )
+from glassformer.names.checks import check_tokenizers
 
 
 def plan(
@@ -150,6 +154,37 @@ def explain(word: str, /, *, guide: Flag = False, json: Json = False) -> None:
     from glassformer.laboratory import explaining
 
     show(explaining.explain(word, guide=guide), json)
+
+
+def tokens(
+    text: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    tokenizers: Annotated[
+        str, ChoiceName(lambda names: check_tokenizers(names.split(","))), Parameter(name="--with")
+    ] = "byte,char,word,bpe:4096",
+    data: Data = "python-docs",
+    out: str | None = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Cut a text into tokens by several tokenizers: pieces, ids, unknown tokens, bytes per token.
+
+    Parameters
+    ----------
+    text
+        The text; @FILE reads a file, - standard input.
+    tokenizers
+        Tokenizers with commas: byte, char, word:SIZE, bpe:SIZE, a tokenizer.json, or a model that has one, such as
+        smollm2 or a run folder. char, word and bpe are trained on --data.
+    out
+        HTML page to write: pieces and ids by each tokenizer, and the loop of generation.
+    """
+    from glassformer.cli.show import show
+    from glassformer.laboratory import tokenized
+
+    found = tokenized.tokens(text_of(text, "text"), tokenizers, data=data, out=out, force=force, command=command_line())
+    show(found, json)
 
 
 def schema(*, json: Json = False) -> None:

@@ -124,6 +124,7 @@ def train(
     watch_every: WatchEvery = None,
     layout: str | None = None,
     processes: str | None = None,
+    dry: Flag = False,
     json: Json = False,
 ) -> None:
     """Train one model and leave a run folder: config, recipe, metrics, checkpoints, report.
@@ -169,6 +170,8 @@ def train(
         How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
     processes
         Processes to start on this machine, or auto; leave it out under torchrun and srun.
+    dry
+        Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files.
     """
     from glassformer.cli.ranks import begin_processes
     from glassformer.cli.show import show
@@ -190,6 +193,14 @@ def train(
     asked = SingleRun.of(
         model, of_field(data, field), out=out, resume=resume, pretrained=pretrained, layout=layout, **fields
     )
+    if dry:
+        from glassformer.laboratory.planned_run import planned
+
+        waiting.end()
+        with ComparisonView(quiet=json) as view:
+            plan_of = planned(asked, view.progress)
+        show(plan_of, json)
+        return
     if begin_processes(processes, asked, quiet=json):
         return
     leads = one_voice()

@@ -1,0 +1,57 @@
+"""Published texts by name: a file in the cache, else a dataset of the Hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.names.known import NAMED_TEXTS
+from glassformer.progress import OnProgress, silent
+from glassformer.text.documents import Corpus
+from glassformer.text.files import open_file
+from glassformer.text.hub import open_hub
+
+FOLDER = "texts"
+"""Folder of the cache for files of these texts."""
+
+
+@dataclass(frozen=True)
+class PublishedText:
+    """Places of a text."""
+
+    hub: str
+    """Dataset of the Hub."""
+    file: str
+    """Place of the file, for a machine that does not reach the Hub."""
+
+
+TEXTS = dict(
+    zip(
+        NAMED_TEXTS,
+        (
+            PublishedText(
+                "hf:Trelis/tiny-shakespeare", "data/tinyshakespeare/input.txt of github.com/karpathy/char-rnn"
+            ),
+            PublishedText(
+                "hf:Salesforce/wikitext:wikitext-2-raw-v1", "wiki.train.raw of WikiText-2 (Merity et al. 2016)"
+            ),
+        ),
+        strict=True,
+    )
+)
+
+
+def open_named(name: str, cache: Path, progress: OnProgress = silent) -> Corpus:
+    """Opens a text by its name. Raises RequestError if neither the cache nor the Hub has it."""
+    text, kept = TEXTS[name], cache / FOLDER / f"{name}.txt"
+    if kept.is_file():
+        return replace(open_file(kept, name), name=name)
+    try:
+        return replace(open_hub(text.hub, cache, progress), name=name)
+    except (RequestError, WorkError) as problem:
+        raise RequestError(
+            f"data={name!r} is read from the Hub ({text.hub}), and that failed ({problem.code}); give the file "
+            f"itself ({text.file}) as --data FILE, or copy it to {kept}",
+            code="missing", field="data", value=name, expected=str(kept),
+        ) from problem  # fmt: skip
