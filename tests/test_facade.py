@@ -37,7 +37,7 @@ LOADED_BEFORE = {"generate": ("load", "Session")}
 """Verbs whose model Python may load before, with these functions and some of the options."""
 
 OTHER_FUNCTIONS = {"train": {"dry": "dry_run"}}
-"""Options for which Python has a function of its own, which takes the same otherwise."""
+"""Options for which Python has another function, which takes the same otherwise."""
 
 EXECUTOR = {"slots": "executor", "workers": "executor"}
 OTHER_NAMES = {

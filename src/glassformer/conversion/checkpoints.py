@@ -68,7 +68,7 @@ def read_config(name: str) -> ModelConfig:
 
 def read_tokenizer(name: str) -> Tokenizer:
     """Returns the tokenizer of a checkpoint, or of a tokenizer.json, without reading weights. Raises RequestError if
-    it has none."""
+    the checkpoint has no tokenizer."""
     path = locate(name, weights=False)
     if not is_gguf(path):
         return load_tokenizer(path)

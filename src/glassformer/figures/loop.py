@@ -1,4 +1,4 @@
-"""How text is written token by token: steps from left to right, and the way back by which each new token is read."""
+"""Text written token by token: steps from left to right, and the way back on which each new token is read."""
 
 from __future__ import annotations
 

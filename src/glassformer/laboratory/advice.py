@@ -26,7 +26,7 @@ from glassformer.units import count, quantity
 
 Goal = Literal["chat", "long", "train", "fast", "simple", "balanced"]
 About = Literal["loss", "parity", "speed", "memory", "length", "stability"]
-"""Quantity that a claim speaks about. loss: a lower one; parity: a loss that is no higher; length: texts longer than
+"""Quantity that a claim speaks about. loss: a lower one; parity: the same loss or a lower one; length: texts longer than
 those of training."""
 COUNTS: dict[Goal, tuple[About, ...]] = {
     "chat": ("memory", "speed", "loss", "parity"),
@@ -291,7 +291,7 @@ class Advice(Tabular):
         yield from (dim(f"left out {change}: {why}") for change, why in made.left_out.items())
         ranked = ruled("Priorities, by measured effect, then by what they save against the simplest option")
         for heading in ("", "choice", "change", "loss", "weights", "state", "FLOPs", "fields", "here", "evidence"):
-            ranked.add_column(heading)
+            ranked.add_column(heading, overflow="fold")
         for rank, of in enumerate(made.priorities, 1):
             shares = (share_words(of.loss), *map(share_words, (of.weights, of.state, of.flops)))
             here = "has it" if of.present else "to change"

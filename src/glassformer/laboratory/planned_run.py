@@ -1,4 +1,4 @@
-"""A training run that is planned and not begun: model, text, steps, schedule, memory, files."""
+"""The plan of a training run that does not start: model, text, steps, schedule, memory, files."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def _memory(request: Request) -> int | None:
 
 
 def _files(asked: SingleRun, request: Request) -> tuple[str, ...]:
-    """Returns the names of the files and folders of the run; those of its beginning are written to a folder that is
+    """Returns the names of the files and folders of the run; the first ones are written to a folder that is
     removed."""
     if asked.out is None:
         return ()

@@ -65,7 +65,7 @@ class TokenizedText:
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean number of bytes of the text that a token stands for."""
+        """Mean number of bytes of the text for a token."""
         return self.text_bytes / len(self.ids)
 
     @property

@@ -103,8 +103,8 @@ def check_tokenizer(name: str, others: tuple[str, ...] = ()) -> None:
 
 
 def check_tokenizers(names: list[str]) -> None:
-    """Raises RequestError for names of tokenizers to compare, one of which names neither a tokenizer nor a model that
-    has one."""
+    """Raises RequestError for a list of tokenizers with a name that is neither that of a tokenizer nor that of a model
+    with a tokenizer."""
     if not names:
         raise RequestError(f"give {TOKENIZER_FORMS}, a tokenizer.json or a model", code="missing", field="tokenizers")
     for name in names:

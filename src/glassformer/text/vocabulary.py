@@ -34,7 +34,7 @@ class Tokenizer(ABC):
     mask_id: int | None = None
     """The token that stands for one to be predicted; None: it has none."""
     unk_id: int | None = None
-    """The token of text that is not in the vocabulary; None: it has none."""
+    """The token of text that is not in the vocabulary, or None."""
 
     @property
     def special_ids(self) -> frozenset[int]:

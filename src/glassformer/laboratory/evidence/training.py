@@ -22,7 +22,7 @@ ROWS: dict[str, dict[str, float]] = {
     POST: {"ms per step": 125, "ms per token written": 8, "parameters": 10.2e6, "longest text": 256},
     LLAMA: {"ms per step": 145, "ms per token written": 6, "parameters": 10.8e6, "longest text": 512},
 }
-"""Figures of the guide beside the loss; its machine is not named."""
+"""Figures of the guide next to the loss; its machine is not named."""
 
 
 def ratio(a: float, b: float, alpha: float, beta: float) -> float:
@@ -45,7 +45,7 @@ def shakespeare(bench: Bench) -> Outcome:
 
 
 def six_rows(found: Compared, arm: str) -> list[Figure]:
-    """Figures of an arm beside its loss, each over its seeds; those that no run has are left out."""
+    """Figures of an arm next to its loss, each over its seeds; those without a run are left out."""
     runs, budget, losses = list(found.runs(arm).values()), found.results.budget, found.losses(arm)
     step = (budget.batch_size or 0) * (budget.context or 0)
     read = [{row.context or 0: row.loss for row in run.extrapolation if row.loss is not None} for run in runs]
