@@ -26,7 +26,7 @@ from glassformer.units import count, quantity
 
 Goal = Literal["chat", "long", "train", "fast", "simple", "balanced"]
 About = Literal["loss", "parity", "speed", "memory", "length", "stability"]
-"""Quantity that a claim speaks about. loss: a lower one; parity: the same loss or a lower one; length: texts longer than
+"""Quantity that a claim speaks about. loss: a lower one; parity: an equal or lower loss; length: texts longer than
 those of training."""
 COUNTS: dict[Goal, tuple[About, ...]] = {
     "chat": ("memory", "speed", "loss", "parity"),
