@@ -37,7 +37,7 @@ COUNTS: dict[Goal, tuple[About, ...]] = {
     "balanced": ("loss", "parity", "speed", "memory", "length", "stability"),
 }
 """Quantities whose claims count for a goal."""
-EVERY = ("fast", "simple", "balanced")
+EVERY: tuple[Goal, Goal, Goal] = ("fast", "simple", "balanced")
 MODEL = "llama-3-8b"
 
 
