@@ -18,7 +18,7 @@ LOSS = re.compile(r"loss of (?P<b>.+) less that of (?P<a>\S+?)(?P<share>, in sha
 """Name of a figure of the loss of an arm less that of another."""
 
 
-class Option(Protocol):
+class ChoiceOption(Protocol):
     """An option of a question, as far as a model is composed of options."""
 
     @property
@@ -33,13 +33,13 @@ class Option(Protocol):
     def flops(self) -> float: ...
 
 
-class Question(Protocol):
+class Choice(Protocol):
     """A question with its options, the simplest first."""
 
     @property
     def asks(self) -> str: ...
     @property
-    def options(self) -> Sequence[Option]: ...
+    def options(self) -> Sequence[ChoiceOption]: ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class AdvisedModel:
 
 
 def compose(
-    name: str, config: ModelConfig, chosen: Mapping[str, tuple[Question, Option, Sequence[Stored]]], context: int,
+    name: str, config: ModelConfig, chosen: Mapping[str, tuple[Choice, ChoiceOption, Sequence[Stored]]], context: int,
     memory: float,
 ) -> AdvisedModel:  # fmt: skip
     """Applies the chosen options one after the other. `chosen` has the question, the option and the claims that support
@@ -168,7 +168,7 @@ def _same(one: ModelConfig, other: ModelConfig) -> bool:
 
 
 def _priority(
-    question: Question, option: Option, claims: Sequence[Stored], config: ModelConfig, present: bool
+    question: Choice, option: ChoiceOption, claims: Sequence[Stored], config: ModelConfig, present: bool
 ) -> Priority:  # fmt: skip
     simplest = question.options[0]
     plain, own = (changed(config, [one.change.removeprefix("+")]).resolved() for one in (simplest, option))

@@ -12,7 +12,7 @@ DRAWN = 2_000
 """Tokens that are drawn by one tokenizer."""
 
 
-class Row(Protocol):
+class TokenizerRow(Protocol):
     """A text by one tokenizer, as far as the page shows it."""
 
     @property
@@ -33,7 +33,7 @@ class Row(Protocol):
     def end(self) -> int | None: ...
 
 
-def render_tokens(text: str, rows: Sequence[Row], data: str, command: str, values: dict[str, Any]) -> str:
+def render_tokens(text: str, rows: Sequence[TokenizerRow], data: str, command: str, values: dict[str, Any]) -> str:
     """Returns the page as text."""
     contents = {
         "table": ("Tokenizers", section("table", "Tokenizers", _table(rows), caption(*_learned(data)))),
@@ -57,7 +57,7 @@ def _learned(data: str) -> list[str]:
     return [words, f" Words, characters and merges come from {data}." if data else ""]
 
 
-def _table(rows: Sequence[Row]) -> Markup:
+def _table(rows: Sequence[TokenizerRow]) -> Markup:
     heads = ["tokenizer", "vocabulary", "tokens", "bytes per token", "unknown", "decodes to the text"]
     body = [
         [row.name, f"{row.vocab_size:,}", f"{len(row.ids):,}", f"{row.bytes_per_token:.2f}", f"{len(row.unknown):,}",
@@ -67,7 +67,7 @@ def _table(rows: Sequence[Row]) -> Markup:
     return scroll("Tokenizers", plain_table("", heads, body))
 
 
-def _pieces(row: Row) -> Markup:
+def _pieces(row: TokenizerRow) -> Markup:
     """The tokens of a text by one tokenizer, each with its id below."""
     more = len(row.ids) - DRAWN
     tokens = [
@@ -80,7 +80,7 @@ def _pieces(row: Row) -> Markup:
     )  # fmt: skip
 
 
-def _loop(text: str, row: Row) -> Markup:
+def _loop(text: str, row: TokenizerRow) -> Markup:
     """The loop of generation, with the text and the ids of a tokenizer."""
     ids = " ".join(map(str, row.ids[:2])) + (" …" if len(row.ids) > 2 else "")
     last, end = row.ids[-1], "" if row.end is None else f", until it is {row.end}, the end of a text"
