@@ -33,7 +33,7 @@ class ChoiceOption(Protocol):
     def flops(self) -> float: ...
 
 
-class Choice(Protocol):
+class ChoiceOfOptions(Protocol):
     """A question with its options, the simplest first."""
 
     @property
@@ -135,7 +135,7 @@ class AdvisedModel:
 
 
 def compose(
-    name: str, config: ModelConfig, chosen: Mapping[str, tuple[Choice, ChoiceOption, Sequence[Stored]]], context: int,
+    name: str, config: ModelConfig, chosen: Mapping[str, tuple[ChoiceOfOptions, ChoiceOption, Sequence[Stored]]], context: int,
     memory: float,
 ) -> AdvisedModel:  # fmt: skip
     """Applies the chosen options one after the other. `chosen` has the question, the option and the claims that support
@@ -168,7 +168,7 @@ def _same(one: ModelConfig, other: ModelConfig) -> bool:
 
 
 def _priority(
-    question: Choice, option: ChoiceOption, claims: Sequence[Stored], config: ModelConfig, present: bool
+    question: ChoiceOfOptions, option: ChoiceOption, claims: Sequence[Stored], config: ModelConfig, present: bool
 ) -> Priority:  # fmt: skip
     simplest = question.options[0]
     plain, own = (changed(config, [one.change.removeprefix("+")]).resolved() for one in (simplest, option))
