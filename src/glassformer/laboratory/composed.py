@@ -135,9 +135,12 @@ class AdvisedModel:
 
 
 def compose(
-    name: str, config: ModelConfig, chosen: Mapping[str, tuple[ChoiceOfOptions, ChoiceOption, Sequence[Stored]]], context: int,
+    name: str,
+    config: ModelConfig,
+    chosen: Mapping[str, tuple[ChoiceOfOptions, ChoiceOption, Sequence[Stored]]],
+    context: int,
     memory: float,
-) -> AdvisedModel:  # fmt: skip
+) -> AdvisedModel:
     """Applies the chosen options one after the other. `chosen` has the question, the option and the claims that support
     it, by question."""
     made, changes, left_out, priorities = config, list[str](), dict[str, str](), list[Priority]()
