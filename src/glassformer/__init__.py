@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from glassformer.naming.loading import load as load
     from glassformer.planning import plan as plan
     from glassformer.retrieval import ask as ask
+    from glassformer.retrieval import classify as classify
     from glassformer.retrieval import embed as embed
     from glassformer.retrieval import index as index
     from glassformer.training import Callback as Callback
@@ -96,6 +97,7 @@ _HOMES = {
     "chat": "naming.chatting",
     "check": "laboratory.proof",
     "claims": "laboratory.evidence",
+    "classify": "retrieval",
     "compare": "comparison",
     "convert": "laboratory.exporting",
     "dry_run": "laboratory.planned_run",
@@ -152,6 +154,7 @@ __all__ = [
     "chat",
     "check",
     "claims",
+    "classify",
     "compare",
     "convert",
     "dry_run",

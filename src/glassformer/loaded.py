@@ -14,8 +14,10 @@ from torch import Tensor
 from glassformer.config import ModelConfig
 from glassformer.figures import Markup, tag
 from glassformer.generation.session import Completion, Prompt, Session, Source, TextPiece
+from glassformer.generation.spans import Span
+from glassformer.generation.spans import answer as answer_question
 from glassformer.generation.texts import TextRun
-from glassformer.generation.vectors import Embedder, Pooling
+from glassformer.generation.vectors import Classified, Classifier, Embedder, Pooling
 from glassformer.model import Model
 from glassformer.options import DecodingOptions, GenerationKeywords
 from glassformer.text import Tokenizer
@@ -281,6 +283,60 @@ class Loaded:
         torch.Size([2, 128])
         """
         return Embedder(self)(texts)
+
+    def classify(self, texts: Sequence[str]) -> list[Classified]:
+        """Returns the class of each text, by a model with a head of classes.
+
+        Parameters
+        ----------
+        texts
+            At least one text of at least one token; longer ones than the model's context are cut.
+
+        Returns
+        -------
+        list of Classified
+            The label with its probability, and the probabilities of all labels, in the order of the texts.
+
+        Raises
+        ------
+        RequestError
+            For an empty text, and for a model without a head of classes.
+
+        Examples
+        --------
+        >>> loaded = gf.load("reviews_run")  # doctest: +SKIP
+        >>> loaded.classify(["What a lovely film"])[0].label  # doctest: +SKIP
+        'pos'
+        """
+        return Classifier(self).classified(texts)
+
+    def answer(self, question: str, context: str) -> Span:
+        """Returns the part of a text that answers a question, by a model with a head of spans.
+
+        Parameters
+        ----------
+        question
+            The question.
+        context
+            Text that holds the answer; with the question at most the model's context.
+
+        Returns
+        -------
+        Span
+            The text of the answer and its probability.
+
+        Raises
+        ------
+        RequestError
+            For an empty or too long text, and for a model without a head of spans.
+
+        Examples
+        --------
+        >>> loaded = gf.load("questions_run")  # doctest: +SKIP
+        >>> loaded.answer("Where does Anna live?", "Anna lives in Rome.").text  # doctest: +SKIP
+        'Rome'
+        """
+        return answer_question(self, question, context)
 
     def __repr__(self) -> str:
         read = "; ".join([self._reader, *self.adapted])

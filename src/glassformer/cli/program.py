@@ -97,6 +97,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "Turn texts into vectors, pooled and normalised as the model's folder says.",
             'embed minilm "a text" "another text"',
         ),
+        "classify": Verb(
+            "writing",
+            "Name the class of each text by a model that was trained on labels.",
+            'classify my_run "a text" "another text"',
+        ),
         "index": Verb(
             "writing",
             "Split texts into passages and embed them into an index for glassformer ask.",

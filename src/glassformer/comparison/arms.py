@@ -38,6 +38,10 @@ ALIKE = {
 one budget, on the same text, seed by seed."""
 
 
+DEFAULTED = ("batch_size", "objective")
+"""Fields of the recipe that an option leaves open with None."""
+
+
 def check_seeds(seeds: object) -> int:
     """The number of seeds as an int. Raises RequestError unless it is from 1 to MOST_SEEDS."""
     check_whole("seeds", seeds)
@@ -59,7 +63,7 @@ def check_planned(looks: Sequence[int]) -> None:
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises RequestError
-    if `recipe` has a field that is not one of `Recipe`. Without a batch size, the default counts."""
+    if `recipe` has a field that is not one of `Recipe`. Fields of DEFAULTED that are None are not given."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):
@@ -70,7 +74,7 @@ def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str
         near = did_you_mean(str(wrong), Recipe.model_fields)
         message = f"recipe has no field {shown(wrong)}{near}; fields of a design are keywords"
         raise RequestError(message, code="unknown", field=shown(wrong), value=given[wrong])
-    return {**given, **{name: value for name, value in fields.items() if name != "batch_size" or value is not None}}
+    return {**given, **{name: value for name, value in fields.items() if name not in DEFAULTED or value is not None}}
 
 
 def recipe_defaults() -> dict[str, Any]:

@@ -194,7 +194,7 @@ def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> T
             return held
         message = "this design is of a text in memory; give the text too: gf.compare(design, data)"
         raise RequestError(message, code="missing", field="data", expected="the text")
-    return read_data(design.data, tokenizer, design.context, progress=reading(notify))
+    return read_data(design.common.objective.data(design.data), tokenizer, design.context, progress=reading(notify))
 
 
 def duration(minutes: float, runs: int) -> str:

@@ -37,6 +37,7 @@ from glassformer.training import (
     prepare_run,
     run_request,
 )
+from glassformer.training.objectives import usual_objective
 from glassformer.training.overrides import with_recipe
 from glassformer.training.pace import DECIDED, decided, outlook
 from glassformer.training.sinks import check_sinks, open_sinks
@@ -140,6 +141,8 @@ class SingleRun:
             vocab_size = config.vocab_size
         else:
             config = resolve(model if expression is None else expression)
+        if "objective" not in overrides:
+            fields.setdefault("objective", usual_objective(config))
         if expression is not None:
             own = [asked for asked in (own_value(expression, config, "context"),) if asked is not None]
             vocab_size = vocab_size or own_value(expression, config, "vocab_size")
@@ -299,7 +302,7 @@ def train(
         A `Recipe`, or a mapping of its fields. Fields may also be given by name, as in `tokens="200k", seed=1`.
     out
         Run folder: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints, report.html; dynamics.jsonl if the
-        recipe watches the run; answers.json if it was trained on pairs. If None, nothing is written.
+        recipe watches the run; answers.json if it was trained on pairs or labels. If None, nothing is written.
     resume
         Continue from the latest checkpoint in `out`, bit for bit as if the run had not stopped. If `out` has no
         checkpoint yet, the run starts with a warning.

@@ -49,6 +49,18 @@ MEAN = Pooling("mean", True)
 """How a model is pooled whose folder does not say."""
 
 
+@dataclass(frozen=True)
+class Classified:
+    """Class of a text by a model with a head of classes."""
+
+    label: str
+    """Most likely class."""
+    probability: float
+    """Its probability."""
+    probabilities: dict[str, float]
+    """Probability of each class."""
+
+
 class Reader(Protocol):
     """A model with its tokenizer and pooling, such as `Loaded`."""
 
@@ -133,6 +145,32 @@ def in_order(batches: Iterable[tuple[list[int], Tensor]]) -> tuple[list[int], Fl
     found = torch.tensor([i for some in indices for i in some])
     order = found.argsort()
     return found[order].tolist(), torch.cat(vectors)[order]
+
+
+class Classifier(Embedder):
+    """A loaded model with a head of classes, called with texts: the probabilities of its classes, (n, c)."""
+
+    def __init__(self, loaded: Reader):
+        if loaded.config.head.gives != "classes":
+            raise RequestError(
+                f"this model's head gives {loaded.config.head.gives}, and not classes; train a model with +classes:N "
+                "on texts with labels",
+                code="conflict", field="model", value=loaded.config.head.gives, expected="+classes:N",
+            )  # fmt: skip
+        super().__init__(loaded)
+        self.own = True
+        self.labels = loaded.config.head.labels or tuple(map(str, range(loaded.config.head.classes or 0)))
+        """Names of the classes; numbers if they have none."""
+
+    def vectors(self, rows: Sequence[np.ndarray]) -> Tensor:
+        return super().vectors(rows).float().softmax(-1)
+
+    def classified(self, texts: Sequence[str], progress: OnProgress = silent) -> list[Classified]:
+        """Returns the most likely class of each text."""
+        return [
+            Classified(self.labels[row.argmax()], float(row.max()), dict(zip(self.labels, row.tolist(), strict=True)))
+            for row in self(texts, progress).numpy()
+        ]
 
 
 def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np.ndarray]:

@@ -52,8 +52,8 @@ SHORT_NAMES = [
     "beside", "mamba", "mamba2", "gated_deltanet", "mla", "linear_attention", "linformer", "performer", "retention",
     "lightning", "rglru", "s4", "xl_memory", "nope", "alibi", "learned", "relbias", "rope", "sinusoidal",
     "interpolate", "ntk", "dynamic_ntk", "yarn", "bidirectional", "bigbird", "causal", "chunked", "window",
-    "dilated", "longformer", "prefix", "sigmareparam", "tied", "untied", "pooled", "classes", "bias", "nobias",
-    "dropout", "embednorm", "noembednorm", "vectors", "share", "stack", "mup",
+    "dilated", "longformer", "prefix", "sigmareparam", "tied", "untied", "pooled", "classes", "spans", "bias",
+    "nobias", "dropout", "embednorm", "noembednorm", "vectors", "share", "stack", "mup",
 ]  # fmt: skip
 """Short names of the package's own changes, in the order of `naming.changes`."""
 

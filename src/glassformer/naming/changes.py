@@ -248,7 +248,7 @@ def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 def _vectors(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Real vectors in, one real number for each out."""
-    head = config.head.replace(tied=False, pool=None, classes=1, vector=False, normalize=False)
+    head = config.head.replace(tied=False, pool=None, classes=1, vector=False, normalize=False, labels=None)
     old = config.embedding.vectors
     reads = old.replace(**fields) if old else VectorsConfig(**fields)
     return config.replace(embedding=config.embedding.replace(vectors=reads), head=head)

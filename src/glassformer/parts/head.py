@@ -260,8 +260,9 @@ def _pool(word: str, text: str) -> str:
 
 _VECTORS: dict[str, Any] = {
     "tied": False, "bias": False, "softcap": None, "z_loss": 0.0, "transform": None, "classes": None, "vector": True,
-    "normalize": True,
+    "normalize": True, "labels": None,
 }  # fmt: skip
+_CLASSES: dict[str, Any] = {"tied": False, "vector": False, "normalize": False, "labels": None}
 
 
 class HeadConfig(
@@ -272,7 +273,8 @@ class HeadConfig(
         Word("tied", fields={"tied": True}),
         Word("untied", fields={"tied": False}),
         Word("pooled", lambda word, text: {"pool": _pool(word, text)}, "mean", fields=_VECTORS),
-        Word("classes", whole("classes"), "2", fields={"tied": False, "pool": "cls", "vector": False}),
+        Word("classes", whole("classes"), "2", fields={**_CLASSES, "pool": "cls"}),
+        Word("spans", fields={**_CLASSES, "pool": None, "classes": 2, "transform": None}),
     ),
 ):
     tied: bool = False
@@ -292,6 +294,8 @@ class HeadConfig(
     """One vector for each text, not for each token: that of the first token, the mean, that of the last."""
     classes: int | None = Field(None, gt=0, le=1 << 20)
     """Rows of W; None: one for each token of the vocabulary."""
+    labels: tuple[str, ...] | None = None
+    """Names of the classes, one for each row of W; None if they have none."""
     vector: bool = False
     """Whether there is no W, and the model's output are the vectors themselves."""
     normalize: bool = False
@@ -303,6 +307,11 @@ class HeadConfig(
             raise RequestError(
                 f"classes={self.classes} have no rows in the embedding, so tied=False is right",
                 code="conflict", field="tied", value=self.tied,
+            )  # fmt: skip
+        if self.labels is not None and len(self.labels) != self.classes:
+            raise RequestError(
+                f"labels has {len(self.labels)} names and classes={self.classes}; give a name for each class",
+                code="conflict", field="labels", value=len(self.labels), expected=str(self.classes),
             )  # fmt: skip
         if self.vector and (self.tied or self.bias or self.classes or self.softcap or self.z_loss):
             raise RequestError(
@@ -320,6 +329,16 @@ class HeadConfig(
     def predicts_tokens(self) -> bool:
         """Whether it gives logits of the vocabulary for each token."""
         return not (self.vector or self.pool or self.classes)
+
+    @property
+    def gives(self) -> Literal["tokens", "classes", "spans", "vectors", "values"]:
+        """Kind of output: logits of tokens, logits of classes for a text, logits of starts and ends of spans for each
+        token, vectors, or other values for each token."""
+        if self.vector:
+            return "vectors"
+        if self.classes is None:
+            return "classes" if self.pool else "tokens"
+        return "classes" if self.pool else "spans" if self.classes == 2 else "values"
 
     def build(self, ctx: BuildContext) -> Head:
         return Head(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..figures import Axis, Dot, Markup, Series, copyable, count, finite, fixed, join, legend, scatter_chart, si, tag
 from ..runs.arms import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 from ..runs.diff import alike
-from ..runs.results import Results, RunResult, Sample, unlike
-from .html import Absent, arm_label, caption, section, two_sizes
+from ..runs.results import Answers, Results, RunResult, Sample, unlike
+from .html import Absent, arm_label, caption, scroll, section, two_sizes
 
 _COST = "Speed against quality"
 DRAWN_FROM = 3  # arms
 SHOWN = 16  # characters of a fingerprint; all of it is in the embedded data
+ANSWER = 300  # characters of a source or an answer that are shown
 SAMPLE = 3000  # characters of a sample that are shown
 
 
@@ -59,6 +60,38 @@ def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
     return section("samples", "Samples", tag("div", *cards, class_="samples"), caption(
         "The prompt is underlined, the rest was generated. One sample shows how a model writes, not how well."
     ))  # fmt: skip
+
+
+def answer_section(arms: Sequence[Arm]) -> dict[str, Markup]:
+    """Returns a section with the answers of each arm to held-out sources: shares, a table of classes, and examples;
+    empty if no run gave answers."""
+    found = [(arm, run.answers) for arm in arms for run in arm.runs[:1] if run.answers is not None]
+    if not found:
+        return {}
+    parts = (part for arm, one in found for part in _answers(arm, one))
+    return {"answers": section("answers", "Answers", *parts)}
+
+
+def _answers(arm: Arm, found: Answers) -> Iterator[Markup]:
+    yield tag("h3", arm_label(arm))
+    yield tag("p", f"{found.words}.")
+    if found.labels:
+        shares = [row[i] / max(1, sum(row)) for i, row in enumerate(found.confusion)]
+        heads = ["right class", *(f"given {name}" for name in found.labels), "right"]
+        rows = [
+            tag("tr", tag("th", name), *(tag("td", f"{n:,}") for n in row), tag("td", f"{share:.1%}"))
+            for name, row, share in zip(found.labels, found.confusion, shares, strict=True)
+        ]
+        yield _listed("Classes", heads, rows)
+        yield caption("Held-out texts by the class they have (rows) and the class they were given (columns).")
+    heads = ["text" if found.labels else "source", "right", "given"]
+    rows = [tag("tr", *(tag("td", cell[:ANSWER]) for cell in one)) for one in found.samples]
+    yield _listed("Examples", heads, rows)
+
+
+def _listed(title: str, names: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    heads = tag("tr", *(tag("th", name) for name in names))
+    return scroll(title, tag("table", tag("thead", heads), tag("tbody", *rows)))
 
 
 def _generated(arm: Arm) -> Sample | None:

@@ -14,7 +14,7 @@ from ..thresholds import WORTH_SAYING
 from .configs import config_section
 from .curves import curve_section, extrapolation_section, rate_section
 from .dynamics import dynamics_section
-from .facts import cost_section, course_section, facts_section, plain, sample_section
+from .facts import answer_section, cost_section, course_section, facts_section, plain, sample_section
 from .finding import sentence
 from .html import Absent, framed, section
 from .summary import summary
@@ -24,8 +24,8 @@ from .verdicts import verdict_section
 _CONTENTS = {
     "summary": "Summary", "verdicts": "Verdicts", "tuning": "Learning rates", "curves": "Loss",
     "rates": "Learning rate", "dynamics": "Dynamics", "contexts": "Contexts",
-    "configs": "Architecture", "samples": "Samples", "cost": "Speed and quality", "setup": "Setup",
-    "absent": "Not shown",
+    "configs": "Architecture", "samples": "Samples", "answers": "Answers", "cost": "Speed and quality",
+    "setup": "Setup", "absent": "Not shown",
 }  # fmt: skip
 NAMED = 6
 """So many of the runs that are still to come."""
@@ -55,6 +55,7 @@ def render(results: Results) -> str:
         "contexts": extrapolation_section(results, arms),
         "configs": config_section(arms),
         "samples": sample_section(arms),
+        **answer_section(arms),
         "cost": cost_section(arms),
         "setup": facts_section(results),
     }
@@ -73,7 +74,7 @@ def render_run(run: RunResult) -> str:
     )
     made = {
         "curves": curve_section(arms), "rates": rate_section(arms), "dynamics": dynamics_section(arms, "--watch"),
-        "samples": course_section(run), "configs": config_section(arms),
+        "samples": course_section(run), **answer_section(arms), "configs": config_section(arms),
     }  # fmt: skip
     return _document(run.name, header, made, {"runs": [run.to_dict()]})
 

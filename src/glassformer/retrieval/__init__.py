@@ -1,6 +1,7 @@
-"""Texts as vectors, searched and answered from: `gf.embed`, `gf.index`, `gf.ask`."""
+"""Texts as vectors and classes, searched and answered from: `gf.embed`, `gf.classify`, `gf.index`, `gf.ask`."""
 
 from glassformer.retrieval.answer import Answer, AnswerReply, Asker, Source, ask
+from glassformer.retrieval.classifying import Classes, classify
 from glassformer.retrieval.embedding import Embeddings, embed
 from glassformer.retrieval.indexing import Found, Index, index
 from glassformer.retrieval.marginal import marginal_nll, rag_loss
@@ -10,12 +11,14 @@ __all__ = [
     "Answer",
     "AnswerReply",
     "Asker",
+    "Classes",
     "Embeddings",
     "Found",
     "Index",
     "Passage",
     "Source",
     "ask",
+    "classify",
     "embed",
     "index",
     "marginal_nll",

@@ -1,8 +1,10 @@
-"""What a model that was trained on pairs writes for held-out sources, beside what is right."""
+"""Answers of a model to held-out sources, next to the right ones."""
 
 from __future__ import annotations
 
 import importlib
+import string
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from glassformer.runs.results import Answers
 from glassformer.text import Tokens
 from glassformer.text.catalogues import placeholders
 from glassformer.training import ObjectiveConfig
-from glassformer.training.objectives import Asked
+from glassformer.training.objectives import Answered, Asked
 
 PAIRS = 500
 """Held-out pairs, evenly spread."""
@@ -24,13 +26,18 @@ SAMPLES = 8
 
 
 def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int, pairs: int = PAIRS) -> Answers | None:
-    """Held-out sources are answered greedily. None of a model or an objective that answers nothing.
+    """Held-out sources are answered, greedily if the answer is written. None of a model or an objective that answers
+    nothing.
 
     exact         share of answers that are the target
+    overlap       of spans, the mean F1 of words (Rajpurkar et al. 2016, 1606.05250)
+    confusion     of classes, texts by right class (row) and answer (column)
     placeholders  share of the sources with placeholders whose answer has the same ones
     bleu, chrf    of the corpus (Papineni et al. 2002; Popovic 2015), by sacrebleu with its own tokenisation; None where
                   that is not installed (the extra `translate`)
     """
+    if told := objective.answered(model, text, pairs, context):
+        return _given(told, objective.labels(model.config), objective.overlap)
     asked = objective.asked(text, pairs, model.config)
     if not asked:
         return None
@@ -51,6 +58,37 @@ def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int
         samples=[list(one) for one in zip(sources, right, written, strict=True)][:: -(-len(asked) // SAMPLES)],
         **scores(written, right),
     )
+
+
+def _given(told: Sequence[Answered], labels: Sequence[str], overlap: bool) -> Answers:
+    """Answers that a model gives without writing."""
+    place = {label: number for number, label in enumerate(labels)}
+    confusion = np.zeros((len(labels), len(labels)), int)
+    if labels:
+        np.add.at(confusion, tuple(zip(*((place[one.right], place[one.answer]) for one in told), strict=True)), 1)
+    return Answers(
+        pairs=len(told),
+        exact=float(np.mean([one.right == one.answer for one in told])),
+        overlap=float(np.mean([shared_words(one.right, one.answer) for one in told])) if overlap else None,
+        labels=list(labels),
+        confusion=confusion.tolist(),
+        samples=[list(one) for one in told][:: -(-len(told) // SAMPLES)],
+    )
+
+
+def shared_words(right: str, answer: str) -> float:
+    """Returns 2 s / (a + b): s words that both texts have, of a and b; without case, punctuation and articles (the
+    evaluation of SQuAD)."""
+    sides = [Counter(_words(text)) for text in (right, answer)]
+    totals = [side.total() for side in sides]
+    if not all(totals):
+        return float(totals[0] == totals[1])
+    return 2 * (sides[0] & sides[1]).total() / sum(totals)
+
+
+def _words(text: str) -> list[str]:
+    plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return [word for word in plain.split() if word not in ("a", "an", "the")]
 
 
 def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) -> list[list[int]]:

@@ -193,10 +193,16 @@ class Generation(Entry):
 
 
 class Answers(Entry):
-    """What was written for held-out sources: `runs.answers`."""
+    """Answers to held-out sources: texts that were written, spans, or classes (`runs.answers`)."""
 
     pairs: Count
     exact: Amount
+    overlap: Amount | None = None
+    """Mean F1 of the words of an answer and of the right one, as SQuAD has it."""
+    labels: list[str] = []
+    """Classes, if an answer is one of them."""
+    confusion: list[list[Count]] = []
+    """Number of texts by the class they have (row) and the class they were given (column)."""
     placeholders: Amount | None = None
     bleu: Amount | None = None
     chrf: Amount | None = None
@@ -208,7 +214,11 @@ class Answers(Entry):
     @property
     def words(self) -> str:
         """The shares and scores in a sentence."""
+        if self.labels:
+            return f"{self.pairs:,} held-out texts classified: {self.exact:.1%} right"
         told = [f"{self.pairs:,} held-out sources answered greedily: {self.exact:.1%} exactly"]
+        if self.overlap is not None:
+            told = [f"{self.pairs:,} held-out questions: {self.exact:.1%} answered exactly, F1 {self.overlap:.1%}"]
         if self.placeholders is not None:
             told.append(f"placeholders kept in {self.placeholders:.1%} of those that have any")
         if self.bleu is not None and self.chrf is not None:
@@ -268,7 +278,7 @@ class RunResult(Entry):
     written: list[EarlySample] = []
     """Texts of a single run while it trained."""
     answers: Answers | None = None
-    """Where it was trained on pairs."""
+    """None if it was trained neither on pairs nor on labels."""
     extrapolation: list[Reach] = []
     dynamics: Dynamics = Dynamics()
     machine: MachineRecord = MachineRecord({})

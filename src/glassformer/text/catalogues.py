@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.text.documents import Corpus, Document
-from glassformer.text.languages import BETWEEN
+from glassformer.text.documents import BETWEEN, Corpus, Document
 
 CATALOGUES = "gettext:"
 FOLDERS = ("/usr/share/locale", "/usr/share/locale-langpack", "/usr/local/share/locale")

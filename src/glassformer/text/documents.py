@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from glassformer.errors import RequestError
 
+BETWEEN = "\t"
+"""Character between the fields of a record in its document, such as source and target of a pair."""
 PIECE = 256 * 1024  # characters; bounds the memory of one encode call
 
 

@@ -9,7 +9,7 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from os.path import isfile
@@ -19,7 +19,7 @@ from typing import IO
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import OF_CACHE, put, temporary_file
 from glassformer.names.places import kind_of
-from glassformer.text.documents import Corpus, Document, mended
+from glassformer.text.documents import BETWEEN, Corpus, Document, mended
 
 CHUNK = 256 * 1024  # bytes read at once
 WHOLE = 4 * 1024 * 1024  # a document up to this many bytes is held as one string; a larger one is streamed
@@ -29,6 +29,8 @@ WRONG_SHARE = 0.01
 SEPARATOR = b"<|endoftext|>"
 COLUMN = "text"
 """Field of JSON lines that is read unless another is named."""
+JOIN = "+"
+"""Sign between the fields of a record in the name of a column."""
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _SUFFIXES = """
 txt text md markdown rst adoc org tex bib html htm xml json csv tsv yaml yml toml ini cfg conf log srt
@@ -137,7 +139,10 @@ def _span(path: Path, begin: int, end: int, name: str) -> Document:
 
 
 def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
-    """Yields a document for each line of a JSONL file: its field `column`."""
+    """Yields a document for each line of a JSONL file: its field `column`, or with NAME+NAME the fields of a record,
+    which may also be numbers, with a tab between."""
+    columns = column.split(JOIN)
+    kinds, what = (str, "string field") if len(columns) == 1 else ((str, int, float), "text or number as its field")
     with _opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
@@ -158,15 +163,26 @@ def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
                     f"{where} is not JSON ({problem}); each line must be an object with a {column!r}",
                     code="syntax", field=f"{path.name}:{number}",
                 ) from None  # fmt: skip
-            if not isinstance(record, dict) or not isinstance(record.get(column), str):
+            given = record if isinstance(record, dict) else {}
+            values = [given.get(field) for field in columns]
+            lacking = next((i for i, value in enumerate(values) if not isinstance(value, kinds)), None)
+            if lacking is not None:
                 fields = ", ".join(map(repr, list(record)[:8])) if isinstance(record, dict) else type(record).__name__
                 raise RequestError(
-                    f"{where} has no string field {column!r} (it has: {fields or 'nothing'}); name the field that is "
-                    f"the text: --field NAME, or {path},column=NAME",
-                    code="missing", field=f"{path.name}:{number}.{column}",
+                    f"{where} has no {what} {columns[lacking]!r} (it has: {fields or 'nothing'}); name the field that "
+                    f"is the text: --field NAME, or {path},column=NAME; NAME+NAME joins fields",
+                    code="missing", field=f"{path.name}:{number}.{columns[lacking]}",
                 )  # fmt: skip
-            if text := mended(record[column]):
+            text = str(values[0]) if len(values) == 1 else BETWEEN.join(_fields(values))
+            if text := mended(text):
                 yield Document(f"{name}#{number}", text)
+
+
+def _fields(values: Sequence[object]) -> list[str]:
+    """Returns the fields of a record as texts without tabs, which part them. In the first one a tab is a space, so that
+    places stay; space around the others is removed, so that the tab in front is a token by itself."""
+    first, *others = [str(value).replace(BETWEEN, " ") for value in values]
+    return [first, *(other.strip() for other in others)]
 
 
 def read_file(path: Path, scan: Scan, name: str, column: str = COLUMN) -> Iterator[Document]:

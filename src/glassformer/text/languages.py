@@ -8,13 +8,11 @@ import random
 from collections.abc import Callable, Iterator
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.text.documents import Corpus, Document
+from glassformer.text.documents import BETWEEN, Corpus, Document
 
 PREFIX = "pairs:"
 COUNT = 20_000
 """Pairs of a language, each once."""
-BETWEEN = "\t"
-"""Stands between source and target in the text of a pair."""
 VERSION = 1  # counts the changes of what a language consists of
 
 ONES = [

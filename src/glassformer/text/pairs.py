@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from glassformer.errors import RequestError
-from glassformer.text.documents import utf8
+from glassformer.text.documents import BETWEEN, utf8
 from glassformer.text.subword import FileTokenizer
 from glassformer.text.tokenizers import as_file
 from glassformer.text.vocabulary import Tokenizer
@@ -35,6 +37,26 @@ def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
             code="range", field="source", value=len(ids), expected=f"at most {context:,} tokens",
         )  # fmt: skip
     return ids
+
+
+def added_around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Ids that the tokenizer's file adds before a text and behind it (BERT's [CLS] and [SEP]); empty for most."""
+    none = np.empty(0, np.int64)
+    if not isinstance(tokenizer, FileTokenizer):
+        return none, none
+    whole, bare = (tokenizer.encode("a", add_specials=one) for one in (True, False))
+    places = range(len(whole) - len(bare) + 1)
+    first = next((i for i in places if np.array_equal(whole[i : i + len(bare)], bare)), 0)
+    return whole[:first].astype(np.int64), whole[first + len(bare) :].astype(np.int64)
+
+
+def question_row(tokenizer: Tokenizer, question: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (s,) of a question and the text that holds its answer, as BERT reads them, and the segment of each: 0 up to
+    the tab between both, then 1. Padding apart, the text is the tokens of segment 1 less those added behind."""
+    front, behind = added_around(tokenizer)
+    first = np.concatenate([front, question, tokenizer.encode(BETWEEN)])
+    row = np.concatenate([first, context, behind]).astype(np.int64)
+    return row, (np.arange(len(row)) >= len(first)).astype(np.int64)
 
 
 def as_trained(tokenizer: Tokenizer) -> Tokenizer:

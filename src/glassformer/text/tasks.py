@@ -20,8 +20,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args, get_type_hints
 import numpy as np
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.text.documents import Corpus, Document
-from glassformer.text.languages import BETWEEN
+from glassformer.text.documents import BETWEEN, Corpus, Document
 from glassformer.text.permutation import keyed
 
 SYMBOLS = string.ascii_letters + string.digits + "+/"

@@ -114,11 +114,11 @@ def _prepare(
             "on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)",
             code="missing", field="out", expected="a run folder",
         )  # fmt: skip
-    text = read_data(data, tokenizer, recipe.context, progress)
+    text = read_data(recipe.objective.data(data), tokenizer, recipe.context, progress)
     text = recipe.objective.with_tokens(text)
     recipe.objective.check_length(text, recipe.context, config)
     recipe.objective.check_batch(text, recipe.batch_size)
-    config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
+    config = recipe.objective.fitted(fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size), text)
     how = settings(config, as_it_began(recipe, found))
     config.check()
     if pretrained is not None:

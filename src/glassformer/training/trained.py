@@ -175,6 +175,8 @@ class Run(Tabular):
             text = quote(" ".join(self.sample.prompt.split()[:PROMPT_WORDS]))
             yield f"glassformer generate {folder} --prompt {text}"
             yield f"glassformer inspect {folder} --text {text}"
+        if self.answers is not None and self.answers.labels:
+            yield f"glassformer classify {folder} {quote(self.answers.samples[0][0])}"
         if ChatTemplate.of(self.tokenizer) is not None:
             yield f"glassformer chat {folder}"
 

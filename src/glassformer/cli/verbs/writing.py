@@ -1,4 +1,4 @@
-"""Verbs whose answer is text or vectors: generate, chat, embed, index, ask.
+"""Verbs whose answer is text or vectors: generate, chat, embed, classify, index, ask.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -115,6 +115,36 @@ def embed(
 
     given = [*(texts or []), *(text or [])]
     call_and_show(retrieval.embed, model, given, file=file, out=out, force=force, as_json=json)
+
+
+def classify(
+    model: Encoder,
+    texts: Annotated[list[str] | None, Parameter(negative="")] = None,
+    /,
+    *,
+    text: Texts = None,
+    file: ToRead | None = None,
+    json: Json = False,
+) -> None:
+    """Name the class of each text by a model that was trained on labels.
+
+    Parameters
+    ----------
+    texts
+        Texts, each in quotes.
+    text
+        Texts, each an option: --text "..." --text "...".
+    file
+        File of texts, one per line, or .jsonl with a field named text in each line.
+    """
+    from glassformer import retrieval
+    from glassformer.cli.show import show
+    from glassformer.runs.live import ComparisonView
+
+    waiting.end()
+    with ComparisonView(quiet=json) as view:
+        found = retrieval.classify(model, [*(texts or []), *(text or [])], file=file, progress=view.event)
+    show(found, as_json=json)
 
 
 def index(

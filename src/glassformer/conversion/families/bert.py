@@ -35,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
     refuse_decoders(fields)
     norm = LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-12))
     masked = HeadConfig(tied=True, bias=True, transform=transform(fields, norm))
-    classes = HeadConfig(pool="cls", transform=POOLER.transform, classes=labels(fields), bias=True)
+    classes = HeadConfig(pool="cls", transform=POOLER.transform, **labels(fields), bias=True)
     known = {
         "BertForMaskedLM": masked, "BertForPreTraining": masked, "BertModel": POOLER,
         "BertForSequenceClassification": classes,

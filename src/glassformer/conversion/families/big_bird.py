@@ -52,7 +52,7 @@ def read(fields: Fields) -> ModelConfig:
         "BigBirdModel": POOLER,
         "BigBirdForSequenceClassification": HeadConfig(
             pool="cls", transform=TransformConfig(activation=transform(fields, norm).activation),
-            classes=labels(fields), bias=True,
+            **labels(fields), bias=True,
         ),
     }  # fmt: skip
     known["BigBirdForPreTraining"] = known["BigBirdForMaskedLM"]

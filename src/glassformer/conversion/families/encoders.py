@@ -67,10 +67,19 @@ def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> He
     return classes[name]
 
 
-def labels(fields: Fields) -> int:
-    """How many classes the config names; two where it names none, as `transformers` has it."""
+def labels(fields: Fields) -> dict[str, Any]:
+    """Number and names of the classes, as fields of a head; two classes if the config names none, as `transformers` has
+    it, and no names if they are those that it makes up (LABEL_0)."""
     names = fields.get("id2label")
-    return len(names) if isinstance(names, dict) else fields.whole("num_labels", 2)
+    if not isinstance(names, dict):
+        return {"classes": fields.whole("num_labels", 2)}
+    found = tuple(str(names.get(str(i), names.get(i, _made_up(i)))) for i in range(len(names)))
+    known = None if found == tuple(map(_made_up, range(len(found)))) else found
+    return {"classes": len(found), "labels": known}
+
+
+def _made_up(number: int) -> str:
+    return f"LABEL_{number}"
 
 
 def encoder_block(fields: Fields, norm: LayerNormConfig) -> BlockConfig:
@@ -136,9 +145,10 @@ def written_behind_padding(config: ModelConfig, architecture: str) -> dict[str, 
 
 
 def written_labels(config: ModelConfig) -> dict[str, Any]:
-    n = config.head.classes
-    return (
-        {"id2label": {str(i): f"LABEL_{i}" for i in range(n)}, "label2id": {f"LABEL_{i}": i for i in range(n)}}
-        if n
-        else {}
-    )
+    if not (n := config.head.classes):
+        return {}
+    names = config.head.labels or tuple(map(_made_up, range(n)))
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }

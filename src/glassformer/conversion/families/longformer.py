@@ -46,7 +46,7 @@ def read(fields: Fields) -> ModelConfig:
     refuse_decoders(fields)
     fields.ignore("onnx_export", "attention_mode", "attention_dilation", "autoregressive", "ignore_attention_mask")
     norm = LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-12))
-    classes = HeadConfig(pool="cls", transform=POOLER.transform, classes=labels(fields), bias=True)
+    classes = HeadConfig(pool="cls", transform=POOLER.transform, **labels(fields), bias=True)
     head = heads_of(
         fields,
         {

@@ -87,7 +87,7 @@ def _head(fields: Fields, norm: LayerNormConfig) -> HeadConfig:
     )  # fmt: skip
     how = fields.one_of("classifier_pooling", {"cls": "cls", "mean": "mean"}, "cls")
     masked = HeadConfig(tied=tied, bias=fields.flag("decoder_bias", True), transform=transform)
-    classes = HeadConfig(pool=how, transform=transform, classes=labels(fields), bias=True)
+    classes = HeadConfig(pool=how, transform=transform, **labels(fields), bias=True)
     known = {
         "ModernBertForMaskedLM": masked, "ModernBertModel": HeadConfig(vector=True),
         "ModernBertForSequenceClassification": classes,

@@ -94,7 +94,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.only("pooler_output_size", width)
     pooler = TransformConfig(activation=fields.one_of("pooler_act", {**ACTIVATIONS, "tanh": "tanh"}, "tanh"))
     known = {
-        "ViTForImageClassification": HeadConfig(pool="cls", classes=labels(fields), bias=True),
+        "ViTForImageClassification": HeadConfig(pool="cls", **labels(fields), bias=True),
         "ViTModel": HeadConfig(pool="cls", transform=pooler, vector=True),
     }
     block = BlockConfig(

@@ -1,6 +1,7 @@
 """Objectives: what a model is trained for. A new one is a config with a `kind` in a file of its own, imported here."""
 
-from glassformer.training.objectives.base import Asked, ObjectiveConfig
+from glassformer.training.objectives.base import Answered, Asked, ObjectiveConfig, usual_objective
+from glassformer.training.objectives.classes import ClassesConfig
 from glassformer.training.objectives.contrastive import ContrastiveConfig
 from glassformer.training.objectives.infill import InfillConfig
 from glassformer.training.objectives.masked import MaskedConfig
@@ -9,10 +10,13 @@ from glassformer.training.objectives.prefix import PrefixObjectiveConfig
 from glassformer.training.objectives.regression import RegressionConfig
 from glassformer.training.objectives.seq2seq import Seq2seqConfig
 from glassformer.training.objectives.span import SpanConfig
+from glassformer.training.objectives.spans import SpansConfig
 from glassformer.training.objectives.task import TaskConfig
 
 __all__ = [
+    "Answered",
     "Asked",
+    "ClassesConfig",
     "ContrastiveConfig",
     "InfillConfig",
     "MaskedConfig",
@@ -22,5 +26,7 @@ __all__ = [
     "RegressionConfig",
     "Seq2seqConfig",
     "SpanConfig",
+    "SpansConfig",
     "TaskConfig",
+    "usual_objective",
 ]

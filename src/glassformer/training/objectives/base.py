@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -24,11 +25,15 @@ from glassformer.text import (
     evaluation_windows,
     refuse_long,
 )
+from glassformer.text.files import JOIN, JSONL_SUFFIXES
 from glassformer.text.vocabulary import END_OF_TEXT
 
 Decode = Callable[[list[int]], str]
 PROSE, PLACES = 0.8, 64
 """Least share of letters and spaces in prose; number of stretches of text that are tried."""
+
+NEXT, OF_HEADS = "next_token", ("classes", "spans")
+"""Kind of the usual objective, and kinds of those that heads with the same names are for."""
 
 Text = TypeVar("Text", bound=Tokens)
 
@@ -65,6 +70,14 @@ class Asked(NamedTuple):
     target: np.ndarray
 
 
+class Answered(NamedTuple):
+    """A held-out question, its right answer, and the model's, as texts."""
+
+    source: str
+    right: str
+    answer: str
+
+
 class ObjectiveConfig(PartConfig, axis="objective"):
     """What a model is trained for: the batches that are made of a text, and their loss.
 
@@ -97,12 +110,38 @@ class ObjectiveConfig(PartConfig, axis="objective"):
                 value = {"kind": kind, **dict(zip(known.values, given, strict=False))}
         return super()._choose(value)
 
+    fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of JSON lines that make a record; empty for the one field `text`."""
+    overlap: ClassVar[bool] = False
+    """True if an answer may be right in part, so that the overlap of its words with the right one is measured."""
+
+    def data(self, data: Any) -> Any:
+        """Returns data as this objective reads it: of JSON lines the fields of a record, unless a column is named."""
+        if not self.fields or not isinstance(data, str | Path) or Path(data).suffix.lower() not in JSONL_SUFFIXES:
+            return data
+        return f"{data},column={JOIN.join(self.fields)}"
+
+    def fitted(self, config: ModelConfig, text: Tokens) -> ModelConfig:
+        """Returns the config with what the data decide, such as names of classes."""
+        return config
+
+    def labels(self, config: ModelConfig) -> tuple[str, ...]:
+        """Returns the answers among which a model of this config chooses; empty if there are too many to list."""
+        return ()
+
+    def answered(self, model: Model, text: Tokens, count: int, context: int) -> list[Answered]:
+        """Returns at most `count` held-out questions with the answers of a model that writes none; empty if it writes
+        them (`asked`)."""
+        return []
+
     def check(self, config: ModelConfig) -> None:
         """Raises RequestError for a model that cannot learn this, or would learn nothing by it."""
         if not config.head.predicts_tokens:
+            usual = usual_objective(config)
+            remedy = "one of tokens (head.vector=false, no pool)" if usual == NEXT else f"--objective {usual}"
             raise RequestError(
-                f"objective={self.kind} predicts tokens, and this model's head gives "
-                f"{'vectors' if config.head.vector else 'classes'}; use one of tokens (head.vector=false, no pool)",
+                f"objective={self.kind} predicts tokens, and this model's head gives {config.head.gives}; use "
+                f"{remedy}",
                 code="conflict", field="head", value=config.head, expected="a head of tokens",
             )  # fmt: skip
 
@@ -158,6 +197,21 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         """Returns the mean loss in nats over the targets of the batch, a scalar. `batch.inputs` and `batch.targets` are
         (b, s) ids; targets of -100 do not count. `reduction="none"`, of held-out text, gives (b, s) losses."""
         return model.loss(batch.inputs, batch.targets, reduction=reduction, **batch.beside)
+
+
+def usual_objective(config: ModelConfig) -> str:
+    """Returns the kind of the objective that a model is trained for unless another is named: by its head."""
+    return config.head.gives if config.head.gives in OF_HEADS else NEXT
+
+
+def check_reading_all(objective: ObjectiveConfig, config: ModelConfig) -> None:
+    """Raises RequestError for a model whose tokens attend only to those before them."""
+    if all(block.mixer.causal(config.ctx) for block in config.layers()):
+        raise RequestError(
+            f"objective={objective.kind} needs a bidirectional model, and this one is causal: a token would be judged "
+            "without those behind it; use bert, or +bidirectional",
+            code="causal", field="objective", value=objective.kind, expected="a bidirectional model",
+        )  # fmt: skip
 
 
 def read_by(text: Text, tokenizer: Tokenizer) -> Text:

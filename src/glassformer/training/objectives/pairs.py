@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.loss import IGNORED
 from glassformer.text import Batch, EvaluationBatch, EvaluationWindows, FedBatch, Tokenizer
-from glassformer.text.languages import BETWEEN
+from glassformer.text.documents import BETWEEN
 from glassformer.text.permutation import keyed, permute
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -71,10 +73,15 @@ class SourceLayout:
         return FedBatch.of(padded(inputs, end), padded(asked, IGNORED), global_tokens=padded(front, 0).bool())
 
 
-class Pairs:
-    """The pairs that lie in a stream of tokens: source, tab, target, end. Raises RequestError where one is broken."""
+class Records:
+    """Records in a stream of tokens: fields with a tab between, and an end. Raises RequestError for a broken one."""
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: SourceLayout | None = None):
+    fields: ClassVar[tuple[str, ...]] = ("source", "target")
+    """Names of the fields."""
+    counted: ClassVar[tuple[str, ...]] = ("sources", "targets")
+    """Names of the columns of `sizes` that a run tells apart."""
+
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer):
         between = tokenizer.encode(BETWEEN).tolist()
         if tokenizer.eos_id is None or len(between) != 1:
             raise RequestError(
@@ -83,33 +90,50 @@ class Pairs:
                 code="conflict", field="tokenizer", value=tokenizer.kind, expected="byte",
             )  # fmt: skip
         self.tokens, self.end, self.between = np.asarray(tokens), int(tokenizer.eos_id), int(between[0])
-        self.layout = layout or SourceLayout()
-        self.ends, self.tabs = (np.flatnonzero(self.tokens == one) for one in (self.end, self.between))
-        self.starts = np.concatenate([[0], self.ends[:-1] + 1])
-        if len(self.tabs) != len(self.ends) or (self.tabs >= self.ends).any() or (self.tabs < self.starts).any():
+        ends, tabs = (np.flatnonzero(self.tokens == one) for one in (self.end, self.between))
+        starts, each = np.concatenate([[0], ends[:-1] + 1]), len(self.fields) - 1
+        between = tabs.reshape(-1, each) if len(tabs) == each * len(ends) else np.empty((0, each), np.int64)
+        if len(between) != len(ends) or (between >= ends[:, None]).any() or (between < starts[:, None]).any():
             raise RequestError(
-                f"the text has {len(self.ends):,} documents and {len(self.tabs):,} tabs; a pair is a source, one tab, "
-                "and its target",
-                code="conflict", field="data", expected="a tab in each document",
+                f"the text has {len(ends):,} documents and {len(tabs):,} tabs; a document is {', '.join(self.fields)} "
+                "with a tab between, and there are 10 or more",
+                code="conflict", field="data", expected=f"{each} {'tab' if each == 1 else 'tabs'} in each document",
             )  # fmt: skip
-        for side, empty in (("source", self.tabs == self.starts), ("target", self.ends == self.tabs + 1)):
-            if empty.any():
+        self.borders = np.column_stack([starts - 1, between, ends])
+        """(n, fields + 1): places before the first field, between fields, and of the end."""
+        for name, length in zip(self.fields, np.diff(self.borders).T - 1, strict=True):
+            if not length.all():
                 raise RequestError(
-                    f"the {side} of pair {int(empty.argmax())} is empty; each pair has a source and a target",
-                    code="range", field="data", expected=f"a {side}",
+                    f"the {name} of document {int((length == 0).argmax())} is empty; each has {', '.join(self.fields)}",
+                    code="range", field="data", expected=f"a {name}",
                 )  # fmt: skip
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.borders)
 
-    def __getitem__(self, number: int) -> Pair:
-        start, tab, end = self.starts[number], self.tabs[number], self.ends[number]
-        return self.tokens[start:tab], self.tokens[tab + 1 : end]
+    def field(self, number: int, place: int) -> np.ndarray:
+        """Tokens of one field of a record."""
+        return self.tokens[self.borders[number, place] + 1 : self.borders[number, place + 1]]
 
     @property
     def sizes(self) -> np.ndarray:
-        """(n, 2): tokens of each source and target, each with its end."""
-        return np.stack([self.tabs - self.starts, self.ends - self.tabs - 1], 1) + 1
+        """(n, k): tokens of what is counted of each record."""
+        return np.diff(self.borders)
+
+    @abstractmethod
+    def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
+        """These records, each a row."""
+
+
+class Pairs(Records):
+    """The pairs that lie in a stream of tokens: source, tab, target, end."""
+
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: SourceLayout | None = None):
+        super().__init__(tokens, tokenizer)
+        self.layout = layout or SourceLayout()
+
+    def __getitem__(self, number: int) -> Pair:
+        return self.field(number, 0), self.field(number, 1)
 
     @property
     def context(self) -> int:
@@ -119,20 +143,19 @@ class Pairs:
         )
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
-        """These pairs, each a row."""
         return self.layout.batch([self[int(i)] for i in numbers], self.end, self.between)
 
 
 class PairBatches:
-    """`batches[step]`: pure functions of (seed, step, rank); an epoch takes each pair once, in an order of its own.
+    """`batches[step]`: pure functions of (seed, step, rank); an epoch takes each record once, in an order of its own.
     `whole`: it has no batch that ends in the next, where a pair might stand twice; what is left is left out."""
 
-    def __init__(self, pairs: Pairs, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
+    def __init__(self, pairs: Records, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
         self.pairs, self.batch, self.seed, self.rank, self.world = pairs, batch, seed, rank, world
         self.epoch = len(pairs) - (len(pairs) % (batch * world) if whole else 0)
         self.sizes = pairs.sizes
-        self._counted = (0, np.zeros(2, np.int64))
-        """Pairs, and the tokens of their sources and targets."""
+        self._counted = (0, np.zeros(self.sizes.shape[1], np.int64))
+        """Records, and the tokens of what is counted of each."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -145,11 +168,11 @@ class PairBatches:
     def read(self, steps: int) -> dict[str, int]:
         """Tokens of the sources and targets, each with its end."""
         last = steps * self.batch * self.world
-        first, counted = self._counted if self._counted[0] <= last else (0, np.zeros(2, np.int64))
-        counted = counted + sum((self.sizes[some].sum(0) for some in self._between(first, last)), np.zeros(2, np.int64))
+        first, counted = self._counted if self._counted[0] <= last else (0, np.zeros(self.sizes.shape[1], np.int64))
+        for some in self._between(first, last):
+            counted = counted + self.sizes[some].sum(0)
         self._counted = last, counted
-        sources, targets = counted.tolist()
-        return {"tokens": sources + targets, "sources": sources, "targets": targets}
+        return {"tokens": int(counted.sum()), **dict(zip(self.pairs.counted, counted.tolist(), strict=False))}
 
     def numbers(self, step: int) -> list[int]:
         first = (step * self.world + self.rank) * self.batch
@@ -168,11 +191,11 @@ class PairBatches:
 
 
 class PairWindows(EvaluationWindows):
-    """Held-out pairs, evenly spread, the same at every call. Targets have no bytes: a likelihood given a source is
+    """Held-out records, evenly spread, the same at every call. Targets have no bytes: a likelihood given a source is
     none of the text."""
 
-    def __init__(self, pairs: Pairs, max_tokens: int | None, batch: int):
-        fits, scored = len(pairs), int(pairs.sizes[:, 1].sum())
+    def __init__(self, pairs: Records, max_tokens: int | None, batch: int):
+        fits, scored = len(pairs), int(pairs.sizes[:, -1].sum())
         count = fits if max_tokens is None else min(fits, max(1, max_tokens * fits // scored))
         self.pairs, self.batch, self.starts = pairs, batch, np.arange(count) * fits // count
 
