@@ -196,7 +196,8 @@ class RunOptions(TrainingOptions):
     """Training objective: next_token; classes (labels of texts) and spans (answers to questions), the defaults of
     train for models with +classes and +spans; masked:P (masked language modelling, P of the tokens); seq2seq (pairs
     of source and target); span:DENSITY:MEAN (span corruption: share of tokens, mean length of spans); infill:P:MEAN
-    (BART: share of tokens, mean length); prefix (prefix language model); contrastive:TEMPERATURE. +recipe.objective.FIELD=VALUE
+    (BART: share of tokens, mean length); prefix (prefix language model); contrastive:TEMPERATURE.
+    +recipe.objective.FIELD=VALUE
     after a model's expression sets its fields."""
     on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
     """A step whose loss or gradient spikes: take it, skip it, or return to the last checkpoint."""

@@ -15,7 +15,7 @@ from glassformer.model import Model
 from glassformer.text import Batch, FedBatch, Tokenizer, Tokens
 from glassformer.text.pairs import added_around
 from glassformer.training.objectives.base import Answered, ObjectiveConfig
-from glassformer.training.objectives.pairs import PairBatches, PairWindows, Records
+from glassformer.training.objectives.pairs import PairBatches, PairWindows, RecordStream
 
 ROWS = 32
 """Held-out texts of a batch."""
@@ -103,7 +103,7 @@ class ClassesConfig(ObjectiveConfig, kind="classes"):
         return config.head.labels or ()
 
 
-class LabelledTexts(Records):
+class LabelledTexts(RecordStream):
     """Texts with a label each: what the tokenizer adds, the text, cut to the context, and the number of its label."""
 
     fields = ("text", "label")

@@ -73,7 +73,7 @@ class SourceLayout:
         return FedBatch.of(padded(inputs, end), padded(asked, IGNORED), global_tokens=padded(front, 0).bool())
 
 
-class Records:
+class RecordStream:
     """Records in a stream of tokens: fields with a tab between, and an end. Raises RequestError for a broken one."""
 
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
@@ -125,7 +125,7 @@ class Records:
         """These records, each a row."""
 
 
-class Pairs(Records):
+class Pairs(RecordStream):
     """The pairs that lie in a stream of tokens: source, tab, target, end."""
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: SourceLayout | None = None):
@@ -150,7 +150,7 @@ class PairBatches:
     """`batches[step]`: pure functions of (seed, step, rank); an epoch takes each record once, in an order of its own.
     `whole`: it has no batch that ends in the next, where a pair might stand twice; what is left is left out."""
 
-    def __init__(self, pairs: Records, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
+    def __init__(self, pairs: RecordStream, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
         self.pairs, self.batch, self.seed, self.rank, self.world = pairs, batch, seed, rank, world
         self.epoch = len(pairs) - (len(pairs) % (batch * world) if whole else 0)
         self.sizes = pairs.sizes
@@ -194,7 +194,7 @@ class PairWindows(EvaluationWindows):
     """Held-out records, evenly spread, the same at every call. Targets have no bytes: a likelihood given a source is
     none of the text."""
 
-    def __init__(self, pairs: Records, max_tokens: int | None, batch: int):
+    def __init__(self, pairs: RecordStream, max_tokens: int | None, batch: int):
         fits, scored = len(pairs), int(pairs.sizes[:, -1].sum())
         count = fits if max_tokens is None else min(fits, max(1, max_tokens * fits // scored))
         self.pairs, self.batch, self.starts = pairs, batch, np.arange(count) * fits // count

@@ -18,7 +18,7 @@ from glassformer.text.pairs import added_around, question_row
 from glassformer.text.shards import TokenShards
 from glassformer.training.objectives.base import Answered, ObjectiveConfig, check_reading_all
 from glassformer.training.objectives.classes import check_one_text, padded, spread
-from glassformer.training.objectives.pairs import PairBatches, PairWindows, Records
+from glassformer.training.objectives.pairs import PairBatches, PairWindows, RecordStream
 
 
 class SpansConfig(ObjectiveConfig, kind="spans"):
@@ -88,7 +88,7 @@ class SpansConfig(ObjectiveConfig, kind="spans"):
     overlap: ClassVar[bool] = True
 
 
-class Questions(Records):
+class Questions(RecordStream):
     """Questions with the text that holds their answers. Raises RequestError for a tokenizer that loses text."""
 
     fields = ("context", "question", "answer", "start")
