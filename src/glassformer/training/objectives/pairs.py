@@ -122,7 +122,7 @@ class RecordStream:
 
     @abstractmethod
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
-        """These records, each a row."""
+        """Returns the records as rows of a batch."""
 
 
 class Pairs(RecordStream):
