@@ -807,6 +807,7 @@ ELSEWHERE = {
     "experts": {"router", "shared"},  # parts of their own
 }
 NOT_ARGUMENTS = {
+    "head": {"labels"},  # names for a reader, no tensor depends on them
     "attention": {"clip", "value_dim"},  # its projection's
     "global_attention": {"clip", "value_dim"},
     "rotary": {"fraction"},
