@@ -44,6 +44,7 @@ OTHER_NAMES = {
     "ablate": {"field": "data", **EXECUTOR},
     "chat": {"text": "messages"},
     "compare": {"field": "data", "watch_every": "watch", **EXECUTOR},
+    "classify": {"text": "texts"},
     "embed": {"text": "texts"},
     "index": {"field": "data"},
     "generate": {"model": "self", "compile": "compiled", "state_dtype": "dtype", "text": "prompt", "prompts": "prompt"},

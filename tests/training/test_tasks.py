@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused(texts: dict[str, TextData], tmp_path: Path
     both = f"{SMALL}+vectors:5+bidirectional"
     assert "not causal" in complaint("icl-regression:layout=apart", both, objective="regression")
     assert "not causal" in complaint("induction", f"{SMALL}+bidirectional", objective="task")
-    assert "this model's head gives classes" in complaint("induction", f"{SMALL}+vectors:6", objective="next_token")
+    assert "this model's head gives values" in complaint("induction", f"{SMALL}+vectors:6", objective="next_token")
     assert "budget" in complaint("induction", SMALL, objective="task", steps=None, flops=1e9)
     (tmp_path / "a.txt").write_text("no task, a text\n" * 50)
     plain = prepare(tmp_path / "a.txt", cache_dir=tmp_path / "cache")
