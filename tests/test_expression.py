@@ -87,7 +87,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mla", "mla:16"), (f"{BLOCK}mixer",)),
     **dict.fromkeys(("bias", "nobias"), (f"{ATTENTION}bias", f"{ATTENTION}out_bias", f"{BLOCK}ffn.bias")),
     **dict.fromkeys(("tied", "untied"), ("head.tied",)),
-    **dict.fromkeys(("pooled:mean", "pooled:cls", "classes:3"), ("head",)),
+    **dict.fromkeys(("pooled:mean", "pooled:cls", "classes:3", "spans"), ("head",)),
     **dict.fromkeys(("embednorm", "noembednorm"), ("embedding.norm",)),
     **dict.fromkeys(("qknorm", "qknorm:head", "qknorm:full"), (f"{ATTENTION}qk_norm",)),
     **dict.fromkeys(("softcap:50", "mixer.softcap=50"), (f"{ATTENTION}softcap",)),
@@ -933,6 +933,8 @@ BASES = ("gpt2@1m", "llama@1m")
 PAIRED = {name: "" if word.read is None or word.optional else f":{word.example}" for name, word in own_words().items()}
 SIZES_OF = ("hidden", "multiple_of", "n_heads", "scale")
 """Fields that follow from others: a matched width, heads of a kind, the scale of tokens with sinusoids."""
+ALSO_SETS: dict[str, dict[str, object]] = {"spans": {"head.pool": None}}
+"""Values that a word sets and that the bases have without it."""
 APART = {"stack", "beside", "share"}
 """Words that make other blocks or mixers of those there: what an earlier or a later word sets is in each of them."""
 
@@ -959,7 +961,7 @@ def test_what_a_word_sets_stays_or_its_end_is_said(base: str, first: str) -> Non
     bases = [other for other in BASES if first not in REFUSES[other]]
     if base not in bases:
         pytest.skip("the model has no such part")
-    mine = set_by(base, first)
+    mine = set_by(base, first) | ALSO_SETS.get(first, {})
     elsewhere = {path: new for other in bases for path, new in set_by(other, first).items()}
     for name, value in PAIRED.items():
         second = name + value
