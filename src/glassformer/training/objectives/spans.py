@@ -116,7 +116,8 @@ class Questions(RecordStream):
         return question_row(self.tokenizer, self.field(number, 1), self.field(number, 0))
 
     def span(self, number: int) -> tuple[int, int]:
-        """First and last token of the answer among those of the context. Raises RequestError if the context has another text there."""
+        """First and last token of the answer among those of the context. Raises RequestError if the context has another
+        text at that place."""
         context = self.field(number, 0)
         text, answer, start = (self.tokenizer.decode(self.field(number, i).tolist()) for i in (0, 2, 3))
         place = int(start) if start.strip().isdecimal() else -1
