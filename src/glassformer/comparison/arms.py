@@ -63,7 +63,7 @@ def check_planned(looks: Sequence[int]) -> None:
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises RequestError
-    if `recipe` has a field that is not one of `Recipe`. Fields of DEFAULTED with None are left out."""
+    if `recipe` has a field that is not one of `Recipe`. A None leaves out a field of DEFAULTED."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):

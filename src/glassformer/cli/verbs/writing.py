@@ -138,13 +138,9 @@ def classify(
         File of texts, one per line, or .jsonl with a field named text in each line.
     """
     from glassformer import retrieval
-    from glassformer.cli.show import show
-    from glassformer.runs.live import ComparisonView
+    from glassformer.cli.show import call_and_show
 
-    waiting.end()
-    with ComparisonView(quiet=json) as view:
-        found = retrieval.classify(model, [*(texts or []), *(text or [])], file=file, progress=view.event)
-    show(found, as_json=json)
+    call_and_show(retrieval.classify, model, [*(texts or []), *(text or [])], file=file, as_json=json)
 
 
 def index(
