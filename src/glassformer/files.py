@@ -159,12 +159,30 @@ def _sweep(folder: Path) -> None:
     """Removes temporaries of killed processes: those of this machine at once, others by their age."""
     for path in folder.glob(f"{TEMPORARY}*"):
         with suppress(OSError):
-            machine, _, rest = path.name.removeprefix(TEMPORARY).partition("-")
-            process = rest.partition("-")[0]
-            ended = machine == _machine_hash() and process.isdecimal() and not _running(int(process))
+            process = _process_of(path)
+            ended = process is not None and not _running(process)
             # The files of a folder, too: tokenising a large corpus may take longer than that.
             if ended or time.time() - max(one.stat().st_mtime for one in (path, *path.glob("*"))) > STALE_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _process_of(temporary: Path) -> int | None:
+    """Returns the process of this machine that made a temporary; None for one of another machine."""
+    machine, _, rest = temporary.name.removeprefix(TEMPORARY).partition("-")
+    process = rest.partition("-")[0]
+    return int(process) if machine == _machine_hash() and process.isdecimal() else None
+
+
+def unfinished(folder: Path, suffix: str = "") -> str:
+    """Returns a clause about a temporary of a folder, which a write left or still fills, or an empty text.
+
+    suffix    End of the name of the file that is to be written"""
+    for path in sorted(folder.glob(f"{TEMPORARY}*{suffix}")):
+        process = _process_of(path)
+        if process is not None and _running(process):
+            return f"process {process} is writing it; wait for its end"
+        return f"a write that was interrupted left {path.name} there; write it again with --force"
+    return ""
 
 
 def _machine_hash() -> str:

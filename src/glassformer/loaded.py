@@ -62,6 +62,8 @@ class Loaded:
     """Settings of decoding, in the words of a generation_config.json."""
     pooling: Pooling | None = None
     """Pooling of a folder of sentence-transformers."""
+    unpacked: str = ""
+    """Formats and size of quantised weights that the file packs, if they were unpacked."""
 
     def __post_init__(self) -> None:
         """Tells the model its ends: the checkpoint's and the tokenizer's."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
+from glassformer import files
 from glassformer.cli import main
+from glassformer.conversion import folder
 from glassformer.conversion.storage import safetensors
+from glassformer.figures.terminal import size
 from glassformer.text import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
 from tests.conversion.cases import CASES
 from tests.generation.test_source import SIZES as TOWERS
@@ -272,3 +278,71 @@ def test_a_folder_keeps_its_model_until_another_is_written(tmp_path: Path, monke
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     gf.save(new, None, tmp_path)
     assert torch.equal(gf.load(tmp_path).model.embedding.weight, new.embedding.weight)
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that has ended."""
+    return int(subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("alive", [False, True])
+@pytest.mark.parametrize("moment", ["weights", "rest"])
+def test_a_folder_that_a_killed_process_left_is_named(
+    moment: str, alive: bool, dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The folder at that moment, as SIGKILL would leave it."""
+    module, name = (safetensors, "write_plain") if moment == "weights" else (folder, "replace_tokenizer")
+    whole, process = getattr(module, name), os.getpid() if alive else dead
+
+    def caught(*arguments: Any) -> Any:
+        if not (tmp_path / "left").exists():
+            shutil.copytree(tmp_path / "out", tmp_path / "left")
+        return whole(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, caught)
+        patch.setattr(files.os, "getpid", lambda: process)
+        patch.setattr(files, "_running", lambda process: True)
+        gf.save(gf.preset(f"llama@1m+{SHAPE}").build(seed=1), None, tmp_path / "out")
+    assert not list((tmp_path / "out").glob(f"{files.TEMPORARY}*"))
+    left = tmp_path / "left"
+    for read in (gf.load, gf.preset, gf.check, lambda name: gf.convert(name, tmp_path / "new", progress=False)):
+        with refused(code="damaged", field="config.json") as problem:
+            read(str(left))
+        assert (str(os.getpid()) if alive else files.TEMPORARY) in str(problem.value)
+    assert main(["check", str(left)]) == main(["generate", str(left), "--prompt", "a"]) == 2
+    capsys.readouterr()
+    gf.save(gf.preset(f"llama@1m+{SHAPE}").build(seed=1), None, left, force=True)
+    assert gf.load(left).config == gf.load(tmp_path / "out").config
+    assert alive or not list(left.glob(f"{files.TEMPORARY}*"))
+
+
+def test_a_gguf_that_a_killed_process_left_is_named(dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "getpid", lambda: dead)
+        left = files._unused(tmp_path, ".gguf")
+    left.write_bytes(b"GGUF")
+    with refused(code="missing", field="name") as problem:
+        gf.load(tmp_path / "out.gguf")
+    assert left.name in str(problem.value)
+
+
+@pytest.mark.parametrize(("out", "dtype", "smaller"), [("out", "float32", "bfloat16"), ("out.gguf", "float16", "q8_0")])
+def test_convert_says_that_packed_weights_grow(
+    out: str, dtype: str, smaller: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes of packed tensors: those of gguf-py."""
+    config = gf.preset(f"llama@1m+{SHAPE}+d_model=96+vocab_size=257")
+    plain = gf.Loaded(config.build(seed=1), config, ByteTokenizer())
+    source, place = tmp_path / "packed.gguf", tmp_path / out
+    assert not gf.convert(plain, source, dtype="q8_0", progress=False).warnings
+    packed = sum(one.n_bytes for one in gguf.GGUFReader(source).tensors if one.tensor_type.name == "Q8_0")
+    found = gf.convert(source, place, progress=False)
+    (told,) = found.warnings
+    assert found.dtype == dtype == found.to_dict()["dtype"] and f"Q8_0 ({size(packed)})" in told and smaller in told
+    assert size(found.bytes) in told
+    assert not gf.convert(source, place, dtype=smaller, progress=False).warnings
+    assert main(["convert", str(source), str(place)]) == 0
+    assert f"Q8_0 ({size(packed)})" in " ".join(capsys.readouterr().out.split())

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.conversion import originals
 from glassformer.conversion.families.own import OWN
 from glassformer.conversion.family import Family
 from glassformer.conversion.folder import FILES, read_folder, write_folder
@@ -18,7 +19,7 @@ from glassformer.conversion.heads import OfHeads, mean, new, regroup
 from glassformer.conversion.storage import is_gguf, means_weights, open_tensors
 from glassformer.conversion.weights import fold
 from glassformer.errors import RequestError
-from glassformer.files import output
+from glassformer.files import output, unfinished
 from glassformer.generation.vectors import Pooling
 from glassformer.introspection import eager
 from glassformer.loaded import Loaded
@@ -34,12 +35,13 @@ from glassformer.typed import typed
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether `name` names weights: a run, a folder with a config.json, a .gguf file, hf:owner/name, smollm2."""
+    """Returns True for a name of weights: a run, a folder with a config.json or a params.json, a .gguf file, nanoGPT's
+    ckpt.pt, hf:owner/name, smollm2."""
     if name.startswith("hf:") or name in PACKAGED:
         return True
     path = Path(name)
     try:
-        return is_folder(path) or (path / "latest").is_file() or (is_gguf(path))
+        return is_folder(path) or (path / "latest").is_file() or is_gguf(path) or originals.is_original(path)
     except (OSError, ValueError):  # too long, or no name at all
         return False
 
@@ -59,8 +61,12 @@ def locate(name: str, weights: bool = True) -> Path:
 def read_config(name: str) -> ModelConfig:
     """The config of a checkpoint, without its weights."""
     path = locate(name, weights=False)
+    if path.is_dir() and is_folder(path):
+        return read_folder_config(path)[1]
+    if originals.is_original(path):
+        return originals.read_config(path)
     if path.is_dir():
-        return read_folder_config(path)[1] if is_folder(path) else ModelConfig.from_file(path / "config.yaml")
+        return ModelConfig.from_file(path / "config.yaml")
     from glassformer.conversion.gguf import read_config as read_gguf_config
 
     return read_gguf_config(path)
@@ -81,10 +87,12 @@ def read_tokenizer(name: str) -> Tokenizer:
 
 
 def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
-    """Reads a Hugging Face folder or a .gguf file. `keep` leaves weights packed as they are in a .gguf. Raises
-    RequestError."""
+    """Reads a Hugging Face folder, a .gguf file, or a checkpoint as its authors left it. `keep` leaves weights packed
+    as they are in a .gguf. Raises RequestError."""
     if path.is_dir() and is_folder(path):
         return read_folder(path, dtype, device)
+    if originals.is_original(path):
+        return originals.read_original(path, dtype, device)
     if path.is_dir() or not is_gguf(path):
         _refuse(path)
     from glassformer.conversion.gguf import read_gguf
@@ -101,8 +109,13 @@ def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
 
 
 def refuse_weights(path: Path) -> None:
-    """Raises RequestError for a file or folder of weights from which no config can be read, which it names."""
-    if not (path / "config.yaml").is_file() and means_weights(path):
+    """Raises RequestError for a file or folder of weights from which no config can be read, which it names, and for a
+    folder that a write has not finished."""
+    if (path / "config.yaml").is_file():
+        return
+    if path.is_dir() and unfinished(path):
+        raise no_config(path)
+    if means_weights(path):
         _refuse(path)
 
 

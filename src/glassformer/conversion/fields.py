@@ -11,69 +11,42 @@ from glassformer.errors import Code, RequestError, shown
 T = TypeVar("T")
 _REQUIRED: Any = object()
 
-# Said by configs of every family; they change no logit.
-HARMLESS = frozenset(
-    [
-        "architectures",
-        "model_type",
-        "auto_map",
-        "torch_dtype",
-        "dtype",
-        "transformers_version",
-        "use_cache",
-        "_name_or_path",
-        "name_or_path",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "sep_token_id",
-        "decoder_start_token_id",
-        "unk_token_id",
-        "initializer_range",
-        "initializer_factor",
-        "init_std",
-        "initializer_cutoff_factor",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "gradient_checkpointing",
-        "chunk_size_feed_forward",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "task_specific_params",
-        "_attn_implementation_autoset",
-        "attn_implementation",
-        "is_decoder",
-        "pretraining_tp",
-        "attention_dropout",
-        "attn_pdrop",
-        "resid_pdrop",
-        "embd_pdrop",
-        "hidden_dropout",
-        "attention_hidden_dropout",
-        "dropout",
-        "resid_dropout",
-        "residual_dropout",
-        "embedding_dropout",
-        "activation_dropout",
-        "layerdrop",
-        "resid_prob",
-        "emb_prob",
-        "emb_pdrop",
-        "cache_implementation",
-        "classifier_dropout",
-        "use_flash_attention",
-        "flash_attn",
-        "unsloth_version",
-        "unsloth_fixed",
-        "tokenizer_class",
-        "torchscript",
-        "tie_encoder_decoder",
-        "add_cross_attention",
-        "cross_attention_hidden_size",
-    ]
-)
+HARMLESS = {
+    **dict.fromkeys(
+        ("architectures", "model_type", "auto_map", "transformers_version", "_name_or_path", "name_or_path",
+         "tokenizer_class", "unsloth_version", "unsloth_fixed", "task_specific_params", "cross_attention_hidden_size"),
+        "names a class, a version, a file or a task",
+    ),
+    **dict.fromkeys(("torch_dtype", "dtype"), "is read with the weights"),
+    **dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
+        "says which token has a role in a text; families whose positions depend on one read it",
+    ),
+    **dict.fromkeys(
+        ("initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor"),
+        "says how weights begin before training",
+    ),
+    **dict.fromkeys(
+        ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "attention_hidden_dropout",
+         "dropout", "resid_dropout", "residual_dropout", "embedding_dropout", "activation_dropout", "layerdrop",
+         "resid_prob", "emb_prob", "emb_pdrop", "classifier_dropout"),
+        "drops values in training only",
+    ),
+    **dict.fromkeys(
+        ("use_cache", "gradient_checkpointing", "chunk_size_feed_forward", "cache_implementation", "pretraining_tp",
+         "_attn_implementation_autoset", "attn_implementation", "use_flash_attention", "flash_attn", "torchscript"),
+        "says how the same numbers are computed",
+    ),
+    **dict.fromkeys(
+        ("output_attentions", "output_hidden_states", "return_dict"), "says what a call of transformers returns"
+    ),
+    **dict.fromkeys(("id2label", "label2id", "problem_type"), "names the classes of a head, or its loss"),
+    **dict.fromkeys(
+        ("is_decoder", "add_cross_attention", "tie_encoder_decoder"),
+        "repeats what a decoder or an encoder-decoder is; encoders read it",
+    ),
+}  # fmt: skip
+"""Fields of configs of every family that change no logit -> reason."""
 
 
 class Fields:

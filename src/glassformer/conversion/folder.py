@@ -22,7 +22,7 @@ from glassformer.conversion.fields import Fields
 from glassformer.conversion.storage import WEIGHT_FILES, open_folder, write_safetensors
 from glassformer.conversion.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.files import atomic_file
+from glassformer.files import atomic_file, temporary_file
 from glassformer.generation.vectors import Pooling
 from glassformer.loaded import Loaded
 from glassformer.model import Model
@@ -108,26 +108,26 @@ def write_folder(
         tokenizer = as_read(tokenizer)
     dtype = dtype or next(model.parameters()).dtype
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
-    folder.mkdir(parents=True, exist_ok=True)
-    begin = partial((folder / "config.json").unlink, missing_ok=True)
-    write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False, before=begin)
-    replace_tokenizer(tokenizer, folder)
-    sentences.replace(folder, pooling, config.d_model)
-    ids = answers.special_ids(tokenizer, ends)
-    begins = _begins(family, ids) if config.encoder is not None and tokenizer is not None else {}
-    settings = {**begins, **(generation or {})}
-    _write_json(folder / answers.FILE, answers.written(ids, ends, settings))
-    with atomic_file(folder / CARD) as temporary:
-        temporary.write_text(readme, encoding="utf-8")
-    said = {
-        "architectures": [family.architecture_of(config)],
-        "model_type": family.model_type,
-        **ids,
-        **fields,  # where positions begin behind the padding's, it is the family that says which token that is
-        **({START: settings[START]} if START in settings else {}),  # whatever the family's usually is
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-    _write_json(folder / "config.json", said)
+    with temporary_file(folder / "config.json"):  # what a process that is killed leaves behind
+        begin = partial((folder / "config.json").unlink, missing_ok=True)
+        write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False, before=begin)
+        replace_tokenizer(tokenizer, folder)
+        sentences.replace(folder, pooling, config.d_model)
+        ids = answers.special_ids(tokenizer, ends)
+        begins = _begins(family, ids) if config.encoder is not None and tokenizer is not None else {}
+        settings = {**begins, **(generation or {})}
+        _write_json(folder / answers.FILE, answers.written(ids, ends, settings))
+        with atomic_file(folder / CARD) as temporary:
+            temporary.write_text(readme, encoding="utf-8")
+        said = {
+            "architectures": [family.architecture_of(config)],
+            "model_type": family.model_type,
+            **ids,
+            **fields,  # where positions begin behind the padding's, it is the family that says which token that is
+            **({START: settings[START]} if START in settings else {}),  # whatever the family's usually is
+            "torch_dtype": str(dtype).removeprefix("torch."),
+        }
+        _write_json(folder / "config.json", said)
     return family
 
 

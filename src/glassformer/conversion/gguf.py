@@ -19,7 +19,7 @@ from glassformer.conversion.family import Family, Gguf, complaints
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.rope import write_scaling
 from glassformer.conversion.storage import TensorFile, TensorSource, open_tensors, write_gguf
-from glassformer.conversion.weights import fill, fold, tensors
+from glassformer.conversion.weights import fill, fold, packed_formats, tensors
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.files import check_output
 from glassformer.loaded import Loaded
@@ -124,9 +124,10 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         said = [file.metadata.get(key) for key in ENDS]
         file.metadata.clear()  # strings by the vocabulary: a hundredth of a small model
         model = fill(config, family.gguf.names, file, dtype, device, keep)
+        unpacked = "" if keep else packed_formats(file)
     ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
     ends = (one for one in ids if isinstance(one, int) and 0 <= one < model.config.vocab_size)
-    return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)))
+    return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)), unpacked=unpacked)
 
 
 def _config(file: TensorFile) -> tuple[Family, ModelConfig]:

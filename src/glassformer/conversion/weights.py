@@ -18,6 +18,7 @@ from glassformer.conversion.names import Names, TensorPiece, modules_of
 from glassformer.conversion.storage import DTYPES, Packed, TensorEntry, TensorFile, TensorSource, nothing_collected
 from glassformer.conversion.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
+from glassformer.figures.terminal import size
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.parts.head import Head
@@ -147,6 +148,13 @@ def common_dtype(file: TensorFile) -> torch.dtype:
         if dtype.is_floating_point:
             sizes[dtype] = sizes.get(dtype, 0) + entry.nbytes
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+def packed_formats(file: TensorFile) -> str:
+    """Returns the formats of a file's quantised weights with their size together, or an empty text."""
+    entries = [entry for entry in file.entries.values() if entry.dtype not in DTYPES]
+    formats = sorted({entry.dtype for entry in entries})
+    return f"{', '.join(formats)} ({size(sum(entry.nbytes for entry in entries))})" if formats else ""
 
 
 def safe_dtype(names: Names, dtype: torch.dtype, file: TensorFile) -> torch.dtype:

@@ -31,6 +31,8 @@ from glassformer.typed import typed
 
 FILE_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """dtype -> its name in a GGUF file."""
+SMALLER: dict[Format, str] = {"hf": "bfloat16", "gguf": "q8_0"}
+"""dtype that takes about half of the one that is written of unpacked weights by default, by format."""
 SHOWN_TARGETS, SHOWN_BLOCKERS = 5, 4
 
 
@@ -50,6 +52,8 @@ class Conversion(Printed):
         Name of that class.
     bytes : int
         Size of what was written.
+    dtype : str
+        dtype of the weight matrices that were written, such as "float32" or "q8_0".
     runs_in : tuple of str
         Tools that load it.
     new_parameters, regrouped_parameters : tuple of str
@@ -63,6 +67,7 @@ class Conversion(Printed):
     family: str
     architecture: str
     bytes: int
+    dtype: str
     runs_in: tuple[str, ...]
     new_parameters: tuple[str, ...] = ()
     regrouped_parameters: tuple[str, ...] = ()
@@ -72,14 +77,16 @@ class Conversion(Printed):
         """Returns plain values; the architecture is called `class`."""
         return {
             "out": str(self.out), "format": self.format, "family": self.family, "class": self.architecture,
-            "bytes": self.bytes, "new_parameters": list(self.new_parameters),
+            "bytes": self.bytes, "dtype": self.dtype, "new_parameters": list(self.new_parameters),
             "regrouped_parameters": list(self.regrouped_parameters),
         }  # fmt: skip
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields the warnings, and a line with class, size and tools."""
         yield from self.warnings
-        yield unbroken(f"{self.out}: {self.architecture}, {size(self.bytes)}; runs in {', '.join(self.runs_in)}")
+        yield unbroken(
+            f"{self.out}: {self.architecture}, {self.dtype}, {size(self.bytes)}; runs in {', '.join(self.runs_in)}"
+        )
 
 
 @typed
@@ -159,9 +166,17 @@ def convert(
             )  # fmt: skip
     written = [path] if kind == "gguf" else [one for one in path.iterdir() if one.is_file()]
     total = sum(one.stat().st_size for one in written)
+    own = str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
+    written_as = named or ("float16" if kind == "gguf" else own)
+    told = list(loaded.adapted)
+    if loaded.unpacked and named is None:
+        told.append(
+            f"weights that the source packs as {loaded.unpacked} were unpacked and are {written_as} now "
+            f"({size(total)} in all); dtype {SMALLER[kind]} takes about half"
+        )
     return Conversion(
-        path, kind, family.model_type, family.architecture_of(loaded.config), total,
-        tuple(runs_in(loaded.config, family, kind)), loaded.fresh, loaded.regrouped, tuple(loaded.adapted),
+        path, kind, family.model_type, family.architecture_of(loaded.config), total, written_as,
+        tuple(runs_in(loaded.config, family, kind)), loaded.fresh, loaded.regrouped, tuple(told),
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from glassformer.conversion.families import FAMILIES, own
 from glassformer.conversion.family import Family
 from glassformer.conversion.folder import read_config
 from glassformer.conversion.names import Names, OwnParameter
+from glassformer.conversion.storage import is_gguf
 from glassformer.conversion.weights import fold, spoilt_weights
 from glassformer.errors import RequestError, WorkError, keeping
 from glassformer.figures.terminal import Tabular, ruled
@@ -278,7 +279,7 @@ def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[
         name, _, changes = parse(model)
         if source is None and has_weights(model) and not changes:
             path = locate(name)
-            source = path if is_folder(path) or path.is_file() else None
+            source = path if is_folder(path) or is_gguf(path) else None
     return resolve(model, weights=True, seed=seed, dtype=torch.float32), source
 
 
@@ -441,8 +442,10 @@ def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> 
 
 
 def _is_ours(source: Path) -> bool:
-    """Whether `source` is a run, or a folder that no published class loads."""
-    return source.is_dir() and not (is_folder(source) and read_config(source)[0].model_type in FAMILIES)
+    """Returns True for a run, a folder that no published class loads, and a checkpoint as its authors left it."""
+    if source.is_dir():
+        return not (is_folder(source) and read_config(source)[0].model_type in FAMILIES)
+    return not is_gguf(source)
 
 
 def _computed_by_us(source: Path) -> Any:

@@ -65,7 +65,7 @@ def check_files(name: str, weights: bool, text: bool) -> None:
             raise RequestError(places.no_weights(path), code="missing", field=places.SINGLE)
         if text and not (path / places.TOKENIZER).exists():
             raise places.no_tokenizer(path)
-    elif not any((path / file).exists() for file in ("config.yaml", "latest")):
+    elif not places.has_params(path) and not any((path / file).exists() for file in ("config.yaml", "latest")):
         raise places.no_config(path)
 
 

@@ -15,6 +15,9 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
+PARAMS = "params.json"
+"""Description of a model in a folder of Meta or Mistral."""
+ZIP = b"PK\x03\x04"
 READ = (".safetensors", ".gguf")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = frozenset((*READ, *PICKLED))
@@ -24,7 +27,7 @@ HUB = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 KINDS = {
     b"%PDF": "a PDF (pdftotext gives its text)",
-    b"PK\x03\x04": "a zip archive, as .docx and .pt files are",
+    ZIP: "a zip archive, as .docx and .pt files are",
     b"\x1f\x8b": "compressed by gzip (gunzip unpacks it)",
     b"BZh": "compressed by bzip2 (bunzip2 unpacks it)",
     b"\xfd7zXZ": "compressed by xz (unxz unpacks it)",
@@ -50,6 +53,19 @@ def kind_of(start: bytes) -> str:
 def is_folder(path: Path) -> bool:
     """Returns True for a folder of Hugging Face: one with a config.json."""
     return (path / CONFIG).is_file()
+
+
+def has_params(path: Path) -> bool:
+    """Returns True for a folder of Meta or Mistral: one with a params.json and consolidated weights."""
+    return (path / PARAMS).is_file() and any(
+        one.suffix in (".pth", ".safetensors") for one in path.glob("consolidated*")
+    )
+
+
+def is_zip(path: Path) -> bool:
+    """Returns True for a file that begins as a zip archive, as those of torch do."""
+    with path.open("rb") as file:
+        return file.read(len(ZIP)) == ZIP
 
 
 def packaged(name: str) -> Path:
@@ -98,7 +114,9 @@ def existing(name: str) -> Path | None:
 def unknown(name: str, weights: bool = False) -> RequestError:
     """Returns the refusal of a name without a model, with the nearest names."""
     if grammar.looks_like_path(name) or "\0" in name:
-        message = f"no file or folder is named {shown(name, 200)}"
+        path = Path(name)
+        why = _unfinished(path.parent, path.suffix) if path.suffix in READ else ""
+        message = f"no file or folder is named {shown(name, 200)}{f' yet: {why}' if why else ''}"
         return RequestError(message, code="missing", field="name", value=name)
     families = ("gpt2", *FAMILIES)
     near = did_you_mean(name, [*families, *PRESETS, *PACKAGED] if not weights else PACKAGED)
@@ -130,8 +148,19 @@ def unknown_change(name: str, known: list[str]) -> RequestError:
     )
 
 
+def _unfinished(place: Path, suffix: str = "") -> str:
+    """Returns a clause about an interrupted write in a folder, or an empty text."""
+    from glassformer.files import unfinished  # which reads libraries that names do without
+
+    with suppress(OSError, ValueError):
+        return unfinished(place, suffix) if place.is_dir() else ""
+    return ""
+
+
 def no_config(folder: Path) -> RequestError:
     """Returns the refusal of a folder or a file of weights without a config."""
+    if why := _unfinished(folder):
+        return RequestError(f"{folder} is not whole: {why}", code="damaged", field=CONFIG, value=str(folder))
     with suppress(OSError):
         files = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.suffix in WEIGHTS]
         if files and SINGLE not in files and INDEX not in files:
@@ -161,7 +190,7 @@ def no_weights(folder: Path) -> str:
 def pickled(path: Path) -> str:
     """Returns the sentence about a file that is not opened."""
     return (
-        f"{path} is a pickle, which can run code when it is opened, so it never is; where you trust it, convert it: "
+        f"{path} is a pickle, which can run code when it is unpickled, so it never is; where you trust it, convert it: "
         f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {SINGLE!r})"
     )
 

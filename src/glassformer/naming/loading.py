@@ -15,7 +15,7 @@ from glassformer.loaded import Loaded
 from glassformer.machine import WEIGHT_DTYPES, device_named, dtype_of
 from glassformer.names import grammar
 from glassformer.names.known import FAMILIES
-from glassformer.names.places import is_folder, without_weights
+from glassformer.names.places import has_params, is_folder, without_weights
 from glassformer.naming.models import changed, parse, preset
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, no_bf16
@@ -36,10 +36,11 @@ def load(
     Parameters
     ----------
     expression
-        A run folder, a Hugging Face folder, a .gguf file, hf:owner/name, or an installed model ("smollm2", "minilm");
-        with changes ("smollm2+window:256") the weights that still fit, and newly initialised ones elsewhere (`.fresh`
-        names them). With fewer KV heads ("smollm2+gqa:1") each is the mean of those whose queries it now serves
-        (Ainslie et al. 2023, 2305.13245); with more, heads are repeated (`.regrouped`).
+        A run folder, a Hugging Face folder, a .gguf file, hf:owner/name, an installed model ("smollm2", "minilm"),
+        nanoGPT's ckpt.pt, or a folder of Meta or Mistral with its params.json; with changes ("smollm2+window:256") the
+        weights that still fit, and newly initialised ones elsewhere (`.fresh` names them). With fewer KV heads
+        ("smollm2+gqa:1") each is the mean of those whose queries it now serves (Ainslie et al. 2023, 2305.13245); with
+        more, heads are repeated (`.regrouped`).
     dtype
         Of the weights, torch.bfloat16 or "bfloat16". If None, that of the file, and float32 for quantised weights.
     device
@@ -97,7 +98,7 @@ def load(
         )  # fmt: skip
     packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
     first, keep = None if packing else dtype, quantize == "keep" or (packing and not wanted)
-    if path.is_dir() and not is_folder(path):
+    if path.is_dir() and not is_folder(path) and not has_params(path):
         checkpoints.refuse_weights(path)
         loaded = load_run(path)
         warn_spoilt(path, spoilt_weights(loaded.model))

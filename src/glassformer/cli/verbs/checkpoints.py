@@ -44,8 +44,8 @@ def convert(
     Parameters
     ----------
     source
-        Checkpoint to convert: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; +CHANGE
-        modifies it, for example RUN+gqa:1.
+        Checkpoint to convert: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2, nanoGPT's
+        ckpt.pt, or a folder of Meta or Mistral (params.json); +CHANGE modifies it, for example RUN+gqa:1.
     out
         Folder or .gguf file to write.
     to

@@ -7,7 +7,7 @@
     write_safetensors(folder, tensors); write_gguf(path, metadata, tensors)
 
 A header is checked whole before any tensor is handed out: whatever contradicts itself or the size of the file is a
-RequestError. Pickles are never opened.
+RequestError. Nothing is unpickled: `pickled.py` reads tensors that torch saved and carries out no function of theirs.
 """
 
 from glassformer.conversion.storage.base import (
@@ -19,10 +19,12 @@ from glassformer.conversion.storage.base import (
 )
 from glassformer.conversion.storage.containers import is_gguf, means_weights, open_tensors
 from glassformer.conversion.storage.gguf import GGUFFile, write_gguf
+from glassformer.conversion.storage.pickled import PickledFile
 from glassformer.conversion.storage.quants import DTYPES
 from glassformer.conversion.storage.safetensors import WEIGHT_FILES, SafetensorsFile, open_folder, write_safetensors
 
 __all__ = [
-    "DTYPES", "TensorEntry", "GGUFFile", "Packed", "SafetensorsFile", "TensorSource", "TensorFile", "WEIGHT_FILES",
-    "nothing_collected", "is_gguf", "means_weights", "open_folder", "open_tensors", "write_gguf", "write_safetensors",
+    "DTYPES", "TensorEntry", "GGUFFile", "Packed", "PickledFile", "SafetensorsFile", "TensorSource", "TensorFile",
+    "WEIGHT_FILES", "nothing_collected", "is_gguf", "means_weights", "open_folder", "open_tensors", "write_gguf",
+    "write_safetensors",
 ]  # fmt: skip

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from glassformer.conversion.storage.base import TensorFile, opened
 from glassformer.conversion.storage.gguf import open_gguf
+from glassformer.conversion.storage.pickled import PickledFile
 from glassformer.conversion.storage.safetensors import SafetensorsFile, open_folder
 from glassformer.errors import RequestError
-from glassformer.names.places import WEIGHTS, kind_of, pickled
+from glassformer.names.places import WEIGHTS, ZIP, is_zip, kind_of, pickled
 
 FOREIGN = {
     b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
@@ -17,7 +18,7 @@ FOREIGN = {
     b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
     b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
 }
-PICKLE = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+PICKLE = (ZIP, b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def _start(path: Path) -> bytes:
@@ -51,6 +52,7 @@ def open_tensors(path: str | Path) -> TensorFile:
     if start.startswith(b"GGUF"):
         return open_gguf(path)
     if start.startswith(PICKLE) and start[8:9] != b"{":
+        _refuse_code(path)
         raise RequestError(pickled(path), code="unsupported", field=path.name)
     for magic, sentence in FOREIGN.items():
         if start.startswith(magic):
@@ -62,3 +64,13 @@ def open_tensors(path: str | Path) -> TensorFile:
             code="damaged", field=path.name,
         )  # fmt: skip
     return SafetensorsFile(path)
+
+
+def _refuse_code(path: Path) -> None:
+    """Raises RequestError for a file of torch that asks for more than tensors, with the name that it asks for."""
+    try:
+        if is_zip(path):
+            PickledFile(path).close()
+    except RequestError as problem:
+        if problem.code == "unsupported":
+            raise

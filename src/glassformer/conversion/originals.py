@@ -1,0 +1,280 @@
+"""Checkpoints as those who trained them left them, before anybody made a Hugging Face folder of them.
+
+    FILE.pt     nanoGPT's ckpt.pt: `model_args` and the state dict `model`
+    FOLDER      Meta's: params.json, consolidated.00.pth, tokenizer.model
+    FOLDER      Mistral's: params.json, consolidated.safetensors, tokenizer.model.v3 or tekken.json
+
+Files of torch are read without unpickling (`storage/pickled.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.config import ModelConfig, read_tree, stack_of
+from glassformer.conversion.families import gpt2, llama, mistral
+from glassformer.conversion.families.common import with_modules
+from glassformer.conversion.family import Family
+from glassformer.conversion.fields import Fields
+from glassformer.conversion.names import Names, Paired
+from glassformer.conversion.storage import PickledFile, SafetensorsFile, TensorFile
+from glassformer.conversion.weights import fill
+from glassformer.errors import RequestError
+from glassformer.loaded import Loaded
+from glassformer.names.places import PARAMS, has_params, is_zip
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.text.tokenizers import TOKENIZER_FILES
+
+ARGUMENTS = "model_args."
+"""Start of the keys of a checkpoint of nanoGPT that describe its model."""
+WRAPPED = ("module.", "_orig_mod.")
+"""What `DistributedDataParallel` and `torch.compile` put before the names of a state dict."""
+NANOGPT = replace(
+    with_modules(
+        gpt2.NAMES,
+        {
+            ".mixer.qkv": "attn.c_attn",
+            ".mixer.output": "attn.c_proj",
+            ".ffn.up_proj": "mlp.c_fc",
+            ".ffn.down_proj": "mlp.c_proj",
+        },
+    ),
+    ignored=r"transformer\.h\.\d+\.attn\.bias",
+)
+CONSOLIDATED = Names(
+    "layers.*.",
+    {
+        "embedding": "tok_embeddings",
+        ".mixer.qkv": Paired("attention.wq", "attention.wk", "attention.wv"),
+        ".mixer.output": "attention.wo",
+        ".ffn.gate_proj": "feed_forward.w1",
+        ".ffn.up_proj": "feed_forward.w3",
+        ".ffn.down_proj": "feed_forward.w2",
+        ".residual.mixer_norm": "attention_norm",
+        ".residual.ffn_norm": "ffn_norm",
+        "final_norm": "norm",
+        "head": "output",
+    },
+    ignored=r"rope\.freqs",
+)
+WORDS = {
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "sliding_window": "sliding_window",
+    "tied_embeddings": "tie_word_embeddings",
+}  # fmt: skip
+"""Key of params.json -> key of the config.json of the same model."""
+LLAMA_3_2 = {(2048, 16), (3072, 28)}
+"""Width and layers of the models of Llama 3.2, which divide low frequencies by 32 and not, as 3.1, by 8."""
+LONGEST = ("max_seq_len", "max_position_embeddings", "model_max_length")
+"""Keys of params.json for the longest text, the first that is there."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A checkpoint that was opened: its model, the names of its tensors, and the file that has them."""
+
+    config: ModelConfig
+    names: Names
+    file: TensorFile
+    folder: Path
+    """Where its tokenizer may lie."""
+
+
+def is_original(path: Path) -> bool:
+    """Returns True for a folder with a params.json and consolidated weights, and for a checkpoint of nanoGPT."""
+    if path.is_dir():
+        return has_params(path)
+    if not (path.is_file() and is_zip(path)):
+        return False
+    try:
+        with PickledFile(path) as file:
+            return any(key.startswith(ARGUMENTS) for key in file.metadata)
+    except RequestError:
+        return False
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Returns the model that a checkpoint describes. Raises RequestError."""
+    original = _opened(path)
+    original.file.close()
+    return original.config
+
+
+def read_original(path: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
+    """Returns the model, ready to run, with its tokenizer if that can be read. Raises RequestError."""
+    original = _opened(path)
+    with original.file as file:
+        model = fill(original.config, original.names, file, dtype, device, where=str(path))
+    return Loaded(model, model.config, _tokenizer(original.folder))
+
+
+def _opened(path: Path) -> Original:
+    return _consolidated(path) if path.is_dir() else _nanogpt(path)
+
+
+def _read(family: Family, fields: Fields, said: Fields) -> ModelConfig:
+    """Returns the config of a family's fields, and warns of words of the original that were not read."""
+    config = family.config(fields)
+    if unread := said.unread():
+        warnings.warn(f"{said.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
+    return config
+
+
+# nanoGPT
+
+
+def _nanogpt(path: Path) -> Original:
+    """Opens a checkpoint of nanoGPT's train.py: GPT-2 with exact GELU, with biases or without any.
+
+    Models of nanoGPT before June 2023 used the tanh approximation of GELU; the file does not tell."""
+    file = PickledFile(path)
+    try:
+        arguments = {
+            key.removeprefix(ARGUMENTS): one for key, one in file.metadata.items() if key.startswith(ARGUMENTS)
+        }
+        said = Fields(arguments, f"{path}: model_args", ARGUMENTS)
+        theirs = ("vocab_size", "n_layer", "n_head", "n_embd")
+        fields = {name: said.whole(name) for name in theirs} | {"n_positions": said.whole("block_size")}
+        biased = said.flag("bias", True)
+        config = _read(gpt2.FAMILY, Fields({**fields, "activation_function": "gelu"}, str(path)), said)
+        weights = {_bare(name): entry for name, entry in file.entries.items() if name.startswith("model.")}
+        file.entries = {name: entry._replace(name=name) for name, entry in weights.items()}
+    except BaseException:
+        file.close()
+        raise
+    return Original(config if biased else _unbiased(config), NANOGPT, file, path.parent)
+
+
+def _bare(name: str) -> str:
+    """Returns the name of a tensor in the model that was trained, without those of what wrapped it."""
+    name = name.removeprefix("model.")
+    while wrapped := next((one for one in WRAPPED if name.startswith(one)), ""):
+        name = name.removeprefix(wrapped)
+    return name
+
+
+def _unbiased(config: ModelConfig) -> ModelConfig:
+    """Returns GPT-2 without the biases of its matrices and norms."""
+    blocks = []
+    for block in config.layers():
+        assert isinstance(block.mixer, AttentionConfig) and block.ffn is not None
+        norm, network = block.norm.replace(bias=False), block.ffn.replace(bias=False)
+        blocks.append(block.replace(mixer=block.mixer.replace(bias=False), ffn=network, norm=norm))
+    return config.replace(stack=stack_of(blocks), final_norm=config.final_norm.replace(bias=False))
+
+
+# Meta and Mistral
+
+
+def _consolidated(folder: Path) -> Original:
+    """Opens a folder of Meta or Mistral, whose rotary positions turn neighbours."""
+    where = folder / PARAMS
+    tree = read_tree(where)
+    tree = tree["model"] if isinstance(tree, dict) and isinstance(tree.get("model"), dict) else tree
+    said = Fields(tree, str(where))
+    file = _weights(folder)
+    try:
+        fields = _fields(said, file)
+        family = mistral.FAMILY if fields["sliding_window"] is not None else llama.FAMILY
+        config = _read(family, Fields(fields, str(where)), said)
+    except BaseException:
+        file.close()
+        raise
+    return Original(config, CONSOLIDATED, file, folder)
+
+
+def _fields(said: Fields, file: TensorFile) -> dict[str, Any]:
+    """Returns the same model in the words of a config.json. Raises RequestError for parts that are not computed."""
+    for name in ("moe", "vision_encoder", "quantization", "quantization_args", "lora", "lora_args", "yarn",
+                 "llama_4_scaling", "qk_norm", "use_biases", "mla", "ssm"):  # fmt: skip
+        said.only(name, None, False)
+    said.only("causal", True)
+    said.ignore("max_batch_size", "vocab_size")
+    fields = {ours: said.get(name) for name, ours in WORDS.items()}
+    dim, _ = said.whole("dim"), said.layers("n_layers")
+    fields["rms_norm_eps"] = said.number("norm_eps", 1e-5)
+    if fields["intermediate_size"] is None:
+        fields["intermediate_size"] = _hidden(
+            dim, said.number("ffn_dim_multiplier", 1.0), said.whole("multiple_of", 256)
+        )
+    said.ignore("ffn_dim_multiplier", "multiple_of")
+    if fields["num_key_value_heads"] is None:
+        fields["num_key_value_heads"] = said.whole("n_heads")
+    fields["vocab_size"] = _rows(said, file)
+    fields["tie_word_embeddings"] = "output.weight" not in file.entries
+    theta, scaled = said.number("rope_theta", 1e4), said.flag("use_scaled_rope", False)
+    if scaled:
+        factor = 32.0 if (dim, said.whole("n_layers")) in LLAMA_3_2 else 8.0
+        fields["rope_scaling"] = {
+            "rope_type": "llama3", "factor": said.number("rope_scaling_factor", factor), "low_freq_factor": 1.0,
+            "high_freq_factor": said.number("rope_high_freq_factor", 4.0), "original_max_position_embeddings": 8192,
+        }  # fmt: skip
+    longest = [said.whole(name, None) for name in LONGEST]
+    given = next((one for one in longest if one is not None), None)
+    fields["max_position_embeddings"] = given or _context(said, theta, scaled)
+    return fields
+
+
+def _hidden(dim: int, multiplier: float, multiple_of: int) -> int:
+    """Returns the width of Meta's feed-forward network (llama/model.py).
+
+    >>> _hidden(4096, 1.0, 256), _hidden(4096, 1.3, 1024)
+    (11008, 14336)
+    """
+    return multiple_of * -(-int(multiplier * int(8 * dim / 3)) // multiple_of)
+
+
+def _rows(said: Fields, file: TensorFile) -> int:
+    """Returns the size of the vocabulary, which Meta's files leave to the tokenizer (-1)."""
+    rows = file.entry("tok_embeddings.weight").shape[0]
+    given = said.get("vocab_size", -1)
+    if given not in (-1, rows):
+        raise said.refuse("vocab_size", given, f"tok_embeddings.weight has {rows} rows", "conflict")
+    return rows
+
+
+def _context(said: Fields, theta: float, scaled: bool) -> int:
+    """Returns the longest text of the release of Llama that these words describe, and warns: it is written nowhere."""
+    if scaled:
+        release, context = "Llama 3.1", 131_072
+    elif theta >= 5e5:
+        release, context = "Llama 3", 8192
+    elif theta > 1e4:
+        release, context = "Code Llama", 16_384
+    else:
+        release, context = ("Llama 1", 2048) if said.number("norm_eps") < 1e-5 else ("Llama 2", 4096)
+    warnings.warn(f"{said.where} says no context; that of {release} is taken, {context:,} (another: +context=N)")
+    return context
+
+
+def _weights(folder: Path) -> TensorFile:
+    """Opens the weights of a folder. Raises RequestError for weights that are cut into several files."""
+    names = sorted(path.name for path in folder.glob("consolidated*") if path.suffix in (".pth", ".safetensors"))
+    whole = [name for name in names if name.endswith(".safetensors")] or names
+    if len(whole) != 1:
+        raise RequestError(
+            f"{folder} has its matrices in {len(whole)} pieces ({', '.join(whole[:3])}); those of one file are "
+            "supported: convert it with transformers' convert_llama_weights_to_hf.py or "
+            "convert_mistral_weights_to_hf.py",
+            code="unsupported", field=whole[1], value=len(whole), expected="one file",
+        )  # fmt: skip
+    kind: Callable[[Path], TensorFile] = SafetensorsFile if whole[0].endswith(".safetensors") else PickledFile
+    return kind(folder / whole[0])
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """Returns the tokenizer of a folder, or None with a warning for one that cannot be read."""
+    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return load_tokenizer(folder)
+    others = [*folder.glob("tokenizer.model*"), *folder.glob("tekken.json"), *folder.glob("meta.pkl")]
+    for path in sorted(others):
+        warnings.warn(f"{path} is not read, so that the model has no tokenizer; put its tokenizer.json beside it")
+    return None
