@@ -20,7 +20,7 @@ import torch
 from glassformer.config import ModelConfig, read_tree, stack_of
 from glassformer.conversion.families import gpt2, llama, mistral
 from glassformer.conversion.families.common import with_modules
-from glassformer.conversion.family import Family
+from glassformer.conversion.family import Family, attention, ffn
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.names import Names, Paired
 from glassformer.conversion.storage import PickledFile, SafetensorsFile, TensorFile
@@ -28,7 +28,7 @@ from glassformer.conversion.weights import fill
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
 from glassformer.names.places import PARAMS, has_params, is_zip
-from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.norm import LayerNormConfig
 from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.text.tokenizers import TOKENIZER_FILES
 
@@ -165,10 +165,9 @@ def _unbiased(config: ModelConfig) -> ModelConfig:
     """Returns GPT-2 without the biases of its matrices and norms."""
     blocks = []
     for block in config.layers():
-        assert isinstance(block.mixer, AttentionConfig) and block.ffn is not None
-        norm, network = block.norm.replace(bias=False), block.ffn.replace(bias=False)
-        blocks.append(block.replace(mixer=block.mixer.replace(bias=False), ffn=network, norm=norm))
-    return config.replace(stack=stack_of(blocks), final_norm=config.final_norm.replace(bias=False))
+        mixer, network = attention(block).replace(bias=False), ffn(block).replace(bias=False)
+        blocks.append(block.replace(mixer=mixer, ffn=network, norm=LayerNormConfig(eps=block.norm.eps, bias=False)))
+    return config.replace(stack=stack_of(blocks), final_norm=blocks[0].norm)
 
 
 # Meta and Mistral

@@ -62,7 +62,7 @@ class PickledStorage(NamedTuple):
 
     key: str
     dtype: str
-    count: int
+    length: int
 
 
 class PickledTensor(NamedTuple):
@@ -318,7 +318,7 @@ class PickledFile(SingleFile):
                 ".contiguous()",
                 code="unsupported", field=f"tensor {quoted(name)}", value=tensor.strides,
             )  # fmt: skip
-        if storage.count * width != size or tensor.start + numbers > storage.count:
+        if storage.length * width != size or tensor.start + numbers > storage.length:
             raise self._damaged(f"{quoted(name)} has {numbers:,} numbers, and its storage {size:,} bytes")
         return TensorEntry(name, storage.dtype, tensor.shape, start + tensor.start * width, numbers * width)
 
