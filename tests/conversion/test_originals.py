@@ -130,8 +130,9 @@ def test_buffers_of_masks_are_no_weights(tmp_path: Path) -> None:
 
 
 def test_arguments_of_nanogpt_are_read_whole(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="model_args has fields .*: twist"):
+    with pytest.warns(UserWarning) as told:
         gf.load(checkpoint(tmp_path, nanogpt(True), twist=1))
+    assert [str(one.message).rpartition(": ")[2] for one in told] == ["twist"]
     with refused(code="missing", field="model_args.block_size"):
         gf.load(checkpoint(tmp_path, nanogpt(True), block_size=None))
     with refused(code="conflict", field="tensor transformer.wte.weight"):
@@ -252,8 +253,9 @@ def test_what_params_leave_out_is_said(
 ) -> None:
     """Contexts of the releases: CONTEXT_LENGTH_FOR_VERSION of transformers' convert_llama_weights_to_hf.py."""
     place = folder(tmp_path, {**META, **more}, consolidated(4, 4, 8, 32, 96))
-    with pytest.warns(UserWarning, match=f"that of {release} is taken, {context:,}"):
+    with pytest.warns(UserWarning) as told:
         config = gf.preset(str(place))
+    assert len(told) == 1 and release in str(told[0].message) and f"{context:,}" in str(told[0].message)
     assert config.context == context
     scaling = next(config.layers()).mixer.position.scaling  # type: ignore[union-attr]
     assert (scaling and scaling.factor) == factor
@@ -273,8 +275,9 @@ def test_params_are_read_whole(tmp_path: Path) -> None:
         with pytest.raises(RequestError) as problem:
             gf.load(folder(tmp_path, {**META, **more}, weights))
         assert (problem.value.code, problem.value.field) == (code, field)
-    with pytest.warns(UserWarning, match="may matter: twist"):
+    with pytest.warns(UserWarning) as told:
         gf.load(folder(tmp_path, {**META, "twist": 1}, weights))
+    assert "twist" in [str(one.message).rpartition(": ")[2] for one in told]
     torch.save(weights, tmp_path / "consolidated.01.pth")
     with refused(code="unsupported", field="consolidated.01.pth"):
         gf.load(tmp_path)
