@@ -82,7 +82,7 @@ def computed(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
 
 
 def checkpoint(place: Path, weights: dict[str, Tensor], **arguments: Any) -> Path:
-    """What nanoGPT's train.py saves: the model, its optimizer, its arguments, its progress."""
+    """Saves as nanoGPT's train.py does: the model, its optimizer, its arguments, its progress."""
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights.values()]
     optimizer = torch.optim.AdamW(parameters)
     sum(one.sum() for one in parameters).backward()  # type: ignore[union-attr]
@@ -406,7 +406,7 @@ def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_value_that_unfolds_without_end_is_not_shown(tmp_path: Path) -> None:
-    """Twenty-six lists, each of which holds the one before twice: their text has 67 million brackets."""
+    """Twenty-six lists, each with the one before twice in it: their text has 67 million brackets."""
     nest: Any = []
     for _ in range(26):
         nest = [nest, nest]

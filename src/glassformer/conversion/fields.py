@@ -24,7 +24,7 @@ HARMLESS = {
     ),
     **dict.fromkeys(
         ("initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor"),
-        "says how weights begin before training",
+        "sets weights before training",
     ),
     **dict.fromkeys(
         ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "attention_hidden_dropout",

@@ -1,4 +1,4 @@
-"""Checkpoints as those who trained them left them, before anybody made a Hugging Face folder of them.
+"""Checkpoints in formats of their authors, not yet converted to a folder of Hugging Face.
 
     FILE.pt     nanoGPT's ckpt.pt: `model_args` and the state dict `model`
     FOLDER      Meta's: params.json, consolidated.00.pth, tokenizer.model
@@ -35,7 +35,7 @@ from glassformer.text.tokenizers import TOKENIZER_FILES
 ARGUMENTS = "model_args."
 """Start of the keys of a checkpoint of nanoGPT that describe its model."""
 WRAPPED = ("module.", "_orig_mod.")
-"""What `DistributedDataParallel` and `torch.compile` put before the names of a state dict."""
+"""Prefixes that `DistributedDataParallel` and `torch.compile` put before the names of a state dict."""
 NANOGPT = replace(
     with_modules(
         gpt2.NAMES,
@@ -74,7 +74,7 @@ WORDS = {
 LLAMA_3_2 = {(2048, 16), (3072, 28)}
 """Width and layers of the models of Llama 3.2, which divide low frequencies by 32 and not, as 3.1, by 8."""
 LONGEST = ("max_seq_len", "max_position_embeddings", "model_max_length")
-"""Keys of params.json for the longest text, the first that is there."""
+"""Keys of params.json for the longest text; the first existing one counts."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Original:
     names: Names
     file: TensorFile
     folder: Path
-    """Where its tokenizer may lie."""
+    """Folder in which its tokenizer is looked for."""
 
 
 def is_original(path: Path) -> bool:
@@ -275,5 +275,5 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
         return load_tokenizer(folder)
     others = [*folder.glob("tokenizer.model*"), *folder.glob("tekken.json"), *folder.glob("meta.pkl")]
     for path in sorted(others):
-        warnings.warn(f"{path} is not read, so that the model has no tokenizer; put its tokenizer.json beside it")
+        warnings.warn(f"{path} is not read, so that the model has no tokenizer; put its tokenizer.json next to it")
     return None

@@ -63,7 +63,7 @@ def has_params(path: Path) -> bool:
 
 
 def is_zip(path: Path) -> bool:
-    """Returns True for a file that begins as a zip archive, as those of torch do."""
+    """Returns True for a zip archive, by its first bytes; files of torch are such."""
     with path.open("rb") as file:
         return file.read(len(ZIP)) == ZIP
 

@@ -6,7 +6,7 @@
     NAME/byteorder      little
 
 A pickle is a program for a stack machine that may call any function by its name. The machine here has only the
-instructions that build plain values, and knows only the names by which torch rebuilds a tensor; it imports and calls
+instructions that build plain values, and knows only the names that torch needs to rebuild a tensor; it imports and calls
 nothing. Any other instruction or name is refused. Tensors are views of the file, as those of a safetensors file are.
 """
 
@@ -58,7 +58,7 @@ class Called(NamedTuple):
 
 
 class PickledStorage(NamedTuple):
-    """Bytes that lie in a member of the archive."""
+    """Bytes of a member of the archive."""
 
     key: str
     dtype: str
@@ -75,7 +75,7 @@ class PickledTensor(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """True if the numbers lie one after another in the order of the shape."""
+        """True if the numbers follow one another in the order of the shape."""
         expected = 1
         if 0 in self.shape:
             return True
@@ -91,7 +91,7 @@ def _storage(reference: Any) -> PickledStorage:
         case ("storage", Called(name), str(key), str(), int(count)) if name.removeprefix("torch.") in STORAGES:
             if 0 <= count < MOST_ELEMENTS:
                 return PickledStorage(key, STORAGES[name.removeprefix("torch.")], count)
-    raise BadPickle(f"it refers to {_shown(reference)}, which is no storage of plain numbers", "storage")
+    raise BadPickle(f"it refers to {_shown(reference)}, not to a storage of plain numbers", "storage")
 
 
 def _tensor(arguments: tuple[Any, ...]) -> PickledTensor:
@@ -106,7 +106,7 @@ def _parameter(arguments: tuple[Any, ...]) -> PickledTensor:
     match arguments:
         case (PickledTensor() as tensor, bool(), _):
             return tensor
-    raise BadPickle("it makes a parameter of something that is no tensor", "tensor")
+    raise BadPickle("it makes a parameter of something other than a tensor", "tensor")
 
 
 def _empty(arguments: tuple[Any, ...]) -> dict[Any, Any]:
@@ -152,7 +152,7 @@ class _Machine:
         return values
 
     def fill(self, pairs: list[Any]) -> None:
-        """Puts keys and values into the mapping that lies on top."""
+        """Puts keys and values into the topmost mapping."""
         found, keys = self.top(dict), pairs[::2]
         if len(pairs) % 2 or not all(isinstance(key, str) or _is_small(key) for key in keys):
             raise BadPickle("a mapping of it has a key that is neither a text nor a small whole number")
@@ -166,7 +166,7 @@ class _Machine:
     def call(self) -> Any:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Called) or function.name not in KNOWN or not isinstance(arguments, tuple):
-            raise BadPickle("it calls a value that is no function of torch")
+            raise BadPickle("it calls a value other than a function of torch")
         return KNOWN[function.name](arguments)
 
     def step(self, name: str, argument: Any) -> None:
@@ -240,7 +240,7 @@ def value_of(pickle: bytes) -> Any:
             machine.step(opcode.name, argument)
     except BadPickle:
         raise
-    except (ValueError, OverflowError) as problem:  # of pickletools: an instruction that is none, or is cut short
+    except (ValueError, OverflowError) as problem:  # of pickletools: an unknown instruction, or one cut short
         raise BadPickle(f"it is damaged ({str(problem)[:80]})") from None
     raise BadPickle("it has no end")
 
@@ -270,7 +270,7 @@ class PickledFile(SingleFile):
             raise self._damaged(str(problem)[:80]) from None
         if "byteorder" in self._members and self._bytes(data, "byteorder") != b"little":
             raise RequestError(
-                f"{self.path} was written on a big-endian machine; save it again on another one",
+                f"{self.path} was saved by a big-endian machine; save it again on another one",
                 code="unsupported", field=f"{self.path.name}:byteorder",
             )  # fmt: skip
         if not isinstance(tree, dict):
@@ -285,7 +285,7 @@ class PickledFile(SingleFile):
 
     def _damaged(self, why: str) -> RequestError:
         return RequestError(
-            f"{self.path} is no whole file of torch.save: {why}", code="damaged", field=f"{self.path.name}:header"
+            f"{self.path} is not a whole file of torch.save: {why}", code="damaged", field=f"{self.path.name}:header"
         )
 
     def _bytes(self, data: mmap.mmap, member: str) -> bytes:
@@ -314,7 +314,7 @@ class PickledFile(SingleFile):
         numbers = math.prod(tensor.shape)
         if not tensor.contiguous:
             raise RequestError(
-                f"{self.path}: the numbers of {quoted(name)} do not lie in the order of its shape; save its "
+                f"{self.path}: the numbers of {quoted(name)} are not in the order of its shape; save its "
                 ".contiguous()",
                 code="unsupported", field=f"tensor {quoted(name)}", value=tensor.strides,
             )  # fmt: skip
