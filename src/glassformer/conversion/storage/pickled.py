@@ -6,8 +6,8 @@
     NAME/byteorder      little
 
 A pickle is a program for a stack machine that may call any function by its name. The machine here has only the
-instructions that build plain values, and knows only the names that torch needs to rebuild a tensor; it imports and calls
-nothing. Any other instruction or name is refused. Tensors are views of the file, as those of a safetensors file are.
+instructions that build plain values, and knows only the names that torch needs to rebuild a tensor; it imports nothing
+and calls nothing. Any other instruction or name is refused. Tensors are views of the file, like those of safetensors.
 """
 
 from __future__ import annotations
