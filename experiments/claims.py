@@ -60,13 +60,13 @@ def _row(row: ClaimRow) -> str:
     found = row.result
     if found is None:
         needs = f", with {row.claim.needs}" if row.claim.needs else ""
-        cells = [name, row.claim.source, "", "", f"{verdict_of(row)} ({row.claim.minutes:g} min{needs})"]
+        cells = [name, row.claim.cites, "", "", f"{verdict_of(row)} ({row.claim.minutes:g} min{needs})"]
     else:
         judged = [one for one in found.outcome.figures if one.judged]
         here = "; ".join(f"{one.name}: {figure_words(one)}" for one in judged) or " ".join(found.outcome.notes)
         shown = "" if row.claim.kind == "exact" else f" ({found.outcome.size}; {found.outcome.sure})"
         result = f"[{found.verdict}](../src/glassformer/laboratory/measured/{row.name}.json){shown}"
-        cells = [name, row.claim.source, here, "; ".join(map(asked_words, judged)), result]
+        cells = [name, row.claim.cites, here, "; ".join(map(asked_words, judged)), result]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -30,6 +30,8 @@ from experiments.docs import (
 )
 from experiments.docs.guides import PAGE, guides_page
 from experiments.docs.kinds import FOLDER, KINDS, picture
+from experiments.docs.papers import PAGE as PAPERS
+from experiments.docs.papers import SOURCE, papers_page
 from experiments.docs.parts import PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
@@ -240,6 +242,20 @@ def test_every_mixer_every_visibility_and_every_network_has_a_page():
 
 def test_page_of_the_guides_is_fresh():
     assert PAGE.read_text(encoding="utf-8") == guides_page(), "run python -m experiments.docs guides"
+
+
+def test_page_of_the_papers_is_fresh():
+    assert PAPERS.read_text(encoding="utf-8") == papers_page(), "run python -m experiments.docs papers"
+
+
+def test_every_number_of_arxiv_in_the_source_has_authors_and_a_title():
+    """The numbers are those of the source alone: a paper that nothing cites is no entry."""
+    cited = set()
+    for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.yaml")]:
+        if path.name != "papers.yaml":
+            cited |= set(NUMBER.findall(path.read_text(encoding="utf-8")))
+    assert cited == set(papers()), "src/glassformer/names/papers.yaml has the authors and the title of each"
+    assert all(re.search(r" (19|20)\d\d$", paper.authors) and paper.title for paper in papers().values())
 
 
 def test_the_index_of_parts_is_fresh():

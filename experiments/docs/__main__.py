@@ -17,6 +17,7 @@ from experiments.docs import (
     index,
     measured_before,
     pages,
+    papers,
     parts,
     public,
     readings,
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="*", help="pages; by default all")
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
-    known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE}
+    known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE}
     if unknown := set(given.name) - set(known):
         parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(1)
@@ -58,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         parts.write(of_parts, keep, given.words)
     if not given.name or guides.NAME in given.name:
         guides.PAGE.write_text(guides.guides_page(), encoding="utf-8")
+    if not given.name or papers.NAME in given.name:
+        papers.PAGE.write_text(papers.papers_page(), encoding="utf-8")
     for page in pages().values():
         if given.name and page.name not in given.name:
             continue

@@ -10,10 +10,24 @@ from glassformer.laboratory.evidence.bench import POOL, TINY_CONTEXT, Bench
 from glassformer.laboratory.evidence.claim import Claim, credit, undecidable
 from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, contrast
 from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
-from glassformer.laboratory.evidence.timing import Race, Work, attention, decoding, races, training
+from glassformer.laboratory.evidence.stored import quoted
+from glassformer.laboratory.evidence.timing import MODEL as TIMED
+from glassformer.laboratory.evidence.timing import (
+    Pair,
+    Passes,
+    Race,
+    Work,
+    attention,
+    decoding,
+    each,
+    races,
+    recomputing,
+    training,
+)
 from glassformer.laboratory.uptraining import KEPT, MODEL, WAYS, Curve, UptrainingPlan, all_uptrained, base, gaps, tiny
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.kernel import AttentionCall, Auto, Kernel, Naive, Sdpa
 from glassformer.parts.kernel.banded import Banded
 from glassformer.parts.mixer.performer import orthogonal_features
@@ -224,9 +238,9 @@ def flash_exact(bench: Bench) -> Outcome:
     return Outcome(figures=tuple(figures), size=f"{s} tokens, {heads} heads of {width}, fp32", sure=f"to {tolerance:g}")
 
 
-def kept(kernel: Kernel, s: int) -> int:
-    """Returns the bytes of distinct tensors that autograd keeps of one call with 2 heads of 16."""
-    q, k, v = (torch.randn(1, s, 2, 16, requires_grad=True) for _ in range(3))
+def kept(kernel: Kernel, s: int, width: int = 16) -> int:
+    """Returns the bytes of distinct tensors that autograd keeps of one call with 2 heads."""
+    q, k, v = (torch.randn(1, s, 2, width, requires_grad=True) for _ in range(3))
     seen: dict[int, int] = {}
 
     def note(x: torch.Tensor) -> torch.Tensor:
@@ -253,29 +267,130 @@ def flash_memory(bench: Bench) -> Outcome:
                    sure=f"bytes that autograd keeps, counted; within {tolerance:g}")  # fmt: skip
 
 
-def flash_time(scale: int) -> tuple[Work, Work]:
-    tokens = 2048
-    return attention(Naive(), Causal(), tokens // scale), attention(Auto(), Causal(), tokens // scale)
+def flash(scale: int) -> tuple[Passes, Passes]:
+    tokens = 2048 // scale
+    return attention(Naive(), Causal(), tokens), attention(Auto(), Causal(), tokens)
 
 
-def window_time(scale: int) -> tuple[Work, Work]:
+flash_times = races(
+    Race("forward pass, all scores over blocks", each(Passes.forward, flash), least=3.0, published=3.6),
+    Race("backward pass, all scores over blocks", each(Passes.backward, flash), least=3.0, published=3.4),
+)
+
+
+def flash_table(bench: Bench) -> Outcome:
+    """Measures both passes, memory, and the longest text in the memory that all scores of 2,048 tokens take."""
+    tokens, width = bench.scaled(2048, 64), 64
+    times, memory = flash_times(bench), kept(Naive(), tokens, width)
+    longest = tokens * memory // kept(Sdpa(), tokens, width)
+    while kept(Sdpa(), longest, width) > memory:
+        longest -= tokens // 16
+    figures = (
+        exact("bytes kept for gradients, all scores over a fused kernel", memory / kept(Sdpa(), tokens, width),
+              least=3.5, published=3.9),
+        exact("longest text in the memory of all scores, over theirs", longest / tokens, least=4.0, published=4.0),
+    )  # fmt: skip
+    return times.model_copy(update={"figures": (*times.figures, *figures)})
+
+
+def window(scale: int) -> tuple[Passes, Passes]:
     tokens, window = 4096, 1024
     whole, part = Causal(), SlidingWindow(window // scale)
     return attention(Auto(), whole, tokens // scale), attention(Auto(), part, tokens // scale)
+
+
+def transfers(tokens: int, width: int, held: int) -> tuple[int, int]:
+    """Counts the values that forward attention of one head moves between large and fast memory: with all scores
+    written and read again, and by the loops of FlashAttention (2205.14135, algorithm 1) with room for `held` values in
+    the fast memory."""
+    scores = tokens * tokens
+    plain = 3 * tokens * width + scores + 2 * scores + scores + tokens * width
+    keys = held // (4 * width)
+    queries = min(keys, width)
+    moved = 0
+    for k in range(0, tokens, keys):
+        moved += 2 * width * min(keys, tokens - k)  # a block of keys and values is read once
+        for q in range(0, tokens, queries):
+            rows = min(queries, tokens - q)
+            moved += rows * (2 * width + 2) + rows * (width + 2)  # q, z, sums, maxima are read; z, sums, maxima written
+    return plain, moved
+
+
+def flash_traffic(bench: Bench) -> Outcome:
+    tokens, width, held, tolerance = 4096, 64, 32768, 0.1
+    plain, tiled = transfers(tokens, width, held)
+    twice = transfers(2 * tokens, width, held)[1], transfers(tokens, width, 2 * held)[1]
+    figures = (
+        exact("exponent of the values moved in tokens", math.log2(twice[0] / tiled), least=2 - tolerance,
+              most=2 + tolerance, published=2),
+        exact("exponent of the values moved in the room of the fast memory", math.log2(twice[1] / tiled),
+              least=-1 - tolerance, most=-1 + tolerance, published=-1),
+        exact("values moved, all scores over blocks", plain / tiled, least=1.0),
+        exact("values moved, all scores over blocks, at 1,024 tokens",
+              transfers(1024, width, held)[0] / transfers(1024, width, held)[1], least=1.0),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"{tokens:,} tokens, a head of {width}, room for {held:,} values",
+                   sure="counted over the loops of algorithm 1")  # fmt: skip
+
+
+def scores_in_memory(bench: Bench) -> Outcome:
+    """Counts the scores of one layer that a capture finds at short texts, and those of longer ones by their law."""
+    heads, short, tolerance = 32, (64, 128), 0.0
+    model = preset(f"gpt2@0.3m+heads={heads}+d_model={8 * heads}+layers=1+vocab_size=64+context=128").build(seed=0)
+    counts = []
+    for tokens in short:
+        seen = capture(model, torch.zeros(1, tokens, dtype=torch.int64), "layers.0.mixer.pattern")
+        counts.append(seen["layers.0.mixer.pattern"].numel())
+    law = [count - heads * tokens * tokens for count, tokens in zip(counts, short, strict=True)]
+    mebibytes = {tokens: 4 * heads * tokens * tokens / 2**20 for tokens in (1024, 2048, 4096, 8192)}
+    figures = (
+        exact("scores counted less heads times tokens squared", sum(map(abs, law)), most=tolerance, published=0),
+        exact("scores at 2,048 tokens", heads * 2048 * 2048, least=134e6, most=135e6, published=134e6),
+        exact("memory at 2,048 tokens", mebibytes.pop(2048), "MiB", least=512, most=512, published=512),
+        *(exact(f"memory at {tokens:,} tokens", size, "MiB") for tokens, size in mebibytes.items()),
+    )  # fmt: skip
+    return Outcome(figures=figures, size=f"one layer of {heads} heads, fp32, one text", sure="counted")
+
+
+def cache_is_faster(scale: int) -> tuple[Work, Work]:
+    before, tokens = 256 // scale, 32 // min(scale, 8)
+    return recomputing(before, tokens), decoding("", before, tokens)
 
 
 TWO_PERCENT = math.log(1.02)
 """Of perplexity, in nats."""
 
 
-def grouped_training(scale: int) -> tuple[Work, Work]:
-    tokens = 512
-    return training("+mha", tokens // scale), training("+gqa:4", tokens // scale)
+def training_with(change: str) -> Pair:
+    """Returns a training step with 12 KV heads, and one with a change."""
+    return lambda scale: (training("+mha", 512 // scale), training(change, 512 // scale))
 
 
-def multi_query_decoding(scale: int) -> tuple[Work, Work]:
-    tokens = 2048
-    return decoding("+mha", tokens // scale), decoding("+mqa", tokens // scale)
+def decoding_with(change: str) -> Pair:
+    """Returns decoding after 2,048 tokens with 12 KV heads, and with a change."""
+    return lambda scale: (decoding("+mha", 2048 // scale), decoding(change, 2048 // scale))
+
+
+heads_times = races(
+    Race("a token with 12 KV heads over one with 4", decoding_with("+gqa:4"), least=1.2, published=1.3),
+    Race("a token with 12 KV heads over one with 1", decoding_with("+mqa"), least=1.4, published=1.5),
+    Race("a step with 12 KV heads over one with 4", training_with("+gqa:4"), least=1.05, published=1.1),
+    Race("a step with 12 KV heads over one with 1", training_with("+mqa"), least=1.1, published=1.2),
+)
+
+
+def heads_table(bench: Bench) -> Outcome:
+    """Measures cache, inference, and training with 12, 4 and 1 KV heads, and quotes what sharing costs in loss."""
+    times, shape = heads_times(bench), Shape(s=1, t=2048, phase="decode")
+    whole = preset(f"{TIMED}+mha").costs(shape).state_bytes
+    caches = (
+        exact(f"cache with {heads} of 12 KV heads", preset(TIMED + change).costs(shape).state_bytes / whole,
+              least=published - 0.01, most=published + 0.01, published=published)
+        for heads, change, published in ((4, "+gqa:4", 0.33), (1, "+mqa", 0.08))
+    )  # fmt: skip
+    losses = quoted("shared-keys-cost-little")
+    notes = ("Losses are those of claim shared-keys-cost-little, at two and one of four KV heads.",) if losses else ()
+    return times.model_copy(update={"figures": (*caches, *times.figures, *losses), "notes": notes})
 
 
 def uptraining_repairs(bench: Bench) -> Outcome:
@@ -403,10 +518,25 @@ CLAIMS = [
     ),
     Claim(
         name="blocks-are-faster", kind="measured", minutes=1,
-        statement="At 2,048 tokens attention in blocks takes a third of the time of plain attention, forward and "
-        "backward.",
-        source="2205.14135, section 4", published="3.6 and 3.4 times, on a GPU", size="2,048 tokens, 16 heads of 64",
-        measure=races(Race("plain attention over attention in blocks", flash_time, least=3.0, published=3.5)),
+        statement="At 2,048 tokens attention in blocks takes a third of the time of plain attention in each pass and a "
+        "quarter of its memory, and reads four times the text in the memory of plain attention.",
+        source=credit("architecture") + "; 2205.14135, section 4",
+        published="forward 3.6, backward 3.4, memory 3.9 times less, text 4 times, on a GPU",
+        size="2,048 tokens, 16 heads of 64",
+        measure=flash_table,
+    ),
+    Claim(
+        name="flash-traffic", kind="exact", minutes=0.01,
+        statement="FlashAttention moves fewer values between large and fast memory than plain attention: their number "
+        "grows with the square of the text over the room of the fast memory.",
+        source="2205.14135, theorem 2", published="n^2 d^2 / M, against n d + n^2", size="any",
+        measure=flash_traffic,
+    ),
+    Claim(
+        name="scores-in-memory", kind="exact", minutes=0.01,
+        statement="The scores of 32 heads at 2,048 tokens are 134 million numbers, 512 MiB in fp32, in each layer.",
+        source=credit("architecture"), published="134M numbers, 512 MB", size="any",
+        measure=scores_in_memory,
     ),
     Claim(
         name="flash-speed-on-gpu", kind="undecidable", minutes=0,
@@ -426,7 +556,9 @@ CLAIMS = [
         name="window-is-faster", kind="measured", minutes=1,
         statement="A window of a quarter of 4,096 tokens makes attention four times as fast.",
         source="2004.05150", published="4 times", size="4,096 tokens, 16 heads of 64",
-        measure=races(Race("attention to all before over a window of 1,024", window_time, least=4.0, published=4.0)),
+        measure=races(
+            Race("attention to all before over a window of 1,024", each(Passes.both, window), least=4.0, published=4.0),
+        ),
     ),
     Claim(
         name="shared-keys-cost-little", kind="scoped", minutes=18,
@@ -445,7 +577,9 @@ CLAIMS = [
         statement="With 4 of 12 KV heads a training step takes a tenth less time.",
         source=credit("architecture"), published="1.1 times as fast",
         size="4 layers of width 768",
-        measure=races(Race("a step with 12 KV heads over one with 4", grouped_training, least=1.1, published=1.1)),
+        measure=races(
+            Race("a step with 12 KV heads over one with 4", training_with("+gqa:4"), least=1.1, published=1.1),
+        ),
     ),
     Claim(
         name="multi-query-decodes-faster", kind="measured", minutes=1,
@@ -453,8 +587,16 @@ CLAIMS = [
         source=credit("architecture") + "; 1911.02150", published="30 to 40 % less",
         size="4 layers of width 768",
         measure=races(
-            Race("a token with 12 KV heads over one with 1", multi_query_decoding, least=1 / 0.7, published=1.54),
+            Race("a token with 12 KV heads over one with 1", decoding_with("+mqa"), least=1 / 0.7, published=1.54),
         ),
+    ),
+    Claim(
+        name="heads-table", kind="measured", minutes=3,
+        statement="With 4 of 12 KV heads, and with one, the cache takes 33 and 8 %, a token 1.3 and 1.5 times less "
+        "time and a training step 1.1 and 1.2 times less, at less than 2 % of perplexity.",
+        source=credit("architecture"), published="33 and 8 %; 1.3 and 1.5; 1.1 and 1.2; less than 2 %",
+        size="4 layers of width 768",
+        measure=heads_table,
     ),
     Claim(
         name="uptraining-repairs", kind="scoped", minutes=15,
@@ -464,6 +606,13 @@ CLAIMS = [
         published="47.1 with 8 groups against 47.2 with all heads; mean, first, random in this order",
         size="1M parameters, 1M tokens",
         measure=uptraining_repairs,
+    ),
+    Claim(
+        name="cache-is-faster", kind="measured", minutes=1,
+        statement="After 256 tokens, decoding from a cache takes less than a quarter of the time of computing all keys "
+        "and values again for each token.",
+        source=credit("core"), published="O(L n d) for a token, against O(L n^2 d)", size="4 layers of width 768",
+        measure=races(Race("32 tokens computed again over 32 from a cache", cache_is_faster, least=4.0)),
     ),
     Claim(
         name="cached-decoding", kind="exact", minutes=0.05,

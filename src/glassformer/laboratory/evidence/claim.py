@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from glassformer.laboratory.evidence.bench import Bench
 from glassformer.laboratory.evidence.figure import Kind, Outcome
 from glassformer.names.known import GUIDES
+from glassformer.names.papers import cited
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Claim:
     minutes: float
     measure: Callable[[Bench], Outcome]
     needs: str = ""
+
+    @property
+    def cites(self) -> str:
+        """Source with authors and titles of its papers."""
+        return cited(self.source)
 
     @property
     def quick(self) -> bool:

@@ -87,14 +87,14 @@ CLAIMS = [
         name="icl-gradient-step", kind="exact", minutes=0.01,
         statement="The weights of one layer of linear attention can be written down so that it answers a prompt of "
         "examples as one step of gradient descent does.",
-        source="von Oswald et al. 2022, 2212.07677, proposition 1", published="equal", size="any",
+        source="2212.07677, proposition 1", published="equal", size="any",
         measure=icl_gradient_step,
     ),
     Claim(
         name="icl-trained-step", kind="measured", minutes=1,
         statement="Trained on prompts of linear functions, one layer of linear attention becomes one step of gradient "
         "descent at the best rate.",
-        source="von Oswald et al. 2022, 2212.07677; error in closed form: Zhang, Frei and Bartlett 2023, 2306.09927",
+        source="2212.07677; error in closed form: 2306.09927",
         published="error d (d + 1) / (n + d + 1) = 1.875",
         size="5 dimensions, 10 examples",
         measure=icl_trained_step,
@@ -103,7 +103,7 @@ CLAIMS = [
         name="icl-ridge", kind="scoped", minutes=20,
         statement="A transformer trained on noisy linear functions answers as the best estimator does (ridge "
         "regression) and not as least squares does.",
-        source="Garg et al. 2022, 2208.01066; Akyürek et al. 2022, 2211.15661", published="near ridge",
+        source="2208.01066; 2211.15661", published="near ridge",
         size="5 dimensions, 200k parameters",
         measure=icl_ridge,
     ),
@@ -111,7 +111,7 @@ CLAIMS = [
         name="induction-two-layers", kind="measured", minutes=3,
         statement="Going on with what was read before forms in an abrupt change, by a head that looks at the token "
         "before and one above it that matches prefixes; a single layer has none.",
-        source="Olsson et al. 2022, 2209.11895", published="a phase change, from two layers on",
+        source="2209.11895", published="a phase change, from two layers on",
         size="two layers of width 64",
         measure=induction_two_layers,
     ),

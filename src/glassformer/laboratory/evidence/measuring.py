@@ -74,6 +74,7 @@ class Claims(Reported, Tabular):
             if self.measured and row.result is not None:
                 yield Line(row.claim.statement, style="bold")
                 yield f"{row.result.words}; {row.result.outcome.sure}"
+                yield dim(f"{row.claim.cites}: {row.claim.published}")
                 yield _figures(row.result.outcome)
         yield from map(dim, self.notes)
         if self.page is not None:

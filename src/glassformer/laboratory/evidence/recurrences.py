@@ -92,7 +92,7 @@ CLAIMS = [
         name="selective-copying", kind="scoped", minutes=30,
         statement="A state space model whose weights depend on what it reads copies symbols from among noise; one of "
         "fixed weights does not.",
-        source="Gu and Dao 2023, 2312.00752, table 1", published="99.8 % against 18.3 %", size="64 tokens, width 64",
+        source="2312.00752, table 1", published="99.8 % against 18.3 %", size="64 tokens, width 64",
         measure=selective_copying,
     ),
     Claim(

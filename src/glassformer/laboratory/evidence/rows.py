@@ -38,7 +38,7 @@ class ClaimRow:
         """Returns the claim, its first judged figure with interval, its verdict, and all that is stored."""
         claim, held, judged = self.claim, self.result, self.judged
         return {
-            "name": claim.name, "statement": claim.statement, "source": claim.source, "published": claim.published,
+            "name": claim.name, "statement": claim.statement, "source": claim.cites, "published": claim.published,
             "kind": claim.kind, "size": claim.size, "minutes": claim.minutes, "needs": claim.needs,
             "measured": judged and judged.value, "low": judged and judged.low, "high": judged and judged.high,
             "verdict": self.verdict, "result": held and held.model_dump(mode="json") | {"words": held.words},

@@ -13,7 +13,7 @@ from glassformer.errors import RequestError
 from glassformer.files import Written, replace_text
 from glassformer.laboratory.evidence.bench import DATA
 from glassformer.laboratory.evidence.claim import Claim
-from glassformer.laboratory.evidence.figure import OPEN, Kind, Outcome, Verdict, verdict
+from glassformer.laboratory.evidence.figure import OPEN, Figure, Kind, Outcome, Verdict, verdict
 
 LARGEST = 1 << 20
 """Bytes of a result; ours have a few thousand."""
@@ -98,6 +98,12 @@ def read(folder: Path, name: str) -> Stored | None:
             value=str(folder),
         ) from None  # fmt: skip
     return found.model_copy(update={"verdict": verdict(found.kind, found.outcome.figures, found.tiny)})
+
+
+def quoted(name: str) -> tuple[Figure, ...]:
+    """Returns the judged figures of a claim that comes measured with the library; none if no measurement does."""
+    held = read(MEASURED, name)
+    return () if held is None else tuple(figure for figure in held.outcome.figures if figure.judged)
 
 
 def write(stored: Stored, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Claims about speed: two pieces of work timed in turn, and how many times as long the first takes."""
+"""Claims about speed: two pieces of work timed in turn, in the mode in which models train."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from glassformer.laboratory.evidence.bench import Bench
 from glassformer.laboratory.evidence.figure import Figure, Outcome
@@ -16,20 +18,65 @@ from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.visibility import Visibility
 from glassformer.runs.contrasts import mean_interval
 from glassformer.thresholds import CONFIDENCE
+from glassformer.training import fast_training
 
 ROUNDS, TINY_ROUNDS = 9, 2
 MODEL = "llama@1m+layers=4+d_model=768+heads=12+vocab_size=256+context=4096"
 """Wide enough for matrix products to be most of the work."""
 
-Work = Callable[[], object]
+Work = Callable[[], Callable[[], object]]
+"""Prepares a piece of work, and returns the part of it that is timed."""
+
+Pair = Callable[[int], tuple[Work, Work]]
+"""Makes the work that is said to take longer and the other, whose lengths are divided by a scale."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A function of tensors, (..) -> (..), whose passes are timed.
+
+    Attributes
+    ----------
+    function : callable
+        The function.
+    inputs : tuple of Tensor
+        Arguments whose gradients are computed.
+    """
+
+    function: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+
+    def forward(self) -> Callable[[], object]:
+        """Returns the forward pass, which keeps the tensors that the backward pass needs."""
+        return lambda: self.function(*self.inputs)
+
+    def backward(self) -> Callable[[], object]:
+        """Computes the forward pass, and returns the backward pass."""
+        z = self.function(*self.inputs)
+        ones = torch.ones_like(z)
+        return lambda: torch.autograd.grad(z, self.inputs, ones)
+
+    def both(self) -> Callable[[], object]:
+        """Returns the forward and the backward pass together."""
+        return lambda: self.backward()()
+
+
+def each(work: Callable[[Passes], Callable[[], object]], make: Callable[[int], tuple[Passes, Passes]]) -> Pair:
+    """Returns the pair whose timed part is `work`, such as `Passes.forward`, of two functions."""
+
+    def pair(scale: int) -> tuple[Work, Work]:
+        first, second = make(scale)
+        return partial(work, first), partial(work, second)
+
+    return pair
 
 
 @dataclass(frozen=True)
 class Race:
-    """`make(scale)` gives the work that is said to take longer and the other; lengths are divided by the scale."""
+    """A ratio of two times: of the first piece of work that `make` gives over the second."""
 
     name: str
-    make: Callable[[int], tuple[Work, Work]]
+    make: Pair
     least: float | None = None
     most: float | None = None
     published: float | None = None
@@ -37,7 +84,8 @@ class Race:
     def figure(self, rounds: int, scale: int) -> Figure:
         """The ratio of the times of each round, with the interval of their geometric mean."""
         first, second = self.make(scale)
-        first(), second()
+        for _ in range(2):  # the first call compiles the forward pass, and its gradient the backward pass
+            first()(), second()()
         logs = [math.log(seconds(first) / seconds(second)) for _ in range(rounds)]
         mean, low, high = (math.exp(one) for one in mean_interval(logs, CONFIDENCE))
         return Figure(name=self.name, value=mean, unit="times", low=low, high=high, least=self.least, most=self.most,
@@ -45,34 +93,38 @@ class Race:
 
 
 def seconds(work: Work) -> float:
+    """Returns the seconds of the timed part of a piece of work."""
+    timed = work()
     began = time.perf_counter()
-    work()
+    timed()
     return time.perf_counter() - began
 
 
 def races(*each: Race) -> Callable[[Bench], Outcome]:
-    """The measurement that runs them, on this machine's processor in fp32."""
+    """Returns the measurement that runs them as models train: memory is kept from step to step, and elementwise regions
+    are compiled; in fp32."""
 
     def measure(bench: Bench) -> Outcome:
         rounds, scale = bench.scaled(ROUNDS, TINY_ROUNDS), bench.scaled(1, 32)
-        return Outcome(
-            figures=tuple(race.figure(rounds, scale) for race in each),
-            size=f"this machine, fp32, threads: {torch.get_num_threads()}",
-            sure=f"{rounds} rounds in turn, intervals of {CONFIDENCE:.0%}",
-        )
+        with fast_training("cpu", "float32", compile=False if bench.tiny else None) as how:
+            return Outcome(
+                figures=tuple(race.figure(rounds, scale) for race in each),
+                size=f"this machine, fp32, {'compiled' if how.compile else 'eager'} regions, "
+                f"threads: {torch.get_num_threads()}",
+                sure=f"{rounds} rounds in turn, intervals of {CONFIDENCE:.0%}",
+            )
 
     return measure
 
 
-def attention(kernel: Kernel, visibility: Visibility, s: int, heads: int = 16, width: int = 64) -> Work:
-    """Forward and backward of one call."""
+def attention(kernel: Kernel, visibility: Visibility, s: int, heads: int = 16, width: int = 64) -> Passes:
+    """Returns one call of a kernel on s tokens."""
     q, k, v = (torch.randn(1, s, heads, width, requires_grad=True) for _ in range(3))
-    ones = torch.ones(1, s, heads, width)
-    return lambda: torch.autograd.grad(kernel(AttentionCall(q, k, v, visibility)), (q, k, v), ones)
+    return Passes(lambda q, k, v: kernel(AttentionCall(q, k, v, visibility)), (q, k, v))
 
 
 def training(change: str, tokens: int) -> Work:
-    """Forward and backward of a model on one sequence."""
+    """Returns the forward and backward passes of a model on one sequence."""
     model = preset(MODEL + change).build(seed=0)
     text = torch.randint(256, (1, tokens))
 
@@ -80,24 +132,34 @@ def training(change: str, tokens: int) -> Work:
         model.zero_grad(set_to_none=True)
         model.loss(text, text.roll(-1, 1)).backward()
 
-    return step
+    return lambda: step
 
 
 def decoding(change: str, after: int, tokens: int = 8) -> Work:
-    """Tokens of cached decoding after a prompt of so many."""
+    """Returns cached decoding of `tokens` tokens after a prompt of `after` tokens."""
     model = preset(MODEL + change).build(seed=0).eval()
+    state = model.init_state(1, after + tokens)
+    with torch.inference_mode():
+        model(torch.randint(256, (1, after)), state)
 
-    def prepare() -> Work:
-        state = model.init_state(1, after + tokens)
+    def decode() -> None:
         with torch.inference_mode():
-            model(torch.randint(256, (1, after)), state)
+            for _ in range(tokens):
+                model(torch.zeros(1, 1, dtype=torch.int64), state)
+            state.truncate(after)
 
-        def decode() -> None:
-            with torch.inference_mode():
-                for _ in range(tokens):
-                    model(torch.zeros(1, 1, dtype=torch.int64), state)
-                state.truncate(after)
+    return lambda: decode
 
-        return decode
 
-    return prepare()
+def recomputing(after: int, tokens: int) -> Work:
+    """Returns decoding of `tokens` tokens after a prompt of `after` tokens that computes all keys and values again for
+    each token."""
+    model = preset(MODEL).build(seed=0).eval()
+    text = torch.randint(256, (1, after + tokens))
+
+    def decode() -> None:
+        with torch.inference_mode():
+            for length in range(after, after + tokens):
+                model(text[:, : length + 1])
+
+    return lambda: decode

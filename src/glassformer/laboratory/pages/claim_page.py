@@ -103,7 +103,7 @@ def _claim(row: ClaimRow) -> Markup:
     told = [tag("h3", row.claim.statement, id=row.name), tag("p", *_verdict(row))]
     if found is None:
         asks = f", about {row.claim.minutes:g} minutes" + (f", and {row.claim.needs}" if row.claim.needs else "")
-        told.append(caption(f"{row.claim.source}: {row.claim.published}. It takes {row.claim.size}{asks}."))
+        told.append(caption(f"{row.claim.cites}: {row.claim.published}. It takes {row.claim.size}{asks}."))
         return tag("article", *told)
     outcome = found.outcome
     if outcome.figures:
@@ -114,7 +114,7 @@ def _claim(row: ClaimRow) -> Markup:
     where = f"{found.machine.get('processor', '')}, {found.measured}"
     notes = " ".join(outcome.notes)
     shown = f"Shown at: {outcome.size}; {outcome.sure}; {where}."
-    told.append(caption(f"{row.claim.source}: {row.claim.published}. {shown} {notes}"))
+    told.append(caption(f"{row.claim.cites}: {row.claim.published}. {shown} {notes}"))
     return tag("article", *told)
 
 
