@@ -15,6 +15,7 @@ from glassformer.laboratory.evidence.bench import Bench
 from glassformer.laboratory.evidence.figure import Figure, Outcome
 from glassformer.naming import preset
 from glassformer.parts.kernel import AttentionCall, Kernel
+from glassformer.parts.region import compiled_regions
 from glassformer.parts.visibility import Visibility
 from glassformer.runs.contrasts import mean_interval
 from glassformer.thresholds import CONFIDENCE
@@ -139,11 +140,11 @@ def decoding(change: str, after: int, tokens: int = 8) -> Work:
     """Returns cached decoding of `tokens` tokens after a prompt of `after` tokens."""
     model = preset(MODEL + change).build(seed=0).eval()
     state = model.init_state(1, after + tokens)
-    with torch.inference_mode():
+    with torch.inference_mode(), compiled_regions(False):
         model(torch.randint(256, (1, after)), state)
 
     def decode() -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), compiled_regions(False):  # as models generate
             for _ in range(tokens):
                 model(torch.zeros(1, 1, dtype=torch.int64), state)
             state.truncate(after)
@@ -158,7 +159,7 @@ def recomputing(after: int, tokens: int) -> Work:
     text = torch.randint(256, (1, after + tokens))
 
     def decode() -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), compiled_regions(False):
             for length in range(after, after + tokens):
                 model(text[:, : length + 1])
 
