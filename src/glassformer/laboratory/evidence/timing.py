@@ -110,7 +110,7 @@ def races(*each: Race) -> Callable[[Bench], Outcome]:
         with fast_training("cpu", "float32", compile=False if bench.tiny else None) as how:
             return Outcome(
                 figures=tuple(race.figure(rounds, scale) for race in each),
-                size=f"this machine, fp32, {'compiled' if how.compile else 'eager'} regions, "
+                size=f"this machine, fp32, training with {'compiled' if how.compile else 'eager'} regions, "
                 f"threads: {torch.get_num_threads()}",
                 sure=f"{rounds} rounds in turn, intervals of {CONFIDENCE:.0%}",
             )
