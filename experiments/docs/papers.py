@@ -28,7 +28,7 @@ def cited_by() -> dict[str, list[str]]:
     for path in sorted(SOURCE.rglob("*.py")):
         if "evidence" not in path.parts:
             for number in sorted(set(NUMBER.findall(path.read_text(encoding="utf-8")))):
-                found[number].append(f"[{path.stem}](../src/glassformer/{path.relative_to(SOURCE).as_posix()})")
+                found[number].append(f"[`{path.stem}`](../src/glassformer/{path.relative_to(SOURCE).as_posix()})")
     return found
 
 

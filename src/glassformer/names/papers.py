@@ -39,5 +39,5 @@ def papers() -> dict[str, Paper]:
 
 
 def cited(text: str) -> str:
-    """Returns a text in which authors and title stand beside the number of each paper."""
+    """Returns a text with authors and title in front of the number of each paper."""
     return NUMBER.sub(lambda match: str(papers().get(match[0], match[0])), text)
