@@ -17,10 +17,13 @@ import torch
 from glassformer.architectures import PRESETS
 from glassformer.cli import main, waiting
 from glassformer.cli.program import GROUPS, VERBS
+from glassformer.laboratory.evidence.catalogue import known as claims
+from glassformer.lens.registry import READINGS
 from glassformer.names import known
 from glassformer.naming.catalogue import PresetCatalogue
 from glassformer.naming.changes import OF_MODEL, words
 from glassformer.parts.core.outside import is_outside
+from glassformer.planning.machines import machines
 from glassformer.text.corpora import ALIASES, EMBEDDED
 from glassformer.text.tasks import TASKS
 from glassformer.training.optimizers import OptimizerConfig
@@ -55,6 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (top / name).mkdir()
         for file in files:
             (top / name / file).write_text("{}")
+    (top / "deep").mkdir()
+    (top / "deep" / "config.json").write_text('{"num_hidden_layers": 3}')
+    (top / "runs.csv").write_text("params,tokens,loss\n")
     return top
 
 
@@ -88,6 +94,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ablate", "gpt2@1m", "--to", "lama", "--data", "python-docs"], "did you mean 'llama'"),
         (["generate", "whole", "--speculat"], "--speculate"),
         (["trian"], "train"),
+        (["list"], 'Did you mean "presets"'),
+        (["ls"], 'Did you mean "presets"'),
+        (["models"], 'Did you mean "presets"'),
+        (["eval", "whole"], 'Did you mean "inspect"'),
+        (["finetune", "whole"], 'Did you mean "train"'),
+        (["sample", "whole"], 'Did you mean "generate"'),
+        (["run", "gpt2@1m"], "is the name of a model"),
+        (["run", "nothere.yml"], "nothere.yml"),
+        (["generate", "whole", "Hi", "--temp", "1"], "did you mean '--temperature'"),
+        (["generate", "whole", "Hi", "--num-samples=2"], "did you mean '--n'"),
+        (["generate", "whole", "Hi", "--topk", "2"], "did you mean '--top-k'"),
+        (["train", *RUN, "--bs", "2"], "did you mean '--batch-size'"),
+        (["train", *RUN, "--xyzzy", "2"], "glassformer train --help"),
         (["why", "mutee"], "did you mean 'mute'"),
         (["guides", "mathematic"], "did you mean 'mathematics'"),
         (["run", "nothere.yaml"], "nothere.yaml"),
@@ -99,6 +118,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", *RUN, "--tokenizer", "bbe:300"], "did you mean 'bpe'"),
         (["train", *RUN, "--device", "cdua:0"], "did you mean 'cuda'"),
         (["generate", "whole", "Hi", "--temperature", "-1"], "temperature=-1.0"),
+        (["plan", "llama-3-8b", "--machine", "h10:8"], "did you mean 'h100'"),
+        (["plan", "llama-3-8b", "--gpu", "abacus"], "known: h100, h200"),
+        (["claims", "gqa-cach"], "did you mean 'gqa-cache'"),
+        (["claims", "gqa-cache", "switch-los", "--quick"], "did you mean 'switch-loss'"),
+        (["scale", "gpt2", "--data", "python-doc", "--sizes", "1m", "--budgets", "1M"], "did you mean 'python-docs'"),
+        (["scale", "lama", "--data", "python-docs", "--sizes", "1m", "--budgets", "1M"], "did you mean 'llama'"),
+        (["scale", "--data", "runs.csw"], "did you mean 'runs.csv'"),
+        (["inspect", "whole", "Hi", "--reading", "head_score"], "did you mean 'head_scores'"),
+        (["inspect", "whole", "Hi", "--ablate", "layers.1.head.2"], "layers.2.heads.1,3"),
+        (["inspect", "deep", "Hi", "--ablate", "layers.1", "--ablate", "layers.3.ffn"], "layers 0 to 2"),
         (["chat", "whole", "--top-p", "0"], "top_p=0.0"),
         (["generate", "whole", "Hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
     ],
@@ -123,6 +152,9 @@ def test_known_names_are_those_that_are_declared() -> None:
     assert tuple(TASKS) == known.TASKS
     ours = {kind for kind, one in OptimizerConfig.choices().items() if not is_outside(one)}
     assert sorted(ours) == list(known.OPTIMIZERS)
+    assert tuple(READINGS) == known.READINGS
+    assert tuple(machines()) == known.MACHINES
+    assert sorted(claims()) == sorted(known.CLAIMS)
     assert [torch.device(kind).type for kind in known.DEVICES[1:]] == list(known.DEVICES[1:])
 
 

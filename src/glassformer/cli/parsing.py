@@ -8,10 +8,10 @@ from dataclasses import is_dataclass
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from cyclopts import App, MissingArgumentError, UnusedCliTokensError
+from cyclopts import App, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from glassformer.cli.options import ChoiceName, FileName, ModelName, TextName
-from glassformer.errors import RequestError, shown
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.names.grammar import RECIPE
 from glassformer.options import Bounds
 
@@ -29,6 +29,8 @@ def parse(app: App, arguments: list[str], example: str) -> Callable[[], object]:
         if problem.keyword is not None or not example:  # an option without its value
             raise
         raise _lacking(arguments[0], [*_missing(app, arguments), *_missing_length(arguments)], example) from None
+    except UnknownOptionError as problem:
+        raise _unknown_option(arguments[0], problem) from None
     except UnusedCliTokensError as problem:
         raise _unused(app, arguments[0], problem.unused_tokens or [], example) from None
     if example and (names := _missing_length(arguments)):
@@ -73,6 +75,29 @@ def _missing(app: App, arguments: list[str]) -> list[str]:
             arguments = [arguments[0], *value, *arguments[1:]]
         except Exception:  # about a given value, which is refused once nothing is missing
             return found
+
+
+OPTIONS = {
+    "max-length": "--max-new-tokens", "length": "--max-new-tokens", "num-samples": "--n", "num-beams": "--beams",
+    "output": "--out", "steps": "--tokens", "rate": "--lr", "seq-len": "--context", "block-size": "--context",
+    "dataset": "--data", "gpu": "--device", "verbose": "--traceback", "temp": "--temperature",
+}  # fmt: skip
+"""Names of options in other programs -> ours."""
+
+
+def _unknown_option(verb: str, problem: UnknownOptionError) -> RequestError:
+    """Returns the refusal of an option that a verb lacks, with the nearest that it has."""
+    typed = (problem.token.keyword or problem.token.value).partition("=")[0]
+    known = [name for one in problem.argument_collection if one.parse for name in one.names if name.startswith("-")]
+    meant = OPTIONS.get(typed.lstrip("-").replace("_", "-"))
+    near = f"; did you mean {meant!r}?" if meant in known else ""
+    longer = [name for name in known if len(typed) > 3 and name.startswith(typed)]
+    near = near or did_you_mean(typed.lstrip("-"), [name.lstrip("-") for name in longer or known])
+    near = near.replace("mean '", "mean '--").replace("or '", "or '--").replace("----", "--")
+    return RequestError(
+        f"{verb} has no option {shown(typed)}{near or f'; glassformer {verb} --help lists them'}",
+        code="unknown", field=typed.lstrip("-").lower().replace("-", "_"), value=typed,
+    )  # fmt: skip
 
 
 def _missing_length(arguments: list[str]) -> list[str]:

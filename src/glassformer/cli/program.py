@@ -24,11 +24,13 @@ from glassformer.version import __version__
 
 
 class Verb(NamedTuple):
-    """A verb in the list of them: its file in `verbs`, the first line of its docstring, an example to copy."""
+    """A verb in the list of them: its file in `verbs`, the first line of its docstring, an example to copy, and names
+    that other programs have for it, which are answered with this one."""
 
     file: str
     line: str
     example: str
+    others: tuple[str, ...] = ()
 
 
 GROUPS: dict[str, dict[str, Verb]] = {
@@ -37,26 +39,31 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "training",
             "Train one model and leave a run folder: config, recipe, metrics, checkpoints, report.",
             "train gpt2@1m --data python-docs --minutes 1 --out my_run",
+            ("fit", "finetune", "fine-tune", "pretrain"),
         ),
         "generate": Verb(
             "writing",
             "Generate text from one or more prompts.",
             'generate smollm2 "Once upon a time"',
+            ("sample", "complete", "predict", "infer", "write", "prompt"),
         ),
         "chat": Verb(
             "writing",
             "Talk with a model that has a chat template.",
             "chat smollm2",
+            ("talk",),
         ),
         "inspect": Verb(
             "checkpoints",
             "Show the parts and the costs of a model; with --text, the activations inside it on that text.",
             'inspect smollm2 "The cat sat on the mat"',
+            ("eval", "evaluate", "show", "info", "perplexity", "visualize", "summary"),
         ),
         "compare": Verb(
             "training",
             "Train several models side by side under one budget and write a report.",
             "compare gpt2@1m llama@1m --data python-docs --minutes 1",
+            ("benchmark", "bench", "sweep", "race"),
         ),
     },
     "Models and their costs": {
@@ -64,11 +71,13 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "planning",
             "List the names, sizes and changes that a model expression is made of.",
             "presets rope",
+            ("list", "ls", "models", "names", "zoo"),
         ),
         "explain": Verb(
             "planning",
             "Explain a word: what it is for, its formula, models that have it, its cost, what was measured.",
             "explain rope",
+            ("man", "what", "define"),
         ),
         "tokens": Verb(
             "planning",
@@ -79,16 +88,19 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "planning",
             "Compute parameters, FLOPs, memory and cache of models exactly; with --machine, also time and cost.",
             "plan llama-3-8b qwen3-8b --machine h100",
+            ("count", "estimate", "cost", "flops", "memory", "params"),
         ),
         "convert": Verb(
             "checkpoints",
             "Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.",
             "convert smollm2 smollm2.gguf",
+            ("export", "quantize", "save", "download", "pull"),
         ),
         "check": Verb(
             "checkpoints",
             "Verify a model numerically: decoding with and without cache, save and load, the published implementation.",
             "check llama@1m",
+            ("verify", "test", "validate"),
         ),
     },
     "Your own texts": {
@@ -96,6 +108,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "writing",
             "Turn texts into vectors, pooled and normalised as the model's folder says.",
             'embed minilm "a text" "another text"',
+            ("encode", "vectors"),
         ),
         "classify": Verb(
             "writing",
@@ -130,6 +143,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "laboratory",
             "Run an experiment from a file, such as recipes/gpt2-to-llama.yaml.",
             "run recipes/gpt2-to-llama.yaml",
+            ("experiment",),
         ),
         "claims": Verb(
             "laboratory",
@@ -153,6 +167,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "training",
             "Diagnose a failed run: the first statistic to deviate, the known failure that matches, and remedies.",
             "why my_run",
+            ("diagnose", "debug"),
         ),
         "schema": Verb(
             "planning",
@@ -179,6 +194,7 @@ for _at, (_heading, _verbs) in enumerate(GROUPS.items()):
         app.command(
             f"glassformer.cli.verbs.{_verb.file}:{_name}", name=_name, help=_verb.line, help_format="markdown",
             help_epilogue=f"Example: `glassformer {_verb.example}`", group=_group, sort_key=len(app._commands),
+            synonym=_verb.others,
         )  # fmt: skip
 _options = Group("Options", sort_key=len(GROUPS))
 app["--help"].group = app["--version"].group = (_options,)

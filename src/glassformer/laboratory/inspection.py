@@ -23,7 +23,7 @@ from glassformer.laboratory.quality import TOKENS, Quality, QualityTable, qualit
 from glassformer.lens.inspection import Inspection
 from glassformer.lens.inspection import inspect as lens_inspect
 from glassformer.lens.reading import Reading
-from glassformer.lens.registry import PATCHING, ReadingInputs, ablation, ask, chosen
+from glassformer.lens.registry import PATCHING, ReadingInputs, ablation, ask, check_edits, chosen
 from glassformer.loaded import Loaded
 from glassformer.naming.resolve import ModelLike, has_weights, name_of, resolve
 from glassformer.runs import events
@@ -227,6 +227,8 @@ def _read(
     if folder is not None:  # before the time is spent
         check_output(folder, *pages, force=force)
     name, trained, progress = name_of(model), has_weights(model), events.reading(notify)
+    if edits and (config := resolve(model)).embedding.reads == "tokens":
+        check_edits(config, edits)
     loaded = _readable(model, notify)
     inner, tokenizer = loaded.model, loaded.tokenizer
     assert tokenizer is not None

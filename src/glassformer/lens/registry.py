@@ -3,17 +3,17 @@ its `--ablate` takes away."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError, did_you_mean
-from glassformer.introspection import at_rest, eager
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError
+from glassformer.introspection import at_rest, eager, edit
 from glassformer.lens.ablation import head_ablation
 from glassformer.lens.attribution import logit_attribution
 from glassformer.lens.edits import (
@@ -37,12 +37,13 @@ from glassformer.lens.routing import expert_routing
 from glassformer.lens.similarity import token_similarity
 from glassformer.lens.sinks import attention_sinks, massive_activations
 from glassformer.model import Model
+from glassformer.names.checks import ablated_part, check_reading
+from glassformer.names.known import ALL_READINGS
 from glassformer.parts.core.running import Edit
 from glassformer.text import OnProgress, Tokenizer
 
 REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12
 PATCHING = "activation_patching"
-ALL = "all"
 ABLATED = 256
 """Tokens at the end of the text that every head is ablated on: there is a pass for each few of them."""
 
@@ -132,10 +133,8 @@ def chosen(names: Sequence[str]) -> list[str]:
     """Returns the names of readings, each once, with `ALL` replaced by all of them. Raises RequestError for an unknown
     name."""
     for name in names:
-        if name not in (*READINGS, ALL):
-            near = did_you_mean(name, [*READINGS, ALL]) or f"; there are {', '.join(READINGS)}, and {ALL}"
-            raise RequestError(f"no reading is named {name!r}{near}", code="unknown", field="reading", value=name)
-    return list(READINGS) if ALL in names else list(dict.fromkeys(names))
+        check_reading(name)
+    return list(READINGS) if ALL_READINGS in names else list(dict.fromkeys(names))
 
 
 def ask(names: Sequence[str], inputs: ReadingInputs, progress: OnProgress) -> Iterator[tuple[str, Reading | str]]:
@@ -151,19 +150,21 @@ _ABLATED: dict[str | None, Callable[..., dict[str, Edit]]] = {
     None: ablate_layer, "mixer": ablate_mixer, "ffn": ablate_ffn,
     "heads": ablate_heads, "neurons": ablate_neurons, "experts": ablate_experts,
 }  # fmt: skip
-_NAMED = re.compile(r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|experts)\.(\d{1,9}(?:,\d{1,9})*))?")
 
 
 def ablation(named: str) -> dict[str, Edit]:
     """The edit that takes away what is named: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3 and neurons or
     experts in the same way. Raises RequestError for a name of another kind."""
-    found = _NAMED.fullmatch(named)
-    if found is None:
-        raise RequestError(
-            f"ablate={named!r}: use layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, and neurons or "
-            "experts in the same way",
-            code="syntax", field="ablate", value=named,
-        )  # fmt: skip
-    layer, whole, several, indices = found.groups()
-    chosen: tuple[Any, ...] = ([int(index) for index in indices.split(",")],) if several else ()
-    return _ABLATED[whole or several](int(layer), *chosen)
+    layer, part, indices = ablated_part(named)
+    return _ABLATED[part](layer, *([indices] if indices else []))
+
+
+def check_edits(config: ModelConfig, edits: Sequence[Mapping[str, Edit]]) -> None:
+    """Raises RequestError for an edit of a layer, head, unit or expert that a model lacks, before it has weights: its
+    outline reads two tokens with the edits."""
+    outline, tokens = config.outline(), torch.zeros(1, 2, dtype=torch.long, device="meta")
+    with ExitStack() as edited, torch.no_grad():
+        for one in edits:
+            edited.enter_context(edit(outline, one))
+        with suppress(NotImplementedError, RuntimeError):  # an outline has no values, which some experts look at
+            outline(tokens) if outline.encoder is None else outline(tokens, source=tokens)

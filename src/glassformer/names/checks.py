@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections.abc import Collection, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.names import grammar, places
 from glassformer.names.known import (
+    ALL_READINGS,
+    CLAIMS,
     CORPORA,
     DATA_PREFIXES,
     DEVICES,
     FAMILIES,
     GUIDES,
+    MACHINES,
     NAMED_TEXTS,
     OPTIMIZERS,
     PACKAGED,
     PRESETS,
+    READINGS,
     SHORT_NAMES,
     SIZED_TOKENIZERS,
     TASKS,
@@ -26,6 +33,10 @@ from glassformer.names.known import (
 )
 from glassformer.names.sizes import is_size, shape
 
+_ABLATED = re.compile(r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|experts)\.(\d{1,9}(?:,\d{1,9})*))?")
+"""Name of a component for --ablate."""
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+"""Keys of config.json that hold a number of layers."""
 PARTS = "glassformer.parts"
 """Group of the entry points of parts that are installed from outside; the package's own parts register in this module's
 place, and a part of a user's own with them."""
@@ -165,12 +176,100 @@ def check_path(path: str, field: str) -> None:
         )  # fmt: skip
 
 
+def check_experiment(path: str) -> None:
+    """Raises RequestError for the file of an experiment if it does not exist, or is the name of a model."""
+    if places.existing(path) is None and names_a_model(path):
+        raise RequestError(
+            f"{shown(path)} is the name of a model, and run takes the file of an experiment: glassformer generate, "
+            "chat, inspect and train take a model",
+            code="type", field="file", value=path, expected="a file such as recipes/gpt2-to-llama.yaml",
+        )  # fmt: skip
+    check_path(path, "file")
+
+
 def check_guide(name: str) -> None:
     """Raises RequestError for the name of a guide that is not known."""
     if name not in GUIDES:
         raise RequestError(
             f"no guide is named {shown(repr(name))}{did_you_mean(name, GUIDES)}; the guides are {', '.join(GUIDES)}",
             code="unknown", field="guide", value=name,
+        )  # fmt: skip
+
+
+def check_claim(name: str) -> None:
+    """Raises RequestError for the name of a claim that is not known."""
+    if name not in CLAIMS:
+        raise RequestError(
+            f"no claim is named {shown(repr(name))}{did_you_mean(name, CLAIMS)}; `glassformer claims` lists all "
+            f"{len(CLAIMS)}",
+            code="unknown", field="claim", value=name,
+        )  # fmt: skip
+
+
+def check_machine(text: str, known: Collection[str] = MACHINES) -> None:
+    """Raises RequestError for NAME or NAME:COUNT of an accelerator that is not known."""
+    name = text.partition(":")[0]
+    if name not in known:
+        near = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise RequestError(
+            f"no machine is named {shown(name)!r}{near}",
+            code="unknown", field="machine", value=name, expected=", ".join(known),
+        )  # fmt: skip
+
+
+def check_reading(name: str) -> None:
+    """Raises RequestError for the name of a reading that is not known."""
+    known = (*READINGS, ALL_READINGS)
+    if name not in known:
+        near = did_you_mean(name, known) or f"; there are {', '.join(READINGS)}, and {ALL_READINGS}"
+        raise RequestError(f"no reading is named {name!r}{near}", code="unknown", field="reading", value=name)
+
+
+def check_ablated(named: str) -> None:
+    """Raises RequestError for a name of no kind of component."""
+    ablated_part(named)
+
+
+def ablated_part(named: str) -> tuple[int, str | None, list[int]]:
+    """Returns layer, part and indices of a component: 2, "heads" and [1, 3] of layers.2.heads.1,3, or 2, None and [] of
+    layers.2. Raises RequestError for a name of another kind."""
+    found = _ABLATED.fullmatch(named)
+    if found is None:
+        raise RequestError(
+            f"ablate={named!r}: use layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, and neurons or "
+            "experts in the same way",
+            code="syntax", field="ablate", value=named,
+        )  # fmt: skip
+    layer, whole, several, indices = found.groups()
+    return int(layer), whole or several, [int(index) for index in indices.split(",")] if indices else []
+
+
+def check_layers(named: Iterable[str], model: str) -> None:
+    """Raises RequestError for a component of a layer that a checkpoint lacks by its config.json."""
+    name, _, changes = grammar.parse(model, names_a_model)
+    path = places.packaged(name) if name in PACKAGED else places.existing(name)
+    if path is None or changes or not places.is_folder(path):
+        return
+    try:
+        tree = json.loads((path / places.CONFIG).read_text(encoding="utf-8"))
+        count = next(tree[key] for key in LAYERS if isinstance(tree.get(key), int))
+    except (OSError, ValueError, AttributeError, StopIteration, RecursionError):
+        return
+    for one in named:
+        if (layer := ablated_part(one)[0]) >= count and not tree.get("is_encoder_decoder"):
+            raise RequestError(
+                f"ablate={one}: layer {layer} is out of range: {model} has layers 0 to {count - 1}",
+                code="range", field="layer", value=layer,
+            )  # fmt: skip
+
+
+def check_table(data: str) -> None:
+    """Raises RequestError for a table of finished runs that does not exist."""
+    if places.existing(data) is None:
+        raise RequestError(
+            f"data={shown(repr(data))} names no .csv file and no folder of runs{did_you_mean(data, neighbours(data))}; "
+            "with models before it, --data names a text",
+            code="missing", field="data", value=data,
         )  # fmt: skip
 
 

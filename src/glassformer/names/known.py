@@ -76,6 +76,38 @@ GUIDES = {
 """Guides whose items `glassformer guides` lists -> their titles."""
 OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "sgd")
 """Kinds of the package's optimizers."""
+CLAIMS = (
+    "gelu-beats-relu", "geglu-beats-gelu", "swiglu-beats-gelu", "swiglu-width", "squared-relu-beats-gelu",
+    "universal-approximation", "rmsnorm-loses-nothing", "rmsnorm-parameters", "rmsnorm-is-faster",
+    "qk-norm-holds-high-rates", "gpt2-post-norm", "post-norm-needs-warmup", "pre-norm-needs-no-warmup",
+    "rank-collapse", "parallel-loses-nothing", "bloom-parallel", "falcon-parallel", "alibi-slopes",
+    "alibi-extrapolates", "rope-extrapolates", "nope-extrapolates", "positions-order", "sinusoid-linear",
+    "sinusoids-need-scale", "rotary-relative", "rotary-pairings", "rotary-costs-little", "interpolation-identities",
+    "interpolation-reads-longer", "ntk-reads-longer", "yarn-reads-longer", "extension-beats-plain",
+    "extension-of-smollm2", "permutation-equivariance", "softmax-stable", "score-variance", "dictionary-lookup",
+    "dictionary-size", "low-rank-scores", "low-rank-patterns", "linformer-quality", "performer-features",
+    "flash-exact", "flash-memory", "blocks-are-faster", "flash-speed-on-gpu", "window-costs-little",
+    "window-is-faster", "shared-keys-cost-little", "grouped-trains-faster", "multi-query-decodes-faster",
+    "uptraining-repairs", "cached-decoding", "experts-active", "experts-beat-dense", "switch-loss",
+    "loss-free-balance", "linear-attention-state", "linear-attention-costs-loss", "scan-is-recurrence",
+    "selective-copying", "hybrid-beats-pure", "decay-lowers-loss", "muon-beats-adamw", "dropout-hurts-in-one-epoch",
+    "biases-can-go", "tied-head-loses-nothing", "shape-matters-little", "llama-beats-gpt2", "shakespeare",
+    "seven-b-perplexity", "chinchilla-ratio", "chinchilla-third-approach", "law-recovered", "gpt2-parameters",
+    "gpt4-size", "qwen3-embedding", "qwen3-ffn-share", "qwen3-head-share", "tied-parameters", "twelve-d-squared",
+    "six-n", "attention-quadratic", "gqa-cache", "latent-cache", "llama-7b-cache", "window-cache", "training-memory",
+    "icl-gradient-step", "icl-trained-step", "icl-ridge", "induction-two-layers",
+)  # fmt: skip
+"""Names of claims, in the order of `laboratory.evidence.catalogue`."""
+READINGS = (
+    "attention_rollout", "side_by_side", "logit_attribution", "head_ablation", "activation_patching", "head_scores",
+    "attention_sinks", "massive_activations", "token_similarity", "position_picture", "embedding_neighbours",
+    "expert_routing",
+)  # fmt: skip
+"""Names for --reading, in the order of `lens.registry`."""
+ALL_READINGS = "all"
+"""Name of all readings together."""
+MACHINES = ("h100", "h200", "h100-96gb", "h800", "a100-80gb", "a100-40gb", "l40s")
+"""Names for --machine, in the order of planning/machines.yaml."""
 TOKENIZERS = ("auto", "byte", "char", "word", "bpe")
 """Names for --tokenizer."""
 SIZED_TOKENIZERS = ("word", "bpe")

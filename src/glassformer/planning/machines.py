@@ -13,7 +13,8 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from glassformer.config import read_tree, validated
-from glassformer.errors import RequestError, did_you_mean, shown
+from glassformer.errors import RequestError, shown
+from glassformer.names.checks import check_machine
 from glassformer.parts.core.base import Value
 from glassformer.units import quantity
 
@@ -176,12 +177,7 @@ def cluster(text: str, nodes: int = 1, own: str | Path | None = None) -> Cluster
     Raises RequestError for an unknown machine, with the nearest."""
     name, _, count = text.partition(":")
     known = machines(own)
-    if name not in known:
-        near = did_you_mean(name, known) or f"; known: {', '.join(known)}"
-        raise RequestError(
-            f"no machine is named {shown(name)!r}{near}",
-            code="unknown", field="machine", value=name, expected=", ".join(known),
-        )  # fmt: skip
+    check_machine(name, known)
     each = int(count) if count.isdecimal() and len(count) < 8 else 0 if count or ":" in text else 1
     if each < 1:
         raise RequestError(code="range", field="machine", value=text, expected="NAME:COUNT with a count from 1 up")

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glassformer.cli.options import (
+    ChoiceName,
     Count,
     Data,
     Expression,
@@ -23,7 +24,7 @@ from glassformer.cli.options import (
     text_of,
 )
 from glassformer.errors import RequestError
-from glassformer.names.checks import names_a_model
+from glassformer.names.checks import check_ablated, check_layers, check_reading, names_a_model
 
 FOLDER = "inspection"
 """Folder of the page and the figures, without --out and --json."""
@@ -106,9 +107,9 @@ def inspect(
     *,
     text: Text = None,
     source: Text = None,
-    reading: Annotated[list[str] | None, Parameter(negative="")] = None,
+    reading: Annotated[list[Annotated[str, ChoiceName(check_reading)]] | None, Parameter(negative="")] = None,
     against: Text = None,
-    ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
+    ablate: Annotated[list[Annotated[str, ChoiceName(check_ablated)]] | None, Parameter(negative="")] = None,
     out: str | None = None,
     diff: Named | None = None,
     exports: Flag = False,
@@ -158,6 +159,8 @@ def inspect(
     tokens
         With --quality, number of tokens to measure on; by default 20k.
     """
+    check_layers(ablate or [], model)
+
     from glassformer import machine
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory.inspection import inspect

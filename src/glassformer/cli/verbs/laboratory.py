@@ -23,7 +23,6 @@ from glassformer.cli.options import (
     Flag,
     Json,
     Named,
-    ToRead,
     Trained,
     amounts,
     command_line,
@@ -31,7 +30,7 @@ from glassformer.cli.options import (
     pairs,
     watch_interval,
 )
-from glassformer.names.checks import check_guide
+from glassformer.names.checks import check_claim, check_data, check_experiment, check_guide, check_table
 
 
 def ablate(
@@ -94,7 +93,7 @@ def ablate(
 
 
 def scale(
-    models: Annotated[list[str] | None, Parameter(negative="")] = None,
+    models: Annotated[list[Named] | None, Parameter(negative="")] = None,
     /,
     *,
     data: Annotated[str, Parameter(allow_leading_hyphen=True)],
@@ -160,6 +159,8 @@ def scale(
     out
         Output folder of the runs; by default scaling. For a table, the HTML page to write.
     """
+    (check_data if models else check_table)(data)
+
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory import scaling
 
@@ -175,7 +176,7 @@ def scale(
 
 
 def run(
-    file: ToRead,
+    file: Annotated[str, ChoiceName(check_experiment)],
     /,
     *,
     seeds: int | None = None,
@@ -253,7 +254,7 @@ def advise(
 
 
 def claims(
-    names: Annotated[list[str] | None, Parameter(negative="")] = None,
+    names: Annotated[list[Annotated[str, ChoiceName(check_claim)]] | None, Parameter(negative="")] = None,
     /,
     *,
     all: Flag = False,

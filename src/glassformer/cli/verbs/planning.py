@@ -21,7 +21,7 @@ from glassformer.cli.options import (
     command_line,
     text_of,
 )
-from glassformer.names.checks import check_tokenizers
+from glassformer.names.checks import check_machine, check_tokenizers
 
 
 def plan(
@@ -109,6 +109,9 @@ def plan(
         HTML page to write: parameters, memory and time by component and by matrix of a layer, every figure with its
         formula.
     """
+    if machine is not None and machines is None:
+        check_machine(machine)
+
     from glassformer import planning
     from glassformer.cli.show import show
 

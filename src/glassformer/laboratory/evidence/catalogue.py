@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from glassformer.errors import RequestError, did_you_mean
 from glassformer.laboratory.evidence import (
     activations,
     attention,
@@ -18,6 +17,7 @@ from glassformer.laboratory.evidence import (
     training,
 )
 from glassformer.laboratory.evidence.claim import Claim
+from glassformer.names.checks import check_claim
 
 SUBJECTS = (activations, norms, positions, attention, experts, recurrences, training, costs, learning_in_context)
 """Files of claims, in the order in which a reader meets them."""
@@ -34,10 +34,5 @@ def known() -> dict[str, Claim]:
 def named(names: Sequence[str]) -> list[Claim]:
     """Raises RequestError for a name that no claim has, with the nearest ones."""
     for name in names:
-        if name not in known():
-            raise RequestError(
-                f"no claim is named {name!r}{did_you_mean(name, known())}; `glassformer claims` lists all "
-                f"{len(known())}",
-                code="unknown", field="claim", value=name,
-            )  # fmt: skip
+        check_claim(name)
     return [known()[name] for name in dict.fromkeys(names)]
