@@ -225,11 +225,6 @@ def check_reading(name: str) -> None:
         raise RequestError(f"no reading is named {name!r}{near}", code="unknown", field="reading", value=name)
 
 
-def check_ablated(named: str) -> None:
-    """Raises RequestError for a name of no kind of component."""
-    ablated_part(named)
-
-
 def ablated_part(named: str) -> tuple[int, str | None, list[int]]:
     """Returns layer, part and indices of a component: 2, "heads" and [1, 3] of layers.2.heads.1,3, or 2, None and [] of
     layers.2. Raises RequestError for a name of another kind."""
@@ -244,8 +239,9 @@ def ablated_part(named: str) -> tuple[int, str | None, list[int]]:
     return int(layer), whole or several, [int(index) for index in indices.split(",")] if indices else []
 
 
-def check_layers(named: Iterable[str], model: str) -> None:
-    """Raises RequestError for a component of a layer that a checkpoint lacks by its config.json."""
+def check_ablated(named: Iterable[str], model: str) -> None:
+    """Raises RequestError for a name of no kind of component, or of a layer that a checkpoint lacks by its config."""
+    layers = {one: ablated_part(one)[0] for one in named}
     name, _, changes = grammar.parse(model, names_a_model)
     path = places.packaged(name) if name in PACKAGED else places.existing(name)
     if path is None or changes or not places.is_folder(path):
@@ -255,8 +251,8 @@ def check_layers(named: Iterable[str], model: str) -> None:
         count = next(tree[key] for key in LAYERS if isinstance(tree.get(key), int))
     except (OSError, ValueError, AttributeError, StopIteration, RecursionError):
         return
-    for one in named:
-        if (layer := ablated_part(one)[0]) >= count and not tree.get("is_encoder_decoder"):
+    for one, layer in layers.items():
+        if layer >= count and not tree.get("is_encoder_decoder"):
             raise RequestError(
                 f"ablate={one}: layer {layer} is out of range: {model} has layers 0 to {count - 1}",
                 code="range", field="layer", value=layer,

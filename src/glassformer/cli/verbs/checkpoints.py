@@ -24,7 +24,7 @@ from glassformer.cli.options import (
     text_of,
 )
 from glassformer.errors import RequestError
-from glassformer.names.checks import check_ablated, check_layers, check_reading, names_a_model
+from glassformer.names.checks import check_ablated, check_reading, names_a_model
 
 FOLDER = "inspection"
 """Folder of the page and the figures, without --out and --json."""
@@ -109,7 +109,7 @@ def inspect(
     source: Text = None,
     reading: Annotated[list[Annotated[str, ChoiceName(check_reading)]] | None, Parameter(negative="")] = None,
     against: Text = None,
-    ablate: Annotated[list[Annotated[str, ChoiceName(check_ablated)]] | None, Parameter(negative="")] = None,
+    ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: str | None = None,
     diff: Named | None = None,
     exports: Flag = False,
@@ -159,7 +159,8 @@ def inspect(
     tokens
         With --quality, number of tokens to measure on; by default 20k.
     """
-    check_layers(ablate or [], model)
+    if ablate and (prompt is not None or text is not None):
+        check_ablated(ablate, model)
 
     from glassformer import machine
     from glassformer.cli.show import call_and_show
