@@ -1011,6 +1011,9 @@ def test_a_mixer_keeps_what_its_neighbours_chose(base: str, word: str) -> None:
         ("rmsnorm+norm.eps=1e-3", []),
         ("init=gpt2+init.std=0.3", []),
         ("norm.eps=1e-3+norm.eps=1e-4", ["+norm.eps=1e-4 undoes +norm.eps=1e-3"]),
+        ("moe:4:2+swiglu:64", []),
+        ("expert_choice:4:2+swiglu:64", []),
+        ("moe:4:2+moe:8:2", ["+moe:8:2 undoes +moe:4:2"]),
     ],
 )  # fmt: skip
 def test_a_field_of_a_part_undoes_no_choice_of_the_part(changes: str, said: list[str]) -> None:

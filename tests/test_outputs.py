@@ -18,6 +18,7 @@ import pytest
 import glassformer as gf
 from glassformer.comparison.folder import refuse_other_files
 from glassformer.errors import RequestError
+from glassformer.files import output
 from glassformer.text import ByteTokenizer
 from tests.refused import refused
 from tests.runs.stand_in import AT_ONCE
@@ -95,6 +96,18 @@ FILES: dict[str, tuple[str, Verb]] = {
 
 def contents(place: Path) -> dict[str, bytes]:
     return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_outputs_of_several_verbs_in_one_folder_stay_known(inputs: Inputs, tmp_path: Path) -> None:
+    """A page, then vectors; then each again, without force."""
+    out = tmp_path / "out"
+    for _ in range(2):
+        gf.inspect(inputs.model, "to be", out=out, progress=False)
+        with output(out, "vectors.npy"):
+            (out / "vectors.npy").write_bytes(b"vectors")
+    (out / "inspect.html").write_text("another")
+    with refused(code="exists", field="out"):
+        gf.inspect(inputs.model, "to be", out=out, progress=False)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -214,7 +214,8 @@ def output(
         known = _record(place)
         mine = {name: now for name, now in after.items() if now != before.get(name) or now == known.get(name)}
         if mine:
-            remember(WRITTEN, key, mine)
+            kept = {name: stamp for name, stamp in known.items() if (place / name).exists()}  # of other verbs
+            remember(WRITTEN, key, {**kept, **mine})
 
 
 def check_output(

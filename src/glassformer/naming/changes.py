@@ -455,7 +455,7 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
     sentences = [
         f"+{change} undoes +{one}"
         for one in dict.fromkeys(earlier)
-        if not _refines(change, one) and holds(one, before) and not holds(one, after)
+        if not _refines(change, one) and holds(one, before) and not holds(one, after) and not _remains(one, after)
     ]
     if extends_context(change) and not sentences and after.context < before.context:
         sentences.append(
@@ -497,6 +497,18 @@ def _refines(change: str, earlier: str) -> bool:
     if extends_context(change):
         return first == "context"
     return "." in path and bool(equals) and not path.endswith(".kind") and first != path
+
+
+def _remains(change: str, config: ModelConfig) -> bool:
+    """Returns True if every layer still has the network of a change, with the fields that the change names:
+    +moe:4:2+swiglu:64 sets the width of the experts, and they stay."""
+    name, colon, value = change.partition(":")
+    word, part = WORDS.get(name, (None, None))
+    if word is None or part is None or part.axis != "ffn":
+        return False
+    fields = {key: one for key, one in word.given(value if colon else None).items() if one is not None}
+    networks = [block.ffn for block in config.layers()]
+    return all(isinstance(ffn, part) and all(getattr(ffn, k) == v for k, v in fields.items()) for ffn in networks)
 
 
 def holds(change: str, config: ModelConfig) -> bool:
