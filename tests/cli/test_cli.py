@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -245,7 +246,7 @@ def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) 
     assert list(out.glob("runs/*/run/latest")), "the arm saved before it ended"
 
 
-def test_what_why_says_to_try_can_be_typed(tmp_path: Path) -> None:
+def test_what_why_says_to_try_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """+recipe.FIELD=VALUE in an expression changes the recipe; a field that is none is named."""
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh " * 2000)
@@ -254,7 +255,10 @@ def test_what_why_says_to_try_can_be_typed(tmp_path: Path) -> None:
         "train", f"llama@1m+layers=1+d_model=32+heads=2{wishes}",
         "--data", str(text), "--tokens", "512", "--batch-size", "4", "--context", "32", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["glassformer", *run])
     assert main(run) == 0
+    kept = (tmp_path / "run" / "command.txt").read_text(encoding="utf-8")
+    assert shlex.split(kept) == ["glassformer", *run]
     recipe = Recipe.from_file(tmp_path / "run" / "recipe.yaml")
     assert (recipe.learning_rate, recipe.optimizer.eps, recipe.schedule.warmup) == (1e-4, 1e-12, 0.25)
     run[1] = "llama@1m+recipe.learning_rat=1"

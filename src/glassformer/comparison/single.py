@@ -37,6 +37,7 @@ from glassformer.training import (
     prepare_run,
     run_request,
 )
+from glassformer.training.folder import COMMAND
 from glassformer.training.objectives import usual_objective
 from glassformer.training.overrides import with_recipe
 from glassformer.training.pace import DECIDED, decided, outlook
@@ -47,6 +48,7 @@ from glassformer.typed import typed
 PAGE, ANSWERS = "report.html", "answers.json"
 """Files of a run folder that training does not write: the page of the run, and answers to held-out sources."""
 STOPPED = "stopped; resume with --resume"
+"""Reason of a run that Ctrl-C ended, on its page."""
 SHOWN = 48
 """Tokens of a sample while a run trains."""
 
@@ -108,6 +110,8 @@ class SingleRun:
     log_to: Sequence[str] = ()
     free: tuple[str, ...] = ()
     """Fields of the recipe that a budget of minutes decides (`training.pace.DECIDED`)."""
+    command: str = ""
+    """Command that repeats the run; empty if Python started it."""
 
     @classmethod
     def of(
@@ -123,6 +127,7 @@ class SingleRun:
         out: str | Path | None = None,
         resume: bool = False,
         layout: Layout | str | None = None,
+        command: str = "",
         **fields: Any,
     ) -> Self:
         """Takes what `train` takes. Raises RequestError."""
@@ -160,7 +165,7 @@ class SingleRun:
         return cls(
             name=expression or "model", config=config, data=data, recipe=made, out=out, resume=resume,
             tokenizer=tokenizer, vocab_size=vocab_size, pretrained=pretrained or None, layout=layout, log_to=log_to,
-            free=free,
+            free=free, command=command,
         )  # fmt: skip
 
     @property
@@ -177,6 +182,8 @@ class SingleRun:
         request, how = self.decided(request)
         begin(self.name, request, notify, how)
         place = Path(self.out) if self.out is not None else None
+        if leads and place is not None and self.command and not self.resume:
+            replace_text(place / COMMAND, f"{self.command}\n")
         with open_sinks(
             self.log_to if leads else (), place or Path(), self.name, request.describe(), request.steps_done
         ) as log:
@@ -189,7 +196,7 @@ class SingleRun:
                 if leads and place is not None and course.run is not None and course.run.step:
                     result = describe(self.name, course.run.result(), None).changed(written=course.written)
                     write_run(
-                        result.changed(validation=None, status="failed", error=str(stop) or STOPPED), place / PAGE
+                        result.changed(validation=None, status="stopped", error=str(stop) or STOPPED), place / PAGE
                     )
                 raise
         if not leads or place is None:

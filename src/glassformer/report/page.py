@@ -67,7 +67,7 @@ def render_run(run: RunResult) -> str:
     """One run as a page: its losses, what was watched while it trained, a sample, and how it is built."""
     arms = arms_of([run])
     found: Markup | str = sentence(Results(version=VERSION, data=Data({}), budget=Budget(), runs=[run]), arms)
-    if run.status == "failed" and run.error:  # a run that was stopped, and can be resumed
+    if run.status == "stopped" and run.error:
         found = f"{run.error}."
     header = tag(
         "header", tag("p", "Glassformer run", class_="kicker"), tag("h1", run.name), tag("p", found, class_="finding")

@@ -18,7 +18,8 @@ from glassformer.thresholds import FROM_CONTEXT
 VERSION = SCHEMAS["results"]
 """`schema` of results.json and of result.json."""
 
-Status = Literal["ok", "diverged", "failed"]
+Status = Literal["ok", "diverged", "failed", "stopped"]
+"""`stopped`: a single run that can be resumed, on its page."""
 Finding = Literal["a better", "b better", "equivalent", "no difference shown", "no verdict"]
 """`no verdict`: fewer than two seeds of both arms finished, and divergence does not decide."""
 

@@ -23,9 +23,11 @@ from glassformer.training.recipe import Recipe
 
 SOURCES = "sources.json"
 """File with the sources of parts from outside the package: {module: {file, sha256}}."""
+COMMAND = "command.txt"
+"""File with the command that repeats a run, if the command line started it."""
 HELD = (
     "recipe.yaml", "config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "dynamics.jsonl", "pretrained.json",
-    SOURCES,
+    SOURCES, COMMAND,
     "model*.safetensors", "checkpoints", "latest", "report.html", "answers.json",
 )  # fmt: skip
 """Patterns of files that a run would replace, or that would no longer belong together."""

@@ -191,7 +191,14 @@ def train(
         "watch": watch_interval(watch, watch_every),
     }  # fmt: skip
     asked = SingleRun.of(
-        model, of_field(data, field), out=out, resume=resume, pretrained=pretrained, layout=layout, **fields
+        model,
+        of_field(data, field),
+        out=out,
+        resume=resume,
+        pretrained=pretrained,
+        layout=layout,
+        command=command_line(),
+        **fields,
     )
     if dry:
         from glassformer.laboratory.planned_run import planned
