@@ -508,7 +508,7 @@ def _remains(change: str, config: ModelConfig) -> bool:
         return False
     fields = {key: one for key, one in word.given(value if colon else None).items() if one is not None}
     networks = [block.ffn for block in config.layers()]
-    return all(isinstance(ffn, part) and all(getattr(ffn, k) == v for k, v in fields.items()) for ffn in networks)
+    return all(ffn is not None and ffn.kind == part.kind and ffn.replace(**fields) == ffn for ffn in networks)
 
 
 def holds(change: str, config: ModelConfig) -> bool:
