@@ -166,5 +166,5 @@ def check_edits(config: ModelConfig, edits: Sequence[Mapping[str, Edit]]) -> Non
     with ExitStack() as edited, torch.no_grad():
         for one in edits:
             edited.enter_context(edit(outline, one))
-        with suppress(NotImplementedError, RuntimeError):  # an outline has no values, which some experts look at
+        with suppress(NotImplementedError, RuntimeError):  # an outline has no values, which some experts need
             outline(tokens) if outline.encoder is None else outline(tokens, source=tokens)
