@@ -95,9 +95,10 @@ CLAIMS = (
     "seven-b-perplexity", "chinchilla-ratio", "chinchilla-third-approach", "law-recovered", "gpt2-parameters",
     "gpt4-size", "qwen3-embedding", "qwen3-ffn-share", "qwen3-head-share", "tied-parameters", "twelve-d-squared",
     "six-n", "attention-quadratic", "gqa-cache", "latent-cache", "llama-7b-cache", "window-cache", "training-memory",
-    "icl-gradient-step", "icl-trained-step", "icl-ridge", "induction-two-layers",
+    "icl-gradient-step", "icl-trained-step", "icl-ridge", "induction-two-layers", "activations-table", "flash-traffic",
+    "scores-in-memory", "heads-table", "cache-is-faster",
 )  # fmt: skip
-"""Names of claims, in the order of `laboratory.evidence.catalogue`."""
+"""Names of claims."""
 READINGS = (
     "attention_rollout", "side_by_side", "logit_attribution", "head_ablation", "activation_patching", "head_scores",
     "attention_sinks", "massive_activations", "token_similarity", "position_picture", "embedding_neighbours",
