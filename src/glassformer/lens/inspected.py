@@ -36,6 +36,8 @@ class HeadMap:
     self_mass: float
     stripe_mass: float
     max_attention_logit: float
+    distance: float
+    """Mean number of tokens between a query and the keys that it reads, by weight (Vig & Belinkov 2019, 1906.04284)."""
 
     @property
     def rests(self) -> bool:

@@ -229,7 +229,7 @@ class Maps:
         self.weights = x.new_zeros(n + 1, total, self.keep)  # the last: of the mean of the heads
         self.keys = torch.zeros_like(self.weights, dtype=torch.int64)
         self.visible = x.new_zeros(n, total)
-        self.entropy, self.counted, self.previous, self.itself, self.largest = x.new_zeros(5, n)
+        self.entropy, self.counted, self.previous, self.itself, self.largest, self.far = x.new_zeros(6, n)
         self.received, self.seen_by = x.new_zeros(2, n, t)
 
     def scores(self, x: Tensor, first: int, total: int) -> None:
@@ -249,6 +249,8 @@ class Maps:
         self.itself += p.diagonal(first, 1, 2).sum(-1)
         self.previous += p.diagonal(first - 1, 1, 2).sum(-1)
         self.received += p.sum(1)
+        places = torch.arange(max(total, p.shape[2]), device=p.device)
+        self.far += torch.einsum("nst,st->n", p, (places[rows, None] - places[: p.shape[2]]).abs().to(p.dtype))
         tiles = torch.nn.functional.pad(p, (0, -p.shape[2] % self.tile)).unflatten(-1, (-1, self.tile)).sum(-1)
         self.map.index_add_(1, torch.arange(total, device=p.device)[rows] // self.tile, tiles)
         if self.keep:
@@ -279,6 +281,7 @@ class Maps:
             self.itself / self.total,
             received[:, 1:].amax(1) if self.total > 1 else torch.zeros_like(self.itself),
             self.largest,
+            self.far / self.total,
         ]
         return [HeadMap(self.layer, head, *row) for head, row in enumerate(torch.stack(columns, dim=1).tolist())]
 

@@ -16,6 +16,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.introspection import at_rest, eager, edit
 from glassformer.lens.ablation import head_ablation
 from glassformer.lens.attribution import logit_attribution
+from glassformer.lens.distance import attention_distance
 from glassformer.lens.edits import (
     ablate_experts,
     ablate_ffn,
@@ -27,6 +28,7 @@ from glassformer.lens.edits import (
 from glassformer.lens.heads import head_scores
 from glassformer.lens.inspection import FINE, Inspection
 from glassformer.lens.maps import side_by_side, spell
+from glassformer.lens.meaning import meaning_scores
 from glassformer.lens.neighbours import embedding_neighbours
 from glassformer.lens.passes import OnPass
 from glassformer.lens.patching import activation_patching, indirect_object
@@ -119,6 +121,8 @@ READINGS: dict[str, Callable[[ReadingInputs], Reading]] = {
     "head_ablation": lambda q: head_ablation(q.model, q.tokens[:, -ABLATED:], progress=q.progress),
     PATCHING: _patching,
     "head_scores": _head_scores,
+    "meaning_scores": lambda q: meaning_scores(q.model, q.tokenizer),
+    "attention_distance": lambda q: attention_distance(q.model, q.tokens),
     "attention_sinks": lambda q: attention_sinks(q.model, q.tokens),
     "massive_activations": lambda q: massive_activations(q.model, q.tokens),
     "token_similarity": lambda q: token_similarity(q.model, q.tokens, pool=FINE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,17 +81,22 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
     mass = attention_table([None if one is None else one.mean((0, 2)) for one in found])
     length, mixers = tokens.shape[1], [layer.mixer for layer in eager(model).layers]
     alike = [
-        evenly(mixer.visibility.sized(length), length) if n else math.nan
+        evenly(mixer.visibility.sized(length), length, lambda queries, keys: keys == 0) if n else math.nan
         for mixer, n in zip(mixers, counts, strict=True)
     ]
     return AttentionSinks(mass, length, torch.tensor(alike, dtype=torch.float64))
 
 
-def evenly(visibility: Visibility, length: int) -> float:
-    """The mean weight of the first token, where each of `length` queries gives all keys that it attends to the same."""
+def evenly(visibility: Visibility, length: int, value: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """The mean of `value(queries (r, 1), keys (t,))` for uniform attention of `length` queries: each gives all
+    keys that it attends to the same weight."""
     keys, one = torch.arange(length), torch.tensor(0)
-    seen = (visibility.visible(one, one, queries[:, None], keys) for queries in keys.split(QUERIES))
-    return float(torch.cat([rows[:, 0] / rows.sum(-1).clamp(min=1) for rows in seen]).double().mean())
+    means = []
+    for part in keys.split(QUERIES):
+        queries = part[:, None]
+        seen = visibility.visible(one, one, queries, keys)
+        means.append((seen * value(queries, keys)).sum(-1).double() / seen.sum(-1).clamp(min=1))
+    return float(torch.cat(means).mean())
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,9 @@ def inspect(
     reading
         Analysis to run with --text, printed and saved as NAME.png in --out; repeatable, or all. Names:
         attention_rollout, side_by_side (attention of all heads), logit_attribution, head_ablation (last 256 tokens),
-        activation_patching, head_scores, attention_sinks, massive_activations, token_similarity, position_picture
-        (position embeddings), embedding_neighbours, expert_routing.
+        activation_patching, head_scores, meaning_scores (heads that read subjects, antecedents, commas),
+        attention_distance, attention_sinks, massive_activations, token_similarity, position_picture (position
+        embeddings), embedding_neighbours, expert_routing.
     against
         Corrupted prompt for activation_patching: as long as --text in tokens, with another answer. By default
         a built-in task.

@@ -415,14 +415,15 @@
   const exists = (layer, head) => head < (data.layers[layer]?.heads ?? 0);
   const short = (value) => String(Number(value.toPrecision(3)));
   const figures = (value) => (value >= 0.001 && value < 999.5 ? value.toPrecision(3) : short(value));
+  const shares = 4;  // the entropy and the three weights, from 0 to 1; then measures of any size
   const ofMeasure = (index, value) => {
     if (!Number.isFinite(value)) return "–";
-    return index === 0 ? value.toFixed(2) : index < data.measures.length - 1 ? percent(value) : value.toFixed(1);
+    return index === 0 ? value.toFixed(2) : index < shares ? percent(value) : value.toFixed(1);
   };
   const facts = (layer, head) => headFacts.get(`${layer} ${head}`)
     .map((value, i) => `${data.measures[i][1]} ${ofMeasure(i, value)}`);
   const span01 = (index) => {
-    if (index < data.measures.length - 1) return [0, 1];
+    if (index < shares) return [0, 1];
     const values = data.heads.map((row) => row[2 + index]).filter(Number.isFinite);
     return [Math.min(0, ...values), Math.max(1e-9, ...values)];
   };
@@ -538,7 +539,7 @@
       }
     });
     const what = index < 0 ? "weight in a map" : data.measures[index][1];
-    const [from, to] = index > 0 && index < data.measures.length - 1 ? ["0\u00a0%", "100\u00a0%"] : [short(low), short(high)];
+    const [from, to] = index > 0 && index < shares ? ["0\u00a0%", "100\u00a0%"] : [short(low), short(high)];
     $("scale").textContent = `${what}, ${from} to ${to}`;
     markHead();
   };

@@ -34,6 +34,7 @@ MEASURES = (
     ("previous_mass", "on token before"),
     ("self_mass", "on itself"),
     ("max_attention_logit", "largest logit"),
+    ("distance", "mean distance"),
 )
 KINDS = {
     "first token": ("Rest on the first token", "their weight on it, in the mean", "sink_mass"),
@@ -568,6 +569,8 @@ def notes(seen: Inspected) -> Markup:
         ("entropy", "how widely a head looks: 0 at one token, 1 at all tokens alike (the entropy of its weights over "
                     "the logarithm of how many tokens it sees)"),
         ("largest logit", "the largest score in size before the softmax; past 50 or so, training tends to break"),
+        ("mean distance", "how many tokens a head looks back (or ahead) on average, by its weights; a head that rests "
+                          "on the first token seems to look far"),
         ("pick out other tokens", "the weight on tokens that are not the first, the one before, the token itself or "
                                   "the most attended one, times 1 − entropy: high for a head that picks out "
                                   "few tokens, and others for each token"),
