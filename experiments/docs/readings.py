@@ -61,6 +61,7 @@ ASKED = {
     "attention_map": Asked(TWICE, {"layer": 17, "head": 5}),
     "attention_maps": Asked(TWICE, {"layer": 17}),
     "side_by_side": Asked(STORE, {"layer": 16, "head": 0}),
+    "attention_distance": Asked(None),
     "attention_sinks": Asked(None),
     "massive_activations": Asked(None),
     "token_similarity": Asked(None),

@@ -82,7 +82,7 @@ def test_a_layer_without_heads_has_no_distance():
     assert found.distance[0].isnan().all() and found.uniform[0].isnan() and found.distance[1].isfinite().all()
     assert found.to_dict()["by_layer"][0] is None and found.figure() is not None
     with refused(code="unsupported", field="model"):
-        gf.lens.attention_distance(tiny("llama@1m+mamba"), TOKENS)
+        gf.lens.attention_distance(gf.preset(f"llama@1m+{TINY}+mamba").build(seed=0), TOKENS)
 
 
 @pytest.mark.parametrize("expression", FAMILIES)

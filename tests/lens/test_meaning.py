@@ -100,7 +100,7 @@ def test_what_cannot_be_scored_is_refused():
     with refused(code="range", field="n"):
         gf.lens.meaning_scores(tiny("gpt2@1m"), BYTES, n=0)
     with refused(code="unsupported", field="model"):
-        gf.lens.meaning_scores(tiny("llama@1m+mamba"), BYTES)
+        gf.lens.meaning_scores(gf.preset(f"llama@1m+{TINY}+mamba").build(seed=0), BYTES)
 
     class Joining(ByteTokenizer):
         """A tokenizer that reads a text as one token."""
@@ -114,6 +114,6 @@ def test_what_cannot_be_scored_is_refused():
 
 
 def test_a_reading_prints_and_draws_itself():
-    found = gf.lens.meaning_scores(tiny("llama@1m+stack:mamba,attention"), BYTES, n=2)
+    found = gf.lens.meaning_scores(gf.preset(f"llama@1m+{TINY}+stack:mamba,attention").build(seed=0), BYTES, n=2)
     assert found.scores["subject"][0].isnan().all() and set(found.to_dict()["examples"]) == set(KINDS)
     assert found.figure() is not None and str(found).count("\n") == 3

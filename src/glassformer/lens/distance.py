@@ -98,7 +98,7 @@ def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDis
 
 
 class Distances:
-    """An observer of a pattern that adds up weights, and weights times distances, of all keys and of all but the first."""
+    """Sums of weights, and of weights times distances, gathered from a pattern: of all keys, of all but the first."""
 
     def __init__(self) -> None:
         self.sums: dict[int, list[Tensor]] = {}

@@ -189,7 +189,7 @@ def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[in
 
 
 class Attended:
-    """An observer of a pattern that adds up the attention of some queries to the tokens of each role: role -> (heads,)."""
+    """Attention of some queries to the tokens of each role, gathered from a pattern: role -> (heads,)."""
 
     def __init__(self, places: dict[str, list[int]]):
         self.places = places
