@@ -10,11 +10,13 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from glassformer.errors import Code, RequestError
-from glassformer.text import corpora, embedded, files, hub
+from glassformer.errors import Code, RequestError, WorkError
+from glassformer.names.known import NAMED_TEXTS
+from glassformer.text import corpora, embedded, files, hub, named
 from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
 from tests.refused import failed, refused
@@ -454,3 +456,33 @@ def test_a_file_of_another_kind_is_named(start: bytes, kind: str, tmp_path: Path
         with refused(code="type", field="data") as caught:
             open_corpus(tmp_path / "a")
         assert f"is {kind}" in str(caught.value)
+
+
+def test_a_published_text_is_read_from_the_cache_or_refused_with_the_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(data: str, cache: Path, progress: Any) -> Corpus:
+        assert data == "hf:Trelis/tiny-shakespeare"
+        raise WorkError("the Hub cannot be reached", code="network")
+
+    monkeypatch.setattr(named, "open_hub", offline)
+    with refused(code="missing", field="data") as caught:
+        open_corpus("shakespeare")
+    kept = cache / "texts" / "shakespeare.txt"
+    assert str(kept) in str(caught.value) and caught.value.expected == str(kept)
+    kept.parent.mkdir(parents=True)
+    kept.write_text("To be, or not to be.\n" * 20)
+    corpus = open_corpus("shakespeare")
+    assert corpus.name == "shakespeare" and next(iter(corpus.documents())).text == kept.read_text()
+
+
+def test_a_published_text_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    asked = []
+
+    def hub(data: str, cache: Path, progress: Any) -> Corpus:
+        asked.append(data)
+        return open_corpus("python-docs", cache)
+
+    monkeypatch.setattr(named, "open_hub", hub)
+    assert open_corpus("wikitext-2").name == "wikitext-2"
+    assert asked == ["hf:Salesforce/wikitext:wikitext-2-raw-v1"] and set(named.TEXTS) == set(NAMED_TEXTS)
