@@ -79,7 +79,7 @@ def test_commands_name_verbs_options_and_claims_that_exist(command: str) -> None
     if verb != "help":  # no verb of the application: main prints what the others are
         app.parse_args([verb, *rest], exit_on_error=False, print_error=False)
     if verb == "claims":
-        assert {word for word in rest if word in known()} == set(rest) - {"--data", "shakespeare.txt"}
+        assert {word for word in rest if word in known()} == set(rest) - {"--data", "shakespeare"}
 
 
 def test_python_commands_compile_and_other_files_exist() -> None:
