@@ -30,6 +30,7 @@ from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained, Recipe
 from glassformer.training.pace import DECIDED, decided, outlook
 from glassformer.training.request import fit, refuse_short, refuse_untrained
+from glassformer.units import plural
 
 
 class Saved(Protocol):
@@ -203,7 +204,7 @@ def duration(minutes: float, runs: int) -> str:
     >>> duration(1, 2)
     '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'
     """
-    each = f"{minutes:g} minute{'s' * (minutes != 1)}"
+    each = plural(minutes, "minute")
     trained = f"{runs} runs train for {each} each" if runs != 1 else f"the run trains for {each}"
     return f"{trained}, and starting and measuring one takes 10 to 30 seconds more"
 

@@ -48,6 +48,7 @@ from glassformer.text import Tokens
 from glassformer.training import Recipe
 from glassformer.training.pace import DECIDED, evaluated, paces, run_seconds
 from glassformer.training.request import fit
+from glassformer.units import plural
 
 TRIALS, USUAL, PAGE, PACES = "tuning", "usual", "tuning.html", "paces.json"
 PACED = 12
@@ -294,7 +295,7 @@ class _Work:
         )
         if seconds is None:
             if runs:
-                self.notify(StageEvent(words=f"{design}: {runs} runs to come"))
+                self.notify(StageEvent(words=f"{design}: {plural(runs, 'run')} to come"))
             return
         beside = 1 if self.executor is None or self.executor.shared else self.executor.workers
         whole = sum(seconds[arm] * count for arm, count in left.items()) / beside
@@ -303,13 +304,13 @@ class _Work:
         if self.design.within is not None and spent + whole / 60 > self.design.within:
             needed = math.ceil(spent + whole / 60)
             raise RequestError(
-                f"--within {self.design.within:g} minutes is too little: {design}, {runs} runs to come, take about "
-                f"{_words(whole)}; what was trained is kept",
+                f"--within {self.design.within:g} minutes is too little: {design}, {plural(runs, 'run')} to come, take "
+                f"about {_words(whole)}; what was trained is kept",
                 code="range", field="within", value=self.design.within, expected=f"at least {needed}",
             )  # fmt: skip
         if runs:
             more = f"; {_words(each)} more for each rate that is added at an edge"
-            self.notify(StageEvent(words=f"{design}: {runs} runs to come, about {_words(whole)}{more}"))
+            self.notify(StageEvent(words=f"{design}: {plural(runs, 'run')} to come, about {_words(whole)}{more}"))
 
     def ended(self, arm: str) -> int:
         """Runs of an arm, at whatever rate, that are not to be trained again."""

@@ -33,6 +33,7 @@ from glassformer.dynamics.evidence import (
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
 from glassformer.thresholds import ALIKE_COSINE, COLLAPSED_ENTROPY, COLLAPSED_LOGIT, DIVERGENCE_WINDOW
+from glassformer.units import plural
 
 HEALTHY = "nothing wrong"
 MOST = 0.8
@@ -760,7 +761,7 @@ def _story(e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence
             yield f"Next in line, or along with it: {rest}."
     else:
         fell = f"; the loss went from {e.losses[0]:.3g} to {np.mean(e.losses[-10:]):.3g}" if len(e.losses) else ""
-        yield f"Nothing wrong was found in {e.last_step:,} steps{fell}."
+        yield f"Nothing wrong was found in {plural(e.last_step, 'step')}{fell}."
 
 
 def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:

@@ -43,6 +43,7 @@ from glassformer.text import Tokenizer
 from glassformer.text.chat_template import ChatTemplate, Message
 from glassformer.text.messages import chat_ids
 from glassformer.text.pairs import START, source_ids
+from glassformer.units import plural
 
 __all__ = ["Completion", "GenerationOptions", "TextPiece", "Prompt", "Reply", "Session"]
 
@@ -812,7 +813,7 @@ class Session:
         if free is not None and spare > free:
             where = "this machine" if device.type == "cpu" else str(device)
             raise RequestError(
-                f"the state of {tokens:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(spare)}, and {where} has "
+                f"the state of {plural(tokens, 'token')} in {plural(rows, 'row')} takes {size(spare)}, and {where} has "
                 f"{size(free)} of memory free; lower max_new_tokens, n or beams, or the model's +context=TOKENS",
                 code="memory", field="context", value=tokens,
             )  # fmt: skip

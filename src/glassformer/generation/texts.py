@@ -21,6 +21,7 @@ from glassformer.generation.sampling import Sampling
 from glassformer.generation.session import SLOTS, Completion, Prompt, Ready, Reply, Session, check_ready
 from glassformer.generation.speculate import Draft, PromptLookup, Proposer, check_same_tokens
 from glassformer.options import DecodingOptions
+from glassformer.units import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class GeneratedTexts(Printed):
             loaded = f" ({self.before:.1f} s of them to load)" if self.before else ""
             read = f"read, the first word after {self.before + self.first:.2f} s{loaded}"
         rate = f", {self.tokens_per_second:.1f} tokens/s" if new else ""
-        parts = [f"{given:,} token{'s' * (given != 1)} {read}", f"{new:,} written{rate}"]
+        parts = [f"{plural(given, 'token')} {read}", f"{new:,} written{rate}"]
         parts.append(f"state {size(self.state_bytes)}")
         if proposed := self.guesses.get("proposed"):
             parts.append(f"{self.guesses['accepted'] / proposed:.0%} of {proposed:,} guesses accepted")

@@ -23,6 +23,7 @@ from glassformer.text import DataLike, Tokenizer
 from glassformer.training import Pretrained, Recipe, Request, prepare_run
 from glassformer.training.folder import open_folder
 from glassformer.typed import typed
+from glassformer.units import plural
 
 SHARES = tuple(at / 63 for at in range(64))
 """Shares of a run at which the schedule is shown."""
@@ -124,7 +125,7 @@ class DryRun(Printed):
             yield "run", f"{clock(60 * (self.minutes or 0))} of steps of {step}"
         else:
             passes = "" if self.passes is None else f", {self.passes:.3g} passes over the text"
-            yield "run", f"{self.steps:,} steps of {step}: {self.tokens:,} tokens{passes}"
+            yield "run", f"{plural(self.steps, 'step')} of {step}: {self.tokens:,} tokens{passes}"
             yield "FLOPs", f"{self.flops:.4g}"
         yield "optimizer", f"{optimizer['kind']}, weight decay {recipe['weight_decay']:g}, clip {recipe['clip']}"
         rates = [rate for _, rate in self.schedule]

@@ -14,6 +14,7 @@ from glassformer.figures.terminal import TextTable, bare, one_line, ruled, short
 from glassformer.lens.inspected import HeadMap, Inspected
 from glassformer.lens.page.words import visible
 from glassformer.lens.reading import Reading
+from glassformer.units import plural
 
 SHOWN_TOKENS, SHOWN_DEPTHS, SHOWN_HEADS, SHOWN_WORDS = 240, 12, 3, 3
 WARM = ("", "black on #fbe4d0", "black on #f7c69c", "black on #ee9d59", "black on #dd7422")
@@ -26,7 +27,7 @@ def inspection_lines(seen: Inspected) -> Iterator[str | RenderableType]:
     """Yields the loss, the text coloured by surprisal, and tables of heads, cross-attention and predictions."""
     facts = [
         f"{seen.name}{'' if seen.trained else ' (random weights)'}: {short(seen.parameters)} parameters",
-        f"{len(seen.ids):,} token{'s' if len(seen.ids) > 1 else ''}",
+        plural(len(seen.ids), "token"),
     ]
     if math.isfinite(seen.mean_loss):
         facts.append(f"{seen.mean_loss:.3f} nats per token, perplexity {math.exp(min(seen.mean_loss, 700)):.4g}")

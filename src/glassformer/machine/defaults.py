@@ -14,6 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.machine import processor, threads
 from glassformer.machine.device import Abilities, device_named
 from glassformer.machine.memory import all_memory, keep_freed_memory
+from glassformer.units import plural
 from glassformer.version import __version__
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -77,7 +78,7 @@ def chosen(here: Abilities, dtype: str = "auto", threads: int | None = None, com
     use = here.compiler if compile is None else compile
     reasons = [
         f"{picked} matrix products" + ("" if fast or picked == "bfloat16" else " (no fast bfloat16 here)"),
-        f"{count} thread{'s' * (count != 1)}" if here.device == "cpu" else "",
+        plural(count, "thread") if here.device == "cpu" else "",
         "compiled regions" if use else "eager" + ("" if here.compiler else f" (compiling needs {_needs(here.device)})"),
     ]
     why = f"on {here.device}: " + ", ".join(filter(None, reasons))

@@ -22,6 +22,7 @@ from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.pairs import START, as_trained
 from glassformer.training import checkpoint
 from glassformer.training.recipe import Recipe
+from glassformer.units import plural
 
 EXPECTED = (
     (1.7, "fluent sentences"), (2.4, "real words, in sentences that make little sense"),
@@ -142,7 +143,7 @@ class Run(Tabular):
                 + ("" if bits is None else f", {decimals(bits)} bits per byte")
             )
         elif self.status != "ok":
-            yield f"diverged after {self.steps:,} steps: {self.error}"
+            yield f"diverged after {plural(self.steps, 'step')}: {self.error}"
         if self.answers is not None:
             yield self.answers.words
         yield from self._expected()

@@ -26,6 +26,7 @@ from glassformer.laboratory.cells import CellRun
 from glassformer.laboratory.several import FigureGap, LawDifference, LawsRecord, LossGap, ModelLaw, NoLaw
 from glassformer.laboratory.summary import HeldOut, LawFigure, LawRecord, Unfitted
 from glassformer.report.html import caption, cell, figure, framed, scroll, section, two_sizes
+from glassformer.units import plural
 
 PAIRS = (("alpha", "beta"), ("alpha_N", "alpha_D"))
 """Exponents that are drawn against each other."""
@@ -78,7 +79,7 @@ def several_finding(found: LawsRecord) -> str:
     """What the laws say of the models, in a few sentences."""
     runs, told = found.runs, []
     trained = sum(run.status == "ok" for run in runs)
-    told.append(f"{_many(trained, 'run')} of {_many(len(found.laws), 'model')}, fitted by {_formula(found)}.")
+    told.append(f"{plural(trained, 'run')} of {plural(len(found.laws), 'model')}, fitted by {_formula(found)}.")
     told += [
         f"The losses of {law.model} do not follow this form: its exponents say nothing."
         for law in found.fitted if not law.describes
@@ -101,7 +102,7 @@ def several_finding(found: LawsRecord) -> str:
         if isinstance(law, NoLaw):
             told.append(f"{law.model} has no law: {law.why}.")
         if law.lost:
-            lost = _many(law.lost, "run")
+            lost = plural(law.lost, "run")
             told.append(f"{lost} of {law.model} diverged or failed, and {_is(law.lost)} left out.")
     return " ".join(told)
 
@@ -109,12 +110,12 @@ def several_finding(found: LawsRecord) -> str:
 def finding(found: LawRecord) -> str:
     """What the fit says, in a few sentences."""
     told = [
-        f"Fitted to {_many(found.points, 'point')} of {_many(found.runs, 'run')}, up to "
+        f"Fitted to {plural(found.points, 'point')} of {plural(found.runs, 'run')}, up to "
         f"{si(found.largest_flops)} FLOPs: off by {found.error:.2%} on average, "
         f"{found.worst_error:.2%} at most."
     ]
     if found.left_out:
-        told.append(f"{_many(found.left_out, 'row')} without a finite loss {_is(found.left_out)} left out.")
+        told.append(f"{plural(found.left_out, 'row')} without a finite loss {_is(found.left_out)} left out.")
     out = found.held_out
     if isinstance(out, HeldOut):
         told.append(
@@ -344,7 +345,7 @@ def _allocation(found: LawRecord) -> Markup | None:
         "the lowest loss of each budget": found.allocation.lowest,
     }
     for told, one in ways.items():
-        read = ("–", one.why) if isinstance(one, Unfitted) else (f"{one.a:.3f}", _many(one.optima, "budget"))
+        read = ("–", one.why) if isinstance(one, Unfitted) else (f"{one.a:.3f}", plural(one.optima, "budget"))
         rows.append((told, *read))
     return figure(
         _table("Exponents of the compute-optimal size", ("read from", "a of N ~ C^a", ""), rows),
@@ -356,10 +357,6 @@ def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in headings)))
     body = tag("tbody", *(tag("tr", tag("th", row[0], scope="row"), *map(cell, row[1:])) for row in rows))
     return scroll(label, tag("table", head, body))
-
-
-def _many(value: int, noun: str) -> str:
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def _is(value: int) -> str:

@@ -23,6 +23,7 @@ from glassformer.figures import (
 from glassformer.lens.inspected import Effective, HeadMap, Inspected
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
+from glassformer.units import plural
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
@@ -178,7 +179,7 @@ def head_count(seen: Inspected) -> str:
     if len(sizes) != 1:
         return f"{len(seen.heads):,}" if seen.heads else ""
     ((queries, keys),) = sizes
-    shared = "" if keys == queries else f", on {keys:,} KV head{'s' if keys > 1 else ''}"
+    shared = "" if keys == queries else f", on {plural(keys, 'KV head')}"
     return f"{queries:,} in each of {len(seen.attention):,} layers{shared}"
 
 
