@@ -84,7 +84,8 @@ Expression = Annotated[
     str,
     ModelName(),
     Parameter(
-        help="A model expression NAME[@SIZE][+CHANGE...], for example gpt2@10m+rope; glassformer presets lists them."
+        help="A model expression NAME[@SIZE][+CHANGE...], for example gpt2@10m+rope; SIZE counts the parameters of the "
+        "layers, without embeddings. glassformer presets lists names."
     ),
 ]
 Data = Annotated[
