@@ -253,7 +253,7 @@ def test_every_reading_is_told_and_drawn(model: str, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     missing = {"expert_routing": "no layer of this model has experts", "activation_patching": "this tokenizer reads 0"}
     drawn = READINGS.keys() - missing.keys()
-    assert {path.stem for path in (tmp_path / "seen").glob("*.png")} == drawn and len(drawn) == 10
+    assert {path.stem for path in (tmp_path / "seen").glob("*.png")} == drawn and len(drawn) == 12
     for name in drawn:
         assert f"\n{name}: " in out and f"figure: seen/{name}.png" in out
         assert (tmp_path / "seen" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -382,7 +382,7 @@ def test_readings_so_far_come_out(
     command = ["inspect", model, TEXT, *(word for one in asked for word in ("--reading", one)), "--out", "seen"]
     assert main([*command, "--json"]) == status
     found = json.loads(capsys.readouterr().out)
-    assert found["error"]["code"] == code and found["mean_loss"] > 0
+    assert found["error"]["code"] == code and found["loss"] > 0
     assert list(found["readings"]["attention_sinks"]) == list(found["readings"]["position_picture"]) == ["error"]
     assert "error" not in found["readings"]["token_similarity"]
     assert found["page"] == "seen/inspect.html" and (tmp_path / "seen" / "token_similarity.png").is_file()
