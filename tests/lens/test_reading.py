@@ -8,6 +8,7 @@ import torch
 
 import glassformer as gf
 from glassformer.lens import Reading
+from glassformer.text import ByteTokenizer
 from tests.refused import failed, refused
 
 TOKENS = (torch.arange(24).view(2, 12) * 7) % 31
@@ -16,12 +17,15 @@ TOKENS = (torch.arange(24).view(2, 12) * 7) % 31
 def readings() -> list[object]:
     model = gf.preset("llama@1m+layers=2+d_model=32+heads=4+vocab_size=31+context=64").build(seed=0).eval()
     experts = gf.preset("llama@1m+moe:4:2+layers=2+d_model=32+heads=4+vocab_size=31+context=64").build(seed=0)
+    bytes_ = gf.preset("llama@1m+layers=1+d_model=32+heads=4+vocab_size=256+context=256").build(seed=0).eval()
     with gf.edit(model, {"embed": lambda x: x * 1e4}):
         return [
             gf.lens.attention_map(model, TOKENS[0], 1, 2),
             gf.lens.attention_maps(model, TOKENS[0]),
             gf.lens.attention_rollout(model, TOKENS[0]),
             gf.lens.side_by_side(model, TOKENS[0], 0, 1),
+            gf.lens.attention_distance(model, TOKENS),
+            gf.lens.meaning_scores(bytes_, ByteTokenizer(), n=1),
             gf.lens.attention_sinks(model, TOKENS),
             gf.lens.massive_activations(model, TOKENS),
             gf.lens.token_similarity(model, TOKENS),

@@ -101,7 +101,8 @@ CLAIMS = (
 """Names of claims."""
 READINGS = (
     "attention_rollout", "side_by_side", "logit_attribution", "head_ablation", "activation_patching", "head_scores",
-    "meaning_scores", "attention_distance", "attention_sinks", "massive_activations", "token_similarity", "position_picture", "embedding_neighbours",
+    "meaning_scores", "attention_distance", "attention_sinks", "massive_activations", "token_similarity",
+    "position_picture", "embedding_neighbours",
     "expert_routing",
 )  # fmt: skip
 """Names for --reading, in the order of `lens.registry`."""
