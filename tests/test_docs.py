@@ -35,6 +35,7 @@ from experiments.docs.papers import SOURCE, papers_page
 from experiments.docs.parts import PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
+from glassformer.names.papers import NUMBER, papers
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.mixer import MixerConfig
 from glassformer.parts.visibility import VisibilityConfig
