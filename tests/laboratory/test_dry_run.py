@@ -65,7 +65,7 @@ def test_command_trains_nothing(story: str, tmp_path: Path, capsys: pytest.Captu
     assert not out.exists() and "10 steps of 16 x 256 tokens" in shown and "█" in shown and "recipe.yaml" in shown
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["steps"] == 10 and len(told["schedule"]) == 64 and "checkpoints" in told["files"]
+    assert told["steps"] == 10 and len(told["schedule"]) == 64 and {"checkpoints", "command.txt"} <= set(told["files"])
 
 
 def test_what_train_refuses_is_refused(story: str):

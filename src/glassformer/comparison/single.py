@@ -302,9 +302,8 @@ def train(
         "llama@1m+recipe.warmup=0.1".
     data
         A text file, a folder, "FILE.jsonl,column=FIELD", "hf:owner/name", "shakespeare", "wikitext-2", "python-docs",
-        "python-source"; token ids,
-        which `tokenizer` has made, in "train.bin" with "val.bin" next to it, a .npy file, an array, a tensor, a list or
-        an iterator; or tokens from `glassformer.text`. See docs/data.md.
+        "python-source"; token ids, which `tokenizer` has made, in "train.bin" with "val.bin" next to it, a .npy file,
+        an array, a tensor, a list or an iterator; or tokens from `glassformer.text`. See docs/data.md.
     recipe
         A `Recipe`, or a mapping of its fields. Fields may also be given by name, as in `tokens="200k", seed=1`.
     out

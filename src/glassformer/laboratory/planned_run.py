@@ -21,7 +21,7 @@ from glassformer.planning import plan
 from glassformer.progress import OnProgress
 from glassformer.text import DataLike, Tokenizer
 from glassformer.training import Pretrained, Recipe, Request, prepare_run
-from glassformer.training.folder import open_folder
+from glassformer.training.folder import COMMAND, open_folder
 from glassformer.typed import typed
 from glassformer.units import plural
 
@@ -263,4 +263,5 @@ def _files(asked: SingleRun, request: Request) -> tuple[str, ...]:
         begun = sorted(path.name for path in Path(folder).iterdir())
     watched = ["dynamics.jsonl"] if recipe.watch else []
     answered = [ANSWERS] if recipe.objective.asked(text, 1, request.config) else []
-    return (*begun, "metrics.jsonl", *watched, "checkpoints", "latest", PAGE, *answered)
+    typed_by = [COMMAND] if asked.command and not asked.resume else []
+    return (*begun, *typed_by, "metrics.jsonl", *watched, "checkpoints", "latest", PAGE, *answered)
