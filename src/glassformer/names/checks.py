@@ -200,8 +200,8 @@ def check_claim(name: str) -> None:
     """Raises RequestError for the name of a claim that is not known."""
     if name not in CLAIMS:
         raise RequestError(
-            f"no claim is named {shown(repr(name))}{did_you_mean(name, CLAIMS)}; `glassformer claims` lists all "
-            f"{len(CLAIMS)}",
+            f"no claim is named {shown(repr(name))}"
+            + (did_you_mean(name, CLAIMS) or f"; `glassformer claims` lists all {len(CLAIMS)}"),
             code="unknown", field="claim", value=name,
         )  # fmt: skip
 
