@@ -182,12 +182,14 @@ def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     pytest.importorskip("gguf")
     tokenizer = BPETokenizer.train(["the cat sat on the mat. " * 9], 270)
     model = loud("llama@1m+gqa:1", tokenizer.vocab_size)
-    gguf.write(model, tokenizer, tmp_path / "model.gguf", "F32")
+    path = tmp_path / ("a long folder " * 9) / "model.gguf"
+    path.parent.mkdir()
+    gguf.write(model, tokenizer, path, "F32")
     capsys.readouterr()
-    rows = sound(check(tmp_path / "model.gguf"))
+    rows = sound(check(path))
     assert ("reference", "layers.1.mixer.z") in rows
     lines = capsys.readouterr().err.splitlines()  # no bars of another library
-    assert all(line.startswith(f"checks of {tmp_path / 'model.gguf'} done: ") for line in lines), lines
+    assert all(line.startswith(f"checks of {path} done: ") for line in lines), lines
 
 
 # Sabotage

@@ -103,7 +103,7 @@ class View:
         return f"{clock(spent / done * (total - done))} left"
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class ComparisonView(View):
