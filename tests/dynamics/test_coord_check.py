@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from glassformer.cli import main
+from glassformer.config import ModelConfig
+from glassformer.dynamics import coord_check
 from glassformer.dynamics.coord_check import CoordinateCheck, at_width, coordinate_check, slope
 from glassformer.naming import preset
 from tests.refused import refused
@@ -104,3 +107,25 @@ def test_a_check_is_data_and_a_figure(tmp_path: Path):
 def test_what_cannot_be_checked_is_refused(given: dict, code: str, field: str):
     with refused(code=code, field=field):
         coordinate_check(preset(f"llama@1m{SMALL}"), **given)
+
+
+@pytest.mark.parametrize(("stopped_at", "widths"), [(512, [64, 128, 256]), (128, None)])
+def test_widths_before_a_stop_come_out(
+    stopped_at: int, widths: list[int] | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """If there are two, which a slope needs."""
+
+    def measured(config: ModelConfig, *_: object) -> object:
+        if config.d_model == stopped_at:
+            raise KeyboardInterrupt
+        step = {"resid_post": float(config.d_model)}
+        return [step] * 5, [{"resid_post": 0.0}] + [step] * 4
+
+    monkeypatch.setattr(coord_check, "_measure", measured)
+    command = ["inspect", f"llama@1m{SMALL}", "--coord-check"]
+    assert main([*command, "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"]["code"] == "stopped" and found.get("widths") == widths
+    assert widths is None or found["slopes"] == {"resid_post": pytest.approx(1.0)}
+    assert main(command) == 130
+    assert ("+1.00" in capsys.readouterr().out) == (widths is not None)

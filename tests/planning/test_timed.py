@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from glassformer.cli import main
 from glassformer.config import ModelConfig
 from glassformer.planning import Timed, timed
 from glassformer.planning.timed import objective_of
+from glassformer.training import pace
 from tests.refused import refused
 
 SMALL = "llama@0.05m+vocab_size=65"
@@ -52,6 +55,45 @@ def test_a_workload_that_cannot_be_is_refused_before_anything_is_built(monkeypat
     with refused(code="memory", field="here"):
         timed.timed({"gpt2": gf.preset("gpt2")}, 16, 1)
     assert not built
+
+
+IN_TURN = pace._in_turn
+
+
+@pytest.mark.parametrize(("timed_before", "steps", "tokens"), [(22, [10, 2], [10, 0]), (12, [10], [2])])
+def test_steps_timed_before_a_stop_come_out(
+    timed_before: int,
+    steps: list[int],
+    tokens: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of two models the second is stopped after two steps, or the first after two steps of decoding."""
+
+    def stop() -> None:
+        left = iter(range(timed_before))
+
+        def stopped(*asked: Any) -> Iterator[tuple[str, float]]:
+            for one in IN_TURN(*asked):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                yield one
+
+        monkeypatch.setattr(pace, "_in_turn", stopped)
+
+    command = ["plan", SMALL, "gpt2@0.05m+vocab_size=65", "--here", "--batch", "2", "--context", "16"]
+    stop()
+    assert main([*command, "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"]["code"] == "stopped" and len(found["results"]) == len(steps)
+    stop()
+    assert main(command) == 130 and "tokens a second" in capsys.readouterr().out
+    stop()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gf.plan(command[1:3], here=True, batch=2, context=16)
+    plans = caught.value.so_far  # type: ignore[attr-defined]
+    assert [len(one.step.steps) for one in plans] == steps
+    assert [0 if one.token is None else len(one.token.steps) for one in plans] == tokens
 
 
 def test_a_timed_plan_has_no_page(tmp_path: object):

@@ -62,8 +62,8 @@ def test_models_take_turns_and_first_steps_do_not_count(monkeypatch: pytest.Monk
     made: list[str] = []
     clock = iter(range(10_000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-    found = stop_watch._in_turn({"a": lambda: made.append("a"), "b": lambda: made.append("b")}, 3, None)
-    assert made == ["a", "b"] * (FIRST + 3) and found == {"a": (1.0,) * 3, "b": (1.0,) * 3}
+    found = list(stop_watch._in_turn({"a": lambda: made.append("a"), "b": lambda: made.append("b")}, 3, None))
+    assert made == ["a", "b"] * (FIRST + 3) and found == [("a", 1.0), ("b", 1.0)] * 3
 
 
 def test_past_its_limit_each_is_timed_once_after_a_first_step(monkeypatch: pytest.MonkeyPatch):
@@ -76,8 +76,8 @@ def test_past_its_limit_each_is_timed_once_after_a_first_step(monkeypatch: pytes
         now[0] += 1.0 if name in made else 100.0
         made.append(name)
 
-    found = stop_watch._in_turn({"a": lambda: step("a"), "b": lambda: step("b")}, 10, 0.0)
-    assert made == ["a", "b"] * 2 and found == {"a": (1.0,), "b": (1.0,)}
+    found = list(stop_watch._in_turn({"a": lambda: step("a"), "b": lambda: step("b")}, 10, 0.0))
+    assert made == ["a", "b"] * 2 and found == [("a", 1.0), ("b", 1.0)]
 
 
 def test_steps_are_those_of_the_trainer(text: Tokens, monkeypatch: pytest.MonkeyPatch):

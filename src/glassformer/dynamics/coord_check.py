@@ -20,12 +20,13 @@ from rich.text import Text
 from torch import Tensor
 
 from glassformer.config import BlockConfig, ModelConfig
-from glassformer.errors import RequestError, check_whole
+from glassformer.errors import RequestError, check_whole, keeping
 from glassformer.figures.document import write_figure
 from glassformer.figures.terminal import Tabular, ruled, unbroken
 from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.mup import parameter_groups
+from glassformer.progress import counted
 
 WIDTHS = (64, 128, 256, 512)
 HEADS = 4
@@ -59,6 +60,16 @@ class CoordinateCheck(Tabular):
         """The kinds of site that move the further the wider the model, or ceased to be numbers; steepest first."""
         slopes = self.slopes
         return sorted((kind for kind, one in slopes.items() if not one <= LEVEL), key=lambda kind: -slopes[kind])
+
+    def lost(self) -> list[tuple[str, int, int]]:
+        """Returns kind of site, step and width of each change that is not a number."""
+        return [
+            (kind, step, width)
+            for kind, by_step in self.changes.items()
+            for step, by_width in enumerate(by_step)
+            for width, value in zip(self.widths, by_width, strict=True)
+            if not math.isfinite(value)
+        ]
 
     def records(self) -> list[dict[str, Any]]:
         """Returns a row for each kind of site: its slope, and its change after the last step at every width."""
@@ -142,7 +153,8 @@ def coordinate_check(
     """Trains `config` at every width for `steps` steps of Adam on one batch of random tokens, and measures every site.
 
     Heads, layers and tokens stay as few, so that widths alone differ (`at_width`). Raises RequestError for fewer than
-    two widths, a width that the heads do not divide, and numbers below one."""
+    two widths, a width that the heads do not divide, and numbers below one. An error or interrupt that ends the work
+    has the check of the widths before, if two or more, as `error.so_far`."""
     if len(set(widths)) < 2:
         raise RequestError(
             f"widths={list(widths)}: a slope needs two widths or more", code="range", field="widths", value=list(widths)
@@ -158,25 +170,33 @@ def coordinate_check(
     made = [at_width(config, width, length) for width in widths]
     for one in made:
         one.check()
-    measured = [
-        _mean([_measure(one, steps, learning_rate, seed, batch, length) for seed in range(seeds)]) for one in made
-    ]
-    sizes, changes = (
-        {
-            kind: [[one[which][step][kind] for one in measured] for step in range(steps + 1)]
-            for kind in measured[0][0][0]
-        }
-        for which in (0, 1)
-    )
-    for kind, by_step in changes.items():
-        for step, by_width in enumerate(by_step):
-            if lost := [width for width, value in zip(widths, by_width, strict=True) if not math.isfinite(value)]:
-                raise RequestError(
-                    f"{kind} is not a number at width {lost[0]} after step {step}: nothing can be held against "
-                    f"the width; take a learning rate below {learning_rate:g}, or another model",
-                    code="diverged", field="learning_rate", value=learning_rate,
-                )  # fmt: skip
-    return CoordinateCheck(tuple(widths), steps, learning_rate, sizes, changes)
+    measured = list[tuple[Measure, Measure]]()
+
+    def check() -> CoordinateCheck:
+        sizes, changes = (
+            {
+                kind: [[one[which][step][kind] for one in measured] for step in range(steps + 1)]
+                for kind in measured[0][0][0]
+            }
+            for which in (0, 1)
+        )
+        return CoordinateCheck(tuple(widths[: len(measured)]), steps, learning_rate, sizes, changes)
+
+    def so_far() -> CoordinateCheck | None:
+        return None if len(measured) < 2 or (found := check()).lost() else found
+
+    with keeping(so_far):
+        for one in counted("widths", made, len(made)):
+            runs = [_measure(one, steps, learning_rate, seed, batch, length) for seed in range(seeds)]
+            measured.append(_mean(runs))
+    found = check()
+    for kind, step, width in found.lost():
+        raise RequestError(
+            f"{kind} is not a number at width {width} after step {step}: nothing can be held against "
+            f"the width; take a learning rate below {learning_rate:g}, or another model",
+            code="diverged", field="learning_rate", value=learning_rate,
+        )  # fmt: skip
+    return found
 
 
 def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:

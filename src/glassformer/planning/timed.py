@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, keeping
 from glassformer.figures import seconds
 from glassformer.figures.terminal import dim, size
 from glassformer.planning.planned import PrintedPlan, columns
@@ -40,7 +40,7 @@ class Timed(PrintedPlan):
     context: int
     step: StepPace
     token: StepPace | None
-    """Decoding at the end of the context; None for a model that does not decode."""
+    """Decoding at the end of the context; None for a model that does not decode, or was stopped before."""
     how: machine.Settings
     """Device, dtype and threads of training."""
 
@@ -86,9 +86,13 @@ def _spread(pace: StepPace) -> str:
     return f"{seconds(pace.seconds)} ({seconds(low)} to {seconds(high)})"
 
 
-def timed(configs: Mapping[str, ModelConfig], context: int, batch: int) -> dict[str, Timed]:
-    """Builds each model and times its steps. Raises RequestError, before anything is built, for a model that does not
-    fit the memory of this machine."""
+def timed(
+    configs: Mapping[str, ModelConfig], context: int, batch: int, whole: Callable[[dict[str, Timed]], Any] = dict
+) -> Any:  # fmt: skip
+    """Builds each model, times its steps, and returns what `whole` makes of the plans by name.
+
+    Raises RequestError, before anything is built, for a model that does not fit the memory of this machine. An error
+    or interrupt that ends the work has what was timed before as `error.so_far`."""
     recipes = {}
     for name, config in configs.items():
         check_memory(name, config)
@@ -96,17 +100,26 @@ def timed(configs: Mapping[str, ModelConfig], context: int, batch: int) -> dict[
             steps=10**6, tokens=None, batch_size=batch, context=context, compile=False,
             objective=objective_of(config),
         )  # fmt: skip
-    found = {}
-    for name, config in configs.items():
-        recipe = recipes[name]
-        how = machine.settings(recipe.device, recipe.dtype, recipe.threads, False)
-        with tempfile.TemporaryDirectory() as folder:
-            text = text_of(Path(folder), batch * (context + 1))
-            step = paces({name: (config, recipe)}, text, seconds=LIMIT)[name]
-        own = config.replace(context=context)
-        token = decoding_pace(own, batch, context, how.device, seconds=LIMIT) if config.writes else None
-        found[name] = Timed(batch, context, step, token, how, name=name)
-    return found
+    hows = {
+        name: machine.settings(recipe.device, recipe.dtype, recipe.threads, False) for name, recipe in recipes.items()
+    }  # fmt: skip
+    steps, tokens = dict[str, StepPace](), dict[str, StepPace]()
+
+    def made() -> Any:
+        plans = {
+            name: Timed(batch, context, step, tokens.get(name), hows[name], name=name) for name, step in steps.items()
+        }
+        return whole(plans) if plans else None
+
+    with keeping(made):
+        for name, config in configs.items():
+            with tempfile.TemporaryDirectory() as folder:
+                text = text_of(Path(folder), batch * (context + 1))
+                paces({name: (config, recipes[name])}, text, seconds=LIMIT, found=steps)
+            if config.writes:
+                own, device = config.replace(context=context), hows[name].device
+                decoding_pace(own, batch, context, device, seconds=LIMIT, name=name, found=tokens)
+    return made()
 
 
 def check_memory(name: str, config: ModelConfig) -> None:

@@ -227,13 +227,16 @@ def plan(
     sources = files_of(*_models(model)) if out is not None else []
     if out is not None:
         check_output(out, force=force, sources=sources)
-    made = timed(named, length, batch) if mode == "here" else {
-        name: replace(planned(name, config), name=name, explain=explain) for name, config in named.items()
-    }  # fmt: skip
-    several = isinstance(model, Mapping | list | tuple)
     shortened = {name: one.context for name, one in named.items() if one.context > length and context is None}
-    result = Plans(tuple(made.values()), length, shortened) if several else next(iter(made.values()))
-    result = replace(result, command=command)
+
+    def whole(made: Mapping[str, PrintedPlan]) -> Any:
+        several = isinstance(model, Mapping | list | tuple)
+        result = Plans(tuple(made.values()), length, shortened) if several else next(iter(made.values()))
+        return replace(result, command=command)
+
+    result = timed(named, length, batch, whole) if mode == "here" else whole({
+        name: replace(planned(name, config), name=name, explain=explain) for name, config in named.items()
+    })  # fmt: skip
     if out is not None:
         with output(out, force=force, sources=sources):
             result.report(out)

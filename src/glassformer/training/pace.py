@@ -7,7 +7,7 @@ Models take turns, step by step, so that whatever else the machine does slows al
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -132,8 +132,9 @@ def outlook(recipe: Recipe, tokens_per_second: float) -> str:
 
 
 def paces(
-    models: Mapping[str, tuple[ModelConfig, Recipe]], text: Tokens, *, steps: int = STEPS, seconds: float | None = None
-) -> dict[str, StepPace]:
+    models: Mapping[str, tuple[ModelConfig, Recipe]], text: Tokens, *, steps: int = STEPS,
+    seconds: float | None = None, found: dict[str, StepPace] | None = None,
+) -> dict[str, StepPace]:  # fmt: skip
     """Times training steps of models, in turn.
 
     Parameters
@@ -146,6 +147,8 @@ def paces(
         Timed steps of each model.
     seconds
         Limit of the time for all models, which are timed at least once each. If None, no limit.
+    found
+        The dict that is returned, filled step by step, so that it holds what was timed if the work ends early.
 
     Returns
     -------
@@ -164,15 +167,20 @@ def paces(
         runs[name] = Training(request)
         warm_up(runs[name])
     due = None if seconds is None else began + seconds
-    timed = _in_turn({name: lambda run=run: one_step(run) for name, run in runs.items()}, steps, due)  # type: ignore[misc]
-    return {name: StepPace(timed[name], run.batches.tokens_per_step) for name, run in runs.items()}
+    found = {} if found is None else found
+    calls = {name: lambda run=run: one_step(run) for name, run in runs.items()}  # type: ignore[misc]
+    for name, taken in _in_turn(calls, steps, due):
+        _add(found, name, taken, runs[name].batches.tokens_per_step)
+    return found
 
 
 def decoding_pace(
     config: ModelConfig, batch: int, context: int, device: str = "cpu", *, steps: int = STEPS,
-    seconds: float | None = None,
+    seconds: float | None = None, name: str = "", found: dict[str, StepPace] | None = None,
 ) -> StepPace:  # fmt: skip
-    """Times decoding steps in float32: one token for each of `batch` sequences, at the end of `context` tokens."""
+    """Times decoding steps in float32: one token for each of `batch` sequences, at the end of `context` tokens.
+
+    `found` gets the pace as `name`, step by step, as in `paces`."""
     began = time.perf_counter()
     model = config.build(seed=0).to(device).eval()
     token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
@@ -190,20 +198,31 @@ def decoding_pace(
         machine.synchronize(device)
 
     due = None if seconds is None else began + seconds
-    return StepPace(_in_turn({"token": step}, steps, due)["token"], batch)
+    found = {} if found is None else found
+    for _, taken in _in_turn({name: step}, steps, due):
+        _add(found, name, taken, batch)
+    return found[name]
 
 
-def _in_turn(runs: Mapping[str, Callable[[], Any]], steps: int, due: float | None) -> dict[str, tuple[float, ...]]:
-    """Returns the seconds of each call, after `FIRST` calls that do not count. Past `due` one call of each does not
+def _add(found: dict[str, StepPace], name: str, seconds: float, tokens: float) -> None:
+    """Adds a timed step to the pace of a name."""
+    before = found[name].steps if name in found else ()
+    found[name] = StepPace((*before, seconds), tokens)
+
+
+def _in_turn(
+    runs: Mapping[str, Callable[[], Any]], steps: int, due: float | None
+) -> Iterator[tuple[str, float]]:  # fmt: skip
+    """Yields name and seconds of each call, after `FIRST` calls that do not count. Past `due` one call of each does not
     count, since a first call can take twenty times the seconds of others, and one does."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    counted = False
     for turn in range(FIRST + steps):
         late = due is not None and time.perf_counter() > due
-        if late and all(taken.values()):
+        if late and counted:
             break
+        counted = turn >= FIRST or (late and turn > 0)
         for name, call in runs.items():
             began = time.perf_counter()
             call()
-            if turn >= FIRST or (late and turn):
-                taken[name].append(time.perf_counter() - began)
-    return {name: tuple(seconds) for name, seconds in taken.items()}
+            if counted:
+                yield name, time.perf_counter() - began
