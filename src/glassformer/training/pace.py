@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -168,7 +169,7 @@ def paces(
         warm_up(runs[name])
     due = None if seconds is None else began + seconds
     found = {} if found is None else found
-    calls = {name: lambda run=run: one_step(run) for name, run in runs.items()}  # type: ignore[misc]
+    calls = {name: partial(one_step, run) for name, run in runs.items()}
     for name, taken in _in_turn(calls, steps, due):
         _add(found, name, taken, runs[name].batches.tokens_per_step)
     return found
