@@ -194,6 +194,19 @@ def test_no_checkpoint_is_mixed_with_other_files(name: str, other: str, inputs: 
     assert contents(ours)[other] == contents(ours)[".gitattributes"] == FOREIGN
 
 
+def test_a_run_is_not_begun_in_the_folder_of_another_model(inputs: Inputs, tmp_path: Path) -> None:
+    """Though this program wrote that model: a run would replace its tokenizer."""
+    place = tmp_path / "model"
+    gf.convert(inputs.model, place, progress=False)
+    before = {path: path.read_bytes() for path in place.iterdir()}
+    with refused(code="exists", field="out"):
+        gf.train(MODEL, inputs.text, {**RUN, "steps": 1}, out=place)
+    assert {path: path.read_bytes() for path in place.iterdir()} == before
+    gf.train(MODEL, inputs.text, {**RUN, "steps": 1}, out=tmp_path / "run")
+    with refused(code="exists", field="out"):
+        gf.convert(inputs.model, tmp_path / "run", progress=False)
+
+
 def test_runs_of_other_origin_are_not_taken_for_a_comparison(tmp_path: Path) -> None:
     (tmp_path / "out" / "runs").mkdir(parents=True)
     (tmp_path / "out" / "runs" / "notes.txt").write_text("precious")

@@ -60,6 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (top / name / file).write_text("{}")
     (top / "deep").mkdir()
     (top / "deep" / "config.json").write_text('{"num_hidden_layers": 3}')
+    key = b"llama.block_count"
+    entry = len(key).to_bytes(8, "little") + key + (4).to_bytes(4, "little") + (3).to_bytes(4, "little")
+    (top / "deep.gguf").write_bytes(b"GGUF\x03\0\0\0" + bytes(8) + (1).to_bytes(8, "little") + entry)
     (top / "runs.csv").write_text("params,tokens,loss\n")
     return top
 
@@ -128,6 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["inspect", "whole", "Hi", "--reading", "head_score"], "did you mean 'head_scores'"),
         (["inspect", "whole", "Hi", "--ablate", "layers.1.head.2"], "layers.2.heads.1,3"),
         (["inspect", "deep", "Hi", "--ablate", "layers.1", "--ablate", "layers.3.ffn"], "layers 0 to 2"),
+        (["inspect", "deep.gguf", "Hi", "--ablate", "layers.3"], "layers 0 to 2"),
         (["chat", "whole", "--top-p", "0"], "top_p=0.0"),
         (["generate", "whole", "Hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
     ],

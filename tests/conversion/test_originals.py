@@ -278,9 +278,106 @@ def test_params_are_read_whole(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as told:
         gf.load(folder(tmp_path, {**META, "twist": 1}, weights))
     assert "twist" in [str(one.message).rpartition(": ")[2] for one in told]
-    torch.save(weights, tmp_path / "consolidated.01.pth")
-    with refused(code="unsupported", field="consolidated.01.pth"):
+
+
+@pytest.mark.filterwarnings("ignore:.*says no context")
+@pytest.mark.parametrize(("ranks", "axis"), [(2, 1), (4, 0)])
+def test_weights_cut_between_ranks_are_joined(ranks: int, axis: int, tmp_path: Path) -> None:
+    """As llama/model.py cuts them: ColumnParallelLinear by rows, RowParallelLinear by columns, the embedding by width
+    in Llama 1 and 2, by vocabulary since."""
+    weights = consolidated(4, 4, 8, 32, 96)
+    for name in ("tok_embeddings.weight", "output.weight"):
+        weights[name] = torch.cat([weights[name], weights[name][:3]])  # 64 rows
+    rows, columns = ("wq.", "wk.", "wv.", "w1.", "w3.", "output."), ("wo.", "w2.")
+
+    def part(name: str, value: Tensor, rank: int) -> Tensor:
+        if name.startswith("tok_"):
+            return value.chunk(ranks, axis)[rank].clone()
+        cut = [at for at, names in enumerate((rows, columns)) if any(one in name for one in names)]
+        return value.chunk(ranks, cut[0])[rank].clone() if cut else value
+
+    for rank in range(ranks):
+        parts = {name: part(name, value, rank) for name, value in weights.items()}
+        folder(tmp_path, META, parts, f"consolidated.{rank:02}.pth")
+    with torch.no_grad():
+        expected = of_meta(weights, 4, 4, 8, TOKENS)
+        torch.testing.assert_close(gf.load(tmp_path).model(TOKENS), expected, rtol=0, atol=2e-5)
+    del parts["layers.1.attention.wo.weight"]
+    torch.save(parts, tmp_path / f"consolidated.{ranks - 1:02}.pth")
+    with refused(code="missing", field="tensor 'layers.1.attention.wo.weight'"):
         gf.load(tmp_path)
+    torch.save(
+        {**parts, "layers.1.attention.wo.weight": torch.ones(2, 2)}, tmp_path / f"consolidated.{ranks - 1:02}.pth"
+    )
+    with refused(code="conflict", field="tensor 'layers.1.attention.wo.weight'"):
+        gf.load(tmp_path)
+
+
+def test_tensors_shared_out_over_files_are_one_model(tmp_path: Path) -> None:
+    """As Mistral publishes its large models."""
+    weights, params = consolidated(4, 4, 8, 32, 96), {**META, "max_seq_len": 64}
+    names = sorted(weights)
+    for at in range(2):
+        some = {name: weights[name] for name in names[at::2]}
+        folder(tmp_path, params, some, f"consolidated-0000{at + 1}-of-00002.safetensors")
+    with torch.no_grad():
+        expected = of_meta(weights, 4, 4, 8, TOKENS)
+        torch.testing.assert_close(gf.load(tmp_path).model(TOKENS), expected, rtol=0, atol=2e-5)
+    folder(tmp_path, params, weights, "consolidated-00002-of-00002.safetensors")
+    with refused(code="conflict", field=f"tensor {names[0]}"):
+        gf.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.model.v3", "tekken.json"])
+def test_a_tokenizer_that_is_not_read_is_named_with_the_way_to_one_that_is(name: str, tmp_path: Path) -> None:
+    place = folder(tmp_path, {**META, "max_seq_len": 64}, consolidated(4, 4, 8, 32, 96))
+    (place / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"tokenizer\.json next to it: .*the Hub") as told:
+        assert gf.load(place).tokenizer is None
+    assert len(told) == 1
+
+
+# Folders of Hugging Face whose weights torch saved
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_folder_with_weights_of_torch_is_the_same_model(name: str, shards: int, tmp_path: Path) -> None:
+    """Tied weights are saved twice by torch, and masks of old versions with them."""
+    sizes: dict[str, Any] = {"vocab_size": 61, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    more = {"intermediate_size": 40, "tie_word_embeddings": True} if name == "llama" else {}
+    config = transformers.AutoConfig.for_model(name, **sizes, **more)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    config.save_pretrained(tmp_path)
+    weights = dict(theirs.state_dict())
+    if name == "gpt2":
+        weights |= {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
+    if shards == 1:
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    else:
+        homes = {key: f"pytorch_model-0000{1 + at % 2}-of-00002.bin" for at, key in enumerate(weights)}
+        for home in set(homes.values()):
+            torch.save({key: weights[key] for key in homes if homes[key] == home}, tmp_path / home)
+        index = {"metadata": {"total_size": 1}, "weight_map": homes}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with torch.no_grad():
+        torch.testing.assert_close(gf.load(tmp_path).model(TOKENS), theirs(TOKENS).logits, rtol=0, atol=2e-5)
+    assert main(["inspect", str(tmp_path)]) == 0
+
+
+def test_code_in_weights_of_torch_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    transformers.GPT2Config(vocab_size=61, n_layer=1, n_head=2, n_embd=8).save_pretrained(tmp_path)
+    hostile(tmp_path, Command(eval, "open('was-here', 'w')"), "pytorch_model.bin")
+    with refused(code="unsupported", field="pytorch_model.bin:__builtin__.eval"):
+        gf.load(tmp_path)
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_packed_weights_are_kept_of_a_gguf_only(tmp_path: Path) -> None:
+    for place in (checkpoint(tmp_path, nanogpt(True)), folder(tmp_path / "meta", META, consolidated(4, 4, 8, 32, 96))):
+        with refused(code="unsupported", field="quantize"):
+            gf.load(place, quantize="keep")
 
 
 # Files of torch

@@ -68,6 +68,18 @@ def test_command_trains_nothing(story: str, tmp_path: Path, capsys: pytest.Captu
     assert told["steps"] == 10 and len(told["schedule"]) == 64 and {"checkpoints", "command.txt"} <= set(told["files"])
 
 
+def test_command_needs_neither_folder_nor_length(story: str, capsys: pytest.CaptureFixture[str]):
+    """A pass over 2,754 characters, those held out left aside, in steps of 4 x 16."""
+    words = ["train", "llama@0.1m", "--data", story, "--tokenizer", "byte", "--batch-size", "4", "--context", "16"]
+    assert main([*words, "--dry", "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert "one pass" in told.err and found["passes"] == pytest.approx(1, abs=0.05) and not found["files"]
+    assert found["steps"] == pytest.approx(found["train_tokens"] / 64, abs=1)
+    assert main(words) == 2 and "--out and a length" in capsys.readouterr().err
+    assert main([*words, "--steps", "3"]) == 2 and "needs --out;" in capsys.readouterr().err
+
+
 def test_what_train_refuses_is_refused(story: str):
     with refused(code="conflict", field="budget"):
         gf.dry_run("llama@0.1m", story)

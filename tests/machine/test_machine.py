@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from glassformer import machine
 from glassformer.errors import Code
 from glassformer.machine.defaults import chosen
 from glassformer.machine.device import Abilities, bf16_gain, bfloat16_gain, bfloat16_pays
+from glassformer.machine.others import seconds_since_start
 from glassformer.machine.quota import GroupFiles
 from tests.refused import refused
 
@@ -169,3 +171,15 @@ def test_threads_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("OMP_NUM_THREADS", said)
         assert machine.settings("cpu").threads == threads
         assert machine.settings("cpu", threads=5).threads == 5
+
+
+def test_the_age_of_a_process_is_that_of_the_system(tmp_path: Path):
+    """Field 22 of stat is the start in ticks since the boot (proc(5)); a name may hold spaces and brackets."""
+    (tmp_path / "self").mkdir()
+    started = 100 * os.sysconf("SC_CLK_TCK")
+    (tmp_path / "self" / "stat").write_text(f"7 (a) b) S {' '.join(['0'] * 18)} {started} 0")
+    (tmp_path / "uptime").write_text("112.50 200.00")
+    assert seconds_since_start(str(tmp_path)) == pytest.approx(12.5)
+    assert seconds_since_start(str(tmp_path / "nowhere")) is None
+    age = machine.seconds_since_start()
+    assert age is None or 0 < age < 1e6

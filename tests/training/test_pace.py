@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import glassformer as gf
+from glassformer.figures.terminal import clock
 from glassformer.text import Tokens, prepare
 from glassformer.training import Recipe
 from glassformer.training import pace as stop_watch
@@ -78,6 +79,15 @@ def test_past_its_limit_each_is_timed_once_after_a_first_step(monkeypatch: pytes
 
     found = list(stop_watch._in_turn({"a": lambda: step("a"), "b": lambda: step("b")}, 10, 0.0))
     assert made == ["a", "b"] * 2 and found == [("a", 1.0), ("b", 1.0)]
+
+
+def test_an_outlook_adds_up_starting_training_and_evaluations():
+    """Twice: half a minute of training, forward passes at three times its pace, ten seconds to start."""
+    plan = recipe(steps=None, minutes=0.5, evaluation_tokens=1000)
+    beyond = stop_watch.FORWARD * stop_watch.PASSES * 1000 / 100
+    text = outlook(plan, 100.0, starting=10.0, runs=2)
+    assert "starting (0:10)" in text and f"about {clock(2 * (30 + beyond + 10))} in all" in text
+    assert "in all" not in outlook(plan, 100.0)
 
 
 def test_steps_are_those_of_the_trainer(text: Tokens, monkeypatch: pytest.MonkeyPatch):

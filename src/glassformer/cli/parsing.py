@@ -28,12 +28,12 @@ def parse(app: App, arguments: list[str], example: str) -> Callable[[], object]:
     except MissingArgumentError as problem:
         if problem.keyword is not None or not example:  # an option without its value
             raise
-        raise _lacking(arguments[0], [*_missing(app, arguments), *_missing_length(arguments)], example) from None
+        raise _lacking(arguments[0], [*_missing(app, arguments), *_also_missing(arguments)], example) from None
     except UnknownOptionError as problem:
         raise _unknown_option(arguments[0], problem) from None
     except UnusedCliTokensError as problem:
         raise _unused(app, arguments[0], problem.unused_tokens or [], example) from None
-    if example and (names := _missing_length(arguments)):
+    if example and (names := _also_missing(arguments)):
         raise _lacking(arguments[0], names, example)
     for field, value, mark in _values(command, bound.arguments):
         for one in value if isinstance(value, list | tuple) else [value]:
@@ -100,11 +100,16 @@ def _unknown_option(verb: str, problem: UnknownOptionError) -> RequestError:
     )  # fmt: skip
 
 
-def _missing_length(arguments: list[str]) -> list[str]:
-    """The length of a run, if a verb needs it and has no option for it."""
-    budgets = ("--minutes", "--tokens", "--steps", "--flops", "--epochs", "--resume", "--help", "-h")
-    given = any(word.partition("=")[0] in budgets or f"+{RECIPE}." in word for word in arguments)
-    return [] if arguments[0] not in ("train", "compare") or given else [LENGTH]
+def _also_missing(arguments: list[str]) -> list[str]:
+    """Returns what training needs besides the required arguments, if it is not given: a folder and a length. A plan of
+    it (--dry) needs neither."""
+    typed = {word.partition("=")[0] for word in arguments}
+    if arguments[0] not in ("train", "compare") or typed & {"--dry", "--help", "-h"}:
+        return []
+    place = ["--out"] if arguments[0] == "train" and "--out" not in typed else []
+    budgets = {"--minutes", "--tokens", "--steps", "--flops", "--epochs", "--resume"}
+    length = [] if typed & budgets or any(f"+{RECIPE}." in word for word in arguments) else [LENGTH]
+    return [*place, *length]
 
 
 def _lacking(verb: str, names: list[str], example: str) -> RequestError:

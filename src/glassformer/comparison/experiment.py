@@ -138,7 +138,8 @@ def carry_out(
         asked, design = asked.replace(**chosen), design.replace(**chosen)
         budget = asked.budget
         plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
-        where = f"{where}: {outlook(next(iter(plans.values())), speed)}"
+        starting = machine.seconds_since_start() if command else None
+        where = f"{where}: {outlook(next(iter(plans.values())), speed, starting, asked.seeds * len(configs))}"
     begun_as = origin or design
     plans, how = compiled_alike(configs, plans, compiled_before(folder))
     places = TextPlaces.of(text, folder / "tokenizer")

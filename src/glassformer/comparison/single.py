@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from glassformer import machine
 from glassformer.comparison.arms import recipe_fields
 from glassformer.comparison.pretrained import trained_arm
 from glassformer.config import ModelConfig
@@ -220,7 +221,7 @@ class SingleRun:
         models = {self.name: (request.config, request.recipe)}
         fields, speed = decided(models, request.text, self.free)
         request = replace(request, recipe=request.recipe.replace(**fields))
-        return request, outlook(request.recipe, speed)
+        return request, outlook(request.recipe, speed, machine.seconds_since_start() if self.command else None)
 
 
 def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | Path | None) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """Checkpoints in formats of their authors, not yet converted to a folder of Hugging Face.
 
     FILE.pt     nanoGPT's ckpt.pt: `model_args` and the state dict `model`
-    FOLDER      Meta's: params.json, consolidated.00.pth, tokenizer.model
-    FOLDER      Mistral's: params.json, consolidated.safetensors, tokenizer.model.v3 or tekken.json
+    FOLDER      Meta's: params.json, consolidated.00.pth and those of more ranks, tokenizer.model
+    FOLDER      Mistral's: params.json, consolidated.safetensors or several files, tokenizer.model.v3 or tekken.json
 
 Files of torch are read without unpickling (`storage/pickled.py`).
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from glassformer.conversion.families.common import with_modules
 from glassformer.conversion.family import Family, attention, ffn
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.names import Names, Paired
-from glassformer.conversion.storage import PickledFile, SafetensorsFile, TensorFile
+from glassformer.conversion.storage import CutFile, ManyFiles, PickledFile, SafetensorsFile, SingleFile, TensorFile
 from glassformer.conversion.weights import fill
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
@@ -73,6 +75,19 @@ WORDS = {
 """Key of params.json -> key of the config.json of the same model."""
 LLAMA_3_2 = {(2048, 16), (3072, 28)}
 """Width and layers of the models of Llama 3.2, which divide low frequencies by 32 and not, as 3.1, by 8."""
+CUT = (
+    r"output\.weight|.*\.(attention\.w[qkv]|feed_forward\.w[13])\.weight",
+    r".*\.(attention\.wo|feed_forward\.w2)\.weight",
+)
+"""Names of matrices that Meta's ranks cut along their rows, and along their columns (llama/model.py)."""
+FOREIGN_TOKENIZERS = {
+    "tokenizer.model*": "transformers makes one (AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)), and "
+    "the folder of the same model on the Hub has one",
+    "tekken.json": "the folder of the same model on the Hub has one",
+    "meta.pkl": "it is a pickle of nanoGPT's characters, which --tokenizer char of glassformer train on the same text "
+    "numbers alike; the tokenizer.json of that run fits",
+}
+"""Files of tokenizers that are not read -> the way to one that is."""
 LONGEST = ("max_seq_len", "max_position_embeddings", "model_max_length")
 """Keys of params.json for the longest text; the first existing one counts."""
 
@@ -179,7 +194,7 @@ def _consolidated(folder: Path) -> Original:
     tree = read_tree(where)
     tree = tree["model"] if isinstance(tree, dict) and isinstance(tree.get("model"), dict) else tree
     said = Fields(tree, str(where))
-    file = _weights(folder)
+    file = _weights(folder, said.whole("dim"))
     try:
         fields = _fields(said, file)
         family = mistral.FAMILY if fields["sliding_window"] is not None else llama.FAMILY
@@ -254,26 +269,45 @@ def _context(said: Fields, theta: float, scaled: bool) -> int:
     return context
 
 
-def _weights(folder: Path) -> TensorFile:
-    """Opens the weights of a folder. Raises RequestError for weights that are cut into several files."""
-    names = sorted(path.name for path in folder.glob("consolidated*") if path.suffix in (".pth", ".safetensors"))
-    whole = [name for name in names if name.endswith(".safetensors")] or names
-    if len(whole) != 1:
-        raise RequestError(
-            f"{folder} has its matrices in {len(whole)} pieces ({', '.join(whole[:3])}); those of one file are "
-            "supported: convert it with transformers' convert_llama_weights_to_hf.py or "
-            "convert_mistral_weights_to_hf.py",
-            code="unsupported", field=whole[1], value=len(whole), expected="one file",
-        )  # fmt: skip
-    kind: Callable[[Path], TensorFile] = SafetensorsFile if whole[0].endswith(".safetensors") else PickledFile
-    return kind(folder / whole[0])
+def _weights(folder: Path, dim: int) -> TensorFile:
+    """Opens the weights of a folder: files of torch are cut between ranks, safetensors share the tensors out."""
+    paths = sorted(folder.glob("consolidated*.safetensors")) or sorted(folder.glob("consolidated*.pth"))
+    kind: Callable[[Path], SingleFile] = SafetensorsFile if paths[0].suffix == ".safetensors" else PickledFile
+    with ExitStack() as opened:
+        files = [opened.enter_context(kind(path)) for path in paths]
+        whole = _joined(folder, files, dim) if len(files) > 1 else files[0]
+        opened.pop_all()
+    return whole
+
+
+def _joined(folder: Path, files: list[SingleFile], dim: int) -> TensorFile:
+    """Returns several files as one. Raises RequestError for files that contradict each other."""
+
+    def axis(name: str, shape: tuple[int, ...]) -> int | None:
+        if name == "tok_embeddings.weight":  # by vocabulary since Llama 3, before by width
+            return 0 if shape[1:] == (dim,) else 1
+        return next((axis for axis, names in enumerate(CUT) if re.fullmatch(names, name)), None)
+
+    if files[0].path.suffix == ".pth":
+        return CutFile(folder, files, axis)
+    homes: dict[str, SingleFile] = {}
+    for file in files:
+        if twice := sorted(homes.keys() & file.entries.keys()):
+            raise RequestError(
+                f"{twice[0]} is in {homes[twice[0]].path.name} and in {file.path.name} of {folder}",
+                code="conflict", field=f"tensor {twice[0]}",
+            )  # fmt: skip
+        homes |= dict.fromkeys(file.entries, file)
+    return ManyFiles(folder, files, homes, {})
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """Returns the tokenizer of a folder, or None with a warning for one that cannot be read."""
+    """Returns the tokenizer of a folder, or None with a warning that says how to make one that can be read."""
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return load_tokenizer(folder)
-    others = [*folder.glob("tokenizer.model*"), *folder.glob("tekken.json"), *folder.glob("meta.pkl")]
-    for path in sorted(others):
-        warnings.warn(f"{path} is not read, so that the model has no tokenizer; put its tokenizer.json next to it")
+    for pattern, remedy in FOREIGN_TOKENIZERS.items():
+        for path in sorted(folder.glob(pattern)):
+            warnings.warn(
+                f"{path} is not read, so that the model takes token ids only; put a tokenizer.json next to it: {remedy}"
+            )
     return None

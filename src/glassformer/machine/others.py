@@ -49,6 +49,17 @@ class Others:
         return running
 
 
+def seconds_since_start(proc: str = "/proc") -> float | None:
+    """Returns the seconds since this process started, by Linux's count; None on another system."""
+    try:
+        with open(f"{proc}/self/stat", encoding="utf-8", errors="replace") as file:
+            started = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        with open(f"{proc}/uptime", encoding="ascii") as file:
+            return float(file.read().split()[0]) - started
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class CoreTimes:
     """Linux's count of the time that each core was busy, and of the threads that run.
 

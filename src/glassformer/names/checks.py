@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -37,6 +38,8 @@ _ABLATED = re.compile(r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|exper
 """Name of a component for --ablate."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 """Keys of config.json that hold a number of layers."""
+BLOCKS, HEADER = re.compile(rb"\.block_count\x04\0\0\0(.{4})", re.DOTALL), 1 << 16
+"""Number of layers in the metadata of a .gguf file, a whole number of 32 bits, and bytes in which it is looked for."""
 PARTS = "glassformer.parts"
 """Group of the entry points of parts that are installed from outside; the package's own parts register in this module's
 place, and a part of a user's own with them."""
@@ -72,7 +75,7 @@ def check_files(name: str, weights: bool, text: bool) -> None:
     if not path.is_dir():
         return
     if places.is_folder(path):
-        if weights and not any((path / file).exists() for file in (places.SINGLE, places.INDEX)):
+        if weights and not any((path / file).exists() for file in places.FOLDER_WEIGHTS):
             raise RequestError(places.no_weights(path), code="missing", field=places.SINGLE)
         if text and not (path / places.TOKENIZER).exists():
             raise places.no_tokenizer(path)
@@ -244,19 +247,29 @@ def check_ablated(named: Iterable[str], model: str) -> None:
     layers = {one: ablated_part(one)[0] for one in named}
     name, _, changes = grammar.parse(model, names_a_model)
     path = places.packaged(name) if name in PACKAGED else places.existing(name)
-    if path is None or changes or not places.is_folder(path):
-        return
-    try:
-        tree = json.loads((path / places.CONFIG).read_text(encoding="utf-8"))
-        count = next(tree[key] for key in LAYERS if isinstance(tree.get(key), int))
-    except (OSError, ValueError, AttributeError, StopIteration, RecursionError):
+    count = None if path is None or changes else _layers(path)
+    if count is None:
         return
     for one, layer in layers.items():
-        if layer >= count and not tree.get("is_encoder_decoder"):
+        if layer >= count:
             raise RequestError(
                 f"ablate={one}: layer {layer} is out of range: {model} has layers 0 to {count - 1}",
                 code="range", field="layer", value=layer,
             )  # fmt: skip
+
+
+def _layers(path: Path) -> int | None:
+    """Returns the number of layers of a checkpoint by its config.json or the header of a .gguf file; None if they do
+    not say, and for two towers."""
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        if path.is_file():
+            with path.open("rb") as file:
+                found = BLOCKS.search(file.read(HEADER)) if file.read(4) == b"GGUF" else None
+            return None if found is None else int.from_bytes(found[1], "little")
+        tree = json.loads((path / places.CONFIG).read_text(encoding="utf-8"))
+        if not tree.get("is_encoder_decoder"):
+            return next((tree[key] for key in LAYERS if isinstance(tree.get(key), int)), None)
+    return None
 
 
 def check_table(data: str) -> None:

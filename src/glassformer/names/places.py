@@ -15,6 +15,10 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
+TORCH = "pytorch_model.bin"
+"""Weights of a folder that torch saved; read without unpickling."""
+FOLDER_WEIGHTS = (SINGLE, INDEX, TORCH, f"{TORCH}.index.json")
+"""Files by which the weights of a folder are found; the first existing one counts."""
 PARAMS = "params.json"
 """Description of a model in a folder of Meta or Mistral."""
 ZIP = b"PK\x03\x04"
@@ -163,7 +167,7 @@ def no_config(folder: Path) -> RequestError:
         return RequestError(f"{folder} is not whole: {why}", code="damaged", field=CONFIG, value=str(folder))
     with suppress(OSError):
         files = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.suffix in WEIGHTS]
-        if files and SINGLE not in files and INDEX not in files:
+        if files and not {SINGLE, INDEX} & {*files}:
             return RequestError(no_weights(folder), code="missing", field=SINGLE)
         if files or not folder.is_dir():
             message = f"{folder} holds tensors and no config; give the folder that has the {CONFIG} too"
@@ -188,7 +192,7 @@ def no_weights(folder: Path) -> str:
 
 
 def pickled(path: Path) -> str:
-    """Returns the sentence about a file that is not opened."""
+    """Returns the sentence about a file that is not read."""
     return (
         f"{path} is a pickle, which can run code when it is unpickled, so it never is; where you trust it, convert it: "
         f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {SINGLE!r})"

@@ -9,6 +9,7 @@ import torch
 
 from glassformer.architectures import PRESETS
 from glassformer.conversion import checkpoints
+from glassformer.conversion.originals import is_original
 from glassformer.conversion.weights import spoilt_weights, warn_spoilt
 from glassformer.errors import RequestError
 from glassformer.loaded import Loaded
@@ -90,9 +91,9 @@ def load(
     if quantize == "bf16" and not onednn_in_bf16(torch.device(device or "cpu").type):
         raise no_bf16()
     path = checkpoints.locate(name)
-    if quantize == "keep" and path.is_dir():
+    if quantize == "keep" and (path.is_dir() or is_original(path)):
         raise RequestError(
-            f"quantize='keep' is for the packed weights of a .gguf file, and {path} is a folder; "
+            f"quantize='keep' is for the packed weights of a .gguf file, and {path} is another checkpoint; "
             f"use {' or '.join(QUANTIZED)}",
             code="unsupported", field="quantize", value=quantize,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig, first_difference, read_tree
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors, refuse_foreign, replace_text
+from glassformer.names.places import has_params, is_folder
 from glassformer.parts.core.base import part_classes, to_plain
 from glassformer.parts.core.outside import check_sources, sources_of
 from glassformer.text import Tokenizer
@@ -59,7 +60,13 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
         raise RequestError(
             f"{folder} already holds a run; go on with --resume, or name another folder", code="exists", field="resume"
         )
-    refuse_foreign(folder, *HELD, ours=found is not None or _begun(folder))
+    begun = found is not None or _begun(folder)
+    if not begun and (is_folder(folder) or has_params(folder)):
+        raise RequestError(
+            f"{folder} holds a model that is no run, and its tokenizer; name another folder",
+            code="exists", field="out", value=str(folder),
+        )  # fmt: skip
+    refuse_foreign(folder, *HELD, ours=begun)
     if not try_to_write:
         return folder
     try:

@@ -119,16 +119,24 @@ def decided(
     return fields, speed
 
 
-def outlook(recipe: Recipe, tokens_per_second: float) -> str:
-    """Returns a sentence about a run with a budget of minutes: its steps, and the time beyond its training."""
+def outlook(recipe: Recipe, tokens_per_second: float, starting: float | None = None, runs: int = 1) -> str:
+    """Returns a sentence about runs with a budget of minutes: steps, and the time beyond training.
+
+    starting      seconds of a process until it trains; None if they are not known
+    runs          number of runs, one after the other"""
     assert recipe.minutes is not None
-    tokens = 60 * recipe.minutes * tokens_per_second
+    trained = 60 * recipe.minutes
+    tokens = trained * tokens_per_second
     beyond = FORWARD * PASSES * recipe.evaluation_tokens / tokens_per_second
     steps = max(1, round(tokens / recipe.tokens_per_step))
+    known = "" if starting is None else f" ({clock(starting)})"
+    each = trained + beyond + (starting or 0.0)
+    total = "" if starting is None else f": about {clock(runs * each)} in all"
     return (
         f"about {plural(steps, 'step')} of {recipe.batch_size} x {recipe.context} tokens "
-        f"at {tokens_per_second:,.0f} tokens/s in {clock(60 * recipe.minutes)} of training; not counted: starting, "
-        f"evaluations on {recipe.evaluation_tokens:,} held-out tokens (up to {clock(beyond)}), texts that it writes"
+        f"at {tokens_per_second:,.0f} tokens/s in {clock(trained)} of training; not counted: starting{known}, "
+        f"evaluations on {recipe.evaluation_tokens:,} held-out tokens (up to {clock(beyond)}), texts that it "
+        f"writes{total}"
     )
 
 

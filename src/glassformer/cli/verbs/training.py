@@ -104,7 +104,7 @@ def train(
     *,
     data: Data,
     field: Field = None,
-    out: str,
+    out: str | None = None,
     resume: Flag = False,
     pretrained: Flag = False,
     run: Ran = RAN,
@@ -134,7 +134,7 @@ def train(
     model
         Model expression NAME[@SIZE][+CHANGE...], for example llama@10m+gqa:2; +recipe.FIELD=VALUE changes the recipe.
     out
-        The run folder.
+        The run folder; --dry does without.
     resume
         Continue from the latest checkpoint in --out; without a checkpoint, start from scratch.
     pretrained
@@ -171,17 +171,24 @@ def train(
     processes
         Processes to start on this machine, or auto; leave it out under torchrun and srun.
     dry
-        Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files.
+        Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files; without a length, of
+        one pass over the text.
     """
     from glassformer.cli.ranks import begin_processes
+    from glassformer.cli.running import say
     from glassformer.cli.show import show
     from glassformer.comparison.single import PAGE, SingleRun
     from glassformer.parallel.launch import one_voice
     from glassformer.runs.events import silent
     from glassformer.runs.live import ComparisonView
     from glassformer.training import Interrupted
+    from glassformer.training.recipe import BUDGETS
 
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
+    given = (run.tokens, run.minutes, run.flops, run.steps, epochs)
+    if dry and all(one is None for one in given) and not any(f"+recipe.{name}=" in model for name in BUDGETS):
+        say("no length is given: the plan is of one pass over the text")
+        epochs = 1.0
     adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
     fields = {
         **vars(run), "epochs": epochs, "optimizer": {"kind": run.optimizer, **adam}, "schedule": plan,
@@ -216,7 +223,7 @@ def train(
         with ComparisonView(quiet=json or not leads) as view:
             done = asked.train(silent if json else view.event)
     except Interrupted:
-        if leads and not json and (page := Path(out) / PAGE).is_file():
+        if leads and not json and out is not None and (page := Path(out) / PAGE).is_file():
             print(f"report: {page}\nnext: {command_line()}{' --resume' * (not resume)}")
         raise
     if leads:

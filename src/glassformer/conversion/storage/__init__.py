@@ -11,20 +11,23 @@ RequestError. Nothing is unpickled: `pickled.py` reads tensors that torch saved 
 """
 
 from glassformer.conversion.storage.base import (
+    ManyFiles,
     Packed,
+    SingleFile,
     TensorEntry,
     TensorFile,
     TensorSource,
     nothing_collected,
 )
 from glassformer.conversion.storage.containers import is_gguf, means_weights, open_tensors
+from glassformer.conversion.storage.cut import CutFile
 from glassformer.conversion.storage.gguf import GGUFFile, write_gguf
 from glassformer.conversion.storage.pickled import PickledFile
 from glassformer.conversion.storage.quants import DTYPES
 from glassformer.conversion.storage.safetensors import WEIGHT_FILES, SafetensorsFile, open_folder, write_safetensors
 
 __all__ = [
-    "DTYPES", "TensorEntry", "GGUFFile", "Packed", "PickledFile", "SafetensorsFile", "TensorSource", "TensorFile",
-    "WEIGHT_FILES", "nothing_collected", "is_gguf", "means_weights", "open_folder", "open_tensors", "write_gguf",
-    "write_safetensors",
+    "CutFile", "DTYPES", "GGUFFile", "ManyFiles", "Packed", "PickledFile", "SafetensorsFile", "SingleFile",
+    "TensorEntry", "TensorFile", "TensorSource", "WEIGHT_FILES", "is_gguf", "means_weights", "nothing_collected",
+    "open_folder", "open_tensors", "write_gguf", "write_safetensors",
 ]  # fmt: skip

@@ -17,11 +17,13 @@ import mmap
 import pickletools
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from glassformer.conversion.storage.base import SingleFile, TensorEntry, quoted
 from glassformer.conversion.storage.quants import DTYPES
 from glassformer.errors import RequestError
+from glassformer.names.places import is_zip, pickled
 
 MOST_BYTES = 16 << 20
 """Bytes of a pickle."""
@@ -243,6 +245,14 @@ def value_of(pickle: bytes) -> Any:
     except (ValueError, OverflowError) as problem:  # of pickletools: an unknown instruction, or one cut short
         raise BadPickle(f"it is damaged ({str(problem)[:80]})") from None
     raise BadPickle("it has no end")
+
+
+def open_pickled(path: Path) -> PickledFile:
+    """Opens a file of torch. Raises RequestError for one older than the zip archives of torch 1.6, with the way to
+    convert it."""
+    if not (path.is_file() and is_zip(path)):
+        raise RequestError(pickled(path), code="unsupported", field=path.name)
+    return PickledFile(path)
 
 
 def scalars(value: Any) -> dict[str, Any]:

@@ -35,10 +35,11 @@ from glassformer.conversion.storage.base import (
     write_plain,
 )
 from glassformer.conversion.storage.jsons import BadJSON, members, small, string
+from glassformer.conversion.storage.pickled import open_pickled
 from glassformer.conversion.storage.quants import DTYPES, NAMES
 from glassformer.errors import RequestError
 from glassformer.files import disk_errors, staged
-from glassformer.names.places import INDEX, SINGLE, no_weights
+from glassformer.names.places import FOLDER_WEIGHTS, INDEX, SINGLE, TORCH, no_weights
 from glassformer.progress import counted
 
 HEADER_BYTES = 32 << 20  # the reference allows 100 MB; 100,000 tensors take some 12
@@ -151,21 +152,27 @@ def _check_cover(entries: list[TensorEntry], start: int, size: int) -> None:
 
 
 def open_folder(folder: str | Path) -> TensorFile:
-    """The weights of a Hugging Face folder: model.safetensors, or the shards that model.safetensors.index.json names.
+    """Opens the weights of a Hugging Face folder: model.safetensors, or the shards that model.safetensors.index.json
+    names; in a folder without these pytorch_model.bin, or the shards of its index.
 
-    Raises RequestError, also where the folder holds other weights only."""
+    Raises RequestError, also for a folder that holds other weights only."""
     folder = Path(folder)
-    if os.path.isfile(folder / SINGLE):
-        return SafetensorsFile(folder / SINGLE)
-    if not os.path.isfile(folder / INDEX):
+    name = next((name for name in FOLDER_WEIGHTS if os.path.isfile(folder / name)), None)
+    if name is None:
         raise RequestError(no_weights(folder), code="missing", field=SINGLE)
-    homes = _index(folder / INDEX)
+    kind: Callable[[Path], SingleFile] = open_pickled if name.startswith(TORCH) else SafetensorsFile
+    return _sharded(folder, folder / name, kind) if name.endswith(".json") else kind(folder / name)
+
+
+def _sharded(folder: Path, index: Path, kind: Callable[[Path], SingleFile]) -> ManyFiles:
+    """Opens the shards that an index names."""
+    homes = _index(index)
     with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context(SafetensorsFile(folder / name)) for name in sorted(set(homes.values()))}
+        files = {name: stack.enter_context(kind(folder / name)) for name in sorted(set(homes.values()))}
         for name, home in homes.items():
             if name not in files[home].entries:
                 raise RequestError(
-                    f"{folder / INDEX} places {quoted(name)} in {home}, which has no such tensor",
+                    f"{index} places {quoted(name)} in {home}, which has no such tensor",
                     code="missing", field=f"tensor {quoted(name)}",
                 )  # fmt: skip
         metadata = {key: value for file in files.values() for key, value in file.metadata.items()}
@@ -195,9 +202,7 @@ def _index(path: Path) -> dict[str, str]:
                 raise BadJSON(f"{quoted(name)} in it takes {len(value)} bytes")
             small(value)
     except BadJSON as problem:
-        raise RequestError(
-            f"{path} is no index of safetensors shards: {problem}", code="damaged", field=path.name
-        ) from None
+        raise RequestError(f"{path} is no index of shards: {problem}", code="damaged", field=path.name) from None
     if missing := sorted(shard for shard in shards if not os.path.isfile(path.parent / shard)):
         raise RequestError(
             f"{path.parent} lacks {quoted(missing[0])}, a shard that {path.name} names; fetch it again",

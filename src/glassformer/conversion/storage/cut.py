@@ -1,0 +1,75 @@
+"""Tensors that ranks held in parts, one file for each rank, as whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from glassformer.conversion.storage.base import Packed, SingleFile, TensorEntry, TensorFile, quoted
+from glassformer.errors import RequestError
+
+Axis = Callable[[str, tuple[int, ...]], int | None]
+"""Name of a tensor and shape of a part -> the axis of the cut; None if each rank has a copy."""
+
+
+class CutFile(TensorFile):
+    """The tensors of several files, joined along the axis at which each was cut. One is joined when it is read.
+
+    Raises RequestError for files that do not have the same tensors in the same shapes."""
+
+    def __init__(self, path: Path, files: list[SingleFile], axis: Axis):
+        self.path, self._files = path, files
+        self.metadata = {}
+        self._axes = {name: axis(name, entry.shape) for name, entry in files[0].entries.items()}
+        self.entries = {name: self._whole(name) for name in self._axes}
+        for file in files[1:]:
+            if more := sorted(file.entries.keys() - self._axes.keys()):
+                raise RequestError(
+                    f"{file.path} has a tensor {quoted(more[0])}, which {files[0].path.name} lacks",
+                    code="conflict", field=f"tensor {quoted(more[0])}",
+                )  # fmt: skip
+
+    def _whole(self, name: str) -> TensorEntry:
+        first, axis = self._files[0].entry(name), self._axes[name]
+        for file in self._files[1:]:
+            part = file.entry(name)
+            if (part.dtype, part.shape) != (first.dtype, first.shape):
+                raise RequestError(
+                    f"{file.path}: {quoted(name)} is {part.dtype} {part.shape}, and in {self._files[0].path.name} "
+                    f"{first.dtype} {first.shape}",
+                    code="conflict", field=f"tensor {quoted(name)}", value=part.shape, expected=str(first.shape),
+                )  # fmt: skip
+        if axis is None:
+            return first
+        count = len(self._files)
+        shape = tuple(size * count if at == axis else size for at, size in enumerate(first.shape))
+        return first._replace(shape=shape, nbytes=first.nbytes * count)
+
+    def tensor(self, name: str) -> Tensor:
+        axis = self._axes[self.entry(name).name]
+        return self._files[0].tensor(name) if axis is None else torch.cat([f.tensor(name) for f in self._files], axis)
+
+    def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
+        value = self.tensor(name)
+        out.detach().copy_(value if rows is None else value[rows])
+
+    def stacked(self, parts: object, shape: object) -> None:
+        """Returns None: parts are never mapped as one."""
+
+    def packed(self, name: str) -> Packed:
+        value = self.tensor(name)
+        return Packed(self.entry(name).dtype, tuple(value.shape), value.contiguous().view(-1).view(torch.uint8))
+
+    def home(self, entry: TensorEntry) -> NoReturn:
+        raise RequestError(
+            f"{quoted(entry.name)} lies in {len(self._files)} files of {self.path}",
+            code="unsupported", field=f"tensor {quoted(entry.name)}",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
