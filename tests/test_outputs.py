@@ -200,9 +200,9 @@ def test_a_run_is_not_begun_in_the_folder_of_another_model(inputs: Inputs, tmp_p
     gf.convert(inputs.model, place, progress=False)
     before = {path: path.read_bytes() for path in place.iterdir()}
     with refused(code="exists", field="out"):
-        gf.train(MODEL, inputs.text, {**RUN, "steps": 1}, out=place)
+        gf.train(MODEL, inputs.text, **RUN, steps=1, out=place)
     assert {path: path.read_bytes() for path in place.iterdir()} == before
-    gf.train(MODEL, inputs.text, {**RUN, "steps": 1}, out=tmp_path / "run")
+    gf.train(MODEL, inputs.text, **RUN, steps=1, out=tmp_path / "run")
     with refused(code="exists", field="out"):
         gf.convert(inputs.model, tmp_path / "run", progress=False)
 
