@@ -9,7 +9,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf.quants import dequantize, quantize
+from safetensors.torch import save_file
 
 import glassformer as gf
 from glassformer.conversion.families import FAMILIES
@@ -128,3 +130,19 @@ def test_rows_that_are_no_whole_blocks_stay_plain(tmp_path: Path) -> None:
     held = {name for name, module in kept.named_modules() if isinstance(module, PackedLinear)}
     assert held == {"layers.0.mixer.output"}
     assert torch.equal(logits(kept), logits(gf.load(tmp_path / "model.gguf").model))
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_eight_bits_compute_what_their_values_do(kind: torch.dtype, tmp_path: Path) -> None:
+    """Matrices in float8, norms in bfloat16: torch's own conversion gives the values, `transformers` the logits."""
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    small = {name: value.to(kind if value.dim() > 1 else torch.bfloat16) for name, value in theirs.state_dict().items()}
+    theirs.config.save_pretrained(tmp_path / "in")
+    save_file(small, tmp_path / "in" / "model.safetensors")
+    theirs.load_state_dict({name: value.float() for name, value in small.items()})
+    loaded = gf.load(tmp_path / "in")
+    assert loaded.model.dtype == torch.float32 and loaded.unpacked.startswith("F8_E")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(TOKENS), theirs(TOKENS).logits, rtol=0, atol=2e-5)
+        gf.convert(tmp_path / "in", tmp_path / "out", progress=False)
+        torch.testing.assert_close(gf.load(tmp_path / "out").model(TOKENS), theirs(TOKENS).logits, rtol=0, atol=2e-5)

@@ -20,7 +20,7 @@ from glassformer.conversion.families.own import OWN
 from glassformer.conversion.family import Family
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.storage import WEIGHT_FILES, open_folder, write_safetensors
-from glassformer.conversion.weights import fill, tensors
+from glassformer.conversion.weights import fill, packed_formats, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.files import atomic_file, temporary_file
 from glassformer.generation.vectors import Pooling
@@ -69,12 +69,15 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
         model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
+        unpacked = packed_formats(file)
     ends, settings = answers.read(folder, fields)
     if config.encoder is not None and START not in settings:
         begins = fields.get(START, fields.get(family.start))
         settings |= {START: begins} if answers.KNOWN[START](begins) else {}
     pooling = sentences.read(folder)
-    return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings, pooling=pooling)
+    return Loaded(
+        model, model.config, _tokenizer(folder), ends=ends, generation=settings, pooling=pooling, unpacked=unpacked
+    )
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

@@ -141,18 +141,24 @@ def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
 
 
 def common_dtype(file: TensorFile) -> torch.dtype:
-    """The floating dtype that most of the file's values have; quantised ones count as fp32."""
+    """The floating dtype that most of the file's values have; quantised ones and those of 8 bits count as fp32."""
     sizes: dict[torch.dtype, int] = {}
     for entry in file.entries.values():
-        dtype = DTYPES.get(entry.dtype, torch.float32)
+        dtype = torch.float32 if is_packed(entry) else DTYPES[entry.dtype]
         if dtype.is_floating_point:
             sizes[dtype] = sizes.get(dtype, 0) + entry.nbytes
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
 
 
+def is_packed(entry: TensorEntry) -> bool:
+    """Returns True for quantised weights and for floating-point numbers of 8 bits, with which nothing is computed."""
+    dtype = DTYPES.get(entry.dtype)
+    return dtype is None or (dtype.is_floating_point and dtype.itemsize == 1)
+
+
 def packed_formats(file: TensorFile) -> str:
-    """Returns the formats of a file's quantised weights with their size together, or an empty text."""
-    entries = [entry for entry in file.entries.values() if entry.dtype not in DTYPES]
+    """Returns the formats of a file's packed weights with their size together, or an empty text."""
+    entries = [entry for entry in file.entries.values() if is_packed(entry)]
     formats = sorted({entry.dtype for entry in entries})
     return f"{', '.join(formats)} ({size(sum(entry.nbytes for entry in entries))})" if formats else ""
 
