@@ -332,9 +332,9 @@ def test_tensors_shared_out_over_files_are_one_model(tmp_path: Path) -> None:
 def test_a_tokenizer_that_is_not_read_is_named_with_the_way_to_one_that_is(name: str, tmp_path: Path) -> None:
     place = folder(tmp_path, {**META, "max_seq_len": 64}, consolidated(4, 4, 8, 32, 96))
     (place / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"tokenizer\.json next to it: .*the Hub") as told:
+    with pytest.warns(UserWarning) as told:
         assert gf.load(place).tokenizer is None
-    assert len(told) == 1
+    assert len(told) == 1 and "tokenizer.json next to it" in str(told[0].message)
 
 
 # Folders of Hugging Face whose weights torch saved
