@@ -283,7 +283,7 @@ def test_params_are_read_whole(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*says no context")
 @pytest.mark.parametrize(("ranks", "axis"), [(2, 1), (4, 0)])
 def test_weights_cut_between_ranks_are_joined(ranks: int, axis: int, tmp_path: Path) -> None:
-    """As llama/model.py cuts them: ColumnParallelLinear by rows, RowParallelLinear by columns, the embedding by width
+    """The cuts of llama/model.py: ColumnParallelLinear by rows, RowParallelLinear by columns, the embedding by width
     in Llama 1 and 2, by vocabulary since."""
     weights = consolidated(4, 4, 8, 32, 96)
     for name in ("tok_embeddings.weight", "output.weight"):
@@ -314,7 +314,7 @@ def test_weights_cut_between_ranks_are_joined(ranks: int, axis: int, tmp_path: P
 
 
 def test_tensors_shared_out_over_files_are_one_model(tmp_path: Path) -> None:
-    """As Mistral publishes its large models."""
+    """The form in which Mistral publishes large models."""
     weights, params = consolidated(4, 4, 8, 32, 96), {**META, "max_seq_len": 64}
     names = sorted(weights)
     for at in range(2):

@@ -212,7 +212,7 @@ def test_a_large_lie_takes_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_a_pickle_is_never_unpickled(name: str, tmp_path: Path) -> None:
-    """A model.pt is no file of a folder; a pytorch_model.bin older than archives is not read."""
+    """Neither a model.pt in a folder, nor a pytorch_model.bin older than archives."""
     place = folder(tmp_path)
     (place / "model.safetensors").unlink()
     torch.save({"x": torch.ones(2)}, place / name, _use_new_zipfile_serialization=name == "model.pt")

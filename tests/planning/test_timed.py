@@ -68,7 +68,7 @@ def test_steps_timed_before_a_stop_come_out(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Of two models the second is stopped after two steps, or the first after two steps of decoding."""
+    """The second of two models is stopped after two steps, or the first after two steps of decoding."""
 
     def stop() -> None:
         left = iter(range(timed_before))

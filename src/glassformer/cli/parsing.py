@@ -101,8 +101,8 @@ def _unknown_option(verb: str, problem: UnknownOptionError) -> RequestError:
 
 
 def _also_missing(arguments: list[str]) -> list[str]:
-    """Returns what training needs besides the required arguments, if it is not given: a folder and a length. A plan of
-    it (--dry) needs neither."""
+    """Returns the names of a folder and a length that training needs and that are not given. A plan of it (--dry) needs
+    neither."""
     typed = {word.partition("=")[0] for word in arguments}
     if arguments[0] not in ("train", "compare") or typed & {"--dry", "--help", "-h"}:
         return []

@@ -132,14 +132,16 @@ def carry_out(
         config.check()
         refuse_short(config)
     plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
-    where = "" if asked.minutes is None else duration(asked.minutes, asked.seeds * len(configs))
+    runs = asked.seeds * len(configs)
+    where = "" if asked.minutes is None else duration(asked.minutes, runs)
     if free:
         chosen, speed = decided({name: (config, plans[name]) for name, config in configs.items()}, text, free)
         asked, design = asked.replace(**chosen), design.replace(**chosen)
         budget = asked.budget
         plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
         starting = machine.seconds_since_start() if command else None
-        where = f"{where}: {outlook(next(iter(plans.values())), speed, starting, asked.seeds * len(configs))}"
+        where = f"{trained(asked.minutes or 0, runs) if starting else where}: "
+        where += outlook(next(iter(plans.values())), speed, starting, runs)
     begun_as = origin or design
     plans, how = compiled_alike(configs, plans, compiled_before(folder))
     places = TextPlaces.of(text, folder / "tokenizer")
@@ -205,9 +207,17 @@ def duration(minutes: float, runs: int) -> str:
     >>> duration(1, 2)
     '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'
     """
+    return f"{trained(minutes, runs)}, and starting and measuring one takes 10 to 30 seconds more"
+
+
+def trained(minutes: float, runs: int) -> str:
+    """Returns a clause about the minutes of training.
+
+    >>> trained(0.5, 1)
+    'the run trains for 0.5 minutes'
+    """
     each = plural(minutes, "minute")
-    trained = f"{runs} runs train for {each} each" if runs != 1 else f"the run trains for {each}"
-    return f"{trained}, and starting and measuring one takes 10 to 30 seconds more"
+    return f"{runs} runs train for {each} each" if runs != 1 else f"the run trains for {each}"
 
 
 def as_before(design: Design, folder: Path, executor: Executor) -> tuple[Design, tuple[str, ...]]:

@@ -124,7 +124,7 @@ class DryRun(Printed):
         if self.steps is None:
             yield "run", f"{clock(60 * (self.minutes or 0))} of steps of {step}"
         else:
-            passes = "" if self.passes is None else f", {self.passes:.3g} passes over the text"
+            passes = "" if self.passes is None else f", {100 * self.passes:,.4g} % of the text"
             yield "run", f"{plural(self.steps, 'step')} of {step}: {self.tokens:,} tokens{passes}"
             yield "FLOPs", f"{self.flops:.4g}"
         yield "optimizer", f"{optimizer['kind']}, weight decay {recipe['weight_decay']:g}, clip {recipe['clip']}"

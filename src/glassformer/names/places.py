@@ -18,7 +18,7 @@ INDEX = f"{SINGLE}.index.json"
 TORCH = "pytorch_model.bin"
 """Weights of a folder that torch saved; read without unpickling."""
 FOLDER_WEIGHTS = (SINGLE, INDEX, TORCH, f"{TORCH}.index.json")
-"""Files by which the weights of a folder are found; the first existing one counts."""
+"""Files of the weights of a folder, or of their index; the first existing one counts."""
 PARAMS = "params.json"
 """Description of a model in a folder of Meta or Mistral."""
 ZIP = b"PK\x03\x04"

@@ -58,7 +58,7 @@ class CutFile(TensorFile):
         out.detach().copy_(value if rows is None else value[rows])
 
     def stacked(self, parts: object, shape: object) -> None:
-        """Returns None: parts are never mapped as one."""
+        """Maps nothing, since the parts of a tensor are not next to each other."""
 
     def packed(self, name: str) -> Packed:
         value = self.tensor(name)
@@ -66,7 +66,7 @@ class CutFile(TensorFile):
 
     def home(self, entry: TensorEntry) -> NoReturn:
         raise RequestError(
-            f"{quoted(entry.name)} lies in {len(self._files)} files of {self.path}",
+            f"{quoted(entry.name)} is stored in {len(self._files)} files of {self.path}",
             code="unsupported", field=f"tensor {quoted(entry.name)}",
         )  # fmt: skip
 
