@@ -56,6 +56,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "performer:32": (f"{BLOCK}mixer",),
     **dict.fromkeys(("retention", "lightning"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4", "rglru"), (f"{BLOCK}mixer", "embedding.position")),
+    **dict.fromkeys(("lstm", "gru", "conv", "conv:3"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("beside:mamba2", "beside:s4"), (f"{BLOCK}mixer",)),
     "share:2": ("stack",),
     **dict.fromkeys(("stack:mamba*2,attention", "stack:window:8*2,causal", "stack:swiglu:64,moe:4:2*"), ("stack",)),

@@ -63,6 +63,11 @@ ROWS = {
     "gated_deltanet": f"llama@1m+{SMALL}+gated_deltanet+mixer.n_heads=2+mixer.n_v_heads=4+mixer.v_head_dim=24",
     "beside": f"llama@1m+{SMALL}+heads=4+kernel=sdpa+beside:mamba2",
     "rglru": f"llama@1m+{SMALL}+rglru+mixer.n_heads=4",
+    "lstm": f"llama@1m+{SMALL}+lstm",
+    "lstm wide": f"gpt2@1m+{SMALL}+lstm+mixer.width=100+nobias",
+    "gru": f"llama@1m+{SMALL}+gru+mixer.width=48",
+    "gru without biases": f"gpt2@1m+{SMALL}+gru+nobias",
+    "conv": f"llama@1m+{SMALL}+conv:3",
     "s4": f"llama@1m+{SMALL}+s4",
     "s4 real": f"llama@1m+{SMALL}+s4+mixer.real=true",
     "mla": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.value_dim=24+kernel=banded",
@@ -252,7 +257,7 @@ def test_keys_seen_by_the_last_queries_alone():
         assert every - seen == pytest.approx(2 * 4 * 64 * (s * t - pairs))  # 2 layers, 4 n h a pair
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4", "rglru"])
+@pytest.mark.parametrize("name", ["gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4", "rglru", "lstm", "gru", "conv"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_state_bytes_of_several_sequences(name: str, dtype: torch.dtype):
     config = gf.preset(ROWS[name])

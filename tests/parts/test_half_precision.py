@@ -11,7 +11,7 @@ import glassformer as gf
 
 MIXERS = (
     "linear_attention", "performer:16", "retention", "lightning", "retention+mixer.decays=[.9,.9999999,.001,1e-30]",
-    "s4", "mamba", "mamba2", "gated_deltanet", "rglru",
+    "s4", "mamba", "mamba2", "gated_deltanet", "rglru", "lstm", "gru", "conv",
 )  # fmt: skip
 TOKENS = 2048
 
