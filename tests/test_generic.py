@@ -987,7 +987,8 @@ COMPILE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
 from glassformer.generation import decode, prefill
-from test_generic import CONVOLUTIONS, CURES, ENCODERS, EXPERTS, LATENT, MATRIX, OUTSIDE, PUBLISHED, RECURRENT, SIGHT, assign, draw
+from test_generic import CURES, ENCODERS, EXPERTS, LATENT, MATRIX, OUTSIDE, PUBLISHED, RECURRENT, SIGHT, assign, draw
+from test_generic import CONVOLUTIONS
 
 torch.set_num_threads(1)
 broken, cases = [], [*PUBLISHED[:8], *MATRIX, *ENCODERS[:1], *CURES, *EXPERTS, *RECURRENT, *CONVOLUTIONS]

@@ -860,8 +860,8 @@ def test_the_table_of_parts_is_whole():
         "head": "head",
         "init": "deepnorm gpt2 small xavier",
         "kernel": "auto banded direct flex naive sdpa",
-        "mixer": "attention beside conv cross_attention gated_deltanet global_attention gru latent_attention linear_attention "
-        "linformer lstm mamba mamba2 performer retention rglru s4 shared_attention xl_memory",
+        "mixer": "attention beside conv cross_attention gated_deltanet global_attention gru latent_attention "
+        "linear_attention linformer lstm mamba mamba2 performer retention rglru s4 shared_attention xl_memory",
         "norm": "batchnorm identity layernorm rmsnorm",
         "position": "alibi learned relative_bias rotary sinusoidal temperature",
         "projection": "cross fused separate",

@@ -95,6 +95,7 @@ ROWS = {
     "experts that choose": f"gpt2@1m+{SMALL}+heads=4+expert_choice:4:2+bidirectional+kernel=sdpa",
     "experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+kernel=sdpa",
 }
+STATES = ("gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4", "rglru", "lstm", "gru", "conv")
 EXACT = 2e-4
 """Relative difference that is allowed: vectors of one number per expert or per query are not counted."""
 FILLED = 0.02
@@ -257,7 +258,7 @@ def test_keys_seen_by_the_last_queries_alone():
         assert every - seen == pytest.approx(2 * 4 * 64 * (s * t - pairs))  # 2 layers, 4 n h a pair
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4", "rglru", "lstm", "gru", "conv"])
+@pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_state_bytes_of_several_sequences(name: str, dtype: torch.dtype):
     config = gf.preset(ROWS[name])

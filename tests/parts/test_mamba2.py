@@ -19,7 +19,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.mixer import RGLRU, S4, GatedDeltaNet, Mamba2
+from glassformer.parts.mixer import GRU, LSTM, RGLRU, S4, Conv, GatedDeltaNet, Mamba2
 from glassformer.parts.mup import parameter_groups
 from tests.refused import refused
 
@@ -136,6 +136,9 @@ MIXERS = {
     "mamba2": lambda: Mamba2(D, 5, 8, 2),
     "gated_deltanet": lambda: GatedDeltaNet(D, 2, 4, 4, 3),
     "rglru": lambda: RGLRU(D, 3, 30),
+    "lstm": lambda: LSTM(D, 20),
+    "gru": lambda: GRU(D, 20, bias=False),
+    "conv": lambda: Conv(D, 5),
     "s4": lambda: S4(D, 6),
     "s4 real": lambda: S4(D, 5, real=True, discretization="bilinear"),
 }

@@ -49,11 +49,11 @@ SHORT_NAMES = [
     "batchnorm", "nonorm", "layernorm", "rmsnorm", "branch_scale", "deepnorm", "noresidual", "parallel",
     "parallel2", "post", "pre", "respost", "sandwich", "glu", "reglu", "geglu", "swiglu", "relu", "gelu",
     "gelu_tanh", "silu", "relu2", "moe", "expert_choice", "mha", "mqa", "gqa", "softcap", "gain", "sinks", "qknorm",
-    "beside", "mamba", "mamba2", "gated_deltanet", "mla", "linear_attention", "linformer", "performer", "retention",
-    "lightning", "rglru", "s4", "xl_memory", "nope", "alibi", "learned", "relbias", "rope", "sinusoidal",
-    "interpolate", "ntk", "dynamic_ntk", "yarn", "bidirectional", "bigbird", "causal", "chunked", "window",
-    "dilated", "longformer", "prefix", "sigmareparam", "tied", "untied", "pooled", "classes", "spans", "bias",
-    "nobias", "dropout", "embednorm", "noembednorm", "vectors", "share", "stack", "mup",
+    "beside", "conv", "mamba", "mamba2", "gated_deltanet", "mla", "linear_attention", "linformer", "lstm", "gru",
+    "performer", "retention", "lightning", "rglru", "s4", "xl_memory", "nope", "alibi", "learned", "relbias",
+    "rope", "sinusoidal", "interpolate", "ntk", "dynamic_ntk", "yarn", "bidirectional", "bigbird", "causal",
+    "chunked", "window", "dilated", "longformer", "prefix", "sigmareparam", "tied", "untied", "pooled", "classes",
+    "spans", "bias", "nobias", "dropout", "embednorm", "noembednorm", "vectors", "share", "stack", "mup",
 ]  # fmt: skip
 """Short names of the package's own changes, in the order of `naming.changes`."""
 

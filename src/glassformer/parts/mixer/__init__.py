@@ -23,8 +23,8 @@ from glassformer.parts.mixer.shared_attention import SharedAttention, SharedAtte
 from glassformer.parts.mixer.xl_memory import XLMemory, XLMemoryConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "Beside", "BesideConfig", "Conv", "ConvConfig", "CrossAttention", "CrossAttentionConfig",
-    "DotProduct", "EffectiveMaps", "GatedDeltaNet", "GatedDeltaNetConfig", "GlobalAttention",
+    "Attention", "AttentionConfig", "Beside", "BesideConfig", "Conv", "ConvConfig", "CrossAttention",
+    "CrossAttentionConfig", "DotProduct", "EffectiveMaps", "GatedDeltaNet", "GatedDeltaNetConfig", "GlobalAttention",
     "GlobalAttentionConfig", "Heads", "LinearAttention", "LinearAttentionConfig", "LatentAttention",
     "LatentAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "Mixer", "MixerChange",
     "MixerConfig", "QKNormConfig", "RGLRUConfig", "RecurrentState", "XLMemory", "XLMemoryConfig", "Linformer",

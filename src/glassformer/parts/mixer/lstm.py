@@ -75,9 +75,9 @@ class GatedRNN(Recurrence):
 
         gates = x_t W + b, h_{t-1} U + e        (h_t, ...) = cell(gates, state)        out = out_proj(h)
 
-    x (b,s,d), h (b,s,c), W (d, gates c), U (c, gates c); c = width channels, d_model unless given. A whole text without
-    document borders is one call of torch's operator, in fp32 at least; single tokens, and rows of several documents, are
-    computed by `naive`, the definition. Where a document begins, the state is zero.
+    x (b,s,d), h (b,s,c), W (d, gates c), U (c, gates c); c = width channels, d_model unless given. A whole text
+    without document borders is one call of torch's operator, in fp32 at least; single tokens, and rows of several
+    documents, are computed by `naive`, the definition. Where a document begins, the state is zero.
 
     Sites: z (h), out; and, made only while observed, and not to be edited: the gates and the cell by the names of
     `made`, and effective_attention (b,n,s,t), the weight of `source` at token j in `result` at token t, of each of
@@ -113,9 +113,7 @@ class GatedRNN(Recurrence):
         """Returns the gates and the next state (b, c) by name, of x W + b and h U + e (b, gates c) and the state."""
 
     @abstractmethod
-    def fused(
-        self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def fused(self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns all h (b, s, c) and the last state of x (b, s, d), by torch's operator; `weights` are W, U, b, e."""
 
     @staticmethod
@@ -235,13 +233,9 @@ class LSTM(GatedRNN):
         c = f * kept["c"] + i * g
         return {"i": i, "f": f, "g": g, "o": o, "c": c, "h": o * torch.tanh(c)}
 
-    def fused(
-        self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def fused(self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         before = [kept["h"][None], kept["c"][None]]
-        y, h, c = torch._VF.lstm(  # type: ignore[attr-defined]
-            x, before, weights, len(weights) > 2, 1, 0.0, torch.is_grad_enabled(), False, True
-        )
+        y, h, c = torch._VF.lstm(x, before, weights, len(weights) > 2, 1, 0.0, torch.is_grad_enabled(), False, True)
         return y, {"h": h[0], "c": c[0]}
 
     @staticmethod
@@ -259,7 +253,7 @@ class LSTM(GatedRNN):
 
 
 def row(values: int) -> int:
-    """Returns the length of a row of fp32 values in oneDNN's workspace: whole lines of a cache, and no multiple of 256."""
+    """Returns the length of a row in oneDNN's workspace: 16 fp32 values or more of them, and no multiple of 256."""
     whole = -(-values // 16) * 16
     return whole if whole % 256 else whole + 16
 
@@ -287,10 +281,8 @@ class GRU(GatedRNN):
         n = torch.tanh(n + r * of_n)
         return {"r": r, "u": u, "n": n, "h": u * kept["h"] + (1 - u) * n}
 
-    def fused(
-        self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, h = torch._VF.gru(  # type: ignore[attr-defined]
+    def fused(self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        y, h = torch._VF.gru(
             x, kept["h"][None], weights, len(weights) > 2, 1, 0.0, torch.is_grad_enabled(), False, True
         )
         return y, {"h": h[0]}
