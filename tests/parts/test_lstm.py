@@ -1,5 +1,5 @@
-"""LSTM and GRU against torch's modules and against their equations token by token; the gated convolution against that of
-torch; their FLOPs, initialisation and refusals."""
+"""LSTM and GRU against torch's modules and against their equations token by token; the gated convolution against
+torch's; their FLOPs, initialisation and refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_recurrence_is_torchs_module(kind: str, bias: bool):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operator_equals_the_equations_token_by_token(kind: str, dtype: torch.dtype):
-    """In outputs and all gradients, from a state too; documents are told, so that the definition computes."""
+    """In outputs and all gradients, from a state too; documents are given, so that the definition computes."""
     mixer = moved(KINDS[kind][0](D, C)).to(dtype)
     x = drawn(2, S, D).to(dtype).requires_grad_()
     at_once, steps = mixer(x), mixer(x, Pass(0, S, documents=torch.ones(2, S, dtype=torch.long)))

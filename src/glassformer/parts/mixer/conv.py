@@ -91,7 +91,7 @@ class ConvConfig(RecurrenceConfig, kind="conv", words=Word("conv", whole("width"
         return Conv(ctx.d_model, self.width, self.bias, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Besides the windows: z and gate, and the opened gate."""
+        """Returns the costs: z, gate and its sigmoid are kept with the windows."""
         d = ctx.d_model
         maps = linear_cost(ctx, shape, self.width * d, (d, d), bias=self.bias)
         return maps + Cost(kept=shape.keeps(3 * d)) + recurrent_cost(shape, {}, (self.width, d))

@@ -77,7 +77,7 @@ class GatedRNN(Recurrence):
 
     x (b,s,d), h (b,s,c), W (d, gates c), U (c, gates c); c = width channels, d_model unless given. A whole text
     without document borders is one call of torch's operator, in fp32 at least; single tokens, and rows of several
-    documents, are computed by `naive`, the definition. Where a document begins, the state is zero.
+    documents, are computed by `naive`, the definition. At the first token of a document the state is zero.
 
     Sites: z (h), out; and, made only while observed, and not to be edited: the gates and the cell by the names of
     `made`, and effective_attention (b,n,s,t), the weight of `source` at token j in `result` at token t, of each of
@@ -129,8 +129,8 @@ class GatedRNN(Recurrence):
     def naive(
         self, x: Float[Tensor, "b s d"], kept: Mapping[str, Tensor], fresh: Tensor | None, w: Affine, u: Affine
     ) -> dict[str, Float[Tensor, "b s c"]]:
-        """Returns all gates and states by name, from the state `kept`: the definition, token by token. Where `fresh`
-        (#b, s), a document begins."""
+        """Returns all gates and states by name, from the state `kept`: the definition, token by token. `fresh`
+        (#b, s) marks the first tokens of documents."""
         given, steps = F.linear(x, *w), []
         for t in range(x.shape[1]):
             if fresh is not None:
@@ -169,7 +169,7 @@ class GatedRNN(Recurrence):
         for name, site in extra.items():
             if site.edited:
                 raise RequestError(
-                    f"mixer.{name} is made only to be looked at; edit mixer.z instead",
+                    f"mixer.{name} is only shown, not computed with; edit mixer.z instead",
                     code="unsupported", field=f"mixer.{name}",
                 )  # fmt: skip
         return any(site.watched for site in extra.values())
@@ -301,7 +301,7 @@ class GatedRNNConfig(RecurrenceConfig):
 
     mixer: ClassVar[type[GatedRNN]]
     width: int | None = Field(None, gt=0, le=1 << 20)
-    """Channels; None: d_model."""
+    """Channels; by default d_model."""
     bias: bool = True
     """Whether all maps have biases."""
 
@@ -344,7 +344,7 @@ class LSTMConfig(GatedRNNConfig, kind="lstm", words="lstm"):
 class GRUConfig(GatedRNNConfig, kind="gru", words="gru"):
     """h_t = u_t h_{t-1} + (1 - u_t) n_t, of gates that read h_{t-1} (Cho et al. 2014, 1406.1078).
 
-    It has three quarters of the weights of an LSTM of its width, half of the state, and loses where that loses."""
+    It has three quarters of the weights of an LSTM of its width, half of the state, and the same weakness."""
 
     mixer = GRU
 
