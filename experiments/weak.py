@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import glassformer as gf
 from experiments.docs import DOCS
 from experiments.plan import published
 from experiments.plan.document import table
-from glassformer.figures import Axis, Markup, Series, line_chart, stylesheet, tag
+from experiments.svg import panels
+from glassformer.figures import Axis, Series, line_chart
 from glassformer.planning.collectives import Collective
 from glassformer.planning.machines import Machine, TimeFactors, cluster
 from glassformer.planning.time import LINKS, StepTime
@@ -468,38 +468,21 @@ def _even(row: Row) -> float:
 
 def drawing() -> str:
     """Two charts beside one another, as a file of its own, in the colours of a sheet of paper."""
-    width, height, gap = 560, 340, 24
+    width, height = 560, 340
     ticks = [(float(size), f"{size:,}") for size in SIZES]
     highest = 1.1 * max(rate(row, row.planned.seconds) for of in rows().values() for row in of)
-    panels = []
-    for at, (told, seconds) in enumerate({
+    charts = []
+    for told, seconds in {
         "as planned": lambda row: row.planned.seconds, "with the trainer's collectives": lambda row: row.seconds,
-    }.items()):  # fmt: skip
+    }.items():  # fmt: skip
         series = [
             Series(name, [(row.ranks, rate(row, seconds(row))) for row in of], style, dots=True)
             for style, (name, of) in enumerate(rows().items())
         ]
         y = Axis(f"Tokens/s per GPU, {told}", low=0.0, high=highest, decimals=0)
-        chart = str(line_chart(series, Axis("GPUs", "log", ticks=ticks), y, f"{y.label}, by GPUs", width, height))
-        place = f'x="{at * (width + gap)}" y="0" width="{width}" height="{height}"'
-        panels.append(Markup(re.sub(r' data-frame="[^"]*"', "", chart).replace('class="gf-chart"', place, 1)))
-    inner = "".join(panels)
-    css = stylesheet().split("@media print")[0]
-    used = {"gf-chart", *re.findall(r"gf-[a-z0-9]+", inner)}
-    rules = [
-        f"{selector.strip()} {{{body}}}"
-        for selector, body in re.findall(r"([^{}@/]+)\{([^{}]*)\}", css)
-        if used & set(re.findall(r"gf-[a-z0-9]+", selector))
-    ]
-    colours = re.search(r":root\s*\{[^{}]*\}", css)
-    assert colours is not None
-    style = tag("style", Markup("\n".join([colours[0], *dict.fromkeys(rules)])))
-    paper = tag("rect", x=-12.0, y=-8.0, width="100%", height="100%", fill="#fdfdfb")
+        charts.append(line_chart(series, Axis("GPUs", "log", ticks=ticks), y, f"{y.label}, by GPUs", width, height))
     label = "Predicted tokens per second and GPU from 8 to 1,024 GPUs, as planned and with the trainer's collectives"
-    box = f"-12 -8 {2 * width + gap + 24} {height + 16}"
-    outer = tag("svg", style, paper, *panels, class_="gf-chart", viewBox=box, role="img", aria_label=label)
-    head = 'xmlns="http://www.w3.org/2000/svg" style="font-family: system-ui, sans-serif" '
-    return str(outer).replace("<svg ", f"<svg {head}", 1) + "\n"
+    return panels(charts, label, width, height)
 
 
 def main() -> None:

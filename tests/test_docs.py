@@ -19,6 +19,7 @@ from experiments.docs import (
     ROOMS,
     Page,
     call,
+    courses,
     escaped,
     glossary_page,
     index,
@@ -129,6 +130,12 @@ def test_the_picture_of_a_kind_is_fresh_and_its_numbers_are_those_of_presets(nam
         names = re.findall(r"`([a-z0-9-]+)`", row[0])
         counts = [int(count.replace(",", "")) for count in row[1].split(";")]
         assert [gf.preset(one).num_params() for one in names] == counts
+
+
+def test_the_page_of_dynamics_and_its_pictures_are_those_of_stored_claims():
+    assert courses.PAGE.read_text(encoding="utf-8") == courses.dynamics_page(), "experiments.docs dynamics"
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in courses.FOLDER.glob("*.svg")}
+    assert drawn == courses.drawings(), "run python -m experiments.docs dynamics"
 
 
 def texts() -> dict[str, str]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from experiments.docs import (
     DOCS,
     OWN_PARTS,
+    courses,
     glossary_page,
     guides,
     index,
@@ -49,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="*", help="pages; by default all")
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
-    known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE}
+    known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE,
+             courses.NAME: courses.PAGE}  # fmt: skip
     if unknown := set(given.name) - set(known):
         parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(1)
@@ -61,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         guides.PAGE.write_text(guides.guides_page(), encoding="utf-8")
     if not given.name or papers.NAME in given.name:
         papers.PAGE.write_text(papers.papers_page(), encoding="utf-8")
+    if not given.name or courses.NAME in given.name:
+        courses.write()
     for page in pages().values():
         if given.name and page.name not in given.name:
             continue

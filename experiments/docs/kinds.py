@@ -4,14 +4,12 @@ python -m experiments.docs.kinds writes them."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from experiments.docs import DOCS
+from experiments.svg import HEAD, PAPER, style_of
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
 from glassformer.figures import tag, wiring_drawing
-from glassformer.figures.document import stylesheet
-from glassformer.figures.markup import Markup
 from glassformer.naming import preset
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
@@ -55,20 +53,9 @@ def picture(expression: str) -> str:
     config = MADE[expression]() if expression in MADE else preset(expression)
     drawing = sketch(config.to_dict())
     inner = str(wiring_drawing(drawing, describe(expression, drawing)))
-    css = stylesheet()
-    used = set(re.findall(r"gf-[a-z]+", inner))
-    rules = [
-        f"{selector.strip()} {{{body}}}"
-        for selector, body in re.findall(r"([^{}@/]+)\{([^{}]*)\}", css.split("@media print")[0])
-        if used & set(re.findall(r"gf-[a-z]+", selector))
-    ]
-    colours = re.search(r":root\s*\{[^{}]*\}", css)
-    assert colours is not None
-    paper = tag("rect", width="100%", height="100%", fill="#fdfdfb")
-    head = 'xmlns="http://www.w3.org/2000/svg" style="font-family: system-ui, sans-serif" '
-    style = tag("style", Markup("\n".join([colours[0], *dict.fromkeys(rules)])))
+    paper = tag("rect", width="100%", height="100%", fill=PAPER)
     opening, rest = inner.split(">", 1)
-    return f"{opening.replace('<svg ', f'<svg {head}', 1)}>{style}{paper}{rest}\n"
+    return f"{opening.replace('<svg ', f'<svg {HEAD}', 1)}>{style_of(inner)}{paper}{rest}\n"
 
 
 def main() -> None:

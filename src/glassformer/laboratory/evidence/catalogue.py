@@ -9,6 +9,7 @@ from glassformer.laboratory.evidence import (
     activations,
     attention,
     costs,
+    depth,
     experts,
     learning_in_context,
     norms,
@@ -19,7 +20,9 @@ from glassformer.laboratory.evidence import (
 from glassformer.laboratory.evidence.claim import Claim
 from glassformer.names.checks import check_claim
 
-SUBJECTS = (activations, norms, positions, attention, experts, recurrences, training, costs, learning_in_context)
+SUBJECTS = (
+    activations, norms, depth, positions, attention, experts, recurrences, training, costs, learning_in_context,
+)  # fmt: skip
 """Files of claims, in the order in which a reader meets them."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -68,18 +69,50 @@ class Figure(Written):
         return math.ceil(self.count * ((self.high - self.low) / 2 / apart) ** 2) if apart else None
 
 
+Log = Literal["", "x", "y", "xy"]
+"""Logarithmic axes of a picture."""
+
+
+class Curve(Written):
+    """A line of a picture: values y over x, a row for each seed; a row is shorter if its run diverged.
+
+    dots    draws points without a line
+    """
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[tuple[float, ...], ...]
+    dots: bool = False
+
+
+class Picture(Written):
+    """Curves over a common axis.
+
+    title    name and unit of the values
+    x        name of the horizontal axis
+    log      logarithmic axes
+    """
+
+    title: str
+    x: str
+    curves: tuple[Curve, ...]
+    log: Log = ""
+
+
 class Outcome(Written):
     """What one measurement found.
 
-    size    what it was shown at: "1M parameters, 1.5M tokens, python-docs"; of what is exact, what was counted
-    sure    how sure it is: seeds, rounds or tolerance
-    notes   what a reader should know besides, a sentence each
+    size      what it was shown at: "1M parameters, 1.5M tokens, python-docs"; of what is exact, what was counted
+    sure      how sure it is: seeds, rounds or tolerance
+    notes     what a reader should know besides, a sentence each
+    pictures  curves of the measurement
     """
 
     figures: tuple[Figure, ...]
     size: str
     sure: str
     notes: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdict:
@@ -124,3 +157,9 @@ def sampled(
         mean, low, high = mean_interval([float(value) for value in values], CONFIDENCE)
     return Figure(name=name, value=mean, unit=unit, low=low, high=high, least=least, most=most, published=published,
                   count=len(values))  # fmt: skip
+
+
+def curve(label: str, x: Sequence[float], y: Sequence[Sequence[float]], *, dots: bool = False) -> Curve:
+    """Returns a curve of rows `y`, one for each seed, in four digits; a row ends before its first infinite value."""
+    rows = tuple(tuple(float(f"{value:.4g}") for value in itertools.takewhile(math.isfinite, row)) for row in y)
+    return Curve(label=label, x=tuple(float(f"{value:.6g}") for value in x), y=rows, dots=dots)

@@ -7,7 +7,7 @@ import torch
 from glassformer.laboratory.evidence.bench import Bench
 from glassformer.laboratory.evidence.claim import Claim, credit
 from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast
-from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
+from glassformer.laboratory.evidence.figure import Outcome, exact
 from glassformer.laboratory.evidence.timing import Passes, Race, each, races
 from glassformer.naming import preset
 from glassformer.parts.core.cost import Shape
@@ -46,35 +46,6 @@ def warm_up(change: str, least: float, most: float | None = None) -> Callable[[B
     warm = f"gpt2@1m+layers=6{change}"
     gap = Gap(warm, f"{warm}+recipe.warmup=0", least, most)
     return contrast(gap, tokens=500 * 16 * 64, batch_size=16, context=64, learning_rate=1e-3)
-
-
-def distinct(residual: bool, depth: int, made: torch.Generator, width: int = 64, heads: int = 4) -> float:
-    """Returns |x - mean over tokens| / |x| after `depth` layers of attention with random weights; what is added to a
-    residual stream is 1 / sqrt(2 depth) of it, as in GPT-2."""
-    x = torch.randn(32, width, generator=made, dtype=torch.float64)
-    for _ in range(depth):
-        z = torch.zeros_like(x)
-        for _ in range(heads):
-            h = width // heads
-            q, k, v = (x @ torch.randn(width, h, generator=made, dtype=torch.float64) / width**0.5 for _ in range(3))
-            out = torch.randn(h, width, generator=made, dtype=torch.float64) / h**0.5
-            z += (q @ k.T / h**0.5).softmax(-1) @ v @ out
-        x = x + z / (2 * depth) ** 0.5 if residual else z
-        x = x / x.square().mean().sqrt()
-    return float((x - x.mean(0)).norm() / x.norm())
-
-
-def rank_collapse(bench: Bench) -> Outcome:
-    depth, collapsed = 12, 1e-3  # collapsed: share of the tokens' norm that is not common to all
-    draws, made = bench.scaled(8, 2), torch.Generator().manual_seed(0)
-    figures = (
-        sampled(f"what tokens differ in after {depth} layers, without residual",
-                [distinct(False, depth, made) for _ in range(draws)], "of the norm", most=collapsed, published=0),
-        sampled("the same, with it", [distinct(True, depth, made) for _ in range(draws)], "of the norm", least=0.1),
-        sampled("after 2 layers, without", [distinct(False, 2, made) for _ in range(draws)], "of the norm"),
-    )  # fmt: skip
-    return Outcome(figures=figures, size=f"{depth} layers of random weights, width 64, 4 heads, fp64",
-                   sure=f"{draws} draws, intervals of 95 %")  # fmt: skip
 
 
 def bloom_parallel(bench: Bench) -> Outcome:
@@ -151,13 +122,6 @@ CLAIMS = [
         statement="Pre-LN transformers need no warm-up: without one the loss is the same within 0.05 nats.",
         source="2002.04745, section 4", published="no loss", size="6 layers, 500 steps at a rate of 0.001",
         measure=warm_up("", least=-0.05, most=0.05),
-    ),
-    Claim(
-        name="rank-collapse", kind="measured", minutes=0.05,
-        statement="Attention without residual connections makes all tokens alike with depth, and with them it does "
-        "not.",
-        source="2103.03404, theorem 2.2", published="to rank 1, doubly exponentially", size="random weights",
-        measure=rank_collapse,
     ),
     Claim(
         name="parallel-loses-nothing", kind="scoped", minutes=18,

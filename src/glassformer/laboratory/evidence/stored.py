@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from glassformer.laboratory.evidence.figure import OPEN, Figure, Kind, Outcome, 
 
 LARGEST = 1 << 20
 """Bytes of a result; ours have a few thousand."""
+NUMBERS = re.compile(r"\[[\d\s.,e+-]+\]")
+"""Values of a curve, a line of the file."""
 MEASURED = Path(__file__).parents[1] / "measured"
 """The results that come with the library."""
 SHORT = ("processor", "cores", "torch", "glassformer")
@@ -108,4 +111,5 @@ def quoted(name: str) -> tuple[Figure, ...]:
 
 def write(stored: Stored, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / f"{stored.name}.json", stored.model_dump_json(indent=1) + "\n")
+    text = NUMBERS.sub(lambda found: " ".join(found[0].split()), stored.model_dump_json(indent=1))
+    replace_text(folder / f"{stored.name}.json", text + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from glassformer.figures import Markup, against_row, copyable, tag
 from glassformer.laboratory.evidence.figure import Figure
 from glassformer.laboratory.evidence.rows import ClaimRow
+from glassformer.laboratory.pages.pictures import chart
 from glassformer.report.html import caption, cell, framed, scroll, section
 
 UNMEASURED = "not measured yet"
@@ -111,6 +112,8 @@ def _claim(row: ClaimRow) -> Markup:
         head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in heads)))
         body = tag("tbody", *map(_figure, outcome.figures))
         told.append(scroll(f"Figures of {row.name}", tag("table", head, body)))
+    if outcome.pictures:
+        told.append(tag("div", *(tag("div", chart(picture)) for picture in outcome.pictures), class_="maps"))
     where = f"{found.machine.get('processor', '')}, {found.measured}"
     notes = " ".join(outcome.notes)
     shown = f"Shown at: {outcome.size}; {outcome.sure}; {where}."
