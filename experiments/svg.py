@@ -1,4 +1,4 @@
-"""Drawings of the package as SVG files of their own, in the colours of a sheet of paper."""
+"""Drawings of the package as SVG files, in the colours of a sheet of paper."""
 
 from __future__ import annotations
 
