@@ -73,7 +73,7 @@ Log = Literal["", "x", "y", "xy"]
 """Logarithmic axes of a picture."""
 
 
-class Curve(Written):
+class MeanCurve(Written):
     """A line of a picture: values y over x, a row for each seed; a row is shorter if its run diverged.
 
     dots    draws points without a line
@@ -95,7 +95,7 @@ class Picture(Written):
 
     title: str
     x: str
-    curves: tuple[Curve, ...]
+    curves: tuple[MeanCurve, ...]
     log: Log = ""
 
 
@@ -159,7 +159,7 @@ def sampled(
                   count=len(values))  # fmt: skip
 
 
-def curve(label: str, x: Sequence[float], y: Sequence[Sequence[float]], *, dots: bool = False) -> Curve:
+def curve(label: str, x: Sequence[float], y: Sequence[Sequence[float]], *, dots: bool = False) -> MeanCurve:
     """Returns a curve of rows `y`, one for each seed, in four digits; a row ends before its first infinite value."""
     rows = tuple(tuple(float(f"{value:.4g}") for value in itertools.takewhile(math.isfinite, row)) for row in y)
-    return Curve(label=label, x=tuple(float(f"{value:.6g}") for value in x), y=rows, dots=dots)
+    return MeanCurve(label=label, x=tuple(float(f"{value:.6g}") for value in x), y=rows, dots=dots)

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from statistics import fmean
 
 from glassformer.figures import Axis, Markup, Series, line_chart
-from glassformer.laboratory.evidence.figure import Curve, Picture
+from glassformer.laboratory.evidence.figure import MeanCurve, Picture
 
 FEW = 8
 """Points of a curve up to which each has a tick."""
@@ -33,7 +33,7 @@ def _powers(values: list[float]) -> list[tuple[float, str]] | None:
     return [(10.0**n, f"{10.0**n:g}") for n in range(low, high + 1, step)] if high > low else None
 
 
-def _series(one: Curve, style: int) -> Series:
+def _series(one: MeanCurve, style: int) -> Series:
     rows = [list(zip(one.x, row, strict=False)) for row in one.y]
     if one.dots:
         return Series(one.label, (), style, markers=[point for row in rows for point in row])
