@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -177,3 +178,11 @@ def test_values_of_verbs_are_frozen_and_print_themselves(name: str) -> None:
     value = getattr(import_module(f"glassformer.{home}"), cls)
     assert issubclass(value, Printed) and value.__dataclass_params__.frozen
     assert {"lines", "to_dict"} <= {name for one in value.__mro__[:-1] if one is not Printed for name in vars(one)}
+
+
+def test_type_checkers_see_no_name_that_does_not_exist() -> None:
+    """A module's `__getattr__` that they see would let any name pass."""
+    tree = ast.parse(Path(gf.__file__).read_text(encoding="utf-8"))
+    assert not [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"]
+    with pytest.raises(AttributeError):
+        gf.nosuch  # type: ignore[attr-defined]  # noqa: B018

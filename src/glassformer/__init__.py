@@ -241,13 +241,15 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         return import_module("glassformer.conversion").save(**locals())
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
-    home = import_module(f"glassformer.{_HOMES[name]}")
-    value = home if _HOMES[name] == name else getattr(home, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker refuses a name that does not exist
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
+        home = import_module(f"glassformer.{_HOMES[name]}")
+        value = home if _HOMES[name] == name else getattr(home, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_other_forms_are_found(form: str) -> None:
     for name, value in planted_values[form].items():
         assert found.values[name] == pytest.approx(value, rel=2e-4), name
     assert abs(found.residuals).max() < 1e-6
+
+
+def test_figures_of_a_law_without_a_trend_are_numbers():
+    """Losses that no size and no budget lowers: beta / (alpha + beta) of -10 and 10 has no value, and no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = FORMS["chinchilla"].values(np.array([[0.0, 0.0, 0.0, -10.0, 10.0], [0.0, 0.0, 0.0, 0.3, 0.3]]))
+    assert np.isfinite(found["a"]).all() and found["a"][1] == 0.5
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -120,7 +120,7 @@ class Completion:
         return asdict(self)
 
     def _repr_html_(self) -> str:
-        facts = f"{len(self.tokens):,} tokens, {self.finish_reason}"
+        facts = f"{plural(len(self.tokens), 'token')}, {self.finish_reason}"
         return tag("div", Markup(tag("p", self.text)), tag("p", self.error or facts))
 
 

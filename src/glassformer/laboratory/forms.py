@@ -96,7 +96,7 @@ class Form:
     def values(self, theta: Numbers) -> dict[str, Numbers]:
         """Figures by name of fitted theta (..., p): amplitudes themselves, not their logarithms."""
         k = len(self.amplitudes)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             plain = np.concatenate([np.exp(theta[..., :k]), theta[..., k:]], -1)
             found = dict(zip(self.names, np.moveaxis(plain, -1, 0), strict=True))
             every = {**found, **self.derived(found)}

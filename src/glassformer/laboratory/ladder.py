@@ -37,6 +37,7 @@ from glassformer.text import DataLike, Tokens
 from glassformer.training import Callback, Interrupted, Recipe
 from glassformer.training.pace import paces
 from glassformer.typed import typed
+from glassformer.units import plural
 
 VERB = "ablate"
 RESULTS, PAGE = "ladder.json", "ladder.html"
@@ -257,7 +258,7 @@ def _trained(
 ) -> Ladder:  # fmt: skip
     rungs, steps, design = ladder.rungs, ladder.steps, ladder.comparison
     refuse_foreign(out, RESULTS, PAGE, ours=read_results(out) is not None)
-    for words in (f"{len(steps)} changes: {', '.join(steps)}", _announced(len(rungs), design)):
+    for words in (f"{plural(len(steps), 'change')}: {', '.join(steps)}", _announced(len(rungs), design)):
         notify(StageEvent(words=words))
     said = command or command_of(ladder, out)
     ends = {"base": ladder.base.name, "target": ladder.target.name, "command": said}
@@ -356,7 +357,7 @@ def _refuse_small(design: Design) -> None:
 
 
 def _announced(many: int, design: Design) -> str:
-    told = f"{many} arms x {design.seeds} seeds: {many * design.seeds} runs"
+    told = f"{plural(many, 'arm')} x {plural(design.seeds, 'seed')}: {plural(many * design.seeds, 'run')}"
     if design.minutes is not None:
         told += f", {many * design.seeds * design.minutes:.3g} minutes of training"
     return told + (", and those that choose the learning rates" if design.tune else "")

@@ -21,6 +21,7 @@ from glassformer.text import Tokens, prepare
 from glassformer.training import MaskedConfig, NextTokenConfig, Recipe
 from glassformer.training.objectives import ObjectiveConfig, SpanConfig
 from glassformer.training.pace import StepPace, decoding_pace, paces
+from glassformer.units import plural
 
 LIMIT = 20.0
 """Seconds after which no further step of a model is timed."""
@@ -77,7 +78,7 @@ class Timed(PrintedPlan):
         where = str(machine.machine()["processor"]) if self.how.device == "cpu" else self.how.device
         yield dim(
             f"{where}, {self.how.threads} threads, eager, products in {self.how.dtype} in training and float32 in "
-            f"decoding; medians of at most {len(self.step.steps)} steps, with quartiles"
+            f"decoding; medians of at most {plural(len(self.step.steps), 'step')}, with quartiles"
         )
 
 
