@@ -145,12 +145,18 @@ def _rank(cause: Cause) -> tuple[float, float]:
 
 
 def _roots_first(found: Sequence[Cause]) -> list[Cause]:
-    """What a root brings with it, anywhere, and a dead layer in itself, is less likely to be the cause."""
+    """Lowers the confidence in effects: what a root brings with it, a dead layer in itself, and rank collapse in
+    gradients."""
     root = max((cause.confidence for cause in found if cause.cause in ROOTS), default=0.0)
     dead = {cause.layer for cause in found if cause.cause == "dead layer"}
+    collapsed = any(cause.cause == "rank collapse" and cause.confidence > 0.6 for cause in found)
 
     def follows(cause: Cause) -> bool:
-        return (root > 0.6 and cause.cause in FOLLOWS) or (cause.cause in OF_A_DEAD_LAYER and cause.layer in dead)
+        return (
+            (root > 0.6 and cause.cause in FOLLOWS)
+            or (cause.cause in OF_A_DEAD_LAYER and cause.layer in dead)
+            or (cause.cause in OF_A_COLLAPSE and collapsed)
+        )
 
     return [
         replace(cause, confidence=0.8 * min(cause.confidence, root or 1.0)) if follows(cause) else cause
@@ -538,6 +544,8 @@ FOLLOWS = {
     "gradient RMS near Adam's eps", "output-logit divergence", "dead units", "dead layer",
 }  # fmt: skip
 """What a root may bring with it."""
+OF_A_COLLAPSE = {"gradient RMS near Adam's eps", "gradients vanish through depth"}
+"""Effects of rank collapse: tokens that are alike give queries and keys no gradient (Noci et al. 2022, 2206.03126)."""
 OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix moved alone"}
 
 
