@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import sys
 import warnings
 import zipfile
 from collections import OrderedDict
+from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.conversion import checkpoints
 from glassformer.conversion.storage import PickledFile
 from glassformer.conversion.storage.pickled import value_of
 from glassformer.errors import RequestError
@@ -363,6 +367,24 @@ def test_a_folder_with_weights_of_torch_is_the_same_model(name: str, shards: int
     with torch.no_grad():
         torch.testing.assert_close(gf.load(tmp_path).model(TOKENS), theirs(TOKENS).logits, rtol=0, atol=2e-5)
     assert main(["inspect", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(("held", "fetched"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
+def test_weights_of_torch_are_fetched_if_there_are_no_others(
+    held: str, fetched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a Hub that holds one file of weights."""
+    asked: list[list[str]] = []
+
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        if any(fnmatch(held, pattern) for pattern in allow_patterns):
+            (tmp_path / held).touch()
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    assert (checkpoints.locate("hf:owner/name") / held).exists() and len(asked) == fetched
+    assert checkpoints.locate("hf:owner/name", weights=False) == tmp_path and asked[-1] == ["config.json"]
 
 
 def test_code_in_weights_of_torch_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

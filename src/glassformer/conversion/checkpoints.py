@@ -26,7 +26,17 @@ from glassformer.loaded import Loaded
 from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.names.known import PACKAGED
-from glassformer.names.places import existing, hub_name, is_folder, no_config, no_tokenizer, packaged, unknown
+from glassformer.names.places import (
+    FOLDER_WEIGHTS,
+    TORCH,
+    existing,
+    hub_name,
+    is_folder,
+    no_config,
+    no_tokenizer,
+    packaged,
+    unknown,
+)
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import quantize
@@ -176,6 +186,8 @@ def save(
 
 WANTED = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
           "tokenizer_config.json", "chat_template.jinja"]  # fmt: skip
+OF_TORCH = [TORCH, "pytorch_model-*.bin", f"{TORCH}.index.json"]
+"""Weights that are fetched of a model that has no others."""
 INSTEAD = "pass a folder, a .gguf file, or a run instead"
 
 
@@ -192,7 +204,10 @@ def snapshot(name: str, weights: bool = True) -> Path:
         ) from None  # fmt: skip
     wanted = WANTED if weights else WANTED[:1]
     try:
-        return Path(snapshot_download(owned, revision=revision, allow_patterns=wanted))
+        folder = Path(snapshot_download(owned, revision=revision, allow_patterns=wanted))
+        if weights and not any((folder / file).exists() for file in FOLDER_WEIGHTS):
+            folder = Path(snapshot_download(owned, revision=revision, allow_patterns=[*wanted, *OF_TORCH]))
+        return folder
     except Exception as problem:  # the library's own, its network library's, and the system's
         why = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
         raise RequestError(
