@@ -186,8 +186,12 @@ def test_turns_from_standard_input(talker: str, monkeypatch: pytest.MonkeyPatch,
         assert said.err.count("tokens/s") == len(says)
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi!\n"))
     assert main(["chat", talker, "--system", "Be brief.", "--json", *options]) == 0
-    messages = json.loads(capsys.readouterr().out)["messages"]
-    assert messages[0] == {"role": "system", "content": "Be brief."}
+    document = json.loads(capsys.readouterr().out)
+    messages = document["messages"]
+    assert document["finish"] in ("length", "eos", "stop", "context") and messages[0] == {
+        "role": "system",
+        "content": "Be brief.",
+    }
     assert messages[2] == {"role": "assistant", "content": answer(talker, messages[:2])}
 
 

@@ -18,6 +18,7 @@ from glassformer.errors import RequestError, WorkError, shown
 from glassformer.figures.terminal import dim
 from glassformer.generation.conversation import Conversation
 from glassformer.naming.chatting import loaded_as, state_dtype
+from glassformer.units import plural
 
 LEAVE = ("/quit", "/exit", "quit", "exit")
 HELP = """/new starts a new conversation
@@ -106,6 +107,8 @@ def _turn(talk: Conversation, console: Console, text: str, as_json: bool) -> Non
     if not as_json:
         print()
         speed = talk.new / (time.perf_counter() - began)
-        ended = {"cancelled": "(stopped) ", "length": f"(cut at {talk.new} tokens) "}.get(talk.finish or "", "")
+        ended = {"cancelled": "(stopped) ", "length": f"(cut at {plural(talk.new, 'token')}) "}.get(
+            talk.finish or "", ""
+        )
         empty = "" if talk.new or ended else "(an empty answer) "
-        console.print(dim(f"{ended}{empty}{talk.new} tokens, {speed:.1f} tokens/s"))
+        console.print(dim(f"{ended}{empty}{plural(talk.new, 'token')}, {speed:.1f} tokens/s"))

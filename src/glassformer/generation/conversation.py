@@ -85,8 +85,8 @@ class Conversation(Printed):
         return (f"{one['role']}: {one['content']}" for one in self.messages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the messages, which the command line prints with --json."""
-        return {"messages": self.messages}
+        """Returns the messages, which the command line prints with --json, and the reason why the last answer ended."""
+        return {"messages": self.messages, "finish": self.finish}
 
     def answer(self, text: str) -> Iterator[str]:
         """Yields the answer in pieces of whole characters; one that is interrupted is kept as far as it came."""

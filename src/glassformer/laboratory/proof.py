@@ -33,7 +33,7 @@ from glassformer.conversion.names import Names, OwnParameter
 from glassformer.conversion.storage import is_gguf
 from glassformer.conversion.weights import fold, spoilt_weights
 from glassformer.errors import RequestError, WorkError, keeping
-from glassformer.figures.terminal import Tabular, ruled
+from glassformer.figures.terminal import Tabular, dim, ruled
 from glassformer.loaded import Loaded
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
@@ -60,6 +60,12 @@ LONGEST_WINDOW = 512
 Verdict = Literal["ok", "wrong", "inherited", "skipped"]
 Given = dict[str, Any]
 """What our model is called with, by name: `tokens`, and `source` where it reads one."""
+
+
+LEGEND = (
+    "error: the largest difference; relative: its share of the largest expected value; alone: the relative error of a "
+    "layer that is given the reference's own input"
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,8 @@ class Proof(Tabular):
         if (left := len(self.rows) - len(kept)) > 0:
             table.caption = f"and {left} more with smaller errors"
         yield table
+        if any(row.alone is not None for row in kept):
+            yield dim(LEGEND)
         if not self.wrong:
             yield self.finding
 
