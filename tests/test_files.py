@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 
 from glassformer import files
 from glassformer.errors import WorkError
-from glassformer.files import OWNER, OwnerWatch, only_writer
+from glassformer.files import OWNER, OwnerWatch, only_writer, remember, remembered
 from tests.refused import failed, refused
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -168,3 +169,11 @@ def test_one_that_was_held_up_too_long_ends(tmp_path: Path) -> None:
         left(tmp_path)
         assert lost.wait(5)
     assert json.loads((tmp_path / OWNER).read_text())["host"] == "elsewhere"
+
+
+def test_processes_that_remember_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stand in for processes: each opens the lock by itself."""
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: remember("kept.json", f"key {at}", at), range(80)))
+    assert [remembered("kept.json", f"key {at}") for at in range(80)] == list(range(80))

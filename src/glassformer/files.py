@@ -364,14 +364,17 @@ def remembered(file: str, key: str) -> Any:
 
 def remember(file: str, key: str, value: Any) -> None:
     """Keeps a measurement for later processes, as the last of its file; the first go where there is no room. Nothing
-    happens where the folder cannot be written: it is measured again next time."""
-    known = _known(file)
-    known.pop(key, None)
-    known[key] = value
-    while len(text := json.dumps(known)) > MOST and len(known) > 1:
-        known.pop(next(iter(known)))
+    happens where the folder cannot be written: it is measured again next time. Processes take turns."""
     with suppress(WorkError, OSError, RuntimeError):  # no room, no right, no home
-        replace_text(cache_folder() / file, text)
+        place = cache_folder()
+        place.mkdir(parents=True, exist_ok=True)
+        with _locked(place, wait=True):
+            known = _known(file)
+            known.pop(key, None)
+            known[key] = value
+            while len(text := json.dumps(known)) > MOST and len(known) > 1:
+                known.pop(next(iter(known)))
+            replace_text(place / file, text)
 
 
 def _known(file: str) -> dict[str, Any]:
@@ -421,7 +424,8 @@ def only_writer(
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Holds a folder, which another process then cannot; `wait` waits for one that does."""
     try:
         import fcntl
     except ImportError:  # Windows: the folder is not guarded there
@@ -430,7 +434,7 @@ def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             message = f"{folder} is being written by another process; wait for it or name another folder"
             raise RequestError(message, code="conflict", field="out", value=str(folder)) from None
