@@ -172,7 +172,7 @@ def test_one_that_was_held_up_too_long_ends(tmp_path: Path) -> None:
 
 
 def test_processes_that_remember_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads stand in for processes: each opens the lock by itself."""
+    """Threads in place of processes: each opens the lock by itself."""
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: remember("kept.json", f"key {at}", at), range(80)))
