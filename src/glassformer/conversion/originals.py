@@ -81,8 +81,8 @@ CUT = (
 )
 """Names of matrices that Meta's ranks cut along their rows, and along their columns (llama/model.py)."""
 FOREIGN_TOKENIZERS = {
-    "tokenizer.model*": "transformers makes one (AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)), and "
-    "the folder of the same model on the Hub has one",
+    "tokenizer.model*": "the folder of the same model on the Hub has one, and transformers' "
+    "convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py makes one",
     "tekken.json": "the folder of the same model on the Hub has one",
     "meta.pkl": "it is a pickle of nanoGPT's characters, which --tokenizer char of glassformer train on the same text "
     "numbers alike; the tokenizer.json of that run fits",
