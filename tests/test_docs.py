@@ -227,7 +227,7 @@ def test_the_page_of_a_part_is_fresh(part: PartPage):
 
 @every_part
 def test_the_page_of_a_part_names_its_source(part: PartPage):
-    assert re.search(r"\b\d{4}\.\d{5}\b", written_part(part)), "name the paper that it is from"
+    assert NUMBER.search(written_part(part)), "name the paper that it is from"
 
 
 def test_every_mixer_every_visibility_and_every_network_has_a_page():

@@ -1,4 +1,4 @@
-"""Selective copying: which mixers can leave noise out (Gu and Dao 2023, 2312.00752, 4.1.1).
+"""Copying: which mixers can leave noise out (Gu and Dao 2023, 2312.00752, 4.1.1), and recall what is far back.
 
 >>> copying("mamba+layers=2+d_model=64").accuracy, copying("gpt2+layers=2+d_model=64+heads=4+s4").accuracy
 """
@@ -13,9 +13,9 @@ import torch
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.loss import IGNORED
-from glassformer.text import Tokens, prepare
-from glassformer.text.tasks import SelectiveCopy
-from glassformer.training import train
+from glassformer.text import prepare
+from glassformer.text.tasks import SelectiveCopy, TokenTask
+from glassformer.training import Run, train
 from glassformer.training.objectives import TaskConfig
 
 HELD_OUT = 512
@@ -48,27 +48,34 @@ def copying(
     """Trains a model on rows that are drawn for each step, and has it answer `rows` others. `how`: further arguments
     of `training.train`, such as `out` and `callbacks`."""
     task = task or SelectiveCopy()
-    text = prepare(str(task))
-    run = train(
-        preset(expression), text,
+    run = taught(expression, task, seed, steps, batch, learning_rate, **how)
+    right, whole, loss = answered(run.model, task, rows)
+    return Copying(expression, seed, steps, right, whole, loss, 1 / task.symbols, run.seconds)
+
+
+def taught(
+    expression: str, task: TokenTask, seed: int, steps: int, batch: int, learning_rate: float = 3e-3, **how: Any
+) -> Run:
+    """Trains a model on rows of a task that are drawn for each step."""
+    return train(
+        preset(expression), prepare(str(task)),
         {
             "steps": steps, "batch_size": batch, "context": task.length, "seed": seed, "objective": "task",
             "learning_rate": learning_rate, "weight_decay": 0.0, "threads": 1, "dtype": "float32",
         },
         **how,
     )  # fmt: skip
-    right, whole, loss = answered(run.model, text, task, rows)
-    return Copying(expression, seed, steps, right, whole, loss, 1 / task.symbols, run.seconds)
 
 
 @torch.no_grad()
-def answered(model: Model, text: Tokens, task: SelectiveCopy, rows: int) -> tuple[float, float, float]:
-    """(share of symbols right, share of rows right, loss) on so many held-out rows."""
-    objective = TaskConfig()
+def answered(model: Model, task: TokenTask, rows: int, first: int = 0) -> tuple[float, float, float]:
+    """Returns (share of symbols right, share of rows right, loss) on held-out rows, at places from `first` on."""
+    objective, text = TaskConfig(), prepare(str(task))
     model.eval()
     right, losses = [], []
     for batch, _ in objective.evaluation(text, task.length, rows * task.length, GROUP):
         asked = batch.targets != IGNORED
+        asked[:, :first] = False
         found = model(batch.inputs).argmax(-1) == batch.targets
         right.append(found[asked].view(len(found), -1).float())
         losses.append(float(objective.loss(model, batch)))

@@ -98,6 +98,7 @@ CLAIMS = (
     "attention-quadratic", "gqa-cache", "latent-cache", "llama-7b-cache", "window-cache", "training-memory",
     "icl-gradient-step", "icl-trained-step", "icl-ridge", "induction-two-layers", "activations-table",
     "flash-traffic", "scores-in-memory", "heads-table", "cache-is-faster",
+    "recurrent-gradients", "recurrent-recall", "attention-trains-faster",
 )  # fmt: skip
 """Names of claims."""
 READINGS = (

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import yaml
 
 FILE = Path(__file__).with_name("papers.yaml")
-NUMBER = re.compile(r"\b\d{4}\.\d{5}\b")
+NUMBER = re.compile(r"\b(?:\d{4}\.\d{5}|(?:0[7-9]|1[0-4])\d{2}\.\d{4})\b")
+"""Five digits after the point, and four until 2014."""
 
 
 class Paper(NamedTuple):

@@ -1,15 +1,20 @@
 """Linear attention and state space models."""
 
-import torch
+from typing import Any
 
-from glassformer.laboratory.copying import HELD_OUT, copying
+import torch
+from torch import Tensor
+
+from glassformer.laboratory.copying import HELD_OUT, answered, copying, taught
 from glassformer.laboratory.evidence.attention import LENGTH, largest_difference
 from glassformer.laboratory.evidence.bench import Bench
-from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.claim import Claim, credit
 from glassformer.laboratory.evidence.contrast import SHORT, Gap, contrast
 from glassformer.laboratory.evidence.figure import Outcome, exact, sampled
+from glassformer.laboratory.evidence.timing import Pair, Race, races, training
 from glassformer.naming import preset
 from glassformer.parts.mixer.scan import naive_scan, selective_scan
+from glassformer.text.tasks import Induction
 
 
 def linear_attention_state(bench: Bench) -> Outcome:
@@ -68,6 +73,79 @@ def selective_copying(bench: Bench) -> Outcome:
     )  # fmt: skip
 
 
+RECALL = "gpt2+layers=2+d_model=64+ffn=none+untied"
+"""Two layers of a mixer and no FFN, so that nothing else carries what is recalled."""
+RECALLING = {"attention": "+heads=4+rope+nobias", "LSTM": "+lstm+mixer.width=35", "GRU": "+gru+mixer.width=42"}
+"""Mixers of equal parameters, to half a per cent."""
+DISTANCES = (8, 16, 24, 32)
+
+
+def recurrent_recall(bench: Bench) -> Outcome:
+    """Trains on blocks of 8 to 32 symbols that are repeated, and measures which symbols are right from the second time
+    on, by the length of the block."""
+    steps, batch, rows, seeds = bench.scaled(600, 2), bench.scaled(32, 2), bench.scaled(HELD_OUT, 8), bench.runs(3)
+    how = bench.alone(*((name, seed) for name in RECALLING for seed in seeds))
+    figures, far = [], DISTANCES[-1]
+    for name, change in RECALLING.items():
+        models = [taught(RECALL + change, Induction(), seed, steps, batch, **how(name, seed)).model for seed in seeds]
+        for n in DISTANCES:
+            right = [answered(model, Induction(least=n, most=n), rows, first=n)[0] for model in models]
+            bounds = {} if n < far else {"least": 0.9} if name == "attention" else {"most": 0.5}
+            figures.append(sampled(f"symbols right, {n} tokens back, {name}", right, **bounds))
+    return Outcome(
+        figures=tuple(figures), size=f"blocks of 64 symbols, width 64, 2 layers, {steps:,} steps of {batch} rows",
+        sure=f"{len(seeds)} seeds, intervals of 95 %",
+        notes=("A mixer has 16,384 weights as attention, 16,444 as LSTM and 16,360 as GRU.",),
+    )  # fmt: skip
+
+
+def reaching_back(change: str, distances: tuple[int, ...], seed: int) -> list[float]:
+    """Returns |d y_n / d x_0| of a mixer with fresh weights for normal inputs, at each distance n, over that at the
+    first one."""
+    model = preset(f"llama@1m+layers=1{change}").build(seed=seed)
+    mixer: Any = model.layers[0].mixer
+    mixer, width = mixer.double(), model.config.d_model
+    made = torch.Generator().manual_seed(seed)
+
+    def size(n: int) -> Tensor:
+        x = torch.randn(8, n + 1, width, generator=made, dtype=torch.float64).requires_grad_()
+        y = mixer(x)[:, -1]
+        probe = torch.randn(y.shape, generator=made, dtype=torch.float64)
+        return torch.autograd.grad((y * probe).sum(), x)[0][:, 0].norm()
+
+    sizes = [float(size(n)) for n in distances]
+    return [one / sizes[0] for one in sizes]
+
+
+def recurrent_gradients(bench: Bench) -> Outcome:
+    distances, seeds = (8, 16, 32, 64), bench.runs(8)
+    changes = {"LSTM": "+lstm", "GRU": "+gru", "attention": ""}
+    figures = []
+    for name, change in changes.items():
+        found = [reaching_back(change, distances, seed) for seed in seeds]
+        for i, n in enumerate(distances[1:], 1):
+            least, most = (None, 1e-3) if name != "attention" else (0.05, None)
+            bounds = {"least": least, "most": most} if n == distances[-1] else {}
+            figures.append(
+                sampled(
+                    f"gradient at {n} tokens over that at {distances[0]}, {name}", [one[i] for one in found], **bounds
+                )
+            )
+    return Outcome(
+        figures=tuple(figures), size="one mixer of llama@1m with fresh weights, fp64",
+        sure=f"{len(seeds)} seeds of 8 texts, intervals of 95 %",
+        notes=("The LSTM's forget gates are open at first, with a bias of one; the GRU's gates are half open.",
+               "Fresh attention is nearly uniform, so that its gradient falls as one over the length."),
+    )  # fmt: skip
+
+
+def stepping(tokens: int, rows: int) -> Pair:
+    """Returns a training step with LSTMs, and one with attention of equal parameters."""
+    return lambda scale: (
+        training("+lstm+mixer.width=426", tokens // scale, rows), training("", tokens // scale, rows)
+    )  # fmt: skip
+
+
 CLAIMS = [
     Claim(
         name="linear-attention-state", kind="exact", minutes=0.05,
@@ -94,6 +172,32 @@ CLAIMS = [
         "fixed weights does not.",
         source="2312.00752, table 1", published="99.8 % against 18.3 %", size="64 tokens, width 64",
         measure=selective_copying,
+    ),
+    Claim(
+        name="recurrent-gradients", kind="measured", minutes=0.2,
+        statement="The gradient of an RNN's last output vanishes with the distance of the input; attention reaches "
+        "every input by a path of one step.",
+        source=credit("first-lesson") + "; 1211.5063; 1706.03762, table 1",
+        published="exponential in the distance; a path of O(1)", size="64 tokens, width 128",
+        measure=recurrent_gradients,
+    ),
+    Claim(
+        name="recurrent-recall", kind="scoped", minutes=10,
+        statement="Of equal parameters, attention recalls symbols that are 32 tokens back, and an LSTM and a GRU do "
+        "not.",
+        source=credit("first-lesson") + "; 2402.01032", published="a fixed state forgets what is far back",
+        size="two layers of width 64",
+        measure=recurrent_recall,
+    ),
+    Claim(
+        name="attention-trains-faster", kind="measured", minutes=4,
+        statement="A step of training takes an RNN tens of times as long as attention of equal parameters.",
+        source=credit("in-depth"), published="tens of times", size="4 layers of width 768, steps of 1,024 tokens",
+        measure=races(
+            *(Race(f"a step of {rows} x {tokens:,} tokens with LSTMs over one with attention", stepping(tokens, rows),
+                   least=10.0, published=10.0)
+              for tokens, rows in ((128, 8), (1024, 1))),
+        ),
     ),
     Claim(
         name="hybrid-beats-pure", kind="scoped", minutes=15,

@@ -124,10 +124,10 @@ def attention(kernel: Kernel, visibility: Visibility, s: int, heads: int = 16, w
     return Passes(lambda q, k, v: kernel(AttentionCall(q, k, v, visibility)), (q, k, v))
 
 
-def training(change: str, tokens: int) -> Work:
-    """Returns the forward and backward passes of a model on one sequence."""
+def training(change: str, tokens: int, rows: int = 1) -> Work:
+    """Returns the forward and backward passes of a model on `rows` sequences."""
     model = preset(MODEL + change).build(seed=0)
-    text = torch.randint(256, (1, tokens))
+    text = torch.randint(256, (rows, tokens))
 
     def step() -> None:
         model.zero_grad(set_to_none=True)

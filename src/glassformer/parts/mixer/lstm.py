@@ -215,7 +215,8 @@ def sizes(kept: tuple[str, ...], channels: int) -> Sizes:
 
 class LSTM(GatedRNN):
     """Long short-term memory. Hochreiter and Schmidhuber 1997, Neural Computation 9(8); the forget gate is of Gers et
-    al. 2000, Neural Computation 12(10); as `torch.nn.LSTM`, with a map of h to the stream.
+    al. 2000, Neural Computation 12(10); Greff et al. 2015, 1503.04069, compare its forms. As `torch.nn.LSTM`, with a
+    map of h to the stream.
 
         i, f, o = sigmoid(x W + b + h U + e)        g = tanh(x W + b + h U + e)
         c_t = f_t c_{t-1} + i_t g_t                 h_t = o_t tanh(c_t)
