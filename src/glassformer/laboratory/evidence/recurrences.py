@@ -81,8 +81,8 @@ DISTANCES = (8, 16, 24, 32)
 
 
 def recurrent_recall(bench: Bench) -> Outcome:
-    """Trains on blocks of 8 to 32 symbols that are repeated, and measures which symbols are right from the second time
-    on, by the length of the block."""
+    """Trains on blocks of 8 to 32 symbols that are repeated, and measures the share of correct symbols from the second
+    time on, by the length of the block."""
     steps, batch, rows, seeds = bench.scaled(600, 2), bench.scaled(32, 2), bench.scaled(HELD_OUT, 8), bench.runs(3)
     how = bench.alone(*((name, seed) for name in RECALLING for seed in seeds))
     figures, far = [], DISTANCES[-1]
