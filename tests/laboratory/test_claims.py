@@ -33,7 +33,7 @@ from tests.refused import refused
 
 ALL = list(known().values())
 EXACT = [claim for claim in ALL if claim.quick]
-SLOW = {"icl-ridge", "selective-copying", "training-memory", "uptraining-repairs"}
+SLOW = {"icl-mixture", "icl-ridge", "selective-copying", "training-memory", "uptraining-repairs"}
 """Their tiny forms take seconds: they train without a comparison, or plan a whole step of a large model."""
 FOLDER = Path(gf.__file__).parent / "laboratory" / "evidence"
 STORED, DOCS = files.MEASURED, Path(__file__).parents[2] / "docs"

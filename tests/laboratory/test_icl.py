@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,34 @@ def test_the_step_is_the_gradient_of_the_squared_error() -> None:
     (torch.from_numpy(y[0, :-1]) - torch.from_numpy(x[0, :-1]) @ w).square().mean().div(2).backward()
     assert w.grad is not None
     assert icl.descended(x, y, 0.7)[0] == pytest.approx(float(-0.7 * w.grad @ torch.from_numpy(x[0, -1])))
+
+
+def test_posterior_mean_is_that_of_bayes_rule() -> None:
+    """Densities by the formula of the normal distribution, prompt by prompt."""
+    draw = np.random.default_rng(0)
+    x, y, asked, functions = (draw.standard_normal(size) for size in ((5, 3, 2), (5, 3), (5, 2), (4, 2)))
+    for k in (0, 3):
+        found = icl.posterior_mean(
+            *map(torch.from_numpy, (x[:, :k], y[:, :k], asked)), 0.7, torch.from_numpy(functions)
+        )  # fmt: skip
+        for row in range(5):
+            densities = [
+                math.prod(
+                    math.exp(-(((y[row, i] - w @ x[row, i]) / 0.7) ** 2) / 2) / (0.7 * math.sqrt(2 * math.pi))
+                    for i in range(k)
+                )
+                for w in functions
+            ]
+            wanted = sum(p * (w @ asked[row]) for p, w in zip(densities, functions, strict=True)) / sum(densities)
+            assert float(found[row]) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_posterior_mean_errs_least_on_its_mixture() -> None:
+    tiny: dict[str, Any] = {"steps": 2, "expression": "gpt2+layers=1+d_model=8+heads=1", "batch": 4}
+    errors = dict(icl.softmax(2, 1.0, prompts=2_000, mixture=4, **tiny).errors)
+    best = errors.pop(icl.POSTERIOR)
+    assert all(best[k] < of[k] for of in errors.values() for k in range(5))
+    assert icl.POSTERIOR not in icl.softmax(2, prompts=8, **tiny).errors
 
 
 def test_a_layer_learns_something_of_it_and_draws_it() -> None:

@@ -12,7 +12,8 @@ from glassformer.text import prepare
 from glassformer.text.corpora import open_corpus
 from glassformer.text.tasks import Induction, Regression, Rows, SelectiveCopy, Task, task_of
 
-NAMES = ["induction", "selective-copy", "icl-regression", "icl-regression:layout=apart,noise=0.5", "induction:seed=3"]
+NAMES = ["induction", "selective-copy", "icl-regression", "icl-regression:layout=apart,noise=0.5", "induction:seed=3",
+         "icl-regression:mixture=4"]  # fmt: skip
 
 
 def alike(a: Rows, b: Rows) -> bool:
@@ -61,6 +62,15 @@ def test_answers_of_a_regression_are_linear_in_what_is_read() -> None:
     assert np.std(noisy[2] - noisy[1]) == pytest.approx(0.5, rel=0.05)
 
 
+def test_rows_of_a_mixture_share_its_functions() -> None:
+    task = Regression(dims=3, examples=8, mixture=4)
+    found = [np.linalg.lstsq(row[:-1, :3], row[:-1, 3], rcond=None)[0] for row in task.rows(200, 0).inputs]
+    nearest = np.abs(np.array(found)[:, None] - task.mixed).max(-1)
+    assert nearest.min(1).max() < 1e-9 and np.bincount(nearest.argmin(1), minlength=4).min() > 25
+    assert not np.array_equal(task.mixed, Regression(dims=3, mixture=4, seed=1).mixed)
+    assert np.array_equal(task.mixed, Regression(dims=3, mixture=4, noise=0.5).mixed)
+
+
 @pytest.mark.parametrize(("name", "row"), [("induction", 65), ("selective-copy", 64 + 1 + 8)])
 def test_as_a_text_a_task_has_rows_and_says_which_it_is(name: str, row: int, tmp_path: Path) -> None:
     text = prepare(name, cache_dir=tmp_path)
@@ -80,6 +90,7 @@ def test_as_a_text_a_task_has_rows_and_says_which_it_is(name: str, row: int, tmp
         ("induction:least=40", "least <= most"), ("selective-copy:kept=99", "kept <= row"),
         ("icl-regression:layout=odd", "use joined or apart"), ("icl-regression:noise=-1", "from 0 up"),
         ("icl-regression:noise=nan", "from 0 up"), ("icl-regression:examples=0", "examples=0"),
+        ("icl-regression:mixture=-1", "mixture=-1"),
         ("inductoin", "did you mean 'induction'"),
         ("induction:row=99999999", "row=99999999"),
     ],

@@ -10,6 +10,7 @@ softmax          a transformer as people train them: from how many examples it a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -288,6 +289,18 @@ def _nearest(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
     return y.gather(1, near).mean(1)
 
 
+def posterior_mean(x: Tensor, y: Tensor, asked: Tensor, noise: float, functions: Tensor) -> Tensor:
+    """The mean answer given the examples if w is one of the functions (m, d), each as probable as another:
+
+        sum_m p_m w_m x        p_m ~ exp(-sum_i (y_i - w_m x_i)^2 / (2 noise^2))
+
+    The best that can be done (Raventós et al. 2023, 2306.15063, equation 3)."""
+    misses = (y[:, None] - torch.einsum("md,bkd->bmk", functions, x)).square().sum(-1)
+    return ((-misses / (2 * noise**2)).softmax(-1) * (asked @ functions.mT)).sum(-1)
+
+
+POSTERIOR = "posterior mean"
+"""Name of the answer that a mixture of functions has in addition to `ANSWERS`."""
 ANSWERS: dict[str, Answer] = {
     "ridge": _ridge, "least squares": _least_squares, "one step": _descent, "nearest neighbours": _nearest,
 }  # fmt: skip
@@ -336,12 +349,14 @@ def softmax(
     expression: str = "gpt2+layers=4+d_model=64+heads=4",
     batch: int = 64,
     prompts: int = PROMPTS,
+    mixture: int = 0,
     **how: Any,
 ) -> Softmax:
     """Trains a transformer on 2 d examples and a question, each x asked from what stands before it (Garg et al. 2022,
     2208.01066): about seven minutes of one core as by default. With fewer steps or layers it stays at the error 1 of a
-    model that has learned nothing. `how`: further arguments of `training.train`, such as `out` and `callbacks`."""
-    task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart")
+    model that has learned nothing. With a mixture of `mixture` functions, the posterior mean answers too. `how`:
+    further arguments of `training.train`, such as `out` and `callbacks`."""
+    task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart", mixture=mixture)
     config = preset(f"{expression}+vectors:{task.size}+vocab_size=1")
     run = train(
         config, prepare(str(task)),
@@ -371,13 +386,15 @@ def compared(
     rows = as_vectors(task.laid_out(x, y))
     own = torch.cat([model(part)[:, 0::2, 0] for part in rows.inputs.split(GROUP)]).double()
     given, truth, told = (torch.from_numpy(values) for values in (x, exact, y))
-    errors: dict[str, list[float]] = {name: [] for name in ("transformer", *ANSWERS)}
-    distances: dict[str, list[float]] = {name: [] for name in ANSWERS}
+    mixed = torch.from_numpy(task.mixed)
+    errors, distances = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for k in range(task.examples + 1):
         theirs = {
             name: answer(given[:, :k], told[:, :k], given[:, k], task.noise) if k else torch.zeros(prompts)
             for name, answer in ANSWERS.items()
         }
+        if len(mixed):
+            theirs[POSTERIOR] = posterior_mean(given[:, :k], told[:, :k], given[:, k], task.noise, mixed)
         for name, found in {"transformer": own[:, k], **theirs}.items():
             errors[name].append(float((found - truth[:, k]).square().mean()) / task.dims)
         for name, found in theirs.items():

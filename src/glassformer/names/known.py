@@ -99,6 +99,7 @@ CLAIMS = (
     "icl-gradient-step", "icl-trained-step", "icl-ridge", "induction-two-layers", "activations-table",
     "flash-traffic", "scores-in-memory", "heads-table", "cache-is-faster",
     "recurrent-gradients", "recurrent-recall", "attention-trains-faster",
+    "sparse-by-scores", "ridge-by-layers", "counter-machine", "icl-mixture", "kaplan-exponent", "initial-weights",
 )  # fmt: skip
 """Names of claims."""
 READINGS = (

@@ -187,7 +187,8 @@ class SelectiveCopy(TokenTask):
 class Regression(Task):
     """`examples` pairs (x_i, y_i) of a function y = w x + noise that is drawn for each row, and an x to answer.
 
-    w, x ~ N(0, 1) in `dims` dimensions, noise ~ N(0, noise^2). Two layouts:
+    w, x ~ N(0, 1) in `dims` dimensions, noise ~ N(0, noise^2). With `mixture=M`, rows share M functions w, drawn once
+    by the task's seed: a mixture of tasks (Raventós et al. 2023, 2306.15063). Two layouts:
 
         joined   (x_1, y_1), ..., (x_n, y_n), (x, 0)      vectors of dims + 1; asked at the last place
         apart    x_1, (y_1, 0...), ..., x_n, (y_n, 0...), x      vectors of dims; asked at each x, from what is before
@@ -198,6 +199,8 @@ class Regression(Task):
     examples: int = 10
     noise: float = 0.0
     layout: Layout = "joined"
+    mixture: int = 0
+    """Number of functions that rows choose from with equal probability; with 0, each row has a new one."""
 
     @property
     def length(self) -> int:
@@ -215,10 +218,21 @@ class Regression(Task):
             raise ValueError(f"examples={self.examples}: 1 to {LONGEST // 2:,} are right")
         if not 0 <= self.noise <= 1e6:
             raise ValueError(f"noise={self.noise}: a number from 0 up is right")
+        if not 0 <= self.mixture <= LONGEST:
+            raise ValueError(f"mixture={self.mixture} must be 0 to {LONGEST:,}")
+
+    @property
+    def mixed(self) -> np.ndarray:
+        """Functions w of the mixture, (mixture, dims)."""
+        draw = np.random.default_rng(keyed("mixture", VERSION, self.seed, self.dims))
+        return draw.standard_normal((self.mixture, self.dims))
 
     def functions(self, rows: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x (b, examples + 1, dims), and w x and y, (b, examples + 1) each, of a function for each row."""
-        w = draw.standard_normal((rows, self.dims, 1))
+        if self.mixture:
+            w = self.mixed[draw.integers(self.mixture, size=rows), :, None]
+        else:
+            w = draw.standard_normal((rows, self.dims, 1))
         x = draw.standard_normal((rows, self.examples + 1, self.dims))
         exact = (x @ w)[..., 0]
         return x, exact, exact + self.noise * draw.standard_normal(exact.shape)

@@ -8,6 +8,7 @@ from functools import cache
 from glassformer.laboratory.evidence import (
     activations,
     attention,
+    constructions,
     costs,
     depth,
     experts,
@@ -22,6 +23,7 @@ from glassformer.names.checks import check_claim
 
 SUBJECTS = (
     activations, norms, depth, positions, attention, experts, recurrences, training, costs, learning_in_context,
+    constructions,
 )  # fmt: skip
 """Files of claims, in the order in which a reader meets them."""
 

@@ -1,5 +1,7 @@
 """Training: optimizers, rates, regularization, shapes, and laws of scale."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from glassformer.laboratory.evidence.bench import Bench, Compared
@@ -15,6 +17,19 @@ FITS = {
     "the paper's third approach": (406.4, 410.7, 0.3392, 0.2849),
 }
 """A, B, alpha, beta of L = E + A N^-alpha + B D^-beta, as published."""
+KAPLAN = 0.076
+"""Exponent of L(N), as published."""
+HEAD = 100_352
+"""Rows of the head of OLMo's models, which their published N counts."""
+LADDER = {
+    768: (190_354_176, 3.605174, 3.337846),
+    1024: (371_262_464, 3.397042, 3.134005),
+    1536: (758_220_288, 3.205544, 2.954874),
+    2048: (1_279_395_840, 3.065172, 2.832061),
+}
+"""Ladder of OLMo (2412.04403): width -> published N, loss on C4 after 20 and after 200 tokens for each parameter."""
+SMALL = ((5_727_840, 4.506404), (53_092_864, 3.372367), (124_628_544, 2.990392), (359_973_888, 2.688089))
+"""Runs on C4 of 2403.08540 with 320 tokens for each parameter: N without embeddings, loss."""
 LOW, HIGH, CLAIMED = 15.0, 25.0, 20.0
 POST, PRE, LLAMA = "gpt2@10m+post", "gpt2@10m", "llama@10m+gqa:2"
 """GPT-2 as a guide has it and as it was published, and the guide's LLaMA."""
@@ -86,6 +101,31 @@ def chinchilla_third(bench: Bench) -> Outcome:
     return Outcome(figures=(figure,), size=f"{FLOPS:.3g} FLOPs, the published fit", sure="by formula")
 
 
+def exponent(sizes: Sequence[float], losses: Sequence[float]) -> float:
+    """Returns alpha of L = (Nc / N)^alpha, fitted to runs."""
+    rows = [{"N": n, "D": 1.0, "loss": loss} for n, loss in zip(sizes, losses, strict=True)]
+    return float(fit_scaling_law(rows, form="kaplan_params").values["alpha_N"])
+
+
+def kaplan_exponent(bench: Bench) -> Outcome:
+    near = 0.1
+    counted, early, late = zip(*LADDER.values(), strict=True)
+    small, losses = zip(*SMALL, strict=True)
+    own = [n - HEAD * width for width, n in zip(LADDER, counted, strict=True)]
+    bounds = {"least": (1 - near) * KAPLAN, "most": (1 + near) * KAPLAN, "published": KAPLAN}
+    figures = (
+        exact("exponent, 113M to 1.07B parameters, 200 tokens for each", exponent(own, late), **bounds),
+        exact("the same, 20 tokens for each", exponent(own, early), **bounds),
+        exact("the same at 200, the head counted as a layer", exponent(counted, late)),
+        exact("exponent, 6M to 360M parameters of other runs, 320 tokens for each", exponent(small, losses)),
+    )  # fmt: skip
+    return Outcome(
+        figures=figures, size="8 published runs of OLMo's ladder, loss on C4", sure="fitted to published losses",
+        notes=("Kaplan's own runs are not published. OLMo counts the head among its parameters, Kaplan does not. The "
+               "other runs (2403.08540) are steeper: one power law without a constant holds over a narrow range.",),
+    )  # fmt: skip
+
+
 def law_recovered(bench: Bench) -> Outcome:
     made = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.3392, "beta": 0.2849}
     tolerance = 1e-5
@@ -129,6 +169,17 @@ CLAIMS = [
         statement="Without biases a model ends at the loss that it has with them.",
         source="2204.02311, section 2", published="no loss", size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",
         measure=contrast(alike("gpt2@1m", "gpt2@1m+nobias"), tokens=LONG, seeds=5),
+    ),
+    Claim(
+        name="initial-weights", kind="scoped", minutes=6,
+        statement="Weights drawn by Xavier's rule end within 2 % of the loss of N(0, 0.02^2), and weights ten times as "
+        "large end at a higher loss.",
+        source=credit("in-depth"), published="Xavier or N(0, 0.02^2)", size="1M parameters, 400k tokens",
+        measure=contrast(
+            alike("gpt2@1m", "gpt2@1m+init.kind=xavier", 0.02),
+            Gap("gpt2@1m", "gpt2@1m+init.std=0.2", least=0.0),
+            tokens=SHORT,
+        ),
     ),
     Claim(
         name="tied-head-loses-nothing", kind="scoped", minutes=18,
@@ -190,6 +241,12 @@ CLAIMS = [
         statement="The parametric fit of the Chinchilla paper agrees with its 20 tokens for each parameter.",
         source="2203.15556, section 3.3", published="20", size="published fit",
         measure=chinchilla_third,
+    ),
+    Claim(
+        name="kaplan-exponent", kind="exact", minutes=0.1,
+        statement="The loss falls with the parameters without embeddings as N^-0.076: within 10 % of this exponent.",
+        source="2001.08361, equation 1.1; runs: 2412.04403", published="0.076", size="published runs",
+        measure=kaplan_exponent,
     ),
     Claim(
         name="law-recovered", kind="exact", minutes=0.1,
