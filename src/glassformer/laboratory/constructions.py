@@ -37,6 +37,13 @@ def blank(expression: str) -> Model:
     return model
 
 
+def weights(mixer: object) -> tuple[Tensor, Tensor]:
+    """Returns W_QKV and W_O of an attention."""
+    attention = cast("Attention", mixer)
+    fused, output = cast("torch.nn.Linear", attention.qkv), cast("torch.nn.Linear", attention.output)
+    return fused.weight, output.weight
+
+
 def matrices(ffn: object) -> tuple[Tensor, Tensor]:
     """Returns W_up (hidden, width) and W_down (width, hidden) of an FFN."""
     maps = cast("Mlp", ffn).matrices()
@@ -88,16 +95,16 @@ def sparse_function(function: Sparse, sharpness: float) -> Model:
         f"+vocab_size=3+context={n + 1}"
     )
     layer, position = model.layers[0], model.embedding.position
-    mixer, (up, down) = cast("Attention", layer.mixer), matrices(layer.ffn)
+    (qkv, output), (up, down) = weights(layer.mixer), matrices(layer.ffn)
     model.embedding.weight[1, bit] = 1
     table = cast("Tensor", cast("torch.nn.Module", position).weight)
     table[:n, :n].fill_diagonal_(1)
     table[:, one] = 1
     for h, place in enumerate(function.positions):
-        mixer.qkv.weight[h, one] = 1
-        mixer.qkv.weight[k + h, place] = sharpness
-        mixer.qkv.weight[2 * k + h, bit] = 1
-        mixer.output.weight[m, h] = 2**h
+        qkv[h, one] = 1
+        qkv[k + h, place] = sharpness
+        qkv[2 * k + h, bit] = 1
+        output[m, h] = 2**h
     values = np.array(function.table, float)
     slopes = np.diff(values)
     up[0, one] = 1
@@ -260,19 +267,19 @@ def counter_machine(machine: Machine, hardness: float) -> Model:
     for step in product(range(n), (-1, 0, 1), (-1, 0, 1)):
         row = table[token_of(step)]
         row[step[0]], row[first_change], row[first_change + 1] = 1, step[1], step[2]
-    means, tests = (cast("Attention", layer.mixer) for layer in model.layers)
+    (means, means_out), (tests, tests_out) = (weights(layer.mixer) for layer in model.layers)
     q, k, value = range(3)
-    into = means.qkv.weight.view(3, 2, 3, width)
+    into = means.view(3, 2, 3, width)
     for number, (read, write) in enumerate(((first_change, u), (first_change + 1, u + 1), (start, v))):
         into[value, 0, number, read] = 1
-        means.output.weight[write, number] = 1
-    into = tests.qkv.weight.view(3, 2, 3, width)
+        means_out[write, number] = 1
+    into = tests.view(3, 2, 3, width)
     for counter in range(2):
         into[q, counter, 0, u + counter] = into[q, counter, 1, v] = hardness
         into[k, counter, 0, one], into[k, counter, 0, start] = 1, -1
         into[k, counter, 1, start] = 0.5
         into[value, counter, 0, start] = 1
-        tests.output.weight[z + counter, 3 * counter] = 1
+        tests_out[z + counter, 3 * counter] = 1
     up, down = matrices(model.layers[1].ffn)
     for number, (state, *zeros) in enumerate(product(range(n), (0, 1), (0, 1))):
         row = up[number]
