@@ -88,8 +88,7 @@ def icl_mixture(bench: Bench) -> Outcome:
         size=f"{found[0].parameters:,} parameters, {functions} functions of {dims} dimensions, noise {noise:g}, "
         f"{steps:,} steps of 64 prompts, means over {shown[0]} to {shown[-1]} examples",
         sure=f"{len(seeds)} seeds, intervals of 95 %",
-        notes=("All seeds train on the same functions, each as probable as another. The error still falls when "
-               "training ends: the verdict is of this budget.",),
+        notes=("All seeds train on the same functions, each as probable as another. The verdict is of this budget.",),
     )  # fmt: skip
 
 
