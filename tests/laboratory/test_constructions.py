@@ -66,7 +66,7 @@ def test_answer_does_not_depend_on_that_of_the_question() -> None:
 
 
 def test_decoder_writes_the_steps_of_a_machine_by_itself() -> None:
-    """Greedy decoding, from the first token alone."""
+    """Greedy decoding, from the first token only."""
     machine = built.random_machine(4, np.random.default_rng(3))
     model, text = built.counter_machine(machine, 1e6), [0]
     for _ in range(40):

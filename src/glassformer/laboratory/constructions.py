@@ -4,7 +4,7 @@ sparse_function   one layer of attention that selects some positions by scores, 
 ridge_layers      layers of linear attention: ridge regression on the examples of a prompt
 counter_machine   two layers of hard attention that run a machine of two counters, a token for each step
 
-All have parts of the package, without norms; their weights are fp64 and zero where nothing is written.
+All have parts of the package, without norms; their weights are fp64 and zero elsewhere.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Machine:
         return len(self.rules) // 4
 
     def run(self, steps: int) -> tuple[list[Step], tuple[int, int]]:
-        """Simulates so many steps: returns them, and the largest value of each counter."""
+        """Returns the first `steps` steps, and the largest value of each counter."""
         done, state, counters, largest = list[Step](), 0, (0, 0), (0, 0)
         for _ in range(steps):
             step = self.rules[4 * state + 2 * (counters[0] == 0) + (counters[1] == 0)]

@@ -85,7 +85,7 @@ def wrong_steps(machine: Machine, steps: int, hardness: float) -> list[int]:
 
 
 def longest_run(hardness: float) -> int:
-    """Returns the largest t with (t - 1) e^(-hardness / (2 t)) < 1: so many tokens are read until softmax attention
+    """Returns the largest t with (t - 1) e^(-hardness / (2 t)) < 1, the number of tokens until softmax attention
     gives the first token less than half of its weight."""
     t = 2
     while math.log(t) < hardness / (2 * (t + 1)):
