@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassformer.errors import Code, RequestError
+from glassformer.errors import Code, RequestError, shown
 from glassformer.files import atomic_file
 from glassformer.progress import OnProgress, silent
-from glassformer.text import patterns
+from glassformer.text import patterns, token_settings
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
 from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, Ids, Tokenizer
@@ -37,6 +38,8 @@ USUAL_MASKS = ("[MASK]", "<mask>")
 SPACE = "\u2581"  # the visible space of SentencePiece
 SETTINGS_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+EARLIER_FILES = ("special_tokens_map.json", "added_tokens.json")
+"""Files of folders whose tokenizer_config.json lists no added tokens."""
 
 
 class FileTokenizer(Tokenizer):
@@ -93,10 +96,19 @@ class FileTokenizer(Tokenizer):
         if it is not one."""
         path = Path(path)
         library = _parsed(bounded(path, LARGEST_FILE), path)
+        said = _read_settings(path.parent)
+        named = token_settings.tokens(said)
+        absent = _add_named(library, named)
         try:
-            return cls(library, _read_settings(path.parent))
+            made = cls(library, said)
         except RequestError as problem:
             raise problem.of(str(path)) from None
+        if absent:
+            warnings.warn(f"{path} lacks special tokens that its settings name: {shown(', '.join(absent[:8]))}")
+        if unheeded := token_settings.unheeded(said, token_settings.Steps(made._description, made.kind, made.ids())):
+            told = ", ".join(f"{shown(name)}={shown(value)}" for name, value in [*unheeded.items()][:8])
+            warnings.warn(f"{path.parent / SETTINGS_FILE} has settings that are not applied: {told}")
+        return made
 
     def _find_end(self, vocabulary: dict[str, int]) -> int | None:
         names = (self.special_tokens.get("eos_token", ""), *USUAL_ENDS)
@@ -364,32 +376,48 @@ def bounded(path: Path, limit: int) -> bytes:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    path, template = folder / SETTINGS_FILE, folder / TEMPLATE_FILE
-    settings: Any = None
-    if path.is_file():
-        try:
-            settings = json.loads(bounded(path, LARGEST_SETTINGS))
-        except (ValueError, RecursionError) as problem:
-            raise RequestError(f"{path} is not JSON ({problem})", code="syntax", field=path.name) from None
-    settings = settings if isinstance(settings, dict) else {}
+    said, template = _read_mapping(folder / SETTINGS_FILE), folder / TEMPLATE_FILE
+    said = token_settings.merged(said, *(_read_mapping(folder / name) for name in EARLIER_FILES))
     if template.is_file():  # written by newer programs, which read it rather than the settings
         try:
-            settings["chat_template"] = bounded(template, LARGEST_SETTINGS).decode()
+            said["chat_template"] = bounded(template, LARGEST_SETTINGS).decode()
         except UnicodeDecodeError as problem:
             raise RequestError(
                 f"{template} is not UTF-8 text ({problem})", code="damaged", field=template.name
             ) from None
-    return settings
+    return said
 
 
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file; {} without one. Raises RequestError for a file that is not JSON."""
+    if not path.is_file():
+        return {}
+    try:
+        said = json.loads(bounded(path, LARGEST_SETTINGS))
+    except (ValueError, RecursionError) as problem:
+        raise RequestError(f"{path} is not JSON ({problem})", code="syntax", field=path.name) from None
+    return said if isinstance(said, dict) else {}
+
+
+def _special_tokens(said: dict[str, Any]) -> dict[str, str]:
     """`bos_token`, `eos_token` and so on: the names of settings and the tokens they name."""
-    found: dict[str, str] = {}
-    for name, token in settings.items():
-        text = token.get("content") if isinstance(token, dict) else token  # {"content": "</s>", ...}
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+    return {
+        name: text
+        for name, token in said.items()
+        if name.endswith("_token") and (text := token_settings.text_of(token))
+    }
+
+
+def _add_named(library: Library, named: dict[str, dict[str, bool]]) -> list[str]:
+    """Makes tokens of the vocabulary that the settings name added tokens, as transformers does, which are found in a
+    text before anything else is done with it. Returns those that the vocabulary lacks. What the model itself calls
+    unknown stays text, which is seen in an answer."""
+    from tokenizers import AddedToken
+
+    known, vocabulary = {token.content for token in library.get_added_tokens_decoder().values()}, library.get_vocab()
+    missing = [text for text in named if text not in known and text != getattr(library.model, "unk_token", None)]
+    library.add_tokens([AddedToken(text, **named[text]) for text in missing if text in vocabulary])
+    return [text for text in missing if text not in vocabulary]
 
 
 def _parsed(data: bytes, path: Path) -> Library:
