@@ -32,7 +32,7 @@ WITHOUT_EFFECT = {
         ("model_input_names", "verbose", "trim_offsets", "return_token_type_ids", "return_attention_mask"),
         "says what a call of transformers returns or prints",
     ),
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), "is dropped by transformers beside a tokenizer.json"),
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), "is dropped by transformers if there is a tokenizer.json"),
     **dict.fromkeys(("vocab", "merges", "vocab_size"), "repeats the tokenizer.json"),
     **dict.fromkeys(("response_template", "response_schema"), "takes answers apart"),
     "chat_control_tokens": "lists tokens to keep out of messages; no special token is read in messages here",
@@ -95,12 +95,12 @@ class Steps:
         return None, [], None
 
     def named(self, place: int, said: Any) -> Any:
-        """Returns the first (0) or last (-1) token around a text, as BERT names them; `said` if one side has none."""
+        """Returns the first (0) or last (-1) token around a text, as BERT names them; `said` without a token on both sides."""
         first, _, last = self.around()
         return said if first is None or last is None else (first, last)[place]
 
     def ends(self, said: Any) -> bool:
-        """True if a text, of a model whose texts have an end and no beginning, ends with this token."""
+        """True if a text, of a model whose texts have an end and no start, ends with this token."""
         first, tokens, _ = self.around()
         return self.model != "unigram" or first is not None or not tokens or said in tokens
 
