@@ -105,7 +105,9 @@ class FileTokenizer(Tokenizer):
             raise problem.of(str(path)) from None
         if absent:
             warnings.warn(f"{path} lacks special tokens that its settings name: {shown(', '.join(absent[:8]))}")
-        if unheeded := token_settings.unheeded(said, token_settings.Steps(made._description, made.kind, made.ids())):
+        if unheeded := token_settings.unheeded(
+            said, token_settings.FileSteps(made._description, made.kind, made.ids())
+        ):
             told = ", ".join(f"{shown(name)}={shown(value)}" for name, value in [*unheeded.items()][:8])
             warnings.warn(f"{path.parent / SETTINGS_FILE} has settings that are not applied: {told}")
         return made

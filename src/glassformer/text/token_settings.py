@@ -51,7 +51,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that nothing here applies -> values that change no token."""
 
 
-class Steps:
+class FileSteps:
     """Effects of a tokenizer.json on a text, in the terms of the keys of a tokenizer_config.json.
 
     `description` is the file without its vocabulary, `vocabulary` its tokens."""
@@ -95,7 +95,7 @@ class Steps:
         return None, [], None
 
     def named(self, place: int, said: Any) -> Any:
-        """Returns the first (0) or last (-1) token around a text, as BERT names them; `said` without a token on both sides."""
+        """Returns the first (0) or last (-1) token around a text; `said` without a token on both sides."""
         first, _, last = self.around()
         return said if first is None or last is None else (first, last)[place]
 
@@ -113,7 +113,7 @@ class Steps:
 
 UNCLEANED = ("bpe", "wordpiece")
 """Models whose text keeps its spaces: transformers removes none of BPE, and models of WordPiece write no text."""
-BUILT: dict[str, Callable[[Steps, Any], Any]] = {
+BUILT: dict[str, Callable[[FileSteps, Any], Any]] = {
     "do_lower_case": lambda steps, _: steps.lowers(),
     "strip_accents": lambda steps, _: steps.strips(),
     "tokenize_chinese_chars": lambda steps, _: True in steps.values("BertNormalizer", "handle_chinese_chars"),
@@ -188,12 +188,12 @@ def _typed(said: Any) -> Any:
     return {"__type": "AddedToken", **said} if isinstance(said, dict) and "content" in said else said
 
 
-def unheeded(settings: Mapping[str, Any], steps: Steps) -> dict[str, Any]:
+def unheeded(settings: Mapping[str, Any], steps: FileSteps) -> dict[str, Any]:
     """Returns the settings that may change a token or a text and are not applied."""
     return {name: value for name, value in settings.items() if _matters(name, value, steps)}
 
 
-def _matters(name: str, value: Any, steps: Steps) -> bool:
+def _matters(name: str, value: Any, steps: FileSteps) -> bool:
     if value is None or value in ([], {}):
         return False
     if name in BUILT:
