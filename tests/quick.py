@@ -70,6 +70,7 @@ SAMPLED = {
     "tests/generation/test_source.py": 4,
     "tests/generation/test_speculate.py": 4,
     "tests/generation/test_text.py": 4,
+    "tests/text/test_token_settings.py": 4,
     "tests/laboratory/test_advice.py": 4,
     "tests/laboratory/test_claims.py": 4,
     "tests/laboratory/test_guides.py": 4,

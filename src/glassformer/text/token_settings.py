@@ -9,8 +9,8 @@ from typing import Any
 from glassformer.text.growth import SEQUENCES
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-READ = {*ROLES, "chat_template", "model_max_length", "max_len"}
-"""Keys that are read elsewhere; the last two by what embeds texts."""
+READ = {*ROLES, "chat_template", "model_max_length"}
+"""Keys that are read elsewhere; the last by what embeds texts."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """Fields of an added token that say how it is found in a text."""
 LISTS = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
@@ -24,9 +24,9 @@ WITHOUT_EFFECT = {
         "names a class, a version or a file",
     ),
     **dict.fromkeys(
-        ("padding_side", "truncation_side", "max_length", "stride", "truncation_strategy", "padding", "truncation",
+        ("padding_side", "max_length", "max_len", "stride", "truncation_strategy", "padding", "truncation",
          "pad_to_multiple_of", "pad_token_type_id", "tokenizer_padding", "tokenizer_truncation"),
-        "holds where a caller pads or cuts texts; what embeds them reads the side",
+        "holds where a caller pads or cuts texts",
     ),
     **dict.fromkeys(
         ("model_input_names", "verbose", "trim_offsets", "return_token_type_ids", "return_attention_mask"),
@@ -45,6 +45,7 @@ WITHOUT_EFFECT = {
 """Keys that change no token and no text here -> reason."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "split_special_tokens": (False,),
+    "truncation_side": ("right",),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
     "fix_mistral_regex": (False,),
 }
