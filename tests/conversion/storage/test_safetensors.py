@@ -332,6 +332,7 @@ def test_what_a_folder_lacks_is_said(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(RequestError, match=r"pytorch_model.bin is a pickle.*torch.load\('pytorch_model.bin', weights"):
         open_tensors(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
     (tmp_path / "x.gguf").touch()
     with pytest.raises(RequestError, match=r"give 'x\.gguf'"):
         open_tensors(tmp_path)
