@@ -86,7 +86,9 @@ def test_doubling_machine_reaches_powers_of_two() -> None:
 
 def test_softmax_attention_errs_where_the_closed_form_says() -> None:
     """A machine whose counters stay 0: the first token gets half of the weight at s = 2 t ln(t - 1)."""
-    idle = built.Machine(((0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)))
+    idle = built.CounterProgram(
+        ((0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0))
+    )
     lasts = longest_run(300.0)
     assert 2 * lasts * math.log(lasts - 1) < 300 < 2 * (lasts + 1) * math.log(lasts)
     wrong = wrong_steps(idle, 2 * lasts, 300.0)

@@ -189,7 +189,7 @@ Step = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Machine:
+class CounterProgram:
     """A machine of two counters (Minsky 1967), which computes whatever a Turing machine does.
 
     rules   by 4 state + 2 (first counter is 0) + (second is 0): the step. No rule lowers a counter that is 0. The
@@ -213,16 +213,16 @@ class Machine:
         return done, largest
 
 
-def random_machine(states: int, draw: np.random.Generator) -> Machine:
+def random_machine(states: int, draw: np.random.Generator) -> CounterProgram:
     """Draws the rules of a machine."""
     rules = []
     for first, second in [(0, 0), (0, 1), (1, 0), (1, 1)] * states:
         changes = (int(draw.integers(-1 + first, 2)), int(draw.integers(-1 + second, 2)))
         rules.append((int(draw.integers(states)), *changes))
-    return Machine(tuple(rules))
+    return CounterProgram(tuple(rules))
 
 
-def doubling() -> Machine:
+def doubling() -> CounterProgram:
     """Returns a machine that doubles its first counter again and again: 1, 2, 4, ..., through the second."""
     start, move, twice, back = range(4)
     rules: list[Step] = []
@@ -235,7 +235,7 @@ def doubling() -> Machine:
             rules.append((move, 0, 1))
         else:
             rules.append((move, 0, 0) if zero else (back, 1, -1))
-    return Machine(tuple(rules))
+    return CounterProgram(tuple(rules))
 
 
 def token_of(step: Step) -> int:
@@ -243,7 +243,7 @@ def token_of(step: Step) -> int:
     return 1 + 9 * step[0] + 3 * (step[1] + 1) + step[2] + 1
 
 
-def counter_machine(machine: Machine, hardness: float) -> Model:
+def counter_machine(machine: CounterProgram, hardness: float) -> Model:
     """Writes down a decoder that continues the token 0 with the steps of a machine, a token for each.
 
     First layer: a head without scores, whose mean over the t tokens so far is u = counter / t for both counters and

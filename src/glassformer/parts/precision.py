@@ -51,6 +51,15 @@ def finest_dtype(x: Tensor) -> torch.dtype:
     return x.dtype if x.device.type in WITHOUT_FP64 else torch.float64
 
 
+WITH_RECURRENCES = {"cpu", "cuda", "mps", "xpu", "meta"}
+"""Kinds of device on which torch has whole LSTMs and GRUs; elsewhere their equations run token by token."""
+
+
+def has_recurrences(x: Tensor) -> bool:
+    """Returns True if torch has whole LSTMs and GRUs on the device of x."""
+    return x.device.type in WITH_RECURRENCES
+
+
 WITHOUT_AUTOCAST = {"meta"}
 """Kinds of device that have no autocast. `torch.amp` knows them too, but torch 2.11 cannot trace the question."""
 

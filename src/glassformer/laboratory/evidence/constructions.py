@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from glassformer.laboratory.constructions import (
-    Machine,
+    CounterProgram,
     Sparse,
     asked,
     counter_machine,
@@ -77,7 +77,7 @@ def ridge_by_layers(bench: Bench) -> Outcome:
     )  # fmt: skip
 
 
-def wrong_steps(machine: Machine, steps: int, hardness: float) -> list[int]:
+def wrong_steps(machine: CounterProgram, steps: int, hardness: float) -> list[int]:
     """Returns the numbers of the steps that the written decoder predicts otherwise than the simulator, from 1."""
     text = [0, *map(token_of, machine.run(steps)[0])]
     found = predicted(counter_machine(machine, hardness), text[:-1])
@@ -97,7 +97,7 @@ def counter_machine_runs(bench: Bench) -> Outcome:
     states, machines, steps, long, hard, soft = 6, bench.scaled(20, 3), 200, 2_000, 1e7, 5_000.0
     draw = np.random.default_rng(0)
     wrong = sum(len(wrong_steps(random_machine(states, draw), steps, hard)) for _ in range(machines))
-    idle = Machine(((0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)))
+    idle = CounterProgram(((0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)))
     lasts = longest_run(soft)
     first = wrong_steps(idle, 2 * lasts, soft)[0]
     figures = (

@@ -28,15 +28,13 @@ from glassformer.parts.mixer.recurrent import (
     in_pieces,
     recurrent_cost,
 )
-from glassformer.parts.precision import full_precision, wide
+from glassformer.parts.precision import full_precision, has_recurrences, wide
 from glassformer.parts.reparam import MakeReparam
 
 Affine = tuple[Tensor, Tensor | None]
 """A matrix (o, i) and its bias (o,)."""
 LEAST_DECAY = 1e-30
 """Smallest decay whose logarithm is taken."""
-WITH_RECURRENCES = ("cpu", "cuda", "mps", "xpu", "meta")
-"""Types of devices on which torch has the whole recurrence; on others its equations are computed token by token."""
 
 
 class GateMaps(Linear):
@@ -155,7 +153,7 @@ class GatedRNN(Recurrence):
             weights = [one for one in (w[0], u[0], w[1], u[1]) if one is not None]
 
             def run(at: slice, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-                if fresh is None and at.stop - at.start > 1 and x.device.type in WITH_RECURRENCES:
+                if fresh is None and at.stop - at.start > 1 and has_recurrences(x):
                     return self.fused(inputs[:, at], kept, weights)
                 made = self.naive(inputs[:, at], kept, None if fresh is None else fresh[:, at], w, u)
                 return made["h"], {name: made[name][:, -1] for name in self.kept}
