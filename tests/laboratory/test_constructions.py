@@ -86,8 +86,7 @@ def test_doubling_machine_reaches_powers_of_two() -> None:
 
 def test_softmax_attention_errs_where_the_closed_form_says() -> None:
     """A machine whose counters stay 0: the first token gets half of the weight at s = 2 t ln(t - 1)."""
-    halts = ((0, 0, 0),) * 3 + ((1, 0, 0),) * 4 + ((0, 0, 0),)
-    idle = built.CounterProgram(halts)
+    idle = built.CounterProgram(
         ((0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0))
     )
     lasts = longest_run(300.0)
