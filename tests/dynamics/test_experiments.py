@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments.dynamics import __main__ as program
-from experiments.dynamics import common, condensation, entropy_bound, gradient_flow, rank_collapse, sinks
+from experiments.dynamics import common, condensation, entropy_bound, sinks
 from experiments.dynamics.common import Outcome
 
-ALL = (entropy_bound, rank_collapse, condensation, gradient_flow, sinks)
+ALL = (entropy_bound, condensation, sinks)
 HERE = [
     pytest.param(
         module,
@@ -69,7 +69,7 @@ def test_tables_align_what_lines_have():
 
 @pytest.mark.parametrize(("holds", "status"), [(True, 0), (False, 1)])
 def test_the_program_prints_and_tells_by_its_status(holds: bool, status: int, monkeypatch, capsys):
-    outcome = Outcome("gradient_flow", "a claim", "a source", [{"slope": -0.5}])
+    outcome = Outcome("entropy_bound", "a claim", "a source", [{"slope": -0.5}])
     outcome.check(holds, "the slope")
     asked = []
 
@@ -78,9 +78,9 @@ def test_the_program_prints_and_tells_by_its_status(holds: bool, status: int, mo
         return outcome
 
     monkeypatch.setattr(program, "run", run)
-    assert program.main(["gradient_flow", "--quick"]) == status
+    assert program.main(["entropy_bound", "--quick"]) == status
     printed = capsys.readouterr().out
-    assert asked == [("gradient_flow", True)]
+    assert asked == [("entropy_bound", True)]
     assert "a claim" in printed and "-0.5" in printed and ("holds: the slope" in printed) is holds
     assert ("does not hold" in printed) is not holds
 
@@ -97,5 +97,5 @@ def test_the_program_knows_every_module(monkeypatch, capsys):
     monkeypatch.setattr(program, "run", run)
     assert program.main(["all"]) == 0 and asked == program.names()
     with pytest.raises(SystemExit) as leaving:
-        program.main(["gradient_flaw"])
-    assert leaving.value.code == 2 and "there is no experiment 'gradient_flaw'" in capsys.readouterr().err
+        program.main(["entropy_bond"])
+    assert leaving.value.code == 2 and "there is no experiment 'entropy_bond'" in capsys.readouterr().err
