@@ -317,6 +317,15 @@ def test_weights_cut_between_ranks_are_joined(ranks: int, axis: int, tmp_path: P
         gf.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tok_embeddings.weight", "layers.0.attention.wo.weight", "output.weight"])
+def test_parts_without_an_axis_to_join_are_refused(name: str, tmp_path: Path) -> None:
+    weights = consolidated(4, 4, 8, 32, 96)
+    for rank in range(2):
+        folder(tmp_path, META, {**weights, name: torch.tensor(1.0)}, f"consolidated.{rank:02}.pth")
+    with refused(code="damaged", field=f"tensor '{name}'"):
+        gf.load(tmp_path)
+
+
 def test_tensors_shared_out_over_files_are_one_model(tmp_path: Path) -> None:
     """The form in which Mistral publishes large models."""
     weights, params = consolidated(4, 4, 8, 32, 96), {**META, "max_seq_len": 64}

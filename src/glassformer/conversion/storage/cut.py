@@ -19,7 +19,7 @@ Axis = Callable[[str, tuple[int, ...]], int | None]
 class CutFile(TensorFile):
     """The tensors of several files, joined along the axis at which each was cut. One is joined when it is read.
 
-    Raises RequestError for files that do not have the same tensors in the same shapes."""
+    Raises RequestError for files that do not have the same tensors in the same shapes, or lack an axis to join."""
 
     def __init__(self, path: Path, files: list[SingleFile], axis: Axis):
         self.path, self._files = path, files
@@ -45,6 +45,11 @@ class CutFile(TensorFile):
                 )  # fmt: skip
         if axis is None:
             return first
+        if axis >= len(first.shape):
+            raise RequestError(
+                f"{self._files[0].path}: {quoted(name)} is a part of a matrix, and has the shape {first.shape}",
+                code="damaged", field=f"tensor {quoted(name)}", value=first.shape, expected="a matrix",
+            )  # fmt: skip
         count = len(self._files)
         shape = tuple(size * count if at == axis else size for at, size in enumerate(first.shape))
         return first._replace(shape=shape, nbytes=first.nbytes * count)
