@@ -425,19 +425,23 @@ def only_writer(
 
 @contextmanager
 def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds a folder, which another process then cannot; `wait` waits for one that does."""
+    """Holds a folder, which another process then cannot. `wait` waits for one that does, leaves no file, and does not
+    hold folders on NFS, where only files can be held."""
     try:
         import fcntl
     except ImportError:  # Windows: the folder is not guarded there
         yield
         return
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    handle = os.open(folder, os.O_RDONLY) if wait else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             message = f"{folder} is being written by another process; wait for it or name another folder"
             raise RequestError(message, code="conflict", field="out", value=str(folder)) from None
+        except OSError:
+            if not wait:
+                raise
         yield
     finally:
         os.close(handle)
