@@ -23,6 +23,7 @@ from experiments.docs import (
     public,
     readings,
     statistics,
+    tutorials,
     with_files,
     written,
 )
@@ -33,10 +34,15 @@ DRAW = {"readings": readings.draw, "statistics": statistics.draw}
 
 def keep(figure: Figure, path: Path) -> int:
     """As a PNG; a large one of 256 colours. Returns its bytes."""
-    from PIL import Image
-
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
+    return shrink(path)
+
+
+def shrink(path: Path) -> int:
+    """Rewrites a PNG without its alpha channel, a large one with 256 colours. Returns its size in bytes."""
+    from PIL import Image
+
     with Image.open(path) as picture:
         whole = picture.convert("RGB")
     whole.save(path, optimize=True)
@@ -51,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
     known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE,
-             courses.NAME: courses.PAGE}  # fmt: skip
+             courses.NAME: courses.PAGE, tutorials.NAME: tutorials.PAGES, **tutorials.tutorials()}  # fmt: skip
     if unknown := set(given.name) - set(known):
         parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(1)
@@ -65,6 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
         papers.PAGE.write_text(papers.papers_page(), encoding="utf-8")
     if not given.name or courses.NAME in given.name:
         courses.write()
+    of_tutorials = [name for name in given.name if name in tutorials.tutorials()]
+    if of_tutorials or not given.name or tutorials.NAME in given.name:
+        tutorials.write(of_tutorials, shrink, given.words)
     for page in pages().values():
         if given.name and page.name not in given.name:
             continue
