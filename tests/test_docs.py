@@ -18,6 +18,7 @@ from experiments.docs import (
     OWN_PARTS,
     ROOMS,
     Page,
+    axes,
     call,
     courses,
     escaped,
@@ -29,11 +30,13 @@ from experiments.docs import (
     with_files,
     written,
 )
+from experiments.docs.axes import AxisPage, KindPage, axis_pages, written_axis, written_index, written_kind
 from experiments.docs.guides import PAGE, guides_page
 from experiments.docs.kinds import FOLDER, KINDS, picture
 from experiments.docs.papers import PAGE as PAPERS
 from experiments.docs.papers import SOURCE, papers_page
 from experiments.docs.parts import PartPage, index_of_parts, influence, part_pages, with_word, written_part
+from experiments.docs.sections import docstring_classes, registered, sentences
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.names.papers import NUMBER, papers
@@ -140,7 +143,8 @@ def test_the_page_of_dynamics_and_its_pictures_are_those_of_stored_claims():
 
 def texts() -> dict[str, str]:
     return {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in
-            (DOCS / "under_glass.md", *(page.path for page in PAGES), *sorted((DOCS / "kinds").iterdir()))}  # fmt: skip
+            (DOCS / "under_glass.md", *(page.path for page in PAGES), *sorted((DOCS / "kinds").iterdir()),
+             *sorted((DOCS / "parts").rglob("*.md")))}  # fmt: skip
 
 
 def test_names_in_the_text_exist():
@@ -246,6 +250,56 @@ def test_every_mixer_every_visibility_and_every_network_has_a_page():
         if choice.__module__.startswith("glassformer.")
     }
     assert ours - told - NO_PAGE == set(), "give it a heading in experiments/docs/parts.md"
+
+
+AXES = list(axis_pages().values())
+KIND_PAGES = [page for axis in AXES for page in axis.kinds if not page.page]
+every_kind = pytest.mark.parametrize("page", KIND_PAGES, ids=lambda page: f"{page.axis}.{page.kind}")
+
+
+def test_every_kind_of_every_axis_has_a_page():
+    """Mixers have theirs by another test."""
+    for axis, kinds in registered().items():
+        if axis in axis_pages():
+            assert {page.kind for page in axis_pages()[axis].kinds} == set(kinds), axis
+            assert all((page.path_of_page.parent / page.link).is_file() for page in axis_pages()[axis].kinds), axis
+
+
+@every_kind
+def test_page_of_a_kind_is_fresh(page: KindPage):
+    """All of it but the numbers in its picture."""
+    assert page.path_of_page.read_text(encoding="utf-8") == written_kind(page), (
+        f"python -m experiments.docs {page.axis}"
+    )
+    assert page.figure is None or page.figure.stat().st_size > 1000
+
+
+@every_kind
+def test_page_of_a_kind_answers_first_and_is_honest(page: KindPage):
+    """Its first sentences say what the part is for; its downside is more than a word."""
+    assert 15 < len(sentences(page.explain).split()) < 90, "names/explained.yaml"
+    assert len(page.loses.split()) > 30, "say when it loses"
+    assert docstring_classes(page.part), "the config or its module has no docstring"
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.axis)
+def test_overview_of_an_axis_is_fresh(axis: AxisPage):
+    assert axis.path_of_page.read_text(encoding="utf-8") == written_axis(axis), (
+        f"python -m experiments.docs {axis.axis}"
+    )
+
+
+def test_overview_of_all_parts_is_fresh():
+    assert axes.INDEX.read_text(encoding="utf-8") == written_index(), "python -m experiments.docs norm"
+
+
+def test_folders_of_axes_hold_their_pages_only():
+    for axis in AXES:
+        own = [page for page in axis.kinds if not page.page]
+        assert {path.stem for path in axis.path_of_page.parent.iterdir()} == {"index", *(page.kind for page in own)}
+        drawn = {page.figure.name for page in own if page.figure is not None}
+        folder = DOCS / "figures" / "parts" / axis.axis
+        assert ({path.name for path in folder.iterdir()} if folder.exists() else set()) == drawn
 
 
 def test_page_of_the_guides_is_fresh():

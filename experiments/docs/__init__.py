@@ -2,6 +2,7 @@
 
 >>> python -m experiments.docs                     # all of them, and the index docs/under_glass.md
 >>> python -m experiments.docs token_cosine        # one
+>>> python -m experiments.docs norm                # docs/parts/norm: a page for each kind of an axis
 >>> python -m experiments.docs guides              # docs/guides.md, from the tables of guides
 >>> python -m experiments.docs dynamics            # docs/dynamics.md, from measured claims
 >>> python -m experiments.docs tutorials           # docs/tutorials, from examples/tutorials

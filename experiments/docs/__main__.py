@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from experiments.docs import (
     DOCS,
     OWN_PARTS,
+    axes,
     courses,
     glossary_page,
     guides,
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="*", help="pages; by default all")
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
-    known = {**pages(), **parts.part_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE,
+    known = {**pages(), **parts.part_pages(), **axes.axis_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE,
              courses.NAME: courses.PAGE, tutorials.NAME: tutorials.PAGES, **tutorials.tutorials()}  # fmt: skip
     if unknown := set(given.name) - set(known):
         parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
@@ -65,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     of_parts = [name for name in given.name if name in parts.part_pages()]
     if of_parts or not given.name:
         parts.write(of_parts, keep, given.words)
+    of_axes = [name for name in given.name if name in axes.axis_pages()]
+    if of_axes or not given.name:
+        axes.write(of_axes, keep, given.words)
     if not given.name or guides.NAME in given.name:
         guides.PAGE.write_text(guides.guides_page(), encoding="utf-8")
     if not given.name or papers.NAME in given.name:

@@ -49,10 +49,14 @@ MADE = {"retro": retro}
 
 
 def picture(expression: str) -> str:
-    """The wiring of a model as a file of its own, in the colours of a sheet of paper."""
-    config = MADE[expression]() if expression in MADE else preset(expression)
+    """Returns the wiring of a model as the text of an SVG file."""
+    return wiring(MADE[expression]() if expression in MADE else preset(expression), expression)
+
+
+def wiring(config: ModelConfig, name: str) -> str:
+    """Returns the wiring of a model, which has this name, as the text of an SVG file in the colours of paper."""
     drawing = sketch(config.to_dict())
-    inner = str(wiring_drawing(drawing, describe(expression, drawing)))
+    inner = str(wiring_drawing(drawing, describe(name, drawing)))
     paper = tag("rect", width="100%", height="100%", fill=PAPER)
     opening, rest = inner.split(">", 1)
     return f"{opening.replace('<svg ', f'<svg {HEAD}', 1)}>{style_of(inner)}{paper}{rest}\n"

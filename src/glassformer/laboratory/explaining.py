@@ -23,7 +23,7 @@ from glassformer.laboratory.worked import EXAMPLES, WorkedStep
 from glassformer.names.explained import check_explained, terms, texts, unknown
 from glassformer.naming.changes import change_of, holds, words
 from glassformer.naming.models import preset
-from glassformer.parts.core.base import WORDS, Value
+from glassformer.parts.core.base import WORDS, PartConfig, Value
 from glassformer.parts.core.cost import Shape
 from glassformer.typed import typed
 
@@ -178,13 +178,13 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
     part = WORDS[of][1] if of in WORDS else None
     steps = tuple(EXAMPLES[name]()) if name in EXAMPLES else ()
     printed = guides().corrections if guide else {}
-    own_page = "mixers.md" if part is not None and part.axis == "mixer" else "glossary.md"
+    own_page = "glossary.md" if part is None else page_of(part)
     rows = {row.name: row for row in overview(MEASURED)} if about.get("claims") else {}
     return Explanation(
         word=name,
         what=about.get("what") or terms().get(name) or inspect.cleandoc(part.__doc__ or "" if part else ""),
         formula=about.get("formula", ""),
-        used_by=tuple(preset for preset in PRESETS if _has(_published(preset), of)) if name in known else (),
+        used_by=presets_with(of) if name in known else (),
         costs=_costs(str(known[name]).partition("[")[0]) if name in known else None,
         claims={one: rows[one].verdict or "not measured" for one in about.get("claims", ())},
         page=f"docs/{about.get('page', own_page)}",
@@ -192,6 +192,16 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
         steps=steps,
         guide={step.item: printed[step.item].guide for step in steps if step.item in printed},
     )
+
+
+def page_of(part: type[PartConfig]) -> str:
+    """Returns the page in docs about a part, or about its axis if the part is not one kind."""
+    return "mixers.md" if part.axis == "mixer" else f"parts/{part.axis}/{part.kind or 'index'}.md"
+
+
+def presets_with(word: str) -> tuple[str, ...]:
+    """Returns the presets that have what a word puts in."""
+    return tuple(preset for preset in PRESETS if _has(_published(preset), word))
 
 
 @cache
