@@ -24,6 +24,8 @@ FENCE = re.compile(
 NOT_RUN = re.compile(r"not run: *(.+)", re.DOTALL)
 VARIES = "varies"
 """The comment before an output that differs from machine to machine, such as a text that a model writes."""
+FAILS = "fails"
+"""The comment before a command that the page shows for its error."""
 LONGEST = 300
 """Seconds of a block."""
 FEW = 0.8
@@ -95,7 +97,8 @@ class Page:
             ["bash", "-euo", "pipefail", "-c", block.code], cwd=self.folder, env=self.environment, timeout=LONGEST,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        assert done.returncode == 0, f"line {block.line} ends with {done.returncode}\n{block.code}\n{done.stdout}"
+        good = (done.returncode != 0) == (block.mark == FAILS)
+        assert good, f"line {block.line} ends with {done.returncode}\n{block.code}\n{done.stdout}"
         return done.stdout
 
     def _python(self, block: Block) -> str:

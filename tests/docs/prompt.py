@@ -56,6 +56,9 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
     """Becomes the command of a request; never returns."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # those of the server know its own files
+        stream = getattr(sys, name).fileno()
+        setattr(sys, name, os.fdopen(stream, mode, buffering=1 if name == "stderr" else -1))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
