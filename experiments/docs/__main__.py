@@ -23,6 +23,7 @@ from experiments.docs import (
     parts,
     public,
     readings,
+    reference,
     statistics,
     tutorials,
     with_files,
@@ -58,7 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
     known = {**pages(), **parts.part_pages(), **axes.axis_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE,
-             courses.NAME: courses.PAGE, tutorials.NAME: tutorials.PAGES, **tutorials.tutorials()}  # fmt: skip
+             courses.NAME: courses.PAGE, tutorials.NAME: tutorials.PAGES, **tutorials.tutorials(),
+             reference.NAME: reference.FOLDER}  # fmt: skip
     if unknown := set(given.name) - set(known):
         parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(1)
@@ -73,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         guides.PAGE.write_text(guides.guides_page(), encoding="utf-8")
     if not given.name or papers.NAME in given.name:
         papers.PAGE.write_text(papers.papers_page(), encoding="utf-8")
+    if not given.name or reference.NAME in given.name:
+        reference.write()
     if not given.name or courses.NAME in given.name:
         courses.write()
     of_tutorials = [name for name in given.name if name in tutorials.tutorials()]

@@ -141,7 +141,7 @@ def test_it_is_whole(page: Page, seen: Inspection):
     asked = set(re.findall(r'\$\("([\w-]+)"\)', script))
     assert asked and asked <= set(ids)
     assert page.strip == list(seen.words)
-    for words in ("llama", "nats", "Every head", "What each depth would say", "blind guess among 61"):
+    for words in ("llama", "nats", "Every head", "What each depth would say", "uniform guess among 61"):
         assert words in page.text
 
 

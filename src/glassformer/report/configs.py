@@ -46,7 +46,7 @@ def _table(arms: Sequence[Arm]) -> Markup:
         return caption("The configs are the same.")
     words = "The configs are the same; what differs is the recipe. " if {d.group for d in found} == {RECIPE} else ""
     if len(arms) > 2:
-        words += "Tinted: what departs from more than half of the arms."
+        words += "Tinted cells differ from the majority."
     alone = all(len(_stages(tree)) == 1 and len(_stages(tree)[0]) == 1 for tree in trees)
     heads = [
         tag("th", "What differs", scope="col"),

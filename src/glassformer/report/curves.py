@@ -474,4 +474,4 @@ def _refusal(reach: ContextLoss | None, arm: Arm) -> Markup:
     if not _cannot(reach):
         return none(reach.reason)
     rest = re.sub(r" and \d+ were asked for", "", reach.reason[len("cannot") :]).strip(" :;,.–-")
-    return join([tag("b", "cannot"), tag("small", rest, class_="why") if rest else None])
+    return join([tag("b", "not supported"), tag("small", rest, class_="why") if rest else None])

@@ -134,9 +134,9 @@ def _text(label: str, prompt: str, text: str) -> Markup:
 # --- Data, budget, machine, command ---
 
 _NAMES = {
-    "cores": "CPU cores", "dtype": "Number format", "torch": "PyTorch", "python": "Python", "flops": "FLOPs",
+    "cores": "CPU cores", "dtype": "dtype", "torch": "PyTorch", "python": "Python", "flops": "FLOPs",
     "flops_per_token": "FLOPs per token", "match": "Matched on", "memory_bytes": "Memory", "bytes": "Text",
-    "train_bytes": "Text to train on", "validation_bytes": "Text held out", "train_tokens": "Tokens to train on",
+    "train_bytes": "Training text", "validation_bytes": "Held-out text", "train_tokens": "Training tokens",
     "validation_tokens": "Tokens held out", "vocab_size": "Vocabulary", "split_seed": "Seed of the split",
     "spent": "Spent, by arm", "cores_of_others": "Cores used by other programs", "learning_rates": "Learning rate",
 }  # fmt: skip

@@ -15,7 +15,7 @@ from ..runs.diff import leaf
 SHOWN_BLOCKS = 3
 SHOWN_STAGES = 4
 _ACTS = {"rotary": "q, k", "rope": "q, k", "alibi": "scores", "relative": "scores", "t5": "scores"}
-_TIES = {"True": "tied to the embedding", "False": "weights of its own"}
+_TIES = {"True": "tied to the embedding", "False": "untied"}
 _POOLED = {"cls": "the first token", "mean": "the mean", "last": "the last token"}
 _ORDINARY = ("causal", "full", "none", None)
 

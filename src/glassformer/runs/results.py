@@ -143,16 +143,21 @@ class TrainingResult(Entry):
     """How the training of one run went."""
 
     steps: Count
+    """Optimizer steps."""
     tokens: Count
+    """Training tokens."""
     seconds: Amount
+    """Seconds of training; measurements are not counted."""
     tokens_per_second: Amount
     """Median over the steps."""
     peak_memory_bytes: int | None
+    """Peak memory in bytes; None on devices that do not report it."""
     learning_rate: Amount
     """The peak."""
     curve: list[Point]
     """(tokens, loss in nats per token)"""
     curve_seconds: list[Point]
+    """(seconds, loss in nats per token)"""
     validation_curve: list[Point]
     """(tokens read, loss on the first `validation_tokens` held-out tokens) while training; `validation.loss` is of the
     trained model on more of them."""
@@ -166,38 +171,50 @@ class Sample(Entry):
     """Text that the trained model wrote."""
 
     prompt: str = ""
+    """Prompt."""
     text: str = ""
+    """Text after the prompt."""
     temperature: Number | None = None
+    """Sampling temperature."""
     top_k: Count | None = None
+    """Number of most likely tokens that were sampled from."""
 
 
 class EarlySample(Entry):
     """Text that the model of a run wrote at an evaluation while it trained."""
 
     step: Count
+    """Optimizer step."""
     tokens: Count
     """Tokens read by then."""
     prompt: str = ""
+    """Prompt."""
     text: str = ""
+    """Text after the prompt."""
 
 
 class Generation(Entry):
     """Cached generation of one stream."""
 
     tokens_per_second: Amount
+    """New tokens per second."""
     seconds_per_token: Amount
     """Median."""
     seconds_per_token_scatter: Amount | None = None
     """Standard deviation of the medians of eighths of the text."""
     state_bytes_per_token: Amount
+    """Growth of the decode state (KV cache) per token, in bytes."""
     sample: Sample
+    """Text that was generated."""
 
 
 class Answers(Entry):
     """Answers to held-out sources: texts that were written, spans, or classes (`runs.answers`)."""
 
     pairs: Count
+    """Number of held-out sources."""
     exact: Amount
+    """Share of exactly right answers."""
     overlap: Amount | None = None
     """Mean F1 of the words of an answer and of the right one, as SQuAD has it."""
     labels: list[str] = []
@@ -205,8 +222,11 @@ class Answers(Entry):
     confusion: list[list[Count]] = []
     """Number of texts by the class they have (row) and the class they were given (column)."""
     placeholders: Amount | None = None
+    """Share of answers that keep the placeholders of their source."""
     bleu: Amount | None = None
+    """Corpus BLEU, 0 to 100."""
     chrf: Amount | None = None
+    """Corpus chrF, 0 to 100."""
     signatures: list[str] = []
     """How sacrebleu counted."""
     samples: list[list[str]] = []
@@ -231,66 +251,95 @@ class Reach(Entry):
     """Held-out loss at one context length, or the reason why there is none."""
 
     context: Count
+    """Context length in tokens."""
     loss: Real | None
+    """Loss in nats per token."""
     tokens: Count | None = None
+    """Number of measured tokens."""
     reason: str | None = None
+    """Reason for a missing loss."""
 
 
 class ExpertLoad(Entry):
     """The share of a layer's assignments that each of its experts has."""
 
     layer: Count = 0
+    """Index of the layer."""
     load: list[Any] = []
+    """Share of each expert."""
 
 
 class Dynamics(Entry):
-    """What was watched while the run trained: `dynamics.summary.summarise`. Without fields: nothing was."""
+    """Statistics that were recorded while the run trained (`--watch`); without fields if none were."""
 
     steps: list[Number] = []
+    """Observed steps."""
     depth: Count = 0
+    """Number of layers."""
     layers: dict[str, list[list[Any]]] = {}
+    """Values by statistic, layer and step."""
     curves: dict[str, list[list[Any]]] = {}
+    """Values of the whole model by statistic and step."""
     experts: list[ExpertLoad] = []
+    """Load of experts at the last observation."""
     events: list[dict[str, Any]] = []
+    """Spikes and other events, with their steps."""
     events_left_out: Count = 0
+    """Number of events beyond those that are kept."""
 
 
 class PartSource(Entry):
     """File of a module with parts from outside the package, and its hash when it was imported."""
 
     file: str
+    """Path of the file."""
     sha256: str
+    """SHA-256 of the file."""
 
 
 class RunResult(Entry):
     """One run: the model, the recipe, and everything measured."""
 
     name: str
+    """Name of the arm."""
     seed: int = 0
+    """Random seed."""
     parameters: Count | None = None
+    """Number of parameters."""
     parameters_without_embeddings: Count | None = None
+    """Number of parameters without embeddings."""
     flops_per_token: Amount | None = None
-    """Of training: three times the forward pass."""
+    """FLOPs of training per token: three times the forward pass."""
     config: dict[str, Any] = {}
+    """The model, as in config.json."""
     recipe: dict[str, Any] = {}
+    """The recipe, as in recipe.yaml."""
     train: TrainingResult | None = None
+    """Measures of the training."""
     validation: Validation | None = None
+    """Held-out loss of the trained model; None unless training ended."""
     generation: Generation | None = None
+    """Speed and a sample of generation; None if the model does not generate."""
     written: list[EarlySample] = []
     """Texts of a single run while it trained."""
     answers: Answers | None = None
     """None if it was trained neither on pairs nor on labels."""
     extrapolation: list[Reach] = []
+    """Held-out loss at longer contexts than that of training."""
     dynamics: Dynamics = Dynamics()
+    """Statistics that were recorded while the run trained."""
     machine: MachineRecord = MachineRecord({})
+    """Processor, device, dtype, threads and version of torch."""
     loss_alone: bool = False
-    """Whether only the loss of the trained model was measured, as of a trial."""
+    """True if only the loss of the trained model was measured, as for a trial of tuning."""
     pretrained: str | None = None
-    """Fingerprint of the weights that it began with; None where they were drawn."""
+    """Fingerprint of the weights that training started from; None if they were drawn."""
     sources: dict[str, PartSource] = {}
     """Modules of parts from outside the package."""
     status: Status = "ok"
+    """End of the run."""
     error: str | None = None
+    """Sentence about a run that failed or diverged."""
 
     @model_validator(mode="after")
     def _measured_at_its_end(self) -> Self:

@@ -42,27 +42,45 @@ class Progress(Written):
 
 
 class _Row(Written):
+    """Line of metrics.jsonl: the part that every line has."""
+
     step: Count
+    """Optimizer step, from 1."""
     tokens: Count
+    """Training tokens read by the end of the step."""
     sources: Count | None = None
-    """Of the tokens, where a run reads pairs; None: it reads none."""
+    """Tokens of sources among them, in runs that read pairs."""
     targets: Count | None = None
+    """Tokens of targets among them, in runs that read pairs."""
     seconds: Length
+    """Seconds of training so far."""
 
 
 class _Taken(_Row):
+    """Line of metrics.jsonl after a step."""
+
     loss: float
+    """Training loss of the step's batch, in nats per token."""
     learning_rate: float
+    """Learning rate of the step."""
     grad_norm: float
+    """Norm of the gradient before clipping."""
     tokens_per_second: float
+    """Training tokens per second in the step."""
 
 
 class _Skipped(_Row):
+    """Line of metrics.jsonl after a step that was left out: the weights did not change."""
+
     skipped: float | str
+    """Loss of the step, or the reason."""
 
 
 class _Validated(_Row):
+    """Line of metrics.jsonl after a validation."""
+
     validation: Measures
+    """Loss on held-out text."""
 
 
 _ROWS: TypeAdapter[Any] = TypeAdapter(_Taken | _Skipped | _Validated)

@@ -158,7 +158,7 @@ CLAIMS = [
     ),
     Claim(
         name="universal-approximation", kind="measured", minutes=0.1,
-        statement="A transformer comes as near as one likes to a continuous map of sequences: written down on a grid, "
+        statement="A transformer approximates any continuous map of sequences: written down on a grid, "
         "its error falls as the cells get smaller.",
         source="1912.10077, theorem 3", published="any error above 0, with enough width or depth", size="any",
         measure=universal_approximation,

@@ -82,7 +82,7 @@ class Claims(Reported, Tabular):
 
     def _list(self) -> TextTable:
         table = ruled()
-        for heading in ("claim", "what it says", "class", "minutes", "verdict", "date"):
+        for heading in ("claim", "statement", "class", "minutes", "verdict", "date"):
             table.add_column(heading, justify="right" if heading == "minutes" else "left")
         for row in self.rows:
             claim, date = row.claim, row.result.measured if row.result else ""
@@ -186,7 +186,7 @@ def claims(
 
 def _figures(outcome: Outcome) -> TextTable:
     table = ruled()
-    for heading in ("figure", "here", "published", "the claim asks"):
+    for heading in ("figure", "measured", "published", "required"):
         table.add_column(heading)
     for one in outcome.figures:
         published = "" if one.published is None else f"{one.published:g}"

@@ -65,7 +65,7 @@ def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
         **{kind: (ORDER[kind], section(kind, ORDER[kind], *map(_claim, own))) for kind, own in there.items()},
     }
     header = tag(
-        "header", tag("p", "Glassformer claims", class_="kicker"), tag("h1", "What is said, and what is found here"),
+        "header", tag("p", "Glassformer claims", class_="kicker"), tag("h1", "Published claims, tested"),
         tag("p", finding(rows), class_="finding"), copyable(command),
         caption("A band is where the claim puts a figure, a diamond what its source has, a dot with its bar what was "
                 "measured here. A verdict follows from the figures: it holds where the whole bar lies in the band, "
@@ -90,7 +90,7 @@ def _counts(rows: Sequence[ClaimRow]) -> Markup:
 
 def _lines(rows: Sequence[ClaimRow]) -> Markup:
     """A line for each claim, which leads to it."""
-    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("claim", "it says", "verdict"))))
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("claim", "statement", "verdict"))))
     body = [
         tag("tr", tag("th", tag("a", row.name, href=f"#{row.name}"), scope="row"), cell(row.claim.statement),
             cell(verdict_of(row)))
@@ -108,7 +108,7 @@ def _claim(row: ClaimRow) -> Markup:
         return tag("article", *told)
     outcome = found.outcome
     if outcome.figures:
-        heads = ("figure", "drawn", "here", "published", "the claim asks")
+        heads = ("figure", "plot", "measured", "published", "required")
         head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in heads)))
         body = tag("tbody", *map(_figure, outcome.figures))
         told.append(scroll(f"Figures of {row.name}", tag("table", head, body)))

@@ -132,9 +132,9 @@ def _ladder(found: LadderRecord) -> Markup | None:
     ]
     axes = ("", level_axis(levels), interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
     words = (
-        "From top to bottom one change more. The dot is the mean over the seeds with the interval of the mean, short "
+        "Each row adds one change. The dot is the mean over the seeds with the interval of the mean, short "
         "lines are runs; runs of one seed read the same text, so differences are surer than levels. Differences are "
-        "loss with the change minus loss without: left of zero the change helps. A filled dot is decided."
+        "loss with the change minus loss without: left of zero the change helps. Filled: significant."
     )
     return join([_table("Rungs", heads, [first, *rows], axes), caption(words)])
 

@@ -81,7 +81,7 @@ def several_finding(found: LawsRecord) -> str:
     trained = sum(run.status == "ok" for run in runs)
     told.append(f"{plural(trained, 'run')} of {plural(len(found.laws), 'model')}, fitted by {_formula(found)}.")
     told += [
-        f"The losses of {law.model} do not follow this form: its exponents say nothing."
+        f"The losses of {law.model} do not follow this form: its exponents are not meaningful."
         for law in found.fitted if not law.describes
     ]  # fmt: skip
     for pair in found.differences:
@@ -135,7 +135,7 @@ def _figures(found: LawRecord) -> Markup:
          "" if one.without_furthest is None else f"{one.without_furthest:.6g}")
         for one in found.figures
     ]  # fmt: skip
-    told = f"Intervals of {found.level:.0%}: runs drawn again with replacement, all points of a run together."
+    told = f"Intervals of {found.level:.0%}: bootstrap over runs."
     heads = ("figure", "fitted", "interval", "without the 5 points furthest off")
     return figure(_table("Figures of the law", heads, rows), caption(told))
 
@@ -212,8 +212,8 @@ def _exponents(laws: Sequence[ModelLaw], differences: Sequence[LawDifference]) -
             one = next((one for one in law.figures if one.name == name), None)
             row.append("–" if one is None else f"{one.value:.4g} ({interval_words(one)})")
         rows.append(row)
-    level = f"Intervals of {laws[0].level:.0%}: runs drawn again with replacement."
-    pieces.append(figure(_table("Figures of the laws", ("figure", *(law.model for law in laws)), rows), caption(level)))
+    level = f"Intervals of {laws[0].level:.0%}: bootstrap over runs."
+    pieces.append(figure(_table("Fitted parameters", ("figure", *(law.model for law in laws)), rows), caption(level)))
     pieces += [_differences("figure", {one.name: one for one in found.figures}, found, 3) for found in differences]
     return join(pieces)
 

@@ -638,7 +638,7 @@
       if (!layer) return [["no map"]];
       const weight = mapOf(state.layer, state.head)[row * layer.columns + column] ** 2;
       const line = [...named(...span(row, layer.tile)), " → ", ...named(...span(column, layer.tile))];
-      const whose = layer.tile > 1 ? " of their attention, in the mean" : " of its attention";
+      const whose = layer.tile > 1 ? " of their attention, on average" : " of its attention";
       return [line, [make("strong", "", percent(weight)), whose]];
     },
     pick: (column, row) => pick({ token: span(row, data.layers[state.layer]?.tile ?? 1)[0] }),

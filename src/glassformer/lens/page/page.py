@@ -27,7 +27,7 @@ from glassformer.units import plural
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
-SHADES = (("at", "what it looks at"), ("by", "what looks at it"), ("surprise", "surprise"))
+SHADES = (("at", "attends to"), ("by", "attended to by"), ("surprise", "surprise"))
 MEASURES = (
     ("maps", "attention maps"),
     ("attention_entropy", "entropy"),
@@ -38,9 +38,9 @@ MEASURES = (
     ("distance", "mean distance"),
 )
 KINDS = {
-    "first token": ("Rest on the first token", "their weight on it, in the mean", "sink_mass"),
-    "token before": ("Read the token before", "their weight on it, in the mean", "previous_mass"),
-    "itself": ("Read the token itself", "their weight on it, in the mean", "self_mass"),
+    "first token": ("Rest on the first token", "mean attention weight", "sink_mass"),
+    "token before": ("Read the token before", "mean attention weight", "previous_mass"),
+    "itself": ("Read the token itself", "mean attention weight", "self_mass"),
     "elsewhere": ("Pick out other tokens", "0 to 1: weight that goes elsewhere, if few tokens get it", "elsewhere"),
 }
 TITLE = 56
@@ -128,7 +128,7 @@ def finding(seen: Inspected) -> str:
         share = seen.mean_loss / math.log(seen.vocab_size) if seen.vocab_size > 1 else 1.0
         words.append(
             f"A token of this text cost {seen.mean_loss:.2f} nats on average, "
-            f"{100 * share:.0f}\u00a0% of what a blind guess among {seen.vocab_size:,} tokens costs."
+            f"{100 * share:.0f}\u00a0% of that of a uniform guess among {seen.vocab_size:,} tokens."
         )
     if seen.heads and count > 1:
         sinks, watchers = (sum(test) for test in zip(*((h.rests, h.watches) for h in seen.heads), strict=True))
@@ -207,7 +207,7 @@ def bench(seen: Inspected) -> Markup:
         "p",
         tag("span", class_="ramp ramp-shade", aria_hidden="true"), tag("span", " attention ", class_="legend-words"),
         tag("span", class_="ramp ramp-warm", aria_hidden="true"),
-        tag("span", " surprise: from none to that of a blind guess ", class_="legend-words"),
+        tag("span", " surprisal: 0 to ln(vocab) ", class_="legend-words"),
         tag("output", id="about"),
         class_="legend",
     )  # fmt: skip
@@ -419,7 +419,7 @@ def read_words(seen: Inspected) -> str:
     strongest = one.mean.amax(-1).mean().item()
     return (
         f"Layer{'s' if len(layers) > 1 else ''} {names} read{'' if len(layers) > 1 else 's'} the source. In layer "
-        f"{one.layer} a token gives {100 * strongest:.0f} % of its weight to one token of the source, in the mean."
+        f"{one.layer} a token gives {100 * strongest:.0f} % of its weight to one token of the source, on average."
     )
 
 
@@ -501,7 +501,7 @@ def depths(seen: Inspected) -> Markup:
     charts = [
         _chart(
             "Loss, nats per token",
-            [("mean over the text", loss), (f"a blind guess, {blind:.1f}", [blind] * len(loss))],
+            [("mean over the text", loss), (f"a uniform guess, {blind:.1f}", [blind] * len(loss))],
         ),
         _chart(
             "Size of the residual stream (RMS)",
@@ -564,7 +564,7 @@ def _chart(what: str, curves: list[tuple[str, list[float]]], high: float | None 
 def notes(seen: Inspected) -> Markup:
     entries = [
         ("cost, surprise", "minus the logarithm of the probability that the model gave the token, in nats: 0 for a "
-                           "token it was sure of, log V for a blind guess among V tokens"),
+                           "token it was sure of, log V for a uniform guess among V tokens"),
         ("weight", "a share of a token's attention: what a head gives to all tokens it sees adds up to 100\u00a0%"),
         ("on first token, on token before, on itself", "the weight that tokens give them, on average"),
         ("entropy", "how widely a head looks: 0 at one token, 1 at all tokens alike (the entropy of its weights over "
@@ -585,7 +585,7 @@ def notes(seen: Inspected) -> Markup:
     trouble = [
         ("A token cost far more than its neighbours", "the model did not expect it: a name, a slip of the pen, or a "
                                                       "token it hardly knows"),
-        ("The mean loss is near that of a blind guess", "the model is not trained, or not on such text, or reads with "
+        ("The mean loss is near that of a uniform guess", "the model is not trained, or not on such text, or reads with "
                                                         "a tokenizer that is not its own"),
         ("The depths agree from early on", "later layers change little on this text"),
         ("Many heads rest on the first token", "they do nothing here, which is no fault"),

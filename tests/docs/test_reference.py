@@ -1,0 +1,54 @@
+"""Reference pages equal their sources, and the site lists every page."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.docs import DOCS, reference, site
+from glassformer.cli.program import VERBS, app
+
+
+def test_reference_pages_equal_their_sources():
+    stale = [path for path, text in reference.pages().items() if not path.exists() or path.read_text("utf-8") != text]
+    assert not stale, "python -m experiments.docs reference"
+
+
+def test_each_page_of_a_folder_is_generated():
+    kept = set(reference.FOLDER.rglob("*.md"))
+    written = {reference.FOLDER / "examples.md"}
+    assert kept - written == {path for path in reference.pages() if path.is_relative_to(reference.FOLDER)}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_example_of_a_verb_has_output_and_is_accepted_by_the_parser(verb: str):
+    assert reference.output_before(verb), f"python -m experiments.docs.reference {verb}"
+    for line in reference.EXAMPLES.get(verb, [VERBS[verb].example]):
+        app.parse_args(shlex.split(line.partition(" | ")[0]), exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("language", ["", "zh"])
+def test_site_map_reaches_every_page(language: str):
+    root = DOCS / language
+    reached, waiting = {"index"}, ["index"]
+    while waiting:
+        new = set(site.children(root, waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    pages = {path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.md")}
+    left = {page for page in pages - reached if not page.startswith(("_build", *([] if language else ["zh/"])))}
+    assert not left, "name it in MAP of experiments/docs/site.py"
+
+
+@pytest.mark.slow
+def test_site_builds_without_a_warning(tmp_path: Path):
+    pytest.importorskip("furo", reason="pip install 'glassformer[docs]'")
+    pytest.importorskip("myst_parser", reason="pip install 'glassformer[docs]'")
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", DOCS, tmp_path]
+    done = subprocess.run(build, capture_output=True, text=True, cwd=DOCS.parent)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "llms.txt").exists() and (tmp_path / "index.md").exists()
