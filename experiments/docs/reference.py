@@ -77,8 +77,8 @@ FILES: dict[str, dict[str, str]] = {
         "characters, bytes or words.",
         "metrics.jsonl": "A line for each step and each validation: see [metrics.jsonl](#metrics-jsonl).",
         "dynamics.jsonl": "With `--watch`, statistics by layer and head: keys are STATISTIC/WHERE.",
-        "checkpoints/step_N/, latest": "Weights (safetensors), optimizer state and generator states; `latest` names the "
-        "one that is used.",
+        "checkpoints/step_N/, latest": "Weights (safetensors), optimizer state and generator states; `latest` names "
+        "the one that is used.",
         "report.html": "The page of the run; opens offline.",
         "pretrained.json": "Fingerprint of the weights that training started from, if there were any.",
         "sources.json": "Files of parts from outside the package, with their SHA-256.",
@@ -88,8 +88,8 @@ FILES: dict[str, dict[str, str]] = {
         "design.yaml": "The experiment; `glassformer run` repeats it, `gf.Design.from_file` reads it.",
         "results.json": "`schema`, `command`, `design`, `data`, and `runs`, a list of [RunResult](#runresult).",
         "report.html": "The report; opens offline.",
-        "runs/NAME-seedN/": "For each model and seed: request.json, result.json (a [RunResult](#runresult)), stderr.txt, and "
-        "run/, its run folder.",
+        "runs/NAME-seedN/": "For each model and seed: request.json, result.json (a [RunResult](#runresult)), "
+        "stderr.txt, and run/, its run folder.",
         "tokenizer/": "The tokenizer that all runs share.",
     },
     "Other experiments": {
@@ -433,7 +433,8 @@ def benchmarks_page() -> str:
             rows.append((f"[{path.stem}]({path.name})", escaped(first_sentence(text))))
     pieces = [
         f"{MADE}# Benchmarks",
-        "Speeds and errors next to the published peers, measured in turn on one machine; each page names the processor and the command. "
+        "Speeds and errors next to the published peers, measured in turn on one machine; each page names the processor "
+        "and the command. "
         "`python -m benchmarks NAME` repeats one from the root of the source tree.",
         table(("page", "measured"), rows),
     ]

@@ -64,7 +64,8 @@ def reach_table(named: list[tuple[str, RunResult]]) -> TextTable:
     table = _of_models("loss at multiples of the training context", [f"{row.context:,}" for row in longest])
     for name, run in named:
         if run.status == "ok":
-            table.add_row(name, *("not supported" if row.loss is None else f"{row.loss:.4f}" for row in run.extrapolation))
+            losses = (row.loss for row in run.extrapolation)
+            table.add_row(name, *("not supported" if loss is None else f"{loss:.4f}" for loss in losses))
     return table
 
 

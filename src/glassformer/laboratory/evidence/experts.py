@@ -100,7 +100,7 @@ def loss_free_balance(bench: Bench) -> Outcome:
 CLAIMS = [
     Claim(
         name="experts-active", kind="exact", minutes=0.01,
-        statement="Each token activates few experts of a mixture: 12.9B of 46.7B in Mixtral, 37B of 671B in DeepSeek-V3.",
+        statement="Each token activates few experts: 12.9B of 46.7B in Mixtral, 37B of 671B in DeepSeek-V3.",
         source="2401.04088; 2412.19437", published="12.9B of 46.7B, 37B of 671B", size="any",
         measure=experts_active,
     ),

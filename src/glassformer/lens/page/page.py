@@ -585,8 +585,8 @@ def notes(seen: Inspected) -> Markup:
     trouble = [
         ("A token cost far more than its neighbours", "the model did not expect it: a name, a slip of the pen, or a "
                                                       "token it hardly knows"),
-        ("The mean loss is near that of a uniform guess", "the model is not trained, or not on such text, or reads with "
-                                                        "a tokenizer that is not its own"),
+        ("The mean loss is near that of a uniform guess", "the model is not trained, or not on such text, or reads "
+                                                        "with a tokenizer that is not its own"),
         ("The depths agree from early on", "later layers change little on this text"),
         ("Many heads rest on the first token", "they do nothing here, which is no fault"),
         ("Early depths say rubbish", "their streams do not hold a prediction yet, which is normal"),
