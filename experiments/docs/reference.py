@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import glassformer as gf
 from experiments.docs import DOCS, escaped, plainly
 from experiments.docs.guides import table
-from experiments.docs.site import first_sentence
+from experiments.docs.site import children, first_sentence
 from glassformer.architectures import PRESETS
 from glassformer.cli.program import GROUPS, VERBS, Verb, app, described
 from glassformer.conversion.families import FAMILIES
@@ -39,7 +39,6 @@ from glassformer.training import progress
 
 NAME = "reference"
 FOLDER = DOCS / "reference"
-BENCHMARKS = DOCS / "benchmarks"
 MADE = "<!-- `python -m experiments.docs reference` writes this page. -->\n\n"
 EXAMPLE = "## Example"
 LONGEST = 60
@@ -124,7 +123,7 @@ def pages() -> dict[Path, str]:
     found |= {api_path(name): api_page(name) for name in api_names()}
     found[FOLDER / "files.md"] = files_page()
     found[FOLDER / "errors.md"] = errors_page()
-    found[BENCHMARKS / "index.md"] = benchmarks_page()
+    found |= {DOCS / f"{name}.md": list_page(name) for name in LISTS}
     return found
 
 
@@ -424,21 +423,32 @@ def errors_page() -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-def benchmarks_page() -> str:
-    """Returns the page that lists the benchmarks."""
-    rows = []
-    for path in sorted(BENCHMARKS.glob("*.md")):
-        if path.stem != "index":
-            text = path.read_text(encoding="utf-8")
-            rows.append((f"[{path.stem}]({path.name})", escaped(first_sentence(text))))
-    pieces = [
-        f"{MADE}# Benchmarks",
+LISTS = {
+    "benchmarks/index": (
+        "Benchmarks",
         "Speeds and errors next to the published peers, measured in turn on one machine; each page names the processor "
-        "and the command. "
-        "`python -m benchmarks NAME` repeats one from the root of the source tree.",
-        table(("page", "measured"), rows),
-    ]
-    return "\n\n".join(pieces) + "\n"
+        "and the command. `python -m benchmarks NAME` repeats one from the root of the source tree.",
+    ),
+    "tutorials/index": (
+        "Tutorials",
+        "Each takes minutes to read and less than two minutes to run on two cores, offline, and ends with an exercise "
+        "whose answer is checked. The same as programs: `examples/tutorials`.",
+    ),
+    "howto/index": ("How-to pages", "One question each: the command, its output, and what can go wrong."),
+}
+"""Title and introduction of pages that list those below them in the site's map."""
+
+
+def list_page(name: str) -> str:
+    """Returns a page that lists the pages below it, with the first sentence of each."""
+    title, words = LISTS[name]
+    rows = []
+    for page in children(DOCS, name):
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        heading = re.search(r"^# (.*)$", text, re.MULTILINE)
+        link = os.path.relpath(DOCS / f"{page}.md", (DOCS / name).parent)
+        rows.append((f"[{heading[1] if heading else page}]({link})", escaped(first_sentence(text))))
+    return f"{MADE}# {title}\n\n{words}\n\n{table(('page', 'content'), rows)}\n"
 
 
 if __name__ == "__main__":
