@@ -54,7 +54,7 @@ EXAMPLES: dict[str, list[str]] = {
     "check": ["check my_folder"],
     "embed": ['embed minilm "a cat on a mat" "a dog in the fog"'],
     "classify": [
-        "train bert@0.1m+classes:2 --data reviews.jsonl --tokens 40k --out judge",
+        "train bert@0.1m+classes:2 --data reviews.jsonl --tokens 40k --context 32 --out judge",
         'classify judge "a splendid evening"',
     ],
     "index": ["index notes.txt --out my_index"],

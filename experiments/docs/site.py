@@ -29,7 +29,7 @@ LARGEST = 400_000
 MAP: dict[str, dict[str, list[str]]] = {
     "index": {
         "Start": ["start/install", "start/first-hour", "start/first-comparison", "start/first-checkpoint"],
-        "Learn": ["learn/a-transformer", "tutorials/index", "learn/parts", "learn/kinds", "under_glass", "guides"],
+        "Learn": ["learn/a-transformer", "tutorials/index", "parts/index", "learn/kinds", "under_glass", "guides"],
         "How to": ["howto/index"],
         "Reference": [
             "reference/cli", "reference/expressions", "reference/models", "reference/api", "reference/files",
@@ -39,7 +39,7 @@ MAP: dict[str, dict[str, list[str]]] = {
         "Project": ["architecture", "decisions", "project/roadmap", "project/contributing", "project/changes", "log"],
     },
     "tutorials/index": {"": ["tutorials/*"]},
-    "learn/parts": {"": ["mixers", "objectives", "parts/*/index"]},
+    "parts/index": {"": ["mixers", "objectives", "parts/*/index"]},
     "mixers": {"": ["parts/*"]},
     "learn/kinds": {"": ["kinds/*"]},
     "learn/studies": {"": ["dynamics", "in_context", "retro", "uptraining", "weak_scaling", "planning-memory"]},
@@ -122,15 +122,20 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         )
 
 
+def map_of(name: str) -> dict[str, list[str]]:
+    """Returns the entry of a page in MAP; a page named index that has none lists its folder."""
+    return MAP.get(name, {"": [f"{posixpath.dirname(name)}/*"]} if name.endswith("/index") else {})
+
+
 def children(docs: Path, name: str, caption: str | None = None) -> list[str]:
     """Returns the pages below a page that exist in a folder, of one caption or of all."""
     listed = {one for some in MAP.values() for pages in some.values() for one in pages}
     found: list[str] = []
-    for heading, pages in MAP.get(name, {}).items():
+    for heading, pages in map_of(name).items():
         for page in pages if caption in (None, heading) else ():
             if "*" in page:
                 names = sorted(path.relative_to(docs).with_suffix("").as_posix() for path in docs.glob(f"{page}.md"))
-                found += [one for one in names if one not in listed]
+                found += [one for one in names if one not in listed and one != name]
             elif (docs / f"{page}.md").exists():
                 found.append(page)
     return found
@@ -138,7 +143,7 @@ def children(docs: Path, name: str, caption: str | None = None) -> list[str]:
 
 def add_children(app: Sphinx, name: str, source: list[str]) -> None:
     """Adds the lists of MAP to the text of a page, so that the Markdown files need none."""
-    for caption in MAP.get(name, {}):
+    for caption in map_of(name):
         if found := children(Path(app.srcdir), name, caption):
             lines = "\n".join(f"/{one}" for one in found)
             heading = f":caption: {CAPTIONS.get(app.config.language, {}).get(caption, caption)}\n" if caption else ""
