@@ -123,7 +123,7 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def map_of(name: str) -> dict[str, list[str]]:
-    """Returns the entry of a page in MAP; a page named index that has none lists its folder."""
+    """Returns the entry of a page in MAP; other pages named index list their folder."""
     return MAP.get(name, {"": [f"{posixpath.dirname(name)}/*"]} if name.endswith("/index") else {})
 
 
