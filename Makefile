@@ -22,7 +22,7 @@ WHOLE := --hypothesis-profile whole
 
 SITE := docs/_build/html
 
-.PHONY: demo example quick changed test test-all faults browser gpu lint types bench laboratory docs site screenshots experiments fuzz clean
+.PHONY: demo example quick changed test test-all faults browser gpu lint types bench laboratory docs site screenshots fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -66,9 +66,6 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/mypy
-
-experiments: $(DEV)
-	$(BIN)/python -m experiments.dynamics all
 
 fuzz: $(DEV)
 	$(BIN)/python -m tests.conversion.storage.fuzz --seconds 300

@@ -63,7 +63,6 @@ SAMPLED = {
     "tests/conversion/test_quantize.py": 4,
     "tests/conversion/test_untrusted.py": 4,
     "tests/conversion/test_words.py": 4,
-    "tests/dynamics/test_experiments.py": 2,
     "tests/dynamics/test_statistics.py": 4,
     "tests/generation/test_company.py": 4,
     "tests/generation/test_prompt_cache.py": 4,

@@ -9,8 +9,11 @@ from experiments.docs.guides import table
 from experiments.svg import panels
 from glassformer.laboratory.evidence import ClaimRow, overview
 from glassformer.laboratory.evidence.claim import Claim
+from glassformer.laboratory.evidence.condensing import CLAIMS as CONDENSING
 from glassformer.laboratory.evidence.depth import CLAIMS as DEPTH
+from glassformer.laboratory.evidence.entropy import CLAIMS as ENTROPY
 from glassformer.laboratory.evidence.figure import Figure
+from glassformer.laboratory.evidence.found import CLAIMS as FOUND
 from glassformer.laboratory.evidence.stored import MEASURED
 from glassformer.laboratory.pages.claim_page import asked_words, figure_words, number, verdict_of
 from glassformer.laboratory.pages.pictures import chart
@@ -18,7 +21,12 @@ from glassformer.laboratory.pages.pictures import chart
 NAME = "dynamics"
 PAGE, FOLDER = DOCS / "dynamics.md", DOCS / "figures" / "dynamics"
 WIDTH, HEIGHT = 620, 360
-SUBJECTS: dict[str, list[Claim]] = {"Depth at the start of training": DEPTH}
+SUBJECTS: dict[str, list[Claim]] = {
+    "Depth at the start of training": DEPTH,
+    "Condensation from a small initialization": CONDENSING,
+    "Entropy and logits of attention": ENTROPY,
+    "Sinks, spikes, and activations by width": FOUND,
+}
 """Headings of the page -> claims in order."""
 BEGIN = """\
 <!-- `python -m experiments.docs dynamics` writes this page and its pictures from the stored measurements. -->

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.dynamics import spikes as experiment
 from glassformer.dynamics.spikes import STAYS, Spikes, forecast
+from glassformer.laboratory.evidence.bench import Bench, Text
+from glassformer.laboratory.evidence.figure import HOLDS, verdict
+from glassformer.laboratory.evidence.found import spikes_found
 from glassformer.naming import preset
 from glassformer.text import prepare
 from glassformer.training import Recipe, train
@@ -24,9 +26,9 @@ def noise(n: int = 400, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_experiment_holds():
-    outcome = experiment.run(quick=True)
-    assert outcome.passed, outcome.sentences
+def test_spikes_of_eight_sigma_are_found_on_series_of_one_seed(tmp_path: Path):
+    outcome = spikes_found(Bench(tmp_path, Text(), seeds=1))
+    assert verdict("measured", outcome.figures) == HOLDS, outcome.figures
 
 
 def test_the_forecast_is_numpys_line_and_a_regression_of_its_residuals():

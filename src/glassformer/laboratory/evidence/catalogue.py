@@ -8,10 +8,13 @@ from functools import cache
 from glassformer.laboratory.evidence import (
     activations,
     attention,
+    condensing,
     constructions,
     costs,
     depth,
+    entropy,
     experts,
+    found,
     learning_in_context,
     norms,
     positions,
@@ -22,8 +25,8 @@ from glassformer.laboratory.evidence.claim import Claim
 from glassformer.names.checks import check_claim
 
 SUBJECTS = (
-    activations, norms, depth, positions, attention, experts, recurrences, training, costs, learning_in_context,
-    constructions,
+    activations, norms, depth, condensing, entropy, found, positions, attention, experts, recurrences, training, costs,
+    learning_in_context, constructions,
 )  # fmt: skip
 """Files of claims, in the order in which a reader meets them."""
 
