@@ -69,7 +69,7 @@ story = (
 )
 sinks = gf.lens.attention_sinks(model, read(story))
 print(sinks)
-figure = sinks.figure()
+sinks
 
 # %% [markdown]
 # More than half of all heads rest on this text. They are not useless: on another text others of them wake up. But never
@@ -136,7 +136,7 @@ patching = gf.lens.activation_patching(
     model, task.clean, task.corrupt, task.metric, labels=task.labels, sites=("resid_pre", "mixer.out"), positions=[10, 14]
 )  # fmt: skip
 print(patching)
-figure = patching.figure()
+patching
 
 # %% [markdown]
 # The picture tells a story. In the first half of the model the answer hangs on the *name of the giver*: patch the

@@ -57,8 +57,8 @@ for weights, colour in (("bfloat16", "tab:green"), ("int4", "tab:blue")):
 for gpus in (1, 2, 4):
     axis.axhline(80 * gpus, color="grey", linestyle="--", linewidth=0.8)
     axis.text(128, 80 * gpus + 3, f"{gpus} H100", ha="right", color="grey", fontsize=9)
-axis.set(xlabel="readers at once, 4,096 tokens each", ylabel="GB", ylim=(0, 340), xlim=(0, 130))
-axis.legend(frameon=False, loc="upper left")
+axis.set(xlabel="readers at once, 4,096 tokens each", ylabel="GB", ylim=(0, 350), xlim=(0, 130))
+axis.legend(frameon=False, loc="lower right")
 axis.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]

@@ -78,7 +78,13 @@ def executed(tutorial: Tutorial) -> Any:
 
     made = notebook(tutorial)
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(made, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            made,
+            timeout=SECONDS,
+            startup_timeout=SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+        )
         client.execute(env={**os.environ, "PYTHONWARNINGS": "ignore", "COLUMNS": "100"})
     return made
 
@@ -93,8 +99,8 @@ def outputs(tutorial: Tutorial, made: Any) -> tuple[list[list[str]], list[bytes]
             data = output.get("data", {})
             if output.output_type == "stream":
                 printed += output.text if output.name == "stdout" else ""
-            elif "image/png" in data:
-                figures.append(base64.b64decode(data["image/png"]))
+            elif drawn := picture_of(data):
+                figures.append(base64.b64decode(drawn))
                 file = tutorial.figure(len(figures)).name
                 pictures.append(f"![{cell.metadata['alt']}](../figures/{NAME}/{file})")
             elif "text/plain" in data:
@@ -103,6 +109,12 @@ def outputs(tutorial: Tutorial, made: Any) -> tuple[list[list[str]], list[bytes]
         text = "\n".join(lines)
         shown.append([*([f"```text\n{text}\n```"] if text else []), *pictures])
     return shown, figures
+
+
+def picture_of(data: dict[str, str]) -> str:
+    """Returns the PNG of an output in base64, of a figure or of a reading; empty without one."""
+    inside = re.search(r'src="data:image/png;base64,([^"]+)"', data.get("text/html", ""))
+    return data.get("image/png") or (inside[1] if inside else "")
 
 
 def outputs_before(tutorial: Tutorial, made: Any) -> list[list[str]]:
