@@ -129,7 +129,7 @@ assert abs(losses["without 2 resting heads"] - losses["the whole model"]) < 0.3
 # name, in the second the other. Now run the *second* sentence, but at one place, in one layer, put in the value from
 # the *first*. If the answer flips, that place carried it. Do so at every place: this is **activation patching**.
 
-# %% alt="Two heat maps of layers by tokens: patching the stream restores the answer at the giver's name up to about layer 17 and at the last token in the layers after it"
+# %% alt="Two heat maps of layers by tokens: patching the stream restores the answer at the giver's name up to about layer 20 and at the last token in the layers after it"
 task = gf.lens.indirect_object(llm.tokenizer, n=1)
 print(task.prompts[0])
 patching = gf.lens.activation_patching(
@@ -139,7 +139,7 @@ print(patching)
 patching
 
 # %% [markdown]
-# The picture tells a story. In the first half of the model the answer hangs on the *name of the giver*: patch the
+# The picture tells a story. In the first two thirds of the model the answer hangs on the *name of the giver*: patch the
 # stream there and all of the answer follows. Then the information moves, by attention, to the last token, and from
 # there on only the last token matters. So it was known many layers before the lens could read it.
 

@@ -85,7 +85,7 @@ assert "learning rate" in first.cause and first.confidence > 0.5
 
 # %% [markdown]
 # So the certain heads are a symptom, next in line. The disease is the step that the optimizer takes: at this rate one
-# step moves the weights by several times their size.
+# step moves the weights by many times their size.
 #
 # ## Apply the proposal
 #

@@ -122,7 +122,11 @@ def outputs_before(tutorial: Tutorial, made: Any) -> list[list[str]]:
     blocks = re.split(r"^```python\n", tutorial.page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     if [one.partition("\n```\n")[0] for one in blocks] != [cell.source.strip() for cell in code_cells(made)]:
         raise ValueError(f"the code of {tutorial.name} has changed: run it, without --words")
-    return [[found[0].strip() for found in OUTPUT.finditer(block)] for block in blocks]
+    words = [cell.metadata.get("alt", "") for cell in code_cells(made)]
+    return [
+        [re.sub(r"^!\[.*?\]\(", f"![{alt}](", found[0].strip()) for found in OUTPUT.finditer(block)]
+        for alt, block in zip(words, blocks, strict=True)
+    ]
 
 
 def code_cells(made: Any) -> list[Any]:
@@ -141,7 +145,7 @@ def written(tutorial: Tutorial, made: Any, shown: list[list[str]] | None = None)
             pieces += [f"```python\n{text}\n```", *next(later)]
         elif text:
             pieces.append(text)
-    names = list(tutorials())
+    names = [one.name for one in tutorials().values() if one.page.exists() or one == tutorial]
     at = names.index(tutorial.name)
     around = [f"Before: [{title(names[at - 1])}]({names[at - 1]}.md)."] if at else []
     around += [f"Next: [{title(names[at + 1])}]({names[at + 1]}.md)."] if at + 1 < len(names) else []
