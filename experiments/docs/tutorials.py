@@ -103,7 +103,7 @@ def outputs(tutorial: Tutorial, made: Any) -> tuple[list[list[str]], list[bytes]
                 figures.append(base64.b64decode(drawn))
                 file = tutorial.figure(len(figures)).name
                 pictures.append(f"![{cell.metadata['alt']}](../figures/{NAME}/{file})")
-            elif "text/plain" in data:
+            elif "text/plain" in data and not re.match(r"\[?<matplotlib|Text\(", data["text/plain"]):
                 printed += data["text/plain"] + "\n"
         lines = [line.rstrip() for line in COLOURS.sub("", printed).strip("\n").splitlines()]
         text = "\n".join(lines)
