@@ -260,8 +260,8 @@ every_kind = pytest.mark.parametrize("page", KIND_PAGES, ids=lambda page: f"{pag
 def test_every_kind_of_every_axis_has_a_page():
     """Mixers have theirs by another test."""
     for axis, kinds in registered().items():
-        if axis in axis_pages():
-            assert {page.kind for page in axis_pages()[axis].kinds} == set(kinds), axis
+        if axis != "mixer":
+            assert {page.kind for page in axis_pages()[axis].kinds} == set(kinds), f"experiments/docs/axes/{axis}.md"
             assert all((page.path_of_page.parent / page.link).is_file() for page in axis_pages()[axis].kinds), axis
 
 

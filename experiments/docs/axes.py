@@ -38,12 +38,14 @@ from experiments.docs.sections import (
     who_uses_it,
 )
 from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
 from glassformer.parts.core.base import PartConfig
 from glassformer.parts.core.cost import Shape
+from glassformer.parts.kernel import AutoConfig
 
 TOKENS = 2048
 """Length of the text whose costs a page has."""
-FIELDS = "title|base|path|page|change|against|explain"
+FIELDS = "title|base|path|page|command|change|against|explain"
 """Lines below a heading, before its text."""
 LOSES = "### When it loses\n"
 INDEX = DOCS / "parts" / "index.md"
@@ -87,6 +89,9 @@ class KindPage:
     page: str = ""
     """The page that another generator writes for it, from the folder of the axis; empty if it is written here."""
 
+    own_command: str = ""
+    """A command that tries it; empty if it follows from the expression."""
+
     @property
     def link(self) -> str:
         """Way to its page from the folder of the axis."""
@@ -108,9 +113,10 @@ class KindPage:
         return None if suffix is None or self.page else DOCS / "figures" / "parts" / self.axis / f"{self.kind}{suffix}"
 
     def expression(self, change: str, size: str = "") -> str:
-        """Returns the base with a change, in another size if one is given."""
+        """Returns the base with a change, in another size if one is given; words if no expression can hold the part."""
         base = re.sub("@.*", f"@{size}", self.base) if size else self.base
-        return f"{base}+{change}" if change else base
+        between = " with " if (self.axis, change) in MADE else "+"
+        return f"{base}{between}{change}" if change else base
 
     def config(self, change: str | None = None, size: str = "") -> ModelConfig:
         """Returns the config of the base with the part, or with another change."""
@@ -167,7 +173,7 @@ def _axis(axis: str, text: str) -> AxisPage:
         explain = tuple(filter(None, fields.get("explain", "").split(", ")))
         kinds.append(KindPage(axis, kind, fields["title"], base, path, fields.get("change", ""),
                               fields.get("against", ""), explain, formula.strip(), loses.strip(),
-                              fields.get("page", "")))  # fmt: skip
+                              fields.get("page", ""), fields.get("command", "")))  # fmt: skip
     return AxisPage(axis, title, own.get("base", ""), own.get("path", ""), intro, tuple(kinds))
 
 
@@ -288,7 +294,12 @@ def in_expressions(page: KindPage) -> str:
     if len(part.words) > 1:
         rows = [(f"`+{word}`", sentences([word.name])) for word in part.words]
         pieces.append(rows_of(("word", "what it is"), rows))
-    pieces.append(f"```bash\nglassformer {command(page)}\n```")
+    if (page.axis, page.change) in MADE:
+        pieces.append(
+            "An expression cannot hold lists of factors; a config file, or a config made in Python, has them."
+        )
+    else:
+        pieces.append(f"```bash\nglassformer {command(page)}\n```")
     if fields := fields_of(part):
         values = [(f"`{name}`", default, _cell(meaning)) for name, default, meaning in fields]
         if flag := FLAGS.get(page.axis):
@@ -305,15 +316,28 @@ def _cell(text: str) -> str:
 
 def command(page: KindPage) -> str:
     """Returns a command that tries the part."""
+    if page.own_command:
+        return page.own_command
     if page.axis in FLAGS:
         flag = FLAGS[page.axis]
         return f"train llama@1m --data python-docs --minutes 1 {flag} {page.kind} --out run"
     with_it, other = (page.expression(change, "1m") for change in (page.change, page.against))
-    small = page.config(size="1m")
-    generates = small.writes and small.encoder is None
-    if not generates or with_it == other:
+    trained = all(trains(page.config(change, "1m")) for change in (page.change, page.against))
+    if not trained or with_it == other:
         return f"inspect {with_it}"
     return f"compare {other} {with_it} --data python-docs --minutes 1"
+
+
+def trains(config: ModelConfig) -> bool:
+    """Returns True if a model can be trained on the next token on a CPU."""
+    for block in config.layers():
+        try:
+            getattr(block.mixer, "kernel", AutoConfig()).build(config.ctx).check_training("cpu")
+        except RequestError:
+            return False
+        if not block.mixer.causal(config.ctx) or (block.ffn is not None and not block.ffn.causal):
+            return False
+    return config.encoder is None and config.head.predicts_tokens
 
 
 def written_axis(axis: AxisPage) -> str:
@@ -367,6 +391,8 @@ def how(page: KindPage) -> str:
     """Returns the words that put a kind into an expression."""
     if page.axis in FLAGS:
         return f"`{FLAGS[page.axis]} {page.kind}`"
+    if (page.axis, page.change) in MADE:
+        return "(in a config)"
     if page.part.words:
         return ", ".join(f"`+{word}`" for word in page.part.words)
     return f"`+{page.change}`" if page.change else "(usual)"
