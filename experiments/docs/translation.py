@@ -34,14 +34,14 @@ def pieces(ids: list[int], tokenizer: Tokenizer) -> list[tuple[str, list[int]]]:
         held.append(place)
         text = tokenizer.decode([ids[i] for i in held])
         if BROKEN not in text:
-            found.append((text.strip() or "(end)", held))
+            found.append((text.strip() or ("␣" if text else "(end)"), held))
             held = []
     return found
 
 
 def looked(run: gf.Loaded, source: str) -> tuple[str, int, int, Tensor, list[str], list[str]]:
-    """Returns the translation, the layer and head whose weights are the sharpest, and the weights (s, t) with the names
-    of both sides; a piece of several tokens is written where the last of them is, and read with their sum."""
+    """Returns the translation, the layer and head with the sharpest weights of tokens before the end, and the weights
+    (s, t) with the names of both sides; a piece of several tokens has their mean as a row and their sum as a column."""
     tokenizer = run.tokenizer
     assert tokenizer is not None and tokenizer.eos_id is not None
     end = int(tokenizer.eos_id)
@@ -50,7 +50,9 @@ def looked(run: gf.Loaded, source: str) -> tuple[str, int, int, Tensor, list[str
     target = [token for token in written if token != end]
     seen = gf.capture(run.model, torch.tensor([[end, *target]]), "layers.*.mixer.pattern", source=torch.tensor([read]))
     cross = {int(name.split(".")[1]): p[0] for name, p in seen.items() if int(name.split(".")[1]) % 2}
-    sharp = {(layer, head): float(one.amax(-1).mean()) for layer, p in cross.items() for head, one in enumerate(p)}
+    sharp = {
+        (layer, head): float(one[:, :-1].amax(-1).mean()) for layer, p in cross.items() for head, one in enumerate(p)
+    }
     layer, head = max(sharp, key=lambda at: sharp[at])
     weights = cross[layer][head]
     rows, columns = pieces([*target, end], tokenizer), pieces(read, tokenizer)
@@ -81,7 +83,7 @@ def measured(folder: Path, source: str) -> tuple[str, str]:
     command = (folder / "command.txt").read_text(encoding="utf-8").strip()
     last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     written, layer, head, weights, rows, columns = looked(gf.load(folder), source)
-    title = f"Weights of head {head} of layers.{layer}, whose rows are the sharpest"
+    title = f"Weights of head {head} of layers.{layer}, the sharpest before the end of the source"
     table = "\n".join(f"| {' | '.join(map(escaped, one))} |" for one in answers.samples)
     told = [
         f"```\n{command}\n```",
@@ -90,7 +92,7 @@ def measured(folder: Path, source: str) -> tuple[str, str]:
         f"| message | translation of the program | answer |\n|---|---|---|\n{table}",
         f"![{title}](../figures/kinds/{PICTURE.name})",
         f'"{escaped(source)}" becomes "{escaped(written)}". {title}: a row for each piece that is written, a column '
-        "for each that is read.",
+        "for each that is read; the darkest is a weight of 1.",
     ]
     return "\n\n".join(told), picture(weights, rows, columns, title)
 
