@@ -23,9 +23,19 @@ from torch import Tensor
 
 import glassformer as gf
 from experiments.docs import DOCS, GENERATED, HERE, markdown_of
+from experiments.docs.sections import (
+    listed,
+    measured_claims,
+    papers_in,
+    presets_by_part,
+    sentences,
+)
 from glassformer.config import ModelConfig
+from glassformer.laboratory.explaining import presets_with
 from glassformer.lens import style
 from glassformer.lens.reading import blank
+from glassformer.names.explained import texts
+from glassformer.names.known import SHORT_NAMES
 from glassformer.parts.core.cost import Shape
 from glassformer.parts.forward_pass import Memory, Pass
 
@@ -57,6 +67,8 @@ class PartPage:
     """Where the model has the part."""
     model: str = "llama"
     """The preset that has it, or is given it by the word."""
+    explain: str = ""
+    """Words of `glassformer explain` about the part; empty: its name."""
     usual: str = ""
     """Where the preset has what costs are set against; in the part's own place, if empty."""
 
@@ -82,6 +94,11 @@ class PartPage:
         return kind == "mixer" and list(with_word(self.small, self.drawn).layers())[int(layer)].mixer.reads_memory
 
     @property
+    def explained(self) -> list[str]:
+        """Words of `glassformer explain` about the part."""
+        return [word for word in (self.explain or self.name).split(", ") if word in texts()]
+
+    @property
     def path(self) -> Path:
         return DOCS / "parts" / f"{self.name}.md"
 
@@ -90,7 +107,7 @@ class PartPage:
         return DOCS / "figures" / "parts" / f"{self.name}.png"
 
 
-FIELDS = "word|drawn|what|at|model|usual"
+FIELDS = "word|drawn|what|at|model|explain|usual"
 """What stands under a heading of parts.md before its text: fields of `PartPage`."""
 
 
@@ -123,6 +140,15 @@ def told_by(page: PartPage) -> list[type]:
     if visibility is not None and type(mixer) is type(usual) and type(visibility) is not type(usual.visibility):
         return [type(visibility)]
     return [type(mixer)]
+
+
+def users(page: PartPage) -> tuple[str, ...]:
+    """Returns the presets that have the part."""
+    if page.name in SHORT_NAMES:
+        return presets_with(page.name)
+    layer, kind = page.at.removeprefix("layers.").split(".")
+    part = getattr(list(with_word(page.small, page.word).layers())[int(layer)], kind)
+    return presets_by_part().get(type(part), ())
 
 
 def influence(page: PartPage) -> Tensor:
@@ -227,19 +253,25 @@ def written_part(page: PartPage) -> str:
         block.mixer.causal(shown.ctx) and (block.ffn is None or block.ffn.causal) for block in shown.layers()
     ):
         command = f"compare {page.small} {example} --data python-docs --minutes 1"
+    told = [block for one in classes for block in markdown_of(one)]
+    papers, used = papers_in("\n".join([*told, page.loses])), listed(users(page))
     pieces = [
         GENERATED.replace("pages.md", "parts.md"),
         f"# {page.name}",
+        sentences(page.explained),
         f"*{page.what[0].upper()}{page.what[1:]}.*",
         f"![{page.name}](../figures/parts/{page.name}.png)",
         "What a token attends to is measured with fresh weights; how far a recurrence remembers is decided in "
         "training.",
         f"```\nglassformer {command}\n```",
-        *(block for one in classes for block in markdown_of(one)),
+        *told,
         "## What it costs",
         table(page),
         "## When it loses",
         page.loses,
+        f"## Who uses it\n\n{used[0].upper()}{used[1:]}.",
+        f"## Measured\n\n{measured_claims(page.explained, '../')}",
+        f"## Papers\n\n{papers}" if papers else "",
         "[All mixers](../mixers.md) · " + " · ".join(f"[{file}](../../{file})" for file in files),
     ]
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
