@@ -169,3 +169,8 @@ def test_sign_of_the_effect_on_the_loss(claim: str, word: str, others: list[str]
     stored = held.model_copy(update={"outcome": held.outcome.model_copy(update={"figures": tuple(made)})})
     found = loss_effect(stored, word, others)
     assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_advice_gives_no_warnings_of_options_that_are_only_counted(recwarn: pytest.WarningsRecorder) -> None:
+    advise(goal="chat")
+    assert not [one for one in recwarn if "undoes" in str(one.message) or "leaves out" in str(one.message)]

@@ -18,7 +18,7 @@ from glassformer.laboratory.composed import AdvisedModel, PlannedSize, compose
 from glassformer.laboratory.evidence import known
 from glassformer.laboratory.evidence.figure import FAILS, HOLDS, OPEN, Verdict
 from glassformer.laboratory.evidence.stored import MEASURED, Stored, read
-from glassformer.naming.models import changed
+from glassformer.naming.models import changed, trial
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.parts.core.heads import nearest_groups
 from glassformer.typed import typed
@@ -441,7 +441,8 @@ def _option(
     name: str, change: str, config: ModelConfig, context: int, memory: float, supported: tuple[str, ...]
 ) -> AdviceOption:  # fmt: skip
     """An option with bytes of weights and state, and the formats of weights in which both fit."""
-    figures = PlannedSize.of(changed(config, [change.removeprefix("+"), f"context={context}"]), context, memory)
+    with trial():
+        figures = PlannedSize.of(changed(config, [change.removeprefix("+"), f"context={context}"]), context, memory)
     return AdviceOption(name, change, figures.state_bytes, figures.weight_bytes, figures.fits, supported, figures.flops)
 
 

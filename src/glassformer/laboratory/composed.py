@@ -11,7 +11,7 @@ from typing import Protocol
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.laboratory.evidence.stored import Stored
-from glassformer.naming.models import changed
+from glassformer.naming.models import changed, trial
 from glassformer.planning import SPARE, WEIGHTS, plan
 
 LOSS = re.compile(r"loss of (?P<b>.+) less that of (?P<a>\S+?)(?P<share>, in shares of it)?")
@@ -146,7 +146,8 @@ def compose(
     made, changes, left_out, priorities = config, list[str](), dict[str, str](), list[Priority]()
     for question, option, claims in chosen.values():
         word = option.change.removeprefix("+")
-        present = _same(changed(config, [word]), config)
+        with trial():
+            present = _same(changed(config, [word]), config)
         if not present:
             try:
                 made = changed(made, [word])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,7 @@ from glassformer.laboratory.guide_table import guides
 from glassformer.laboratory.worked import EXAMPLES, WorkedStep
 from glassformer.names.explained import check_explained, terms, texts, unknown
 from glassformer.naming.changes import change_of, holds, words
-from glassformer.naming.models import preset
+from glassformer.naming.models import preset, trial
 from glassformer.parts.core.base import WORDS, PartConfig, Value
 from glassformer.parts.core.cost import Shape
 from glassformer.typed import typed
@@ -233,8 +232,7 @@ def _costs(change: str) -> ChangeCosts | None:
     for base in BASES:
         before = preset(base)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with trial():
                 after = change_of(change)(before)
                 found = [_counted(config) for config in (before, after)]
         except RequestError:

@@ -6,7 +6,6 @@ short names of the grammar, then single fields by their path; each one that is k
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,8 @@ from glassformer.config import ModelConfig, flatten
 from glassformer.errors import RequestError, shown
 from glassformer.names.grammar import CHANGES
 from glassformer.naming import words
-from glassformer.naming.changes import Undone, change_of
+from glassformer.naming.changes import change_of
+from glassformer.naming.models import trial
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.diff import GROUPS, group_of
 
@@ -140,8 +140,7 @@ def _nothing(step: str, says: str) -> RequestError:
 
 def _tried(base: DesignArm, steps: Sequence[str]) -> Point | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Undone)  # of a trial
+        with trial():
             return Point.of(base.changed(steps))
     except RequestError:
         return None

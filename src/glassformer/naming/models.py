@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def preset(expression: str | Path) -> ModelConfig:
     name, size, changes = parse(expression)
     config = _named(name)
     return changed(resize(config, size) if size else config, changes)
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Changes inside, which are tried and not chosen, give no warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def undone_by(expression: str) -> list[str]:
