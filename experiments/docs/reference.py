@@ -61,7 +61,7 @@ EXAMPLES: dict[str, list[str]] = {
     "ask": ['ask "When does the library open?" --index my_index'],
     "tokens": ['tokens "The cat sat" --with byte,word,smollm2'],
     "ablate": ["ablate gpt2@0.1m --to gpt2@0.1m+rope+rmsnorm --data python-docs --tokens 50k --seeds 2 --out ladder"],
-    "scale": ["scale gpt2 --data python-docs --sizes 0.05m,0.1m --budgets 20k,60k --out law"],
+    "scale": ["scale gpt2 --data python-docs --sizes 0.03m,0.06m,0.1m --budgets 20k,40k,80k --out law"],
     "run": ["run comparison/design.yaml"],
     "why": ["why my_run"],
     "schema": ["schema | head -20"],
