@@ -15,6 +15,7 @@ from glassformer.laboratory.evidence.entropy import CLAIMS as ENTROPY
 from glassformer.laboratory.evidence.figure import Figure
 from glassformer.laboratory.evidence.found import CLAIMS as FOUND
 from glassformer.laboratory.evidence.stored import MEASURED
+from glassformer.laboratory.evidence.warmup import CLAIMS as WARMUP
 from glassformer.laboratory.pages.claim_page import asked_words, figure_words, number, verdict_of
 from glassformer.laboratory.pages.pictures import chart
 
@@ -25,6 +26,7 @@ SUBJECTS: dict[str, list[Claim]] = {
     "Depth at the start of training": DEPTH,
     "Condensation from a small initialization": CONDENSING,
     "Entropy and logits of attention": ENTROPY,
+    "Three explanations of warm-up": WARMUP,
     "Sinks, spikes, and activations by width": FOUND,
 }
 """Headings of the page -> claims in order."""

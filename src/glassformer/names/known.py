@@ -102,6 +102,8 @@ CLAIMS = (
     "sparse-by-scores", "ridge-by-layers", "counter-machine", "icl-mixture", "kaplan-exponent", "initial-weights",
     "condensation", "condensation-stages", "condensation-by-descent", "entropy-bound", "entropy-collapse",
     "logit-growth", "sigma-reparam-without-warmup", "attention-sinks", "spikes-found", "mup-coordinates",
+    "norms-lower-loss", "residuals-lower-loss", "warmup-limits-updates", "warmup-calms-moments",
+    "warmup-finds-flat-place",
 )  # fmt: skip
 """Names of claims."""
 READINGS = (

@@ -20,13 +20,14 @@ from glassformer.laboratory.evidence import (
     positions,
     recurrences,
     training,
+    warmup,
 )
 from glassformer.laboratory.evidence.claim import Claim
 from glassformer.names.checks import check_claim
 
 SUBJECTS = (
-    activations, norms, depth, condensing, entropy, found, positions, attention, experts, recurrences, training, costs,
-    learning_in_context, constructions,
+    activations, norms, depth, condensing, entropy, found, positions, attention, experts, recurrences, training, warmup,
+    costs, learning_in_context, constructions,
 )  # fmt: skip
 """Files of claims, in the order in which a reader meets them."""
 

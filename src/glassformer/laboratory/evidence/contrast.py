@@ -12,8 +12,9 @@ from glassformer.laboratory.evidence.figure import Figure, Outcome, sampled
 ALIKE = 0.005
 """Losses that differ by less than this share count as equal: about what seeds differ by at 1M parameters."""
 
-SHORT, LONG = 400_000, 1_500_000
-"""Budgets in tokens: what shows large effects, and what is needed for the order of FFNs at 1M parameters."""
+BRIEF, SHORT, LONG = 50_000, 400_000, 1_500_000
+"""Budgets in tokens: a hundred steps of short rows, what shows large effects, and what is needed for the order of FFNs
+at 1M parameters."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 
 from glassformer.laboratory.evidence.bench import Bench
 from glassformer.laboratory.evidence.claim import Claim, credit
-from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast
+from glassformer.laboratory.evidence.contrast import BRIEF, LONG, SHORT, Gap, alike, contrast
 from glassformer.laboratory.evidence.figure import Outcome, exact
 from glassformer.laboratory.evidence.timing import Passes, Race, each, races
 from glassformer.naming import preset
@@ -122,6 +122,20 @@ CLAIMS = [
         statement="Pre-LN transformers need no warm-up: without one the loss is the same within 0.05 nats.",
         source="2002.04745, section 4", published="no loss", size="6 layers, 500 steps at a rate of 0.001",
         measure=warm_up("", least=-0.05, most=0.05),
+    ),
+    Claim(
+        name="norms-lower-loss", kind="scoped", minutes=2,
+        statement="Without norms a small model ends at a higher loss than with them.",
+        source="1502.03167, section 4.2.2", published="parameters reach infinity at the rate that norms allow",
+        size="1M parameters, 50k tokens",
+        measure=contrast(Gap("gpt2@1m", "gpt2@1m+nonorm", least=0.0), tokens=BRIEF, batch_size=8, context=64),
+    ),
+    Claim(
+        name="residuals-lower-loss", kind="scoped", minutes=2,
+        statement="Without residual connections a small model ends at a higher loss than with them.",
+        source="1603.05027, table 1", published="training fails without them, at 110 layers",
+        size="1M parameters, 50k tokens",
+        measure=contrast(Gap("gpt2@1m", "gpt2@1m+noresidual", least=0.0), tokens=BRIEF, batch_size=8, context=64),
     ),
     Claim(
         name="parallel-loses-nothing", kind="scoped", minutes=18,

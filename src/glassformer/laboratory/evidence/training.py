@@ -6,7 +6,7 @@ import numpy as np
 
 from glassformer.laboratory.evidence.bench import Bench, Compared
 from glassformer.laboratory.evidence.claim import Claim, credit, undecidable
-from glassformer.laboratory.evidence.contrast import LONG, SHORT, Gap, alike, contrast, outcome
+from glassformer.laboratory.evidence.contrast import BRIEF, LONG, SHORT, Gap, alike, contrast, outcome
 from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampled
 from glassformer.laboratory.law import fit_scaling_law
 
@@ -171,14 +171,16 @@ CLAIMS = [
         measure=contrast(alike("gpt2@1m", "gpt2@1m+nobias"), tokens=LONG, seeds=5),
     ),
     Claim(
-        name="initial-weights", kind="scoped", minutes=6,
+        name="initial-weights", kind="scoped", minutes=3,
         statement="Weights drawn by Xavier's rule end within 2 % of the loss of N(0, 0.02^2), and weights ten times as "
         "large end at a higher loss.",
-        source=credit("in-depth"), published="Xavier or N(0, 0.02^2)", size="1M parameters, 400k tokens",
+        source=credit("in-depth"), published="Xavier or N(0, 0.02^2)", size="1M parameters, 50k tokens",
         measure=contrast(
             alike("gpt2@1m", "gpt2@1m+init.kind=xavier", 0.02),
             Gap("gpt2@1m", "gpt2@1m+init.std=0.2", least=0.0),
-            tokens=SHORT,
+            tokens=BRIEF,
+            batch_size=8,
+            context=64,
         ),
     ),
     Claim(
