@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.docs.tutorials import FIGURES, OUTPUT, PAGES, Tutorial, notebook, tutorials, without_outputs, written
+from tests.docs.blocks import blocks
 
 pytest.importorskip("jupytext")
 ALL = list(tutorials().values())
@@ -63,3 +64,12 @@ def test_no_page_without_a_source():
 def test_tutorial_runs(tutorial: Tutorial, tmp_path: Path):
     environment = {**os.environ, "MPLBACKEND": "agg", "GLASSFORMER_CACHE": str(tmp_path / "cache")}
     subprocess.run([sys.executable, tutorial.source], cwd=tmp_path, env=environment, check=True, timeout=600)
+
+
+@pytest.mark.slow
+@every_tutorial
+def test_commands_of_the_page_run(tutorial: Tutorial, tmp_path: Path):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block in blocks(tutorial.page.read_text(encoding="utf-8")):
+        if block.language == "bash" and block.reason is None:
+            subprocess.run(["bash", "-ec", block.code], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)

@@ -127,21 +127,43 @@ assert difference.mean() > margin
 # long, so this is a result at one size, one short budget and one borrowed learning rate, and no more. With the class in a file, `gf.compare` does all
 # of this for you, with processes, verdicts and a report (the command is below).
 #
-# ## What has it learned?
+# ## Why does it lose?
 #
-# Every norm now has a slope to learn. These are the curves of the last run.
+# A loss is only a verdict. The reason is inside, and since our part is a part like any other, we can open the model. A
+# norm gives what follows it values of size one, whatever comes in. What does our curve give?
 
-# %% alt="Curves of DyT for each norm of a trained model: lines through the origin that bend towards one and minus one, with slopes near the initial 0.5"
+# %% alt="Bars of the size of what leaves each of five norms after training: RMSNorm near one everywhere, Dynamic Tanh far below in the first layers and growing with depth"
 import matplotlib.pyplot as plt
 
-slopes = {name: value.item() for name, value in run.model.named_parameters() if name.endswith("alpha")}
-x = torch.linspace(-6, 6, 200)
-figure, axis = plt.subplots(figsize=(5.6, 3), layout="constrained")
-for name, slope in slopes.items():
-    axis.plot(x, torch.tanh(slope * x), label=f"{name.removesuffix('.alpha')}: {slope:.2f}")
-axis.set(xlabel="value that enters", ylabel="value that leaves, before w and b")
-axis.legend(frameon=False, fontsize=8)
+places = {  # norm -> the site that it reads
+    "layers.0.residual.mixer_norm": "layers.0.resid_pre",
+    "layers.0.residual.ffn_norm": "layers.0.resid_mid",
+    "layers.1.residual.mixer_norm": "layers.1.resid_pre",
+    "layers.1.residual.ffn_norm": "layers.1.resid_mid",
+    "final_norm": "layers.1.resid_post",
+}
+tokens = torch.tensor(run.tokenizer.encode("A function is defined by the def statement."))[None]
+sizes = {}
+for name, model in {"RMSNorm": base.model, "DyT": run.model}.items():
+    seen = gf.capture(model, tokens, list(places.values()))
+    with torch.no_grad():
+        left = [model.get_submodule(norm)(seen[site]) for norm, site in places.items()]
+    sizes[name] = [one.square().mean().sqrt().item() for one in left]
+    print(name, [round(size, 2) for size in sizes[name]])
+assert sizes["DyT"][0] < 0.5 * sizes["RMSNorm"][0]
+
+figure, axis = plt.subplots(figsize=(6, 2.8), layout="constrained")
+for shift, (name, values) in zip((-0.2, 0.2), sizes.items(), strict=True):
+    axis.bar(torch.arange(5) + shift, values, width=0.4, label=name)
+axis.set(ylabel="root mean square of what leaves", xticks=range(5), ylim=(0, 1.5))
+axis.set_xticklabels(["layer 0\nattention", "layer 0\nFFN", "layer 1\nattention", "layer 1\nFFN", "final"])
+axis.legend(frameon=False, loc="upper left")
 axis.spines[["top", "right"]].set_visible(False)
+
+# %% [markdown]
+# There it is. A small value enters the tanh and a smaller one leaves, because for small values a tanh is a straight
+# line. The embeddings start small, so the first layer works on whispers, where RMSNorm would have turned the volume up.
+# That is a hypothesis one can test: larger initial embeddings, or a larger initial $\alpha$, are one line each.
 
 # %% [markdown]
 # ## Exercise: does it have to be tanh?
@@ -180,7 +202,8 @@ assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in ha
 # Save the two classes as `dyt.py`, and every verb knows them with `--import dyt.py`. A file that comes with the
 # examples, a feed-forward network with another activation, shows it:
 #
-# ```
+# <!-- not run: takes minutes or hours -->
+# ```bash
 # glassformer compare llama@1m llama@1m+snake --data python-docs --minutes 1 --import examples/parts/snake.py --out snake
 # ```
 #
