@@ -6,8 +6,8 @@
 # whether the sum helps. So we climb a **ladder**: one change at a time, each rung trained on the same text as the rung
 # before, with the same seeds, and the difference written down with its noise.
 #
-# The models here are tiny and see a few thousand tokens. That is enough to see the method, and one big effect. It is
-# not enough to see the small ones, and the page shows that too.
+# The models here are tiny and see a few thousand tokens. That is enough to see the method. It is not enough to see
+# small effects, and the page shows that too.
 #
 # *You need [a block from parts](02-a-block-from-parts.md). Fifteen minutes to read, one or two to run.*
 
@@ -39,7 +39,7 @@ print(rungs[-1])
 print("left to LLaMA:", gf.preset(rungs[-1]).diff(gf.preset("llama@0.1m+gqa:1")))
 
 # %% [markdown]
-# Nothing is left but a small constant in the norms. (`gf.ablate("gpt2@1m", data, to="llama@1m")` finds such changes by
+# Nothing is left but a small constant in the norms, and vocabulary and context, which training takes from the text. (`gf.ablate("gpt2@1m", data, to="llama@1m")` finds such changes by
 # itself.)
 #
 # ## What each rung costs
@@ -79,7 +79,7 @@ for change, loss, step in zip(CHANGES, losses, [None, *steps], strict=True):
     print(f"{change or BASE:15} loss {loss.mean():.3f}  {moved}")
 print(f"two seeds of a step differ by about {noise:.3f}")
 
-# %% alt="Bars of the change of the loss at each of seven rungs with a dot for each of two seeds: most lie near zero within the grey band of the noise"
+# %% alt="Bars of the change of the loss at each of seven rungs with a dot for each of two seeds: most are near zero within the grey band of the noise"
 import matplotlib.pyplot as plt
 
 figure, axis = plt.subplots(figsize=(6.6, 3), layout="constrained")
@@ -98,7 +98,7 @@ axis.spines[["top", "right"]].set_visible(False)
 # text and tuned learning rates, [our measured ladder](../ladders.md) finds that rotary positions do most, and that what
 # the four changes after them do is within its noise too. Most of "modern" is there for speed, memory and stability.
 #
-# One thing can be said with certainty even here:
+# And all seven together?
 
 # %%
 whole = losses[-1] - losses[0]
