@@ -47,7 +47,7 @@ LEVELS: list[set[str]] = [
     {"runs"},
     {"report"},
     {"comparison", "planning", "retrieval"},
-    {"laboratory"},
+    {"laboratory", "serving"},
     {"cli"},
     {"__main__"},
 ]

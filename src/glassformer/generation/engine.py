@@ -112,8 +112,8 @@ class GenerationRequest:
     """Number of most likely tokens that are reported at each step; None reports no log-probabilities at all."""
     rules: Rules | None = None
     """Tokens that are forced or banned; None applies no rule."""
-    own: Iterator[Tensor | Sampled | int] | None = None
-    """Source of the new tokens; None takes them from the batch."""
+    own: Iterator[Tensor | Sampled | int | None] | None = None
+    """Source of the new tokens, which gives None for a step without one; None takes them from the batch."""
     pieces: deque[TextPiece] = field(default_factory=deque)
     """Pieces in order, until a reader removes them."""
     piece: str = ""
@@ -192,6 +192,9 @@ class Engine:
     for prompts that start alike: the weights of the model must not change while they are kept. With `answers`, states
     are kept after an answer instead, for prompts that continue it: what was decoded token by token is then not read
     again, so it may round differently from a prompt that is read at once.
+
+    With `piece`, a step reads at most this many tokens of prompts, in pieces that end at its multiples, so that a long
+    prompt delays other texts by one piece a token; prompts that a model must read at once are read at once.
     """
 
     def __init__(
@@ -206,19 +209,25 @@ class Engine:
         compiled: bool = False,
         kept: int = MOST_READ,
         answers: bool = False,
+        piece: int | None = None,
     ):
+        if piece is not None:
+            check_whole("piece", piece)
+            chunk = piece
         bounds = (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1), ("kept", kept, 0))
         for name, value, least in bounds:
             check_whole(name, value, least)
         self.model, self.tokenizer, self.ends = model, tokenizer, frozenset(model.ends if ends is None else ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
-        self.kept, self.answers = kept, answers
+        self.kept, self.answers, self.piece = kept, answers, piece
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
         self.waiting: deque[GenerationRequest] = deque()
         self.running: list[GenerationRequest] = []
         """In the order of their rows."""
         self.guests: deque[GenerationRequest] = deque()
         """Requests whose tokens do not come from the batch; the first one runs."""
+        self._reading: tuple[GenerationRequest, ModelState] | None = None
+        """The first waiting request, with a state that has read the beginning of its prompt."""
         self._alone: ModelState | None = None
         """State of the only request that runs."""
         self._batch: ModelState | None = None
@@ -257,7 +266,7 @@ class Engine:
         stop_at_eos: bool = True,
         logprobs: bool = False,
         rules: Rules | None = None,
-        own: Callable[[GenerationRequest], Iterator[Tensor | Sampled | int]] | None = None,
+        own: Callable[[GenerationRequest], Iterator[Tensor | Sampled | int | None]] | None = None,
         context: int | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
@@ -361,6 +370,8 @@ class Engine:
             if one.finish:
                 self._end(one)
         self.waiting = deque(one for one in self.waiting if not one.finish)
+        if self._reading is not None and self._reading[0].finish:
+            self._reading = None
         self.guests = deque(one for one in self.guests if not one.finish)
 
     def _step(self) -> None:
@@ -371,12 +382,37 @@ class Engine:
             self._lengths = [length + 1 for length in self._lengths]
             self._choose(self.running, logits)
             self._let_go()
+        left = self.piece
         for _ in range(min(len(self.waiting), self.slots - len(self.running))):
+            if left is not None and (left := self._read_piece(self.waiting[0], left)) is None:
+                break
             self._join(self.waiting[0])
             self.waiting.popleft()
         if self.guests:
             self._serve(self.guests[0])
         self.settle()
+
+    def _read_piece(self, request: GenerationRequest, left: int) -> int | None:
+        """Reads the next piece of a prompt if it has at most `left` tokens; a piece that ends it is left to `_join`.
+
+        Returns the number of tokens that the step may read after it, or None if this request cannot join yet."""
+        assert self.piece is not None
+        self._note(request)  # a step without a token is progress
+        text = request.prompt + request.tokens
+        settled = self.model.settled
+        known = self._keeps and any(one.tokens == text and one.logits is not None for one in self._reads)
+        if known or self.model.takes_prefix or (settled is not None and len(text) > settled):
+            return left
+        if self._reading is None or self._reading[0] is not request:
+            self._reading = request, self._begun(text) if self._keeps else self._new_state(1)
+        state = self._reading[1]
+        end = min(len(text), (state.length // self.piece + 1) * self.piece)
+        if (size := end - state.length) > left:
+            return None
+        if end == len(text):
+            return left - size
+        self._go_on(text[:end], state)
+        return None
 
     def _serve(self, guest: GenerationRequest) -> None:
         """Takes the next token of a request from `own`."""
@@ -394,6 +430,8 @@ class Engine:
             guest.cancel()
             raise
         else:
+            if found is None:
+                return
             if isinstance(found, Sampled):
                 self._record(guest, found, 0)
             self._tell(guest, int(found.tokens if isinstance(found, Sampled) else found))
@@ -402,7 +440,7 @@ class Engine:
     def _start_again(self) -> None:
         """Makes the running requests wait again, before the others: what their rows have read is unknown."""
         self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
-        self.running, self._lengths, self._alone = [], [], None
+        self.running, self._lengths, self._alone, self._reading = [], [], None, None
         for tensor in () if self._batch is None else self._batch.tensors().values():
             tensor.zero_()
 
@@ -441,7 +479,7 @@ class Engine:
         if self.model.takes_prefix:
             state, logits = self._prompt_and_answer(request)
         else:
-            state, logits = self._prefilled(text)
+            state, logits = self._prefilled(text, request)
         self._seat(state)
         self.running.append(request)
         self._lengths.append(len(text))
@@ -476,17 +514,19 @@ class Engine:
         most = max(1, min(self.kept, MOST_READ_BYTES // max(1, read.state.nbytes)))
         self._reads = [read, *(one for one in self._reads if one.tokens != read.tokens)][:most]
 
-    def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
+    def _prefilled(self, prompt: list[int], request: GenerationRequest) -> tuple[ModelState, Tensor]:
         """Returns the state after the prompt, and the logits that follow. Tokens shared with a kept prompt are not read
-        again."""
+        again, nor those that earlier steps read."""
+        begun = None if self._reading is None or self._reading[0] is not request else self._reading[1]
+        self._reading = None
         if not self._keeps:
-            state = self._new_state(1)
+            state = begun or self._new_state(1)
             return state, self._go_on(prompt, state)
         same = next((one for one in self._reads if one.tokens == prompt), None)
         if same is not None and same.logits is not None:
             state, logits = same.state, same.logits
         else:
-            state = self._begun(prompt)
+            state = begun or self._begun(prompt)
             logits = self._go_on(prompt, state)
         if not self.answers:
             self._keep(Read(prompt, state, logits))

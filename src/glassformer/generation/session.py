@@ -30,6 +30,7 @@ from glassformer.generation.beams import Beam, beams
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text, reason
 from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
+from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.rows import stream
 from glassformer.generation.rules import Rules, search_options
 from glassformer.generation.sampling import Sampling
@@ -145,6 +146,11 @@ class Reply:
         return self._asked.prompt
 
     @property
+    def ends(self) -> frozenset[int]:
+        """Token ids at which the text ends, and which are not part of it."""
+        return self._asked.ends
+
+    @property
     def first_token_time(self) -> float | None:
         """`time.perf_counter` at the first new token; None before it."""
         return self._asked.first
@@ -158,6 +164,13 @@ class Reply:
         """Yields the pieces that have not been yielded yet, until the text is complete."""
         while (piece := self._session._next_piece(self._asked)) is not None:
             yield piece
+
+    def take(self) -> list[TextPiece]:
+        """Returns the pieces that have been computed and not yielded yet; computes nothing."""
+        pieces, found = self._asked.pieces, []
+        while pieces:
+            found.append(pieces.popleft())
+        return found
 
     def cancel(self) -> None:
         """Ends the request; characters that were held back can still be read."""
@@ -213,6 +226,9 @@ class Session:
         Keep states after an answer instead of after a prompt, for chats that continue it.
     on_build
         Called before a step is compiled that is not cached yet.
+    piece
+        Largest number of tokens of prompts that a step reads, so that a long prompt does not delay other texts; if
+        None, a step reads whole prompts.
 
     Raises
     ------
@@ -243,6 +259,7 @@ class Session:
         kept: int = MOST_READ,
         answers: bool = False,
         on_build: Callable[[], object] | None = None,
+        piece: int | None = None,
     ):
         check_ready(loaded, "loaded")
         if context is not None:
@@ -257,7 +274,7 @@ class Session:
         """Number of learned positions; None if positions are unbounded."""
         room = min(context or SMALLEST, self.limit or context or SMALLEST)
         self._engine = Engine(
-            self.model, self.tokenizer, slots=slots, context=room, dtype=dtype, kept=kept, answers=answers
+            self.model, self.tokenizer, slots=slots, context=room, dtype=dtype, kept=kept, answers=answers, piece=piece
         )
         self._template: ChatTemplate | None = None
         self._inbox: deque[tuple[GenerationRequest, int]] = deque()
@@ -302,6 +319,7 @@ class Session:
         source: Source | None = None,
         sample: int | None = None,
         proposer: Proposer | None = None,
+        scores: PromptScores | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Reply:
         """Returns a request, which is computed when a thread waits for its text, or for that of another request.
@@ -318,6 +336,8 @@ class Session:
             Index of the sample among the `options.n` of one prompt: each draws from an own generator.
         proposer
             Guesses several tokens ahead (`PromptLookup`, `Draft`): the same distribution in fewer passes.
+        scores
+            Takes the log-probabilities of the prompt's tokens (`PromptScores`).
         **given
             Single options, such as max_new_tokens, in place of those of `options`.
 
@@ -348,6 +368,11 @@ class Session:
         ids, source_row = self.read(prompt, source)
         new = self.new_tokens(len(ids), options.max_new_tokens)
         need = len(ids) + new
+        if scores is not None and (options.repetition_penalty != 1 or options.n > 1 or proposer or source_row):
+            raise RequestError(
+                "the log-probabilities of a prompt do not go with repetition_penalty, n > 1, a proposer or a source",
+                code="conflict", field="logprobs",
+            )  # fmt: skip
         if source_row is not None and proposer is not None:
             raise RequestError("a source does not go with a proposer; leave one out", code="conflict", field="source")
         if source_row is not None and options.n > 1:
@@ -369,6 +394,16 @@ class Session:
                 rules=rules, eos_id=asked.ends, **sampling.model_dump(),
             )  # fmt: skip
 
+        def scored(asked: GenerationRequest) -> Iterator[Any]:
+            assert scores is not None
+            state = new_state(self.model, 1, need, self.dtype)
+            yield from scores.read(self.model, ids, state, self._engine.piece)
+            if not scores.only:
+                yield from stream(
+                    self.model, rows_of(self.model, ids[-1:]), asked.max_new_tokens, seed=options.seed,
+                    logprobs=asked.top, state=state, rules=rules, eos_id=asked.ends, **sampling.model_dump(),
+                )  # fmt: skip
+
         def guessed(asked: GenerationRequest) -> Iterator[Any]:
             assert proposer is not None
             asked.speculation = speculate(
@@ -379,7 +414,8 @@ class Session:
 
         asked = self._engine.request(
             ids, new, options.seed, sample or 0, options.stop, options.logprobs or 0, options.stop_at_eos,
-            options.logprobs is not None, rules, translated if source_row else guessed if proposer else None,
+            options.logprobs is not None, rules,
+            translated if source_row else guessed if proposer else scored if scores else None,
             context=need if self._grows else None, **sampling.model_dump(),
         )  # fmt: skip
         request = Reply(self, asked)
@@ -654,6 +690,25 @@ class Session:
                 while one._asked.pieces:
                     yield one, one._asked.pieces.popleft()
 
+    def step(self) -> bool:
+        """Computes one step for all requests, for a caller that serves several sessions in turn.
+
+        Returns
+        -------
+        bool
+            False if there was nothing to compute.
+
+        Examples
+        --------
+        >>> reply = session.submit("Once", max_new_tokens=2)
+        >>> while session.step():
+        ...     pieces = reply.take()
+        >>> reply.finish_reason
+        'length'
+        """
+        with self._turn():
+            return self._compute()
+
     # Text to ids
 
     def read(self, prompt: Prompt = "", source: Source | None = None) -> tuple[list[int], list[int] | None]:
@@ -871,12 +926,15 @@ class Session:
         while not ready():
             with self._turn(ready) as free:
                 if free:
-                    try:
-                        self._admit()
-                        self._engine.step()
-                    except Exception as problem:
-                        self._fail(problem)
-                        raise
+                    self._compute()
+
+    def _compute(self) -> bool:
+        try:
+            self._admit()
+            return bool(self._engine.step())
+        except Exception as problem:
+            self._fail(problem)
+            raise
 
     @contextmanager
     def _turn(self, ready: Callable[[], bool] = lambda: False) -> Iterator[bool]:

@@ -1,0 +1,44 @@
+"""Log-probabilities of the tokens of a prompt, as evaluation programs and the echo of completions ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from glassformer.generation.steps import CHUNK
+from glassformer.model import Model
+from glassformer.parts.state import ModelState
+
+
+@dataclass
+class PromptScores:
+    """Log-probabilities of the tokens of a prompt after the first, filled while the prompt is read."""
+
+    top: int = 0
+    """Number of most likely tokens that are kept for each position."""
+    only: bool = False
+    """True if no text follows."""
+    logprobs: list[float] = field(default_factory=list)
+    """log p(x_i | x_1 ... x_{i-1}) in nats, for i from 2."""
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    """Log-probabilities of the most likely tokens by id, best first, for the same positions."""
+
+    @torch.inference_mode()
+    def read(self, model: Model, ids: Sequence[int], state: ModelState, piece: int | None) -> Iterator[None]:
+        """Reads all tokens but the last into a state, at most `piece` of them before each None that it yields."""
+        tokens = torch.tensor([ids], device=model.device)
+        for part, target in zip(
+            tokens[:, :-1].split(piece or CHUNK, 1), tokens[0, 1:].split(piece or CHUNK), strict=True
+        ):
+            logits = model(part, state)[0].float()
+            total = logits.logsumexp(-1, keepdim=True)
+            self.logprobs += (logits.gather(-1, target[:, None]) - total)[:, 0].tolist()
+            if self.top:
+                best = logits.topk(min(self.top, logits.shape[-1]))
+                values = (best.values - total).tolist()
+                self.top_logprobs += [
+                    dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), values, strict=True)
+                ]
+            yield None

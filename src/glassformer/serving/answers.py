@@ -1,0 +1,201 @@
+"""Bodies of answers in OpenAI's formats."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.generation.prompt_scores import PromptScores
+from glassformer.serving.tokens import Entry, Spelling, finite
+
+
+def error_body(
+    message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Returns the body of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+FIELDS = {
+    "max_new_tokens": "max_tokens", "tokens": "prompt", "tokenizer.chat_template": "messages",
+    "stop_at_eos": "ignore_eos",
+}  # fmt: skip
+"""Names of fields in a session -> names in a request."""
+
+
+def refusal(problem: RequestError | WorkError, prompt: str = "prompt") -> tuple[int, dict[str, Any]]:
+    """Returns the status and the body of an error of the library; `prompt` is the field that holds the prompt."""
+    if isinstance(problem, WorkError):
+        return 500, error_body(str(problem), "server_error", code=problem.code)
+    param, code = FIELDS.get(problem.field, problem.field), problem.code
+    if param == "prompt":
+        param = prompt
+        if code == "range":
+            return 400, error_body(str(problem), param=param, code="context_length_exceeded")
+    return 400, error_body(str(problem), param=param, code=code)
+
+
+def event(body: Mapping[str, Any] | str) -> bytes:
+    """Returns a server-sent event."""
+    return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode()
+
+
+def dumps(body: Any) -> str:
+    """Returns a body as JSON, without NaN and infinity, which JSON does not have."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+@dataclass
+class Usage:
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+    def body(self) -> dict[str, int]:
+        """Returns the counts with their sum."""
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total,
+        }  # fmt: skip
+
+
+@dataclass
+class Format:
+    """Form of the answers to one request."""
+
+    model: str
+    fingerprint: str
+    spelling: Spelling
+    logprobs: bool
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    OBJECT = PREFIX = CHUNK = ""
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{self.PREFIX}-{secrets.token_hex(12)}"
+
+    def body(self, choices: Sequence[Any], usage: Usage | None) -> dict[str, Any]:
+        """Returns a whole answer."""
+        return self._head(self.OBJECT, choices) | ({"usage": usage.body()} if usage else {})
+
+    def chunk(self, choices: Sequence[Any], usage: Usage | None = None, shown: bool = False) -> dict[str, Any]:
+        """Returns a chunk of a stream; `shown` if each chunk has a field for the counts."""
+        counts = {"usage": usage.body() if usage else None} if usage or shown else {}
+        return self._head(self.CHUNK, choices) | counts
+
+    def _head(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model,
+            "system_fingerprint": self.fingerprint, "choices": list(choices),
+        }  # fmt: skip
+
+    def choice(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+        """Returns one text of a whole answer."""
+        raise NotImplementedError
+
+    def begun(self, index: int) -> dict[str, Any] | None:
+        """Returns the choice that begins a stream, if the format has one."""
+        return None
+
+    def delta(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+        """Returns growth of one text."""
+        return self.choice(index, text, entries, finish)
+
+
+class ChatFormat(Format):
+    """Answers of POST /v1/chat/completions."""
+
+    OBJECT, CHUNK, PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def choice(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+        """Returns a message."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        return {"index": index, "message": message, "logprobs": self._logprobs(entries), "finish_reason": finish}
+
+    def begun(self, index: int) -> dict[str, Any]:
+        """Returns the choice that names the role."""
+        return {
+            "index": index, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None,
+            "finish_reason": None,
+        }  # fmt: skip
+
+    def delta(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+        """Returns growth of a message; the last one is empty."""
+        delta = {"content": text} if text or finish is None else {}
+        return {
+            "index": index, "delta": delta, "logprobs": self._logprobs(entries) if entries else None,
+            "finish_reason": finish,
+        }  # fmt: skip
+
+    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+        return {"content": [self._entry(one) for one in entries], "refusal": None}
+
+    def _entry(self, one: Entry) -> dict[str, Any]:
+        top = [
+            {"token": self.spelling.text(token), "logprob": finite(logprob), "bytes": list(self.spelling.bytes(token))}
+            for token, logprob in one.top.items()
+        ]
+        return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes), "top_logprobs": top}
+
+
+@dataclass
+class CompletionFormat(Format):
+    """Answers of POST /v1/completions."""
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    """Characters of each text so far."""
+
+    OBJECT = CHUNK = "text_completion"
+    PREFIX = "cmpl"
+
+    def choice(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+        """Returns a text."""
+        logprobs = self._logprobs(index, entries) if self.logprobs and entries else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, index: int, entries: Sequence[Entry]) -> dict[str, Any]:
+        offset, offsets = self.offsets.get(index, 0), []
+        for one in entries:
+            offsets.append(offset)
+            offset += len(one.text)
+        self.offsets[index] = offset
+        return {
+            "tokens": [one.text for one in entries],
+            "token_logprobs": [one.logprob for one in entries],
+            "top_logprobs": [self._top(one.top) for one in entries],
+            "text_offset": offsets,
+        }
+
+    def _top(self, top: Mapping[int, float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for token, logprob in top.items():
+            found.setdefault(self.spelling.text(token), finite(logprob))
+        return found
+
+    def echoed(self, index: int, ids: Sequence[int], scores: PromptScores | None) -> dict[str, Any] | None:
+        """Returns log-probabilities of a prompt; those of its first token are null."""
+        if scores is None:
+            return None
+        top = scores.top_logprobs or [{} for _ in scores.logprobs]
+        entries = [
+            Entry(token, self.spelling.bytes(token), logprob, best)
+            for token, logprob, best in zip(ids, [0.0, *map(finite, scores.logprobs)], [{}, *top], strict=True)
+        ]
+        found = self._logprobs(index, entries)
+        found["token_logprobs"][0] = found["top_logprobs"][0] = None
+        return found
+
+
+def joined(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Returns the log-probabilities of a text of those of its parts."""
+    some = [part for part in parts if part]
+    return {key: [one for part in some for one in part[key]] for key in some[0]} if some else None

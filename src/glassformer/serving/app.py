@@ -1,0 +1,518 @@
+"""Routes of the server. Every answer is JSON, or server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from glassformer.errors import RequestError, WorkError, shown
+from glassformer.generation.prompt_scores import PromptScores
+from glassformer.generation.vectors import Embedder, tokenized
+from glassformer.introspection import in_vocabulary
+from glassformer.serving.answers import (
+    ChatFormat,
+    CompletionFormat,
+    Format,
+    Usage,
+    dumps,
+    error_body,
+    event,
+    joined,
+    refusal,
+)
+from glassformer.serving.computing import Busy, Computer, Served, Task, failure_of
+from glassformer.serving.guard import Access, Guard, Receive, Refused, Scope, Send
+from glassformer.serving.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TextRequest,
+    TokenizeRequest,
+)
+from glassformer.serving.tokens import Entries, Entry, Spelling
+from glassformer.version import __version__
+
+PING = 15.0
+"""Seconds after which a stream that is silent sends a comment."""
+Given = TypeVar("Given", bound=Body)
+
+
+class Json(Response):
+    """An answer as JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Returns the body."""
+        return dumps(content).encode()
+
+
+class EventStream(Response):
+    """Server-sent events. The iterator is closed as soon as the client has gone."""
+
+    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
+        super().__init__(headers={"x-accel-buffering": "no", **headers}, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events until they end or the client goes."""
+
+        async def all_of_them() -> None:
+            async for chunk in self.events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await unless_gone(all_of_them(), receive)
+
+
+class Gone(Exception):
+    """The client has closed its connection."""
+
+
+async def unless_gone(work: Awaitable[Any], receive: Receive) -> Any:
+    """Returns the result of work that is cancelled when the client goes. Raises Gone."""
+
+    async def leaves() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class Api:
+    """The routes over some models."""
+
+    def __init__(self, computer: Computer) -> None:
+        self.computer, self.models = computer, computer.models
+        self.spellings = {
+            name: Spelling(one.loaded.tokenizer)
+            for name, one in self.models.items()
+            if one.loaded.tokenizer is not None
+        }
+        self.fingerprints = {name: fingerprint(one) for name, one in self.models.items()}
+
+    def routes(self) -> list[Route]:
+        """Returns all routes."""
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/embeddings", self.embed, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+
+    # What there is
+
+    async def health(self, request: Request) -> Response:
+        """Answers that the server runs."""
+        return Json({"status": "ok", "open": self.computer.open})
+
+    async def list_models(self, request: Request) -> Response:
+        """Lists the models."""
+        return Json({"object": "list", "data": [self._about(one) for one in self.models.values()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """Describes one model."""
+        return Json(self._about(self._served(request.path_params["name"])))
+
+    def _about(self, served: Served) -> dict[str, Any]:
+        return {
+            "id": served.name, "object": "model", "created": served.created, "owned_by": "glassformer",
+            "context": served.context, "parameters": served.loaded.config.num_params(),
+            "generates": served.session is not None, "embeds": served.embedder is not None,
+        }  # fmt: skip
+
+    def _served(self, name: str) -> Served:
+        if name not in self.models:
+            raise NoModel(f"there is no model {shown(name)!r}; this server has {', '.join(self.models)}")
+        return self.models[name]
+
+    def _writing(self, name: str) -> Served:
+        served = self._served(name)
+        if served.session is None or name not in self.spellings:
+            raise RequestError(f"{name} generates no text", code="unsupported", field="model", value=name)
+        return served
+
+    # Text
+
+    async def chat(self, request: Request) -> Response:
+        """Answers the messages of a chat."""
+        given = await body_of(request, ChatRequest)
+        served = self._writing(given.model)
+        options = given.options()
+        self.computer.check_room(served, given.n or 1)
+        assert served.session is not None
+        ids, _ = await run_in_threadpool(served.session.read, [one.plain() for one in given.messages])
+        task = self.computer.start(served, [ids], served.session.options(**options))
+        form = ChatFormat(
+            served.name, self.fingerprints[served.name], self.spellings[served.name], bool(given.logprobs)
+        )
+        return await Answering(task, form, given, [ids]).response(request)
+
+    async def complete(self, request: Request) -> Response:
+        """Continues texts."""
+        given = await body_of(request, CompletionRequest)
+        served = self._writing(given.model)
+        options, prompts = given.options(), given.prompts()
+        self.computer.check_room(served, len(prompts) * (given.n or 1))
+        session = served.session
+        assert session is not None
+        read = await run_in_threadpool(lambda: [session.read(prompt)[0] for prompt in prompts])
+        scores = []
+        if given.echo and given.logprobs is not None:
+            scores = [PromptScores(given.logprobs, only=given.max_tokens == 0) for _ in read]
+        form = CompletionFormat(
+            served.name, self.fingerprints[served.name], self.spellings[served.name], given.logprobs is not None
+        )
+        if given.max_tokens == 0 and not scores:
+            found = Answering(None, form, given, read)
+            await run_in_threadpool(found.echo)
+        else:
+            found = Answering(self.computer.start(served, read, session.options(**options), scores), form, given, read)
+            found.scores = scores
+            if given.echo:
+                await run_in_threadpool(found.echo)
+        return await found.response(request)
+
+    # Vectors and tokens
+
+    async def embed(self, request: Request) -> Response:
+        """Turns texts into vectors."""
+        given = await body_of(request, EmbeddingRequest)
+        served = self._served(given.model)
+        embedder = served.embedder
+        if embedder is None:
+            raise RequestError(f"{served.name} has no tokenizer", code="unsupported", field="model", value=served.name)
+        inputs = given.inputs()
+        rows = await run_in_threadpool(lambda: [embedded_ids(embedder, one) for one in inputs])
+
+        async def vectors() -> list[torch.Tensor]:
+            return [await self.computer.call(partial(vector_of, embedder, row)) for row in rows]
+
+        found = await unless_gone(vectors(), request.receive)
+        if given.dimensions not in (None, len(found[0])):
+            raise RequestError(
+                f"the vectors of {served.name} have {len(found[0])} dimensions", code="unsupported", field="dimensions",
+                value=given.dimensions,
+            )  # fmt: skip
+        data = [
+            {"object": "embedding", "index": i, "embedding": encoded(vector, given.encoding_format)}
+            for i, vector in enumerate(found)
+        ]
+        count = sum(map(len, rows))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        body = {"object": "list", "data": data, "model": served.name, "usage": usage}
+        return Json(body, headers=ignored_header(given.ignored()))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Returns the tokens of a text."""
+        given = await body_of(request, TokenizeRequest)
+        served = self._served(given.model)
+        tokenizer = served.loaded.tokenizer
+        if tokenizer is None:
+            raise RequestError(f"{served.name} has no tokenizer", code="unsupported", field="model", value=served.name)
+        ids = (await run_in_threadpool(tokenizer.encode_prompt, given.prompt)).tolist()
+        return Json({"count": len(ids), "max_model_len": served.context, "tokens": ids})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Returns the text of tokens."""
+        given = await body_of(request, DetokenizeRequest)
+        served = self._served(given.model)
+        tokenizer = served.loaded.tokenizer
+        if tokenizer is None:
+            raise RequestError(f"{served.name} has no tokenizer", code="unsupported", field="model", value=served.name)
+        return Json({"prompt": await run_in_threadpool(tokenizer.decode, given.tokens)})
+
+
+class Answering:
+    """The answer to one request, whole or as a stream."""
+
+    def __init__(self, task: Task | None, form: Format, given: TextRequest, prompts: Sequence[list[int]]) -> None:
+        self.task, self.form, self.given, self.prompts = task, form, given, prompts
+        self.texts = len(prompts) * (given.n or 1)
+        self.usage = Usage(sum(map(len, prompts)))
+        self.scores: Sequence[PromptScores] = []
+        self.echoed: list[str] = []
+        self.finished: dict[int, str] = {}
+
+    def echo(self) -> None:
+        """Spells the prompts, which the texts begin with."""
+        tokenizer = self.form.spelling.tokenizer
+        given = self.given.prompts() if isinstance(self.given, CompletionRequest) else []
+        self.echoed = [one if isinstance(one, str) else tokenizer.decode(one) for one in given]
+
+    async def response(self, request: Request) -> Response:
+        """Returns the answer; raises Gone if the client goes before."""
+        headers = ignored_header(self.given.ignored())
+        if self.given.stream:
+            return EventStream(self._pinging(self._events()), headers)
+        try:
+            return Json(await unless_gone(self._whole(), request.receive), headers=headers)
+        finally:
+            if self.task is not None:
+                self.task.cancel()
+
+    async def _growth(self) -> AsyncIterator[list[tuple[int, str, list[Entry], bool]]]:
+        """Yields lists of (index, new text, entries, end) as they are computed. Raises WorkError for a failed text."""
+        if self.task is None:
+            return
+        entries = [Entries(self.form.spelling, reply.ends) for reply in self.task.replies]
+        async for some in self.task.pieces():
+            grown = []
+            for index, piece in some:
+                if piece is not None:
+                    self.usage.completion_tokens += piece.id is not None
+                    grown.append((index, piece.text, entries[index].add(piece), False))
+                    continue
+                found = self.task.replies[index].so_far()
+                if problem := failure_of(found):
+                    raise WorkError(str(problem), code="failed")
+                self.finished[index] = found.finish_reason
+                grown.append((index, "", entries[index].close(), True))
+            yield grown
+
+    def _begun(self, index: int) -> tuple[str, dict[str, Any] | None]:
+        """Returns the prompt that a text begins with, and its log-probabilities."""
+        prompt = index // (self.given.n or 1)
+        text = self.echoed[prompt] if self.echoed else ""
+        scores = self.scores[prompt] if self.scores else None
+        if isinstance(self.form, CompletionFormat) and scores is not None:
+            return text, self.form.echoed(index, self.prompts[prompt], scores)
+        if isinstance(self.form, CompletionFormat) and index not in self.form.offsets:
+            self.form.offsets[index] = len(text)
+        return text, None
+
+    async def _whole(self) -> dict[str, Any]:
+        texts, entries = [""] * self.texts, [list[Entry]() for _ in range(self.texts)]
+        async for grown in self._growth():
+            for index, text, some, _ in grown:
+                texts[index] += text
+                entries[index] += some
+        choices = []
+        for index in range(self.texts):
+            prompt, scored = self._begun(index)
+            only = bool(self.scores and self.scores[0].only)
+            choice = self.form.choice(index, texts[index], entries[index], self.finished.get(index, "length"))
+            if "text" in choice:
+                choice |= {"text": prompt + choice["text"], "logprobs": joined([scored, choice["logprobs"]])}
+                assert not only or not texts[index]
+            choices.append(choice)
+        return self.form.body(choices, self.usage)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        wanted = self.given.stream_options
+        each = bool(wanted and wanted.continuous_usage_stats)
+        shown = each or bool(wanted and wanted.include_usage)
+
+        def chunk(*choices: dict[str, Any]) -> bytes:
+            return event(self.form.chunk(choices, self.usage if each else None, shown))
+
+        try:
+            begun = set[int]()
+
+            def first(index: int) -> list[bytes]:
+                if index in begun:
+                    return []
+                begun.add(index)
+                if (opened := self.form.begun(index)) is not None:
+                    return [chunk(opened)]
+                prompt, scored = self._begun(index)
+                choice = self.form.delta(index, prompt, [], None)
+                return [chunk(choice | {"logprobs": scored})] if prompt else []
+
+            if not self.scores:
+                for index in range(self.texts):
+                    for one in first(index):
+                        yield one
+            held: dict[int, list[Entry]] = {index: [] for index in range(self.texts)}
+            async for grown in self._growth():
+                for index, text, entries, end in grown:
+                    for one in first(index):
+                        yield one
+                    held[index] += entries
+                    if text or (end and held[index]):
+                        yield chunk(self.form.delta(index, text, held[index], None))
+                        held[index] = []
+                    if end:
+                        yield chunk(self.form.delta(index, "", [], self.finished[index]))
+            if self.task is None:
+                for index in range(self.texts):
+                    yield chunk(self.form.delta(index, "", [], "length"))
+            if wanted and wanted.include_usage:
+                yield event(self.form.chunk([], self.usage, True))
+            yield event("[DONE]")
+        except WorkError as problem:
+            yield event(refusal(problem)[1])
+        finally:
+            if self.task is not None:
+                self.task.cancel()
+
+    async def _pinging(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yields the events, and comments while there are none, so that a connection is not taken for dead."""
+        iterator = events.__aiter__()
+        coming: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                coming = coming or asyncio.ensure_future(anext(iterator))
+                await asyncio.wait({coming}, timeout=PING)
+                if not coming.done():
+                    yield b": still computing\n\n"
+                    continue
+                try:
+                    found = coming.result()
+                except StopAsyncIteration:
+                    return
+                coming = None
+                yield found
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            if self.task is not None:
+                self.task.cancel()
+
+
+class NoModel(Exception):
+    """Refusal of the name of a model."""
+
+
+async def body_of(request: Request, kind: type[Given]) -> Given:
+    """Returns the body of a request as a model. Raises RequestError for the first field at fault."""
+    raw = await request.body()
+    try:
+        return await run_in_threadpool(kind.model_validate_json, raw)
+    except ValidationError as problem:
+        raise wrong_field(problem) from None
+
+
+def wrong_field(problem: ValidationError) -> RequestError:
+    """Returns the first error of a validation in one sentence, with the path of its field."""
+    errors = problem.errors(include_url=False, include_input=False, include_context=False)
+    first = max(errors, key=lambda one: len(one["loc"])) if len({one["loc"][:1] for one in errors}) == 1 else errors[0]
+    field = ".".join(str(step) for step in first["loc"] if not _is_branch(step)) or "body"
+    kinds: dict[str, Any] = {"extra_forbidden": "unknown", "missing": "missing", "json_invalid": "syntax"}
+    code = kinds.get(first["type"], "range" if "than" in first["type"] or "too_" in first["type"] else "type")
+    if first["type"] == "extra_forbidden":
+        return RequestError(
+            f"{shown(field)} is not a field that this server can obey", code="unknown", field=shown(field)
+        )
+    return RequestError(f"{shown(field)}: {shown(first['msg'], 200)}", code=code, field=shown(field))
+
+
+def _is_branch(step: int | str) -> bool:
+    """Returns True for a step of a path that names an alternative of a type, not a field."""
+    return isinstance(step, str) and (step.startswith(("function-", "list[", "constrained-")) or step in ("str", "int"))
+
+
+def embedded_ids(embedder: Embedder, given: str | list[int]) -> Any:
+    """Returns the ids of a text or checks given ids. Raises RequestError for a text that is too long: none is cut."""
+    if isinstance(given, str):
+        row = tokenized(embedder.tokenizer, [f"{embedder.pooling.prompt}{given}"], embedder.limit + 1)[0]
+    else:
+        row = np.array(given)
+        in_vocabulary(int(row.max()), embedder.model.vocab_size, "token", "input")
+    if len(row) <= embedder.unpooled:
+        raise RequestError("the input is empty; give at least one token", code="missing", field="input")
+    if len(row) > embedder.limit:
+        raise RequestError(
+            f"the input has {len(row):,} tokens, and this model reads {embedder.limit:,}",
+            code="range", field="input", value=len(row), expected=f"at most {embedder.limit:,} tokens",
+        )  # fmt: skip
+    return row
+
+
+def vector_of(embedder: Embedder, row: Any) -> torch.Tensor:
+    """Returns the vector of a text, computed by itself, so that it does not depend on other texts."""
+    return embedder.vectors([row])[0].float().cpu()
+
+
+def encoded(vector: torch.Tensor, how: str | None) -> list[float] | str:
+    """Returns a vector as numbers, or as base64 of little-endian fp32."""
+    if not bool(vector.isfinite().all()):
+        raise WorkError("the model's vector holds numbers that are not finite", code="diverged")
+    values = vector.numpy().astype("<f4")
+    return base64.b64encode(values.tobytes()).decode() if how == "base64" else values.tolist()
+
+
+def fingerprint(served: Served) -> str:
+    """Returns a name of all that a seeded text depends on besides the request: model, dtype, versions, threads."""
+    facts = (served.name, str(served.loaded.model.dtype), served.context, __version__, torch.__version__,
+             torch.get_num_threads())  # fmt: skip
+    return f"gf_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Returns the header that names fields without effect."""
+    return {"x-glassformer-ignored": ", ".join(names)} if names else {}
+
+
+def make_app(computer: Computer, access: Access, log: Callable[[str], None] | None = None) -> Guard:
+    """Returns the application for an ASGI server: the routes behind the guard."""
+
+    async def refused(request: Request, problem: Exception) -> Response:
+        if isinstance(problem, RequestError | WorkError):
+            path = request.url.path
+            prompt = "messages" if "chat" in path else "input" if "embeddings" in path else "prompt"
+            status, body = refusal(problem, prompt)
+            return Json(body, status)
+        if isinstance(problem, NoModel):
+            return Json(error_body(str(problem), param="model", code="model_not_found"), 404)
+        if isinstance(problem, Busy):
+            body = error_body(str(problem), "rate_limit_error", code="rate_limit_exceeded")
+            return Json(body, 429, headers={"retry-after": str(problem.seconds)})
+        if isinstance(problem, Refused):
+            return Json(error_body(str(problem), problem.kind), problem.status, headers=problem.headers)
+        assert isinstance(problem, HTTPException)
+        words = {404: "there is no such route", 405: "this route takes another method"}
+        body = error_body(words.get(problem.status_code, problem.detail))
+        return Json(body, problem.status_code, headers=dict(problem.headers or {}))
+
+    async def gone(request: Request, problem: Exception) -> Response:
+        return Response(status_code=499)  # no client reads it
+
+    async def failed(request: Request, problem: Exception) -> Response:
+        return Json(error_body("the server failed on this request", "server_error"), 500)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await run_in_threadpool(computer.stop)
+
+    handlers: Any = dict.fromkeys([RequestError, WorkError, NoModel, Busy, Refused, HTTPException], refused)
+    handlers |= {Gone: gone, Exception: failed}
+    app = Starlette(routes=Api(computer).routes(), exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return Guard(app, access, log)

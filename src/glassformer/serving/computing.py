@@ -1,0 +1,254 @@
+"""One thread that computes for all requests, and the bounded queue in front of it.
+
+Served      a model that answers, with its session
+Computer    the thread; `start` gives a Task, `call` the result of a function
+Task        the texts of one request, read from an event loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.errors import RequestError
+from glassformer.generation.engine import reason
+from glassformer.generation.prompt_scores import PromptScores
+from glassformer.generation.session import Completion, Reply, Session, TextPiece
+from glassformer.generation.vectors import Embedder
+from glassformer.loaded import Loaded
+from glassformer.options import GenerationOptions
+
+PIECE = 64
+"""Tokens of a prompt that are read between two tokens of running texts. On CPUs they take about as long as one step."""
+WAITING = 64
+"""Texts that may wait for a row."""
+
+
+class Busy(Exception):
+    """Refusal of a request while the queue is full; `seconds` until a row is likely to be free."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"{WAITING} texts wait already; try again in {seconds} s")
+        self.seconds = seconds
+
+
+@dataclass(eq=False)
+class Served:
+    """A model under the name that requests give it."""
+
+    name: str
+    loaded: Loaded
+    slots: int = 8
+    context: int | None = None
+    state_dtype: str | None = None
+    state_bytes: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+    session: Session | None = field(init=False, default=None)
+    """Session of a model that generates text; None for an encoder."""
+    embedder: Embedder | None = field(init=False, default=None)
+    """Reader of a model that turns texts into vectors; None for others."""
+
+    def __post_init__(self) -> None:
+        """Allocates nothing; raises RequestError if the decode state does not fit into free memory."""
+        if self.loaded.model.writes:
+            context = self.context or min(self.loaded.config.context, 4096)
+            self.session = Session(self.loaded, slots=self.slots, context=context, dtype=self.state_dtype, piece=PIECE)
+            self.context = min(context, self.session.limit or context)
+            self.state_bytes = self.session.reserve(self.context)
+        else:
+            self.context = self.loaded.config.context
+        if self.loaded.tokenizer is not None and self.loaded.config.encoder is None:
+            self.embedder = Embedder(self.loaded)
+
+    def room(self, prompt: Sequence[int], most: int | None) -> int:
+        """Returns the number of tokens that may follow a prompt. Raises RequestError if none may: a prompt is never
+        cut."""
+        assert self.context is not None
+        if len(prompt) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(prompt):,} tokens, and prompt and answer may have {self.context:,} together",
+                code="range", field="prompt", value=len(prompt), expected=f"fewer than {self.context:,} tokens",
+            )  # fmt: skip
+        return min(most or self.context, self.context - len(prompt))
+
+
+class Task:
+    """Texts of one request: `pieces` yields what each text gains, in the order in which it is computed."""
+
+    def __init__(self, computer: Computer, replies: Sequence[Reply]) -> None:
+        self._computer, self.replies = computer, list(replies)
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[list[tuple[int, TextPiece | None]]] = asyncio.Queue()
+        self._open = set(range(len(self.replies)))
+
+    @property
+    def open(self) -> int:
+        """Number of texts that are not complete; they take rows, or wait for them."""
+        return len(self._open)
+
+    def cancel(self) -> None:
+        """Ends the texts; the next step frees their rows."""
+        for reply in self.replies:
+            if reply.finish_reason is None:
+                reply.cancel()
+        self._computer.wake()
+
+    async def pieces(self) -> AsyncIterator[list[tuple[int, TextPiece | None]]]:
+        """Yields lists of (index of a text, piece), None for the piece after the last."""
+        left = len(self.replies)
+        while left:
+            some = await self._queue.get()
+            left -= sum(piece is None for _, piece in some)
+            yield some
+
+    def _deliver(self) -> None:
+        """Gives the event loop what was computed; called by the thread that computes."""
+        some: list[tuple[int, TextPiece | None]] = []
+        for index in sorted(self._open):
+            reply = self.replies[index]
+            ended = reply.finish_reason is not None
+            some += [(index, piece) for piece in reply.take()]
+            if ended:
+                some.append((index, None))
+                self._open.discard(index)
+        if some:
+            try:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, some)
+            except RuntimeError:  # the loop is closed
+                self.cancel()
+
+
+class Computer:
+    """The thread that computes: a step of each model that has requests, in turn, and calls between steps."""
+
+    def __init__(self, models: Sequence[Served], *, waiting: int = WAITING) -> None:
+        self.models = {one.name: one for one in models}
+        self.waiting = waiting
+        self._tasks: list[Task] = []
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopped = False
+        self._paces: dict[str, float] = {}
+        """Smoothed seconds of a step, by model."""
+        self._thread = threading.Thread(target=self._run, name="computer", daemon=True)
+        self._thread.start()
+
+    @property
+    def open(self) -> int:
+        """Number of texts that run or wait."""
+        return sum(task.open for task in self._tasks)
+
+    def check_room(self, served: Served, texts: int) -> None:
+        """Raises Busy if the queue has no room for more texts of a model."""
+        with self._wake:
+            self._check_room(served, texts)
+
+    def _check_room(self, served: Served, texts: int) -> None:
+        if self._stopped or self.open + len(self._calls) + texts > served.slots + self.waiting:
+            raise Busy(max(1, min(60, round(self._paces.get(served.name, 0.0) * 100))))
+
+    def start(
+        self,
+        served: Served,
+        prompts: Sequence[list[int]],
+        options: GenerationOptions,
+        scores: Sequence[PromptScores] = (),
+    ) -> Task:
+        """Starts `options.n` texts for each prompt, from the event loop's thread. Raises Busy, RequestError."""
+        assert served.session is not None
+        with self._wake:
+            self._check_room(served, len(prompts) * options.n)
+            replies = [
+                served.session.submit(
+                    prompt, options, sample=sample, scores=scores[i] if scores else None,
+                    max_new_tokens=served.room(prompt, options.max_new_tokens),
+                )
+                for i, prompt in enumerate(prompts)
+                for sample in range(options.n)
+            ]  # fmt: skip
+            task = Task(self, replies)
+            self._tasks.append(task)
+            self._wake.notify()
+        return task
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Returns what a function gives that computes with a model; it runs between two steps. Raises Busy."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(set_it: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                set_it(value)
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                found = function()
+            except Exception as problem:
+                loop.call_soon_threadsafe(settle, future.set_exception, problem)
+            else:
+                loop.call_soon_threadsafe(settle, future.set_result, found)
+
+        with self._wake:
+            if self._stopped or len(self._calls) >= self.waiting:
+                raise Busy(1)
+            self._calls.append(run)
+            self._wake.notify()
+        return await future
+
+    def wake(self) -> None:
+        """Lets the thread look for work."""
+        with self._wake:
+            self._wake.notify()
+
+    def stop(self, seconds: float = 10) -> None:
+        """Ends all requests and the thread."""
+        with self._wake:
+            self._stopped = True
+            tasks = list(self._tasks)
+            self._wake.notify()
+        for task in tasks:
+            task.cancel()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._tasks or self._calls or self._stopped):
+                    self._wake.wait()
+                if self._stopped and not self._tasks:
+                    return
+                call = self._calls.popleft() if self._calls else None
+                tasks = list(self._tasks)
+            if call is not None:
+                call()
+            for served in self.models.values():
+                if served.session is not None:
+                    self._step(served)
+            for task in tasks:
+                task._deliver()
+            with self._wake:
+                self._tasks = [task for task in self._tasks if task.open]
+
+    def _step(self, served: Served) -> None:
+        assert served.session is not None
+        begun = time.perf_counter()
+        try:
+            worked = served.session.step()
+        except Exception as problem:  # the session has told its requests
+            print(f"glassformer: a step of {served.name} failed: {reason(problem)}", flush=True)
+            return
+        if worked:
+            took, before = time.perf_counter() - begun, self._paces.get(served.name)
+            self._paces[served.name] = took if before is None else 0.9 * before + 0.1 * took
+
+
+def failure_of(found: Completion) -> RequestError | str | None:
+    """Returns the reason for which a text failed; None for one that did not."""
+    return found.error or "the request was ended" if found.finish_reason in ("failed", "cancelled") else None

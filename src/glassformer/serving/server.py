@@ -1,0 +1,323 @@
+"""`glassformer serve`: loads models, opens a port, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.figures.terminal import size
+from glassformer.loaded import Loaded
+from glassformer.naming.loading import load
+from glassformer.serving.computing import Computer, Served
+from glassformer.serving.guard import LARGEST_HEADERS, Access, is_loopback
+from glassformer.typed import typed
+from glassformer.units import plural
+
+MOST_MODELS = 32
+PORT = 8000
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that a server offers."""
+
+    name: str
+    """Name in requests."""
+    parameters: int
+    """Number of parameters."""
+    weight_bytes: int
+    """Bytes of the weights as they are held."""
+    context: int
+    """Tokens of a prompt and its answer together."""
+    slots: int
+    """Texts that are computed at once; 0 for a model that generates none."""
+    state_bytes: int
+    """Bytes of the decode states of all slots."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server offers, and where."""
+
+    address: str
+    """Base address of the API."""
+    models: tuple[ServedModel, ...]
+    """Models by the names that requests give them."""
+    example: str
+    """Command that asks the server."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.address}"]
+        for one in self.models:
+            state = f", {one.slots} texts at once in {size(one.state_bytes)}" if one.slots else ""
+            lines.append(
+                f"  {one.name}: {one.parameters:,} parameters in {size(one.weight_bytes)}, "
+                f"context {one.context:,}{state}"
+            )
+        return "\n".join([*lines, "", self.example])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values.
+
+        Returns
+        -------
+        dict
+            Keys address, models, example.
+        """
+        return asdict(self)
+
+
+@typed
+def serve(
+    models: str | Path | Loaded | Sequence[str | Path | Loaded],
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    quantize: str | None = None,
+    dtype: str | None = None,
+    state_dtype: str | None = None,
+    ctx: int | None = None,
+    slots: int = 8,
+    threads: int | None = None,
+    token: str | None = None,
+    allow_origin: Sequence[str] = (),
+    grace: float = 10.0,
+    dry: bool = False,
+    on_start: Callable[[Serving], object] | None = None,
+) -> Serving:
+    """Serves models over HTTP in the formats of OpenAI's API until it is interrupted.
+
+    Parameters
+    ----------
+    models : str, Path, Loaded, or a sequence of them
+        Models with weights: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2, minilm. Requests
+        name them so; loaded models are named model-1, model-2 and so on.
+    host : str
+        Address to listen on. Any other than one of this machine alone needs a token.
+    port : int
+        Port; 0 takes a free one.
+    quantize, dtype, state_dtype : str, optional
+        Weights and decode state, as for `load` and `Session`.
+    ctx : int, optional
+        Tokens of a prompt and its answer together; by default the model's context, at most 4,096.
+    slots : int
+        Texts of each model that are computed at once; more wait.
+    threads : int, optional
+        Threads of the processor.
+    token : str, optional
+        Secret of at least 16 characters that each request must carry as `Authorization: Bearer TOKEN`.
+    allow_origin : sequence of str
+        Origins of pages of other servers that may ask, such as http://localhost:3000.
+    grace : float
+        Seconds that running answers have to end once the server is interrupted.
+    dry : bool
+        Load the models and check memory, but open no port.
+    on_start : callable, optional
+        Called with the `Serving` once the server listens.
+
+    Returns
+    -------
+    Serving
+        Address, models and an example of a request.
+
+    Raises
+    ------
+    RequestError
+        For a model without weights, a decode state that does not fit into memory, an address that cannot be bound, and
+        an address of a network without a token.
+
+    Examples
+    --------
+    >>> gf.serve("smollm2", dry=True).models[0].name  # doctest: +SKIP
+    'smollm2'
+    """
+    check_whole("port", port, 0)
+    check_whole("slots", slots)
+    for name, value in (("ctx", ctx), ("threads", threads)):
+        if value is not None:
+            check_whole(name, value, 2 if name == "ctx" else 1)
+    for field, number, most in (("grace", grace, 3600), ("port", port, 65535), ("slots", slots, 256)):
+        if not 0 <= number <= most:
+            raise RequestError(code="range", field=field, value=number, expected=f"from 0 to {most:,}")
+    access = access_of(host, token, allow_origin)
+    need_libraries()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    served = served_models(models, quantize, dtype, state_dtype, ctx, slots)
+    if dry:
+        return offer(host, port, served, access)
+    with listening(host, port) as sock:
+        found = offer(host, sock.getsockname()[1], served, access)
+        asyncio.run(run(served, access, sock, grace, lambda: (on_start or _print)(found)))
+    return found
+
+
+def _print(found: Serving) -> None:
+    print(found, flush=True)
+
+
+def access_of(host: str, token: str | None, origins: Sequence[str]) -> Access:
+    """Returns the rules of access. Raises RequestError for an address of a network without a token."""
+    if not is_loopback(host) and token is None:
+        raise RequestError(
+            f"--host {host} opens the server to a network, so every request needs a secret; give --token, for example "
+            f"--token {secrets.token_urlsafe(16)}",
+            code="missing", field="token", expected="a secret of at least 16 characters",
+        )  # fmt: skip
+    own = {host.lower(), "127.0.0.1", "localhost", "::1"}
+    if host in ("0.0.0.0", "::"):
+        own |= {socket.gethostname().lower(), *_addresses()}
+    return Access(hosts=tuple(sorted(own)), origins=tuple(origins), token=token)
+
+
+def _addresses() -> set[str]:
+    with contextlib.suppress(OSError):
+        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(socket.gethostname(), None)}
+    return set()
+
+
+def need_libraries() -> None:
+    """Raises RequestError unless starlette and uvicorn are installed."""
+    try:
+        import starlette
+        import uvicorn
+
+        assert starlette and uvicorn
+    except ImportError as problem:
+        raise RequestError(
+            f"serving needs {problem.name}; pip install 'glassformer[serve]'", code="missing", field=problem.name or ""
+        ) from None
+
+
+def served_models(
+    models: str | Path | Loaded | Sequence[str | Path | Loaded], quantize: str | None, dtype: str | None,
+    state_dtype: str | None, ctx: int | None, slots: int,
+) -> list[Served]:  # fmt: skip
+    """Returns the models, loaded, with sessions whose states fit into memory. Raises RequestError."""
+    some: list[Any] = [models] if isinstance(models, str | Path | Loaded) else list(models)
+    names = [f"model-{i}" if isinstance(one, Loaded) else str(one) for i, one in enumerate(some, 1)]
+    if not names or len(names) > MOST_MODELS:
+        raise RequestError(
+            f"give 1 to {MOST_MODELS} models", code="range", field="models", value=len(names), expected="at least one"
+        )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"{twice} is named twice; give it once", code="conflict", field="models", value=twice)
+    found = []
+    for name, one in zip(names, some, strict=True):
+        loaded = one if isinstance(one, Loaded) else load(one, quantize=quantize, dtype=dtype)
+        found.append(Served(name, loaded, slots, ctx, state_dtype))
+        if found[-1].session is None and found[-1].embedder is None:
+            raise RequestError(
+                f"{name} generates no text and has no tokenizer", code="unsupported", field="models", value=name
+            )
+    return found
+
+
+def offer(host: str, port: int, served: Sequence[Served], access: Access) -> Serving:
+    """Returns what a server offers, with an example for its first model."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    base = f"http://{shown}:{port}/v1"
+    models = tuple(
+        ServedModel(
+            one.name, one.loaded.config.num_params(),
+            sum(p.numel() * p.element_size() for p in one.loaded.model.parameters()),
+            one.context or 0, one.slots if one.session else 0, one.state_bytes,
+        )
+        for one in served
+    )  # fmt: skip
+    first = served[0]
+    body: dict[str, Any] = {"model": first.name}
+    if first.session is None:
+        route, body = "embeddings", body | {"input": "A text"}
+    elif chats(first):
+        route, body = "chat/completions", body | {"messages": [{"role": "user", "content": "Hello"}]}
+    else:
+        route, body = "completions", body | {"prompt": "Once upon a time", "max_tokens": 32}
+    secret = f" -H 'Authorization: Bearer {access.token}'" if access.token else ""
+    example = f"curl {base}/{route}{secret} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    return Serving(base, models, example)
+
+
+def chats(served: Served) -> bool:
+    """Returns True for a model with a chat template."""
+    try:
+        return served.session is not None and bool(served.session.template)
+    except RequestError:
+        return False
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Yields a socket that is bound to the address, and closes it. Raises RequestError if it cannot be bound."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as problem:
+        raise RequestError(
+            f"--host {host}: {problem.strerror or problem}", code="unknown", field="host", value=host
+        ) from None
+    with sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(address)
+        except OSError as problem:
+            raise RequestError(
+                f"--port {port} of {host} cannot be opened ({problem.strerror or problem}); give another, or 0 for a "
+                "free one",
+                code="exists", field="port", value=port,
+            ) from None  # fmt: skip
+        yield sock
+
+
+async def run(
+    served: Sequence[Served], access: Access, sock: socket.socket, grace: float, on_start: Callable[[], object]
+) -> None:
+    """Answers requests until SIGINT or SIGTERM; running answers then have `grace` seconds. Raises WorkError."""
+    import uvicorn
+
+    from glassformer.serving.app import make_app
+    from glassformer.serving.connections import PatientProtocol
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                on_start()
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            loop, caught = asyncio.get_running_loop(), list[signal.Signals]()
+            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # another thread, Windows
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.add_signal_handler(number, self.handle_exit, number, None)
+                    caught.append(number)
+            try:
+                yield
+            finally:
+                for number in caught:
+                    loop.remove_signal_handler(number)
+
+    app = make_app(Computer(served), access)
+    config = uvicorn.Config(
+        app, http=PatientProtocol, ws="none", lifespan="on", log_config=None, log_level="critical", access_log=False,
+        server_header=False, date_header=True, proxy_headers=False, limit_concurrency=2 * access.requests,
+        backlog=2 * access.requests, timeout_keep_alive=5, timeout_graceful_shutdown=max(1, round(grace)),
+        h11_max_incomplete_event_size=LARGEST_HEADERS,
+    )  # fmt: skip
+    server = Server(config)
+    await server.serve([sock])
+    if not server.started:
+        raise WorkError("the server did not start", code="failed")
+    print(f"stopped; {plural(len(server.server_state.tasks), 'answer')} cut off", file=sys.stderr, flush=True)

@@ -1,0 +1,111 @@
+"""Bytes and log-probabilities of tokens, matched to the text that is sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from glassformer.generation.engine import TextPiece
+from glassformer.text import Tokenizer
+from glassformer.text.subword import FileTokenizer, byte_alphabet
+
+SPACE = "\u2581"
+LEAST = -9999.0
+"""Log-probability that is sent for a token of probability 0: JSON has no infinity."""
+
+
+class Spelling:
+    """The bytes of single tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.bytes = lru_cache(1 << 16)(self._bytes)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        assert isinstance(self.tokenizer, FileTokenizer)
+        return {index: name for name, index in self.tokenizer.ids().items()}
+
+    @cached_property
+    def _alphabet(self) -> dict[str, int]:
+        """Byte of each character in which byte-level BPE writes bytes; empty for other tokenizers."""
+        assert isinstance(self.tokenizer, FileTokenizer)
+        description = self.tokenizer.description()
+        steps = json.dumps([description.get(key) for key in ("pre_tokenizer", "decoder")])
+        return {character: byte for byte, character in enumerate(byte_alphabet())} if '"ByteLevel"' in steps else {}
+
+    def _bytes(self, token: int) -> bytes:
+        """Returns the bytes of a token; b"" for a special one."""
+        if token in self.tokenizer.special_ids:
+            return b""
+        if not isinstance(self.tokenizer, FileTokenizer):
+            if self.tokenizer.kind == "byte":
+                return bytes([token]) if token < 256 else b""
+            return self.tokenizer.decode([token]).encode()
+        name = self._names.get(token, "")
+        if self._alphabet and all(character in self._alphabet for character in name):
+            return bytes(self._alphabet[character] for character in name)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes.fromhex(name[3:5])
+        return name.replace(SPACE, " ").encode() if name.startswith(SPACE) else self.tokenizer.decode([token]).encode()
+
+    def text(self, token: int) -> str:
+        """Returns a token as text, with U+FFFD where it is part of a character."""
+        return self.bytes(token).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A token of a text that has been sent."""
+
+    id: int
+    bytes: bytes
+    logprob: float
+    top: dict[int, float]
+
+    @property
+    def text(self) -> str:
+        """Text of the token, with U+FFFD where it is part of a character."""
+        return self.bytes.decode("utf-8", "replace")
+
+
+class Entries:
+    """Tokens of a growing text, given out with the characters that they end: the bytes of all are those of the text."""
+
+    def __init__(self, spelling: Spelling, ends: frozenset[int]) -> None:
+        self._spelling, self._ends = spelling, ends
+        self._pending: list[TextPiece] = []
+        self._text = b""
+
+    def add(self, piece: TextPiece) -> list[Entry]:
+        """Returns the entries that a piece completes."""
+        if piece.id is not None and piece.id not in self._ends:
+            self._pending.append(piece)
+        self._text += piece.bytes
+        found: list[Entry] = []
+        while self._pending and self._text:
+            raw = self._spelling.bytes(self._pending[0].id or 0)
+            if not self._text.startswith(raw):
+                if raw.startswith(self._text):  # the rest is held back
+                    break
+                return found + self.close()
+            found.append(self._entry(self._pending.pop(0), raw))
+            self._text = self._text[len(raw) :]
+        return found
+
+    def close(self) -> list[Entry]:
+        """Returns the entries that are left: the last one has the bytes that are left, those after the text none."""
+        some, text = self._pending, self._text
+        self._pending, self._text = [], b""
+        if not text:
+            return []
+        return [self._entry(piece, text if piece is some[-1] else b"") for piece in some]
+
+    def _entry(self, piece: TextPiece, raw: bytes) -> Entry:
+        return Entry(piece.id or 0, raw, finite(piece.logprob), piece.top_logprobs or {})
+
+
+def finite(logprob: float | None) -> float:
+    """Returns a log-probability that JSON can hold."""
+    return LEAST if logprob is None or not logprob > LEAST else logprob
