@@ -89,7 +89,12 @@ class Entries:
             if not self._text.startswith(raw):
                 if raw.startswith(self._text):  # the rest is held back
                     break
-                return found + self.close()
+                last = self._pending[-1]
+                whole = len(self._pending) == 1 or self._text.endswith(self._spelling.bytes(last.id or 0) or b"\0")
+                kept = [] if whole else [self._pending.pop()]  # its bytes may still become a character
+                found += self.close()
+                self._pending = kept
+                break
             found.append(self._entry(self._pending.pop(0), raw))
             self._text = self._text[len(raw) :]
         return found
