@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from glassformer.retrieval import classify as classify
     from glassformer.retrieval import embed as embed
     from glassformer.retrieval import index as index
+    from glassformer.serving.server import Serving as Serving
+    from glassformer.serving.server import serve as serve
     from glassformer.training import Callback as Callback
     from glassformer.training import Recipe as Recipe
     from glassformer.training import Run as Run
@@ -117,7 +119,9 @@ _HOMES = {
     "preset": "naming",
     "presets": "architectures",
     "run": "laboratory.experiments",
+    "Serving": "serving.server",
     "scale": "laboratory.scaling",
+    "serve": "serving.server",
     "stream": "generation",
     "tokens": "laboratory.tokenized",
     "train": "comparison",
@@ -134,6 +138,7 @@ __all__ = [
     "Ladder",
     "Scaling",
     "ScalingLaw",
+    "Serving",
     "TokenTable",
     "Completion",
     "Loaded",

@@ -102,6 +102,12 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "check llama@1m",
             ("verify", "test", "validate"),
         ),
+        "serve": Verb(
+            "serving",
+            "Serve models over HTTP to programs that speak OpenAI's API.",
+            "serve smollm2 --port 8000",
+            ("server", "api", "host"),
+        ),
     },
     "Your own texts": {
         "embed": Verb(

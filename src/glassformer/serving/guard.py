@@ -87,7 +87,7 @@ class Guard:
 
     def __init__(self, app: App, access: Access, log: Callable[[str], None] | None = None) -> None:
         self.app, self.access = app, access
-        self.log = log or (lambda line: print(line, file=sys.stderr, flush=True))
+        self.log = _print if log is None else log
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,6 +185,10 @@ class Guard:
         scheme, _, secret = given.partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else _one(headers, b"x-api-key") or ""
         return hmac.compare_digest(secret.encode("latin-1", "replace"), (self.access.token or "").encode())
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 FIXED = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]

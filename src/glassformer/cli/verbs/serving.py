@@ -1,0 +1,84 @@
+"""The verb that answers other programs: serve.
+
+It imports what computes inside its function, so that its help imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from glassformer.cli.options import Flag, Json, ModelName
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        ModelName(weights=True),
+        Parameter(
+            negative="",
+            help="Models with weights: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2, "
+            "minilm. Requests name them as they are written here.",
+        ),
+    ],
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    quantize: Literal["bf16", "int8", "int4", "keep"] | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
+    ctx: int | None = None,
+    slots: int = 8,
+    threads: int | None = None,
+    token: Annotated[str | None, Parameter(env_var="GLASSFORMER_TOKEN", show_env_var=True)] = None,
+    allow_origin: Annotated[list[str] | None, Parameter(negative="")] = None,
+    grace: float = 10.0,
+    dry: Flag = False,
+    json: Json = False,
+) -> None:
+    """Serve models over HTTP to programs that speak OpenAI's API, until Ctrl-C or SIGTERM.
+
+    Parameters
+    ----------
+    host
+        Address to listen on. An address of a network needs --token.
+    port
+        Port; 0 takes a free one.
+    quantize
+        Quantisation of the weights: int8 or int4; keep uses those of a .gguf file; bf16 prepacks bfloat16 weights.
+    dtype
+        Dtype of weights and decode state; by default the checkpoint's, or bfloat16 with --quantize.
+    state_dtype
+        Dtype of the decode state only; int8 keeps a scale for each vector.
+    ctx
+        Tokens of a prompt and its answer together; by default the model's context, at most 4096.
+    slots
+        Texts of each model that are computed at once; more wait.
+    threads
+        Threads of the processor; by default one per core.
+    token
+        Secret of at least 16 characters that each request must carry as Authorization: Bearer TOKEN.
+    allow_origin
+        Origin of pages of another server that may ask, such as http://localhost:3000; repeatable.
+    grace
+        Seconds that running answers have to end after SIGTERM.
+    dry
+        Load the models, check memory, print what would be served, and stop.
+    """
+    from glassformer.cli import waiting
+    from glassformer.cli.show import print_result
+    from glassformer.serving.server import Serving
+    from glassformer.serving.server import serve as serve_models
+
+    def show(found: Serving) -> None:
+        waiting.end()
+        print_result(found, json)
+
+    found = serve_models(
+        models, host=host, port=port, quantize=quantize, dtype=dtype, state_dtype=state_dtype, ctx=ctx, slots=slots,
+        threads=threads, token=token, allow_origin=allow_origin or (), grace=grace, dry=dry, on_start=show,
+    )  # fmt: skip
+    if dry:
+        show(found)

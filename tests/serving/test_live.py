@@ -1,0 +1,195 @@
+"""Streams, clients that leave, slow connections and the end of a server, on a real port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer.serving import computing, connections
+from glassformer.serving.computing import Computer
+from tests.serving.conftest import served
+
+httpx = pytest.importorskip("httpx", reason="pip install httpx")
+
+
+def open_texts(live: str) -> int:
+    return httpx.get(f"{live}/health").json()["open"]
+
+
+def wait_for(live: str, count: int, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while open_texts(live) != count:
+        assert time.monotonic() < until, open_texts(live)
+        time.sleep(0.01)
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": "letters", "prompt": "once", "max_tokens": 40, "temperature": 1, "ignore_eos": True, **more}
+
+
+def text(live: str, **more: Any) -> str:
+    found = httpx.post(f"{live}/v1/completions", json=body(**more), timeout=120)
+    assert found.status_code == 200, found.text
+    return found.json()["choices"][0]["text"]
+
+
+def test_text_is_the_same_among_eight(live: str) -> None:
+    """Requests of other lengths and samplings join and leave meanwhile; one leaves in the middle."""
+    asked = [{"seed": i, "prompt": "once upon a time, " * (1 + i % 4), "max_tokens": 8 + 4 * i} for i in range(8)]
+    alone = [text(live, **one) for one in asked]
+    with ThreadPoolExecutor(9) as pool:
+        leaving = pool.submit(leave, live)
+        together = list(pool.map(lambda one: text(live, **one), asked))
+        leaving.result()
+    assert together == alone
+
+
+def leave(live: str, **more: Any) -> None:
+    with httpx.stream(
+        "POST", f"{live}/v1/completions", json=body(max_tokens=200, stream=True, **more), timeout=60
+    ) as found:
+        for line in found.iter_lines():
+            if line.startswith("data: "):
+                return
+
+
+def test_row_is_free_once_the_client_of_a_stream_left(live: str) -> None:
+    wait_for(live, 0)
+    leave(live)
+    wait_for(live, 0, 5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_row_is_free_once_a_connection_broke(live: str, stream: bool) -> None:
+    wait_for(live, 0)
+    # many texts, so that some run, some wait for a row, and a prompt is being read
+    raw = json.dumps(body(prompt="a" * 200, max_tokens=50, n=60, stream=stream)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(raw)}\r\n"
+    with socket.create_connection(("127.0.0.1", int(live.rpartition(":")[2]))) as sock:
+        sock.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + raw)
+        until = time.monotonic() + 10
+        while not open_texts(live):
+            assert time.monotonic() < until
+    wait_for(live, 0, 5)
+
+
+def test_slow_connections_do_not_stop_the_next_user(live: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.PatientProtocol, "seconds", 0.3)
+    port = int(live.rpartition(":")[2])
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    try:
+        for sock in slow:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        assert text(live, max_tokens=3)
+        slow[0].settimeout(20)
+        assert slow[0].recv(1) == b""  # closed by the server
+    finally:
+        for sock in slow:
+            sock.close()
+
+
+def test_headers_over_the_limit(live: str) -> None:
+    port = int(live.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.settimeout(20)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 100_000)
+        assert sock.recv(100).startswith(b"HTTP/1.1 4")
+
+
+def test_full_queue_answers_429(client: Any, computer: Computer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computer, "waiting", 0)
+    response = client.post("/v1/completions", json=body(n=9))
+    assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    monkeypatch.undo()
+    assert client.post("/v1/completions", json=body(max_tokens=1)).status_code == 200
+
+
+def test_model_that_fails_gives_an_error_and_the_next_request_works(
+    client: Any, computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = computer.models["letters"].session
+    assert session is not None
+    monkeypatch.setattr(session._engine, "_decode", lambda tokens: 1 / 0)
+    whole = client.post("/v1/completions", json=body())
+    assert whole.status_code == 500 and "Traceback" not in whole.text
+    assert whole.json()["error"]["type"] == "server_error"
+    streamed = client.post("/v1/completions", json=body(stream=True))
+    assert '"error"' in streamed.text.split("\n\n")[-2] and "[DONE]" not in streamed.text
+    monkeypatch.undo()
+    assert client.post("/v1/completions", json=body()).status_code == 200
+
+
+def test_long_prompt_is_read_between_tokens(
+    letters: Any, talker: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two tokens of a running text at most one piece of another's prompt is read."""
+    monkeypatch.setattr(computing, "PIECE", 16)
+    first = served(letters, talker, encoder)[0]
+    session, model = first.session, first.loaded.model
+    assert session is not None
+    sizes: list[int] = []
+    run = model.hidden_states
+    monkeypatch.setattr(
+        model, "hidden_states", lambda part, *a, **k: (sizes.append(part.shape[1]), run(part, *a, **k))[1]
+    )
+    decode = session._engine._decode
+    monkeypatch.setattr(session._engine, "_decode", lambda tokens: (sizes.append(0), decode(tokens))[1])
+    running = session.submit("once", max_new_tokens=60)
+    session.step()
+    long = session.submit("a" * 200, max_new_tokens=2)
+    while long.finish_reason is None:
+        session.step()
+    assert running.finish_reason is None
+    sizes = sizes[sizes.index(0) :]
+    between = "".join("." if size == 0 else "p" if size > 1 else "" for size in sizes)
+    assert "pp" not in between and between.count("p") == 13 and max(sizes) == 16
+    running.cancel()
+
+
+def test_cancelled_prompt_is_read_no_further(
+    letters: Any, talker: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(computing, "PIECE", 16)
+    session = served(letters, talker, encoder)[0].session
+    assert session is not None
+    reply = session.submit("a" * 200, max_new_tokens=2)
+    session.step()
+    reply.cancel()
+    assert not session.step() or not session.step()
+    assert reply.finish_reason == "cancelled" and session._engine._reading is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process of Windows at once")
+def test_sigterm_lets_a_running_answer_end(tmp_path: Path) -> None:
+    from tests.cli.conftest import saved
+
+    model = saved(tmp_path / "model", "llama")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "glassformer", "serve", model, "--port", "0", "--grace", "60", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        started = json.loads(process.stdout.readline())
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        asked = {"model": model, "prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{started['address']}/completions", json=asked, timeout=120) as found:
+            lines = found.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]" and process.wait(60) == 0
+    finally:
+        process.kill()
