@@ -63,6 +63,7 @@ EXAMPLES: dict[str, list[str]] = {
     "ablate": ["ablate gpt2@0.1m --to gpt2@0.1m+rope+rmsnorm --data python-docs --tokens 50k --seeds 2 --out ladder"],
     "scale": ["scale gpt2 --data python-docs --sizes 0.03m,0.06m,0.1m --budgets 20k,40k,80k --out law"],
     "run": ["run comparison/design.yaml"],
+    "serve": ["serve smollm2 --dry"],
     "why": ["why my_run"],
     "schema": ["schema | head -20"],
 }

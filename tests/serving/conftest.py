@@ -1,4 +1,4 @@
-"""Tiny random models behind the application, called in this process, and one server on a port of its own."""
+"""Tiny random models behind the application, called in this process, and one server on a free port."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def locked(computer: Computer, log: Logged) -> Any:
 
 @pytest.fixture(scope="session")
 def live(letters: Loaded, talker: Loaded, encoder: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server on a port of its own."""
+    """Address of a server on a free port."""
     ready, stopping = threading.Event(), threading.Event()
 
     async def serve(sock: Any) -> None:

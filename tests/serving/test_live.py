@@ -45,7 +45,7 @@ def text(live: str, **more: Any) -> str:
 
 
 def test_text_is_the_same_among_eight(live: str) -> None:
-    """Requests of other lengths and samplings join and leave meanwhile; one leaves in the middle."""
+    """Requests of other lengths and samplings join and leave at the same time; one leaves in the middle."""
     asked = [{"seed": i, "prompt": "once upon a time, " * (1 + i % 4), "max_tokens": 8 + 4 * i} for i in range(8)]
     alone = [text(live, **one) for one in asked]
     with ThreadPoolExecutor(9) as pool:

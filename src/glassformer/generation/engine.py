@@ -227,7 +227,7 @@ class Engine:
         self.guests: deque[GenerationRequest] = deque()
         """Requests whose tokens do not come from the batch; the first one runs."""
         self._reading: tuple[GenerationRequest, ModelState] | None = None
-        """The first waiting request, with a state that has read the beginning of its prompt."""
+        """The first waiting request, with a state that has read the first part of its prompt."""
         self._alone: ModelState | None = None
         """State of the only request that runs."""
         self._batch: ModelState | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation.prompt_scores import PromptScores
-from glassformer.serving.tokens import Entry, Spelling, finite
+from glassformer.serving.entries import Entry, Spelling, finite
 
 
 def error_body(
@@ -101,7 +101,7 @@ class Format:
         raise NotImplementedError
 
     def begun(self, index: int) -> dict[str, Any] | None:
-        """Returns the choice that begins a stream, if the format has one."""
+        """Returns the first choice of a stream, if the format has one."""
         return None
 
     def delta(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from glassformer.serving.answers import (
     refusal,
 )
 from glassformer.serving.computing import Busy, Computer, Served, Task, failure_of
+from glassformer.serving.entries import Entries, Entry, Spelling
 from glassformer.serving.guard import Access, Guard, Receive, Refused, Scope, Send
 from glassformer.serving.requests import (
     Body,
@@ -46,7 +47,6 @@ from glassformer.serving.requests import (
     TextRequest,
     TokenizeRequest,
 )
-from glassformer.serving.tokens import Entries, Entry, Spelling
 from glassformer.version import __version__
 
 PING = 15.0
@@ -155,7 +155,7 @@ class Api:
 
     def _served(self, name: str) -> Served:
         if name not in self.models:
-            raise NoModel(f"there is no model {shown(name)!r}; this server has {', '.join(self.models)}")
+            raise NoModel(f"the model {shown(name)!r} is unknown; this server has {', '.join(self.models)}")
         return self.models[name]
 
     def _writing(self, name: str) -> Served:
@@ -267,7 +267,7 @@ class Answering:
         self.finished: dict[int, str] = {}
 
     def echo(self) -> None:
-        """Spells the prompts, which the texts begin with."""
+        """Spells the prompts, which precede the texts."""
         tokenizer = self.form.spelling.tokenizer
         given = self.given.prompts() if isinstance(self.given, CompletionRequest) else []
         self.echoed = [one if isinstance(one, str) else tokenizer.decode(one) for one in given]
@@ -303,7 +303,7 @@ class Answering:
             yield grown
 
     def _begun(self, index: int) -> tuple[str, dict[str, Any] | None]:
-        """Returns the prompt that a text begins with, and its log-probabilities."""
+        """Returns the prompt in front of a text, and its log-probabilities."""
         prompt = index // (self.given.n or 1)
         text = self.echoed[prompt] if self.echoed else ""
         scores = self.scores[prompt] if self.scores else None
@@ -379,7 +379,7 @@ class Answering:
                 self.task.cancel()
 
     async def _pinging(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yields the events, and comments while there are none, so that a connection is not taken for dead."""
+        """Yields the events, and comments while the model computes, so that a connection is not taken for dead."""
         iterator = events.__aiter__()
         coming: asyncio.Future[bytes] | None = None
         try:
@@ -436,7 +436,7 @@ def _is_branch(step: int | str) -> bool:
 
 
 def embedded_ids(embedder: Embedder, given: str | list[int]) -> Any:
-    """Returns the ids of a text or checks given ids. Raises RequestError for a text that is too long: none is cut."""
+    """Returns the ids of a text, or given ids. Raises RequestError for too long an input: it is never cut."""
     if isinstance(given, str):
         row = tokenized(embedder.tokenizer, [f"{embedder.pooling.prompt}{given}"], embedder.limit + 1)[0]
     else:
@@ -466,7 +466,7 @@ def encoded(vector: torch.Tensor, how: str | None) -> list[float] | str:
 
 
 def fingerprint(served: Served) -> str:
-    """Returns a name of all that a seeded text depends on besides the request: model, dtype, versions, threads."""
+    """Returns a name of all that a seeded text depends on, apart from the request: model, dtype, versions, threads."""
     facts = (served.name, str(served.loaded.model.dtype), served.context, __version__, torch.__version__,
              torch.get_num_threads())  # fmt: skip
     return f"gf_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
@@ -494,7 +494,7 @@ def make_app(computer: Computer, access: Access, log: Callable[[str], None] | No
         if isinstance(problem, Refused):
             return Json(error_body(str(problem), problem.kind), problem.status, headers=problem.headers)
         assert isinstance(problem, HTTPException)
-        words = {404: "there is no such route", 405: "this route takes another method"}
+        words = {404: "this route is unknown", 405: "this route takes another method"}
         body = error_body(words.get(problem.status_code, problem.detail))
         return Json(body, problem.status_code, headers=dict(problem.headers or {}))
 

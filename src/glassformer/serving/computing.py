@@ -241,7 +241,7 @@ class Computer:
         begun = time.perf_counter()
         try:
             worked = served.session.step()
-        except Exception as problem:  # the session has told its requests
+        except Exception as problem:  # its requests have failed
             print(f"glassformer: a step of {served.name} failed: {reason(problem)}", flush=True)
             return
         if worked:

@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins, a token, and limits on what is read, before any route sees a request."""
+"""Access to the server: hosts, origins, a token, and limits on what is read, before any route sees a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGEST_HEADERS = 16 << 10
 SECONDS_TO_READ = 15.0
 """Time in which the headers, and then the body, must arrive."""
 REQUESTS = 128
-"""Requests that are answered at once; the connections of a server are bounded by twice as many."""
+"""Requests that are answered at once; the connections of a server have twice this bound."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bodies of requests. A field is obeyed, or reported as without effect, or refused; none is dropped in silence."""
+"""Bodies of requests. A field is obeyed, or reported as without effect, or refused; no field is dropped in silence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TextRequest(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     """Texts before which an answer ends."""
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 63)] = None
-    """Seed of the draws: the same request then gives the same text, whatever runs beside it."""
+    """Seed of the draws: the same request then gives the same text, whatever runs at the same time."""
     n: Annotated[int | None, Field(ge=1, le=MOST_TEXTS)] = None
     """Number of texts for each prompt."""
     ignore_eos: bool | None = None
@@ -159,7 +159,7 @@ class ChatRequest(TextRequest):
     max_tokens: Whole = None
     """Largest number of new tokens; by default up to the end of the context."""
     max_completion_tokens: Whole = None
-    """The same under its newer name."""
+    """Newer name of max_tokens."""
     logprobs: bool | None = None
     """Report the log-probability of each token, of the model's own distribution."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
@@ -196,7 +196,7 @@ class CompletionRequest(TextRequest):
     max_tokens: Annotated[int | None, Field(ge=0, le=MOST_TOKENS)] = None
     """Largest number of new tokens, 16 by default; 0 with echo scores the prompt."""
     echo: bool | None = None
-    """Begin the text with the prompt; with logprobs, report those of the prompt too."""
+    """Put the prompt in front of the text; with logprobs, report those of the prompt too."""
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     """Report log-probabilities: of each token, and of this many most likely ones."""
     best_of: Annotated[int | None, Field(ge=1, le=MOST_TEXTS)] = None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from glassformer.errors import RequestError, WorkError, check_whole
-from glassformer.figures.terminal import size
+from glassformer.figures.terminal import Printed, size
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load
 from glassformer.serving.computing import Computer, Served
@@ -48,9 +48,20 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class Serving:
-    """What a server offers, and where."""
+class Serving(Printed):
+    """Models that a server offers, and its address; it prints as the command line shows it.
 
+    Examples
+    --------
+    >>> from glassformer.text import ByteTokenizer
+    >>> config = gf.preset("llama@1m+vocab_size=257+context=64")
+    >>> llm = gf.Loaded(config.build(seed=0), config, ByteTokenizer())
+    >>> found = gf.serve(llm, dry=True, slots=2)
+    >>> found.models[0].context
+    64
+    """
+
+    raw = True
     address: str
     """Base address of the API."""
     models: tuple[ServedModel, ...]
@@ -58,15 +69,28 @@ class Serving:
     example: str
     """Command that asks the server."""
 
-    def __str__(self) -> str:
-        lines = [f"{self.address}"]
+    def lines(self) -> Iterator[str]:
+        """Returns an iterator over the text from top to bottom.
+
+        Returns
+        -------
+        iterator of str
+            The address, a line for each model, and the example.
+
+        Examples
+        --------
+        >>> next(found.lines())
+        'http://127.0.0.1:8000/v1'
+        """
+        yield self.address
         for one in self.models:
             state = f", {one.slots} texts at once in {size(one.state_bytes)}" if one.slots else ""
-            lines.append(
+            yield (
                 f"  {one.name}: {one.parameters:,} parameters in {size(one.weight_bytes)}, "
                 f"context {one.context:,}{state}"
             )
-        return "\n".join([*lines, "", self.example])
+        yield ""
+        yield self.example
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values.
@@ -75,6 +99,11 @@ class Serving:
         -------
         dict
             Keys address, models, example.
+
+        Examples
+        --------
+        >>> found.to_dict()["address"]
+        'http://127.0.0.1:8000/v1'
         """
         return asdict(self)
 
@@ -105,7 +134,7 @@ def serve(
         Models with weights: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2, minilm. Requests
         name them so; loaded models are named model-1, model-2 and so on.
     host : str
-        Address to listen on. Any other than one of this machine alone needs a token.
+        Address to listen on. An address that other machines reach needs a token.
     port : int
         Port; 0 takes a free one.
     quantize, dtype, state_dtype : str, optional
@@ -140,8 +169,12 @@ def serve(
 
     Examples
     --------
-    >>> gf.serve("smollm2", dry=True).models[0].name  # doctest: +SKIP
-    'smollm2'
+    >>> from glassformer.text import ByteTokenizer
+    >>> config = gf.preset("llama@1m+vocab_size=257+context=64")
+    >>> llm = gf.Loaded(config.build(seed=0), config, ByteTokenizer())
+    >>> gf.serve(llm, dry=True).models[0].name
+    'model-1'
+    >>> gf.serve("smollm2")  # doctest: +SKIP
     """
     check_whole("port", port, 0)
     check_whole("slots", slots)

@@ -51,7 +51,7 @@ class Spelling:
         return name.replace(SPACE, " ").encode() if name.startswith(SPACE) else self.tokenizer.decode([token]).encode()
 
     def text(self, token: int) -> str:
-        """Returns a token as text, with U+FFFD where it is part of a character."""
+        """Returns a token as text, with U+FFFD for part of a character."""
         return self.bytes(token).decode("utf-8", "replace")
 
 
@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """Text of the token, with U+FFFD where it is part of a character."""
+        """Text of the token, with U+FFFD for part of a character."""
         return self.bytes.decode("utf-8", "replace")
 
 
