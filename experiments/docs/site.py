@@ -48,7 +48,7 @@ MAP: dict[str, dict[str, list[str]]] = {
     "howto/index": {
         "": [
             "howto/*", "honest-comparison", "tuning", "ladders", "scaling", "sweeps", "planning", "clusters", "experts",
-            "determinism", "retrieval", "own-parts",
+            "determinism", "retrieval", "serving", "own-parts",
         ],
     },
     "reference/cli": {"": ["reference/cli/*"]},
