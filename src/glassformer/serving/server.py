@@ -70,11 +70,11 @@ class Serving(Printed):
     """Command that asks the server."""
 
     def lines(self) -> Iterator[str]:
-        """Returns an iterator over the text from top to bottom.
+        """Yields the text from top to bottom.
 
-        Returns
-        -------
-        iterator of str
+        Yields
+        ------
+        str
             The address, a line for each model, and the example.
 
         Examples
