@@ -24,7 +24,7 @@ from glassformer.loaded import Loaded
 from glassformer.options import GenerationOptions
 
 PIECE = 64
-"""Tokens of a prompt that are read between two tokens of running texts. On a busy CPU they took five steps of SmolLM2."""
+"""Tokens of a prompt that are read between two tokens of running texts. On busy cores: five steps of SmolLM2."""
 WAITING = 64
 """Texts that may wait for a row."""
 
