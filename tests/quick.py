@@ -56,6 +56,7 @@ SAMPLED = {
     "tests/laboratory/test_proof.py": 4,
     "tests/conversion/test_exports.py": 4,
     "tests/conversion/test_refused_paths.py": 4,
+    "tests/conversion/test_sentence_folders.py": 4,
     "tests/conversion/test_gguf_factors.py": 4,
     "tests/conversion/test_gguf_layouts.py": 4,
     "tests/conversion/test_leaving.py": 4,
