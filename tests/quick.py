@@ -59,6 +59,7 @@ SAMPLED = {
     "tests/conversion/test_sentence_folders.py": 4,
     "tests/conversion/test_gguf_factors.py": 4,
     "tests/conversion/test_gguf_layouts.py": 4,
+    "tests/conversion/test_gguf_metadata.py": 4,
     "tests/conversion/test_leaving.py": 4,
     "tests/conversion/test_llama_cpp.py": 4,
     "tests/conversion/test_quantize.py": 4,

@@ -61,7 +61,7 @@ PLACES: dict[str, tuple[set[str], list[Any]]] = {
     ),
     "tokenizer_config.json": ({"model_max_length", "max_len", "truncation_side"}, ["left", "right"]),
 }  # fmt: skip
-"""File -> keys that are read of it, and values tried besides the usual ones."""
+"""File -> keys that are read of it, and values tried with the usual ones."""
 VALUES: list[Any] = [True, False, 7, {}]
 
 

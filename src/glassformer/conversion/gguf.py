@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +17,7 @@ from glassformer.conversion.exports import ExportTarget, export_targets
 from glassformer.conversion.families import FAMILIES
 from glassformer.conversion.family import Family, Gguf, complaints
 from glassformer.conversion.fields import Fields
+from glassformer.conversion.metadata import Metadata, check, decoding, sampling, shortest
 from glassformer.conversion.rope import write_scaling
 from glassformer.conversion.storage import TensorFile, TensorSource, open_tensors, write_gguf
 from glassformer.conversion.weights import fill, fold, packed_formats, tensors
@@ -61,7 +62,8 @@ SCALING = {
 MAGNITUDE = "rope.scaling.attn_factor"
 HARMLESS = frozenset({
     "block_count", "tensor_data_layout", "rope.scaling.finetuned", "vocab_size", "context_length", "pooling_type",
-    "attention.group_norm_epsilon", "embedding_length", "feed_forward_length",
+    "attention.group_norm_epsilon", "embedding_length", "feed_forward_length", "attention.head_count_kv",
+    "attention.key_length",
 })  # fmt: skip
 """Keys whose only effect is on shapes, which the tensors have."""
 LOADED: dict[str, tuple[Any, ...]] = {
@@ -91,6 +93,8 @@ FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_fac
 ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 """Ids at which an answer ends, besides that which ends a text."""
+FILLED = tuple(f"tokenizer.ggml.fim_{name}_token_id" for name in ("pad", "rep", "sep"))
+"""Ids behind the middle of a text, at which llama.cpp ends an answer too."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 """general.file_type, by the type of the matrices."""
 
@@ -120,14 +124,20 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         family, config = _config(file)
         assert family.gguf is not None
         # The tokenizer first: what building it takes for a moment is then free for the weights.
-        tokenizer = _tokenizer(file)
-        said = [file.metadata.get(key) for key in ENDS]
+        metadata = Metadata(file.metadata)
+        tokenizer = tokenizer_from_gguf(metadata) if metadata.get("tokenizer.ggml.model") is not None else None
+        said = [metadata.fitting(key, lambda one: _is_id(one, config)) for key in (*ENDS, *FILLED)]
+        generation = decoding(metadata)
+        check(metadata, str(file.path), metadata["general.architecture"])
+        metadata.clear()
         file.metadata.clear()  # strings by the vocabulary: a hundredth of a small model
         model = fill(config, family.gguf.names, file, dtype, device, keep)
         unpacked = "" if keep else packed_formats(file)
     ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
-    ends = (one for one in ids if isinstance(one, int) and 0 <= one < model.config.vocab_size)
-    return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)), unpacked=unpacked)
+    ends = (one for one in ids if _is_id(one, config))
+    return Loaded(
+        model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)), generation=generation, unpacked=unpacked
+    )
 
 
 def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
@@ -148,38 +158,36 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
             for key, value in file.metadata.items()
             if key.startswith(prefix)
         )
-        fields = _fields(family.gguf, said, shapes, file.tensor)
-        said.check_read(str(file.path), prefix)
-    return family, family.config(Fields(fields, str(file.path)))
+        fields = Fields(_fields(family.gguf, said, shapes, file.tensor), str(file.path))
+    config = family.config(fields)
+    said.forget(family.gguf, fields)
+    said.check_read(str(file.path), prefix)
+    return family, config
 
 
-class _Said(dict[str, Any]):
-    """Metadata of an architecture, and which keys of it were read."""
+class _Said(Metadata):
+    """Metadata of an architecture."""
 
-    def __init__(self, pairs: Iterable[tuple[str, Any]]):
-        super().__init__(pairs)
-        self.seen: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.seen.add(key)
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.seen.add(key)
-        return super().__getitem__(key)
+    def forget(self, gguf: Gguf, fields: Fields) -> None:
+        """Leaves a key unread if the family read no field that it was made into."""
+        (asked := Metadata(self)).seen.clear()
+        gguf.implied(asked)
+        unread, heeded = {*fields.unread()}, {*asked.seen}
+        names = {**USUAL, **gguf.fields}
+        heeded |= {key for theirs, key in names.items() if not {theirs, theirs.partition(".")[0]} & unread}
+        self.seen -= {key for theirs, key in names.items() if theirs.partition(".")[0] in unread} - heeded
 
     def check_read(self, path: str, prefix: str) -> None:
         """Warns of keys that were not read. Raises RequestError for one that changes what llama.cpp computes."""
-        unread = sorted(self.keys() - self.seen - HARMLESS)
-        for key in unread:
-            value = super().__getitem__(key)
+        unread = {key: value for key, value in self.unread().items() if key not in HARMLESS}
+        for key, value in unread.items():
             if key in LOADED and value not in LOADED[key]:
                 raise RequestError(
                     f"{path}: {prefix}{key}={shown(repr(value))}: llama.cpp obeys it, and models of this family are "
                     "computed without it here",
                     code="unsupported", field=f"{prefix}{key}", value=value, expected=str(LOADED[key][0]),
                 )  # fmt: skip
-        if strange := [key for key in unread if key not in LOADED]:
+        if strange := [prefix + key for key in unread if key not in LOADED]:
             warnings.warn(f"{path} has metadata that is not understood and may matter: {shown(', '.join(strange[:8]))}")
 
 
@@ -194,7 +202,7 @@ def _scalar(where: str, value: Any) -> Any:
                 code="unsupported", field=where.rpartition(": ")[2],
             )  # fmt: skip
         value = each[0].item() if isinstance(each[0], np.generic) else each[0]
-    return _shortest(value)
+    return shortest(value)
 
 
 def _fields(
@@ -221,6 +229,8 @@ def _fields(
         head_dim = width // heads
     if (width_of_v := said.get("attention.value_length", head_dim)) != head_dim and _is_positive_int(head_dim):
         raise _other("attention.value_length", width_of_v, f"{head_dim}, the length of a key")
+    if turned is not None and not _is_positive_int(turned):
+        raise _other("rope.dimension_count", turned, "a positive whole number")
     if _is_positive_int(turned) and _is_positive_int(head_dim):
         fields[gguf.fraction] = turned / head_dim
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
@@ -241,14 +251,14 @@ def _fields(
         fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
     elif SHORT in shapes and LONG in shapes:
         both = {
-            key: [_shortest(factor) for factor in tensor(name).tolist()]
+            key: [shortest(factor) for factor in tensor(name).tolist()]
             for key, name in (("short_factor", SHORT), ("long_factor", LONG))
         }
         scaling.pop("factor", None)
         given = {"attention_factor": magnitude} if MAGNITUDE in said else {}
         fields["rope_scaling"] = {**scaling, **given, **both, "rope_type": "longrope"}
     elif kind == "yarn":
-        given = {"attention_factor": _shortest(magnitude * _grown(factor))} if MAGNITUDE in said else {}
+        given = {"attention_factor": shortest(magnitude * _grown(factor))} if MAGNITUDE in said else {}
         fields["rope_scaling"] = {**scaling, **given, "rope_type": kind}
     elif kind != "none":
         fields["rope_scaling"] = {**scaling, "factor": factor, "rope_type": kind}
@@ -294,13 +304,12 @@ def _divisors(scaling: Llama3ScalingConfig, base: float, dim: int) -> Tensor:
     return base**-exponent / Llama3(scaling, 1).frequencies(exponent, base, dim, 0)
 
 
-def _shortest(value: Any) -> Any:
-    """1e-05 for 9.999999747378752e-06, where a fraction went through 32 bits."""
-    return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 1e30 else value
-
-
 def _is_positive_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and value > 0
+
+
+def _is_id(value: Any, config: ModelConfig) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < config.vocab_size
 
 
 # Writing
@@ -313,10 +322,12 @@ def write(
     kind: str = "F16",
     name: str | None = None,
     ends: Sequence[int] = (),
+    generation: Mapping[str, Any] | None = None,
 ) -> Family:
     """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
     Reparametrised matrices are written as they are applied. An answer ends where the tokenizer says that a text does,
-    and at the first two others of `ends`: a GGUF has room for these.
+    and at the first two others of `ends`: a GGUF has room for these. It is drawn as
+    `generation` says, in the words of a generation_config.json.
 
     Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
     if kind not in FILE_TYPES:
@@ -345,6 +356,7 @@ def write(
         "general.name": name or path.stem,
         "general.file_type": FILE_TYPES[kind],
         "general.quantization_version": 2,
+        **sampling(generation or {}),
         **_metadata(model.config, target.fields, gguf),
         **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
         **dict(zip(ENDS, others, strict=False)),
@@ -377,7 +389,7 @@ def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
         return ExportTarget(target.family, {"mixer.position.scaling.kind": (kind, None)})
     try:
         said = _metadata(config, target.fields, gguf)
-        read = {key.partition(".")[2]: _shortest(value) for key, value in said.items()}
+        read = {key.partition(".")[2]: shortest(value) for key, value in said.items()}
         heeded = {key: value for key, value in read.items() if key not in gguf.unheeded}
         fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
         theirs = target.family.config(Fields(fields)).resolved()

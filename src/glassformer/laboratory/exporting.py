@@ -156,7 +156,10 @@ def convert(
         if not force:
             _refuse_spoilt(loaded.model, "float16" if kind == "gguf" and named is None else named, kind)
         if kind == "gguf":
-            family = write_gguf(loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"], ends=loaded.ends)
+            family = write_gguf(
+                loaded.model, loaded.tokenizer, path, FILE_TYPES[named or "float16"],
+                ends=loaded.ends, generation=loaded.generation,
+            )  # fmt: skip
         else:
             family = save(
                 loaded.model, loaded.tokenizer, path,
