@@ -22,6 +22,7 @@ from glassformer.cli.program import VERBS, app
 from glassformer.comparison import Design
 from glassformer.figures.terminal import Printed
 from glassformer.training import Recipe
+from glassformer.training.recipe import BUDGETS
 
 ELSEWHERE = {"schema": "ModelConfig.json_schema", "generate": "Loaded.generate"}
 """Verbs whose function is a method."""
@@ -90,6 +91,31 @@ def missing(verb: str, function: Any) -> set[str]:
     wanted = {renamed.get(name, name) for name in options_of(verb) - ONLY_TYPED - set(OTHER_FUNCTIONS.get(verb, ()))}
     functions = [function, *(getattr(gf, name) for name in LOADED_BEFORE.get(verb, ()))]
     return wanted.difference(*(keywords_of(one) for one in functions if one is not None))
+
+
+def test_keywords_of_recipes_and_designs_are_those_of_their_classes() -> None:
+    own = set(Recipe.model_fields) - set(BUDGETS)
+    assert {*options.RecipeKeywords.__annotations__} == own
+    assert {*options.RunKeywords.__annotations__} == set(Recipe.model_fields)
+    design = {one.name for one in fields(Design)} - {"arms", "data"} | own
+    for name, keywords in (
+        ("compare", options.DesignKeywords), ("tune", options.TuneKeywords), ("ablate", options.LadderKeywords),
+    ):  # fmt: skip
+        named = set(inspect.signature(getattr(gf, name)).parameters)
+        assert design <= named | {*keywords.__annotations__} | {"tune"}
+        assert not named & {*keywords.__annotations__}
+    everything = set(inspect.signature(gf.compare).parameters) | {*options.DesignKeywords.__annotations__}
+    assert {*options.TuneKeywords.__annotations__} == everything - {"models", "data", "options", "tune"}
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
+    calls = {name: f'gf.{name}("gpt2@1m", "x", tokns=1)' for name in ("train", "dry_run", "compare", "tune", "ablate")}
+    right = 'gf.compare(["gpt2@1m"], "x", tokens=1, context=32)'
+    (tmp_path / "one.py").write_text("\n".join(["import glassformer as gf", right, *calls.values(), ""]))
+    done = subprocess.run([sys.executable, "-m", "mypy", str(tmp_path / "one.py")], capture_output=True, text=True)
+    assert done.stdout.count("error:") == len(calls)
+    assert all(f'"tokns" for "{name}"' in done.stdout for name in calls)
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

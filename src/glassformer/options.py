@@ -5,7 +5,7 @@ GenerationOptions   these, and the length, the end and the number of texts
 DecodingOptions     these, and the way of decoding: beam search, draft tokens, a prompt cache
 ModelOptions        how a model is loaded and run
 
-GenerationKeywords and ModelKeywords have their names and types, so that editors complete keyword arguments.
+The classes of keywords have their names and types, so that editors complete keyword arguments.
 """
 
 # Annotations are types, not text: the command line resolves them in the modules of subclasses.
@@ -244,6 +244,94 @@ class ModelKeywords(GenerationKeywords, total=False):
     device: str
     threads: int | None
     compile: bool
+
+
+class RecipeKeywords(TypedDict, total=False):
+    """Fields of a `Recipe` but its budget as keyword arguments."""
+
+    batch_size: int
+    micro_batch: int | None
+    context: int | None
+    seed: int
+    learning_rate: float | None
+    objective: Any
+    optimizer: Any
+    schedule: Any
+    weight_decay: float
+    clip: float | None
+    qk_clip: float | None
+    evaluate_every: int | None
+    evaluation_tokens: int
+    checkpoint_seconds: float
+    async_save: bool
+    watch: int | None
+    on_spike: Literal["go_on", "skip", "roll_back"]
+    device: Any
+    dtype: Any
+    threads: int | None
+    compile: bool | None
+
+
+class RunKeywords(RecipeKeywords, total=False):
+    """Fields of a `Recipe` as keyword arguments."""
+
+    tokens: int | str | None
+    flops: float | str | None
+    minutes: float | None
+    steps: int | str | None
+    epochs: float | None
+
+
+class DesignKeywords(RecipeKeywords, total=False):
+    """Fields of a `Design` and of a `Recipe`, but those that `compare` names itself, as keyword arguments."""
+
+    tokenizer: Any
+    allow_unmatched: bool
+    pretrained: bool
+    loss_alone: bool
+    log_to: Sequence[str]
+
+
+class CellKeywords(DesignKeywords, total=False):
+    """Keyword arguments of `scale` for the comparison of each size and budget."""
+
+    seeds: int | None
+    recipe: Any
+
+
+class LadderKeywords(DesignKeywords, total=False):
+    """Keyword arguments of `ablate` for its comparison."""
+
+    tokens: int | str | None
+    minutes: float | None
+    flops: float | str | None
+    steps: int | str | None
+    match: Any
+    looks: str | Sequence[int] | None
+    power: float | str | None
+    tune: bool | None
+    within: float | None
+    recipe: Any
+
+
+class TuneKeywords(DesignKeywords, total=False):
+    """Keyword arguments of `compare` but `tune`."""
+
+    tokens: int | str | None
+    minutes: float | None
+    flops: float | str | None
+    steps: int | str | None
+    match: Any
+    seeds: int | None
+    looks: str | Sequence[int] | None
+    power: float | str | None
+    within: float | None
+    recipe: Any
+    out: str | Path | None
+    executor: Any
+    callbacks: Sequence[Any]
+    progress: bool | Callable[..., Any]
+    command: str | None
 
 
 def check_stops(strings: str | Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from glassformer import machine
 from glassformer.comparison.arms import recipe_fields
@@ -16,6 +16,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.files import replace_text
 from glassformer.naming import own_value, split_recipe
 from glassformer.naming.resolve import ModelLike, has_weights, resolve
+from glassformer.options import RunKeywords
 from glassformer.parallel.launch import one_voice
 from glassformer.parallel.layout import Layout
 from glassformer.report import write_run
@@ -292,7 +293,7 @@ def train(
     vocab_size: int | None = None,
     layout: Layout | str | None = None,
     log_to: Sequence[str] = (),
-    **fields: Any,
+    **fields: Unpack[RunKeywords],
 ) -> Run:
     """Trains one model.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from glassformer.comparison.arms import Match
 from glassformer.comparison.design import Design, design_of
@@ -15,6 +15,7 @@ from glassformer.comparison.experiment import carry_out
 from glassformer.comparison.result import Comparison
 from glassformer.comparison.tuning import tuned
 from glassformer.naming.resolve import ModelLike
+from glassformer.options import DesignKeywords, TuneKeywords
 from glassformer.runs.events import Notify
 from glassformer.runs.executor import Executor, with_callbacks
 from glassformer.runs.live import shown
@@ -44,7 +45,7 @@ def compare(
     callbacks: Sequence[Callback] = (),
     progress: bool | Notify = True,
     command: str | None = None,
-    **options: Any,
+    **options: Unpack[DesignKeywords],
 ) -> Comparison:
     """Trains several models on one text under one budget, and judges their held-out losses.
 
@@ -126,7 +127,7 @@ def compare(
 def tune(
     models: Design | Sequence[ModelLike] | Mapping[str, ModelLike],
     data: DataLike | None = None,
-    **options: Any,
+    **options: Unpack[TuneKeywords],
 ) -> Comparison:
     """Compares models, each at its own learning rate: `compare(models, data, tune=True, **options)`.
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from glassformer.comparison.arms import DesignArm, check_seeds, given_budget, one_arm
 from glassformer.comparison.design import FILE, LEAST_SEEDS, OWN, Design, design_of, from_tree, to_yaml
@@ -25,6 +25,7 @@ from glassformer.laboratory.pages.ladder import findings, render_ladder
 from glassformer.laboratory.rungs import Kind, LadderRecord, Rung, trained_as
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps
 from glassformer.naming.resolve import ModelLike
+from glassformer.options import LadderKeywords
 from glassformer.parts.core.base import PartConfig
 from glassformer.runs.effects import MOST, combined
 from glassformer.runs.events import Notify, StageEvent
@@ -196,7 +197,7 @@ def ablate(
     callbacks: Sequence[Callback] = (),
     progress: bool | Notify = True,
     command: str | None = None,
-    **options: Any,
+    **options: Unpack[LadderKeywords],
 ) -> Ladder:
     """Trains the models between two and finds what each change does to the loss, and what it costs.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 from rich.text import Text
 
@@ -15,6 +15,7 @@ from glassformer.errors import RequestError
 from glassformer.figures.plain import plain
 from glassformer.figures.terminal import Printed, bare, clock, dim, size, sparkline
 from glassformer.naming.resolve import ModelLike
+from glassformer.options import RunKeywords
 from glassformer.parallel.layout import Layout
 from glassformer.parts.core.base import to_plain
 from glassformer.planning import plan
@@ -150,7 +151,7 @@ def dry_run(
     vocab_size: int | None = None,
     layout: Layout | str | None = None,
     log_to: Sequence[str] = (),
-    **fields: Any,
+    **fields: Unpack[RunKeywords],
 ) -> DryRun:
     """Plans a training run without training: the request is checked, the text is read and cut into tokens.
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from glassformer.laboratory.scaled import REPORT, Planned, Scaling, ScalingLaw, 
 from glassformer.laboratory.several import laws
 from glassformer.naming import at_size
 from glassformer.naming.resolve import ModelLike
+from glassformer.options import CellKeywords
 from glassformer.parts.core.base import PartConfig, to_plain
 from glassformer.runs.events import Notify, PlanEvent
 from glassformer.runs.executor import Executor, interruptible, with_callbacks
@@ -175,7 +176,7 @@ def scale(
     callbacks: Sequence[Callback] = (),
     progress: bool | Notify = True,
     command: str | None = None,
-    **options: Any,
+    **options: Unpack[CellKeywords],
 ) -> Scaling | ScalingLaw:
     """Trains models at several sizes and budgets and fits a scaling law of each; or fits one to a table of runs.
 
