@@ -54,6 +54,7 @@ SAMPLED = {
     "tests/conversion/storage/test_attacks.py": 4,
     "tests/conversion/test_bare.py": 4,
     "tests/laboratory/test_proof.py": 4,
+    "tests/conversion/test_config_walk.py": 4,
     "tests/conversion/test_exports.py": 4,
     "tests/conversion/test_refused_paths.py": 4,
     "tests/conversion/test_sentence_folders.py": 4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import re
 import subprocess
 import sys
@@ -156,6 +157,18 @@ def test_no_module_has_the_name_of_a_function() -> None:
 def test_dir_lists_public_names_only() -> None:
     assert {name for name in dir(gf) if not name.startswith("__")} == set(gf.__all__)
     assert len(dir(gf)) == len(set(dir(gf)))
+
+
+def test_a_terminal_is_told_that_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delitem(sys.modules, "torch")
+    for stream, said in ((Terminal(), "loading torch ...\n"), (io.StringIO(), "")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert gf.__getattr__("RequestError") is gf.RequestError and not stream.getvalue()
+        assert gf.__getattr__("Recipe") is Recipe and stream.getvalue() == said
 
 
 def test_help_lists_the_functions() -> None:

@@ -289,7 +289,7 @@ class DesignKeywords(RecipeKeywords, total=False):
     allow_unmatched: bool
     pretrained: bool
     loss_alone: bool
-    log_to: Sequence[str]
+    log_to: Sequence[str] | None
 
 
 class CellKeywords(DesignKeywords, total=False):

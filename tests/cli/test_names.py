@@ -132,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["inspect", "whole", "Hi", "--ablate", "layers.1.head.2"], "layers.2.heads.1,3"),
         (["inspect", "deep", "Hi", "--ablate", "layers.1", "--ablate", "layers.3.ffn"], "layers 0 to 2"),
         (["inspect", "deep.gguf", "Hi", "--ablate", "layers.3"], "layers 0 to 2"),
+        (["inspect", "llama@10m", "--ablate", "layers.1"], "give the text"),
         (["chat", "whole", "--top-p", "0"], "top_p=0.0"),
         (["generate", "whole", "Hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
     ],

@@ -160,7 +160,9 @@ def inspect(
     tokens
         With --quality, number of tokens to measure on; by default 20k.
     """
-    if ablate and (prompt is not None or text is not None):
+    if ablate and prompt is None and text is None:
+        raise RequestError("ablate is for text: give the text to read", code="missing", field="text")
+    if ablate:
         check_ablated(ablate, model)
 
     from glassformer import machine

@@ -70,7 +70,7 @@ def read(fields: Fields, activation: str = "relu", scaled: bool = True, shared: 
     n, h, layers = fields.whole("num_heads"), fields.whole("d_kv", 64), fields.layers("num_layers")
     d, context = fields.whole("d_model"), fields.whole("n_positions", 512)
     norm = RMSNormConfig(eps=fields.number("layer_norm_epsilon", 1e-6))
-    fields.ignore("dropout_rate", "output_past", "dense_act_fn", "is_gated_act", "classifier_dropout")
+    fields.ignore("dropout_rate", "output_past", "classifier_dropout")
     fields.ignore("tokenizer_class", "relative_attention_num_buckets", "relative_attention_max_distance")
     buckets = fields.whole("relative_attention_num_buckets", 32)
     furthest = fields.whole("relative_attention_max_distance", 128)
@@ -107,6 +107,9 @@ def _network(fields: Fields, activation: str) -> FFNConfig:
     phi = "gelu_tanh" if said == "gated-gelu" else ACTIVATIONS.get(word)
     if phi is None:
         raise fields.refuse("feed_forward_proj", said, f"known are {', '.join(ACTIVATIONS)}, and these after gated-")
+    if fields.get("dense_act_fn") is not None:  # which counts, if both are given
+        phi = fields.one_of("dense_act_fn", ACTIVATIONS, word)
+    fields.only("is_gated_act", word != said)
     hidden = fields.whole("d_ff")
     if word != said:
         return GluConfig(hidden=hidden, activation=phi)
