@@ -90,7 +90,7 @@ class Family:
         with complaints(fields.where):
             config = self.read(fields)
             for block in config.layers():
-                _check_pairs(block, fields)
+                _check_pairs(block, config.d_model, fields)
             return config
 
     def names_of(self, config: ModelConfig) -> Names:
@@ -98,11 +98,13 @@ class Family:
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
-def _check_pairs(block: BlockConfig, fields: Fields) -> None:
+def _check_pairs(block: BlockConfig, width: int, fields: Fields) -> None:
     """Raises RequestError if an odd number of dimensions of a head would be turned, which is done in pairs."""
     mixer = block.mixer
     position = mixer.position if isinstance(mixer, AttentionConfig) else None
-    if isinstance(position, RotaryConfig) and int((mixer.head_dim or 0) * position.fraction) % 2:
+    if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):
+        return
+    if int((mixer.head_dim or width // mixer.n_heads) * position.fraction) % 2:
         raise fields.refuse("partial_rotary_factor", position.fraction, "an even share of a head is turned")
 
 

@@ -10,7 +10,7 @@ from glassformer.conversion.families.mamba2 import read_limits, write_limits
 from glassformer.conversion.family import Blocked, Family, ffn
 from glassformer.conversion.fields import Fields
 from glassformer.conversion.names import Flat, Names
-from glassformer.conversion.rope import read_rotary, write_rotary
+from glassformer.conversion.rope import rope_fields, rotary, write_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, Mamba2Config
@@ -43,6 +43,7 @@ TURNED = 0.5
 
 def read(fields: Fields) -> ModelConfig:
     fields.ignore("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "layer_types", "layers_block_type")
+    fields.ignore("partial_rotary_factor")  # which the class sets itself, unless the rope_parameters say it
     fields.only("hidden_act", "silu", "swish")  # of the convolution too
     context, eps = fields.whole("max_position_embeddings", 262144), fields.number("rms_norm_eps", 1e-5)
     expand, n = fields.whole("mamba_expand", 2), fields.whole("mamba_n_heads", 128)
@@ -65,7 +66,7 @@ def read(fields: Fields) -> ModelConfig:
         n_heads=fields.whole("num_attention_heads"),
         n_kv_heads=fields.whole("num_key_value_heads", 8),
         bias=fields.flag("attention_bias", False),
-        position=read_rotary(fields, context, fraction=TURNED).replace(fraction=TURNED),
+        position=rotary(rope_fields(fields), fields, context, fields.number("rope_theta", 1e4), TURNED),
     )
     network = GluConfig(hidden=fields.whole("intermediate_size"), bias=fields.flag("mlp_bias", False))
     layers, named = fields.layers("num_hidden_layers"), fields.get("attn_layer_indices", [])
