@@ -8,7 +8,6 @@ Names are imported when first used, so `import glassformer` costs nothing.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -252,6 +251,8 @@ if not TYPE_CHECKING:  # a type checker refuses a name that does not exist
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
+        import sys
+
         if "torch" not in sys.modules and _HOMES[name] != "errors" and sys.stderr is not None and sys.stderr.isatty():
             print("loading torch ...", file=sys.stderr, flush=True)  # for some seconds, in which nothing else is shown
         home = import_module(f"glassformer.{_HOMES[name]}")
