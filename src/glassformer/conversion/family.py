@@ -14,7 +14,6 @@ from glassformer.conversion.names import Names
 from glassformer.errors import RequestError, shown
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig
 from glassformer.parts.mixer import AttentionConfig
-from glassformer.parts.position import RotaryConfig
 
 
 @contextmanager
@@ -88,24 +87,11 @@ class Family:
     def config(self, fields: Fields) -> ModelConfig:
         """`read`, with every complaint in one sentence that names the file. Raises RequestError."""
         with complaints(fields.where):
-            config = self.read(fields)
-            for block in config.layers():
-                _check_pairs(block, config.d_model, fields)
-            return config
+            return self.read(fields)
 
     def names_of(self, config: ModelConfig) -> Names:
         """Most families have one set of names; some choose by the config."""
         return self.names if isinstance(self.names, Names) else self.names(config)
-
-
-def _check_pairs(block: BlockConfig, width: int, fields: Fields) -> None:
-    """Raises RequestError if an odd number of dimensions of a head would be turned, which is done in pairs."""
-    mixer = block.mixer
-    position = mixer.position if isinstance(mixer, AttentionConfig) else None
-    if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):
-        return
-    if int((mixer.head_dim or width // mixer.n_heads) * position.fraction) % 2:
-        raise fields.refuse("partial_rotary_factor", position.fraction, "an even share of a head is turned")
 
 
 class Blocked(RequestError):

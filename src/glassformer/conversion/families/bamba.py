@@ -68,6 +68,9 @@ def read(fields: Fields) -> ModelConfig:
         bias=fields.flag("attention_bias", False),
         position=rotary(rope_fields(fields), fields, context, fields.number("rope_theta", 1e4), TURNED),
     )
+    position, heads = attention.position, attention.n_heads
+    if position is not None and int(fields.whole("hidden_size") // heads * getattr(position, "fraction", 1.0)) % 2:
+        raise fields.refuse("rope_parameters", fields.get("rope_parameters"), "an even share of a head is turned")
     network = GluConfig(hidden=fields.whole("intermediate_size"), bias=fields.flag("mlp_bias", False))
     layers, named = fields.layers("num_hidden_layers"), fields.get("attn_layer_indices", [])
     if not isinstance(named, list) or not all(isinstance(one, int) and 0 <= one < layers for one in named):
