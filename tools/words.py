@@ -27,7 +27,7 @@ FOLDERS = ("src", "tests", "benchmarks", "experiments", "tools", "docs", "README
 GENERATED = (
     "docs/parts/", "docs/readings/", "docs/statistics/", "docs/kinds/", "docs/claims/", "docs/example/",
     "docs/benchmarks/", "docs/advice.md", "docs/claims.md", "docs/log/", "docs/decisions.md", "docs/reference/",
-    "docs/howto/index.md", "docs/papers.md", "docs/planning.md",
+    "docs/howto/index.md", "docs/papers.md", "docs/planning.md", "docs/guides/", "docs/zh/",
 )  # fmt: skip
 """Paths that other files generate, and notebooks that keep the words of their day."""
 OWN = ("tools/words.py", "tests/test_words.py")

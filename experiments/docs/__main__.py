@@ -25,6 +25,7 @@ from experiments.docs import (
     readings,
     reference,
     statistics,
+    translated,
     tutorials,
     with_files,
     written,
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     if of_axes or not given.name:
         axes.write(of_axes, keep, given.words)
     if not given.name or guides.NAME in given.name:
-        guides.PAGE.write_text(guides.guides_page(), encoding="utf-8")
+        guides.write()
     if not given.name or papers.NAME in given.name:
         papers.PAGE.write_text(papers.papers_page(), encoding="utf-8")
     if not given.name or reference.NAME in given.name:
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     OWN_PARTS.write_text(with_files(OWN_PARTS.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "under_glass.md").write_text(index(), encoding="utf-8")
     (DOCS / "glossary.md").write_text(glossary_page(), encoding="utf-8")
+    translated.write()
     if too_large:
         print(f"figures of more than {LARGEST:,} bytes: {', '.join(too_large)}", file=sys.stderr)
     return 1 if too_large else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from experiments.docs import DOCS, escaped
+from experiments.docs import DOCS, chapters, escaped
 from glassformer.laboratory.guide_table import HOW, VERDICTS, Correction, GuideRow, Guides, guide_tables
 from glassformer.names.known import GUIDES
 
@@ -16,7 +16,8 @@ BEGIN = """\
 # The guides, item by item
 
 Five guides explain the transformer and ask for a system that shows it. This table lists each item of them with the
-command that shows it; `glassformer guides` prints it, and a test runs every command that ends within seconds. """
+command that shows it; `glassformer guides` prints it, and a test runs every command that ends within seconds.
+"""
 
 START = (
     (
@@ -42,7 +43,11 @@ START = (
 def guides_page() -> str:
     """Returns the page: counts, a table for each guide, and the corrections."""
     tables = guide_tables()
-    pieces = [BEGIN + HOW, table(("guide", *VERDICTS), _counts())]
+    pages = ", ".join(f"[{GUIDES[name]}](guides/{name}.md)" for name in tables)
+    pieces = [
+        f"{BEGIN}Chapter by chapter, with formulas, code and output: {pages}.\n\n{HOW}",
+        table(("guide", *VERDICTS), _counts()),
+    ]
     pieces += ["## Where to start", table(("reader", "first", "then"), START)]
     for name, one in tables.items():
         pieces += [f"## {GUIDES[name]}", f"`glassformer guides {name}`"]
@@ -51,6 +56,12 @@ def guides_page() -> str:
     pieces += ["## Corrections", "Figures and statements of the guides that are wrong, with what replaces them."]
     pieces.append(table(("item", "the guide", "here", "source"), (_correction(*one) for one in corrections.items())))
     return "\n\n".join(pieces) + "\n"
+
+
+def write() -> None:
+    """Writes the page and those along the guides."""
+    PAGE.write_text(guides_page(), encoding="utf-8")
+    chapters.write()
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

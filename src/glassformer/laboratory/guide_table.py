@@ -51,6 +51,8 @@ class GuideRow(Value):
     """Command that shows the item: one of the command line, or Python. None without one."""
     expected: tuple[Words, ...] = Field((), max_length=12)
     """Texts that the output of the command contains."""
+    shown: tuple[Words, ...] = Field((), max_length=12)
+    """Lines of the output that pages show; a quick command prints each of them, but for its spaces."""
     verdict: Literal["works", "half", "missing", "no system"]
     """works; half or missing: not closed yet; no system: nothing to build or to measure."""
     reason: Words | None = None
