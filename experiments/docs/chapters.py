@@ -48,11 +48,11 @@ class Language:
 
 ENGLISH = Language(
     DOCS / "guides", PROSE / "guides", "*The guide:* ", " *Here:* ", " *Source:* ", ".", "claim {}",
-    {"half": "Half", "missing": "Missing", "no system": "Nothing to build"},
+    {"works": "Note", "half": "Half", "missing": "Missing", "no system": "Nothing to build"},
 )  # fmt: skip
 CHINESE = Language(
     DOCS / "zh" / "guides", PROSE / "zh" / "guides", "*教程写的是：*", "*实际是：*", "*依据：*", "。", "断言 {}",
-    {"half": "只做到一半", "missing": "尚缺", "no system": "无需实现"},
+    {"works": "说明", "half": "只做到一半", "missing": "尚缺", "no system": "无需实现"},
 )  # fmt: skip
 LANGUAGES = (ENGLISH, CHINESE)
 

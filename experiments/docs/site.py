@@ -21,6 +21,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 FILES = "files"
 """Folder of the site that holds the pages of source files."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".cpp": "cpp"}
@@ -83,6 +84,14 @@ class Links(SphinxPostTransform):
 
     def run(self, **kwargs: Any) -> None:
         name = self.env.docname
+        for cross in list(self.document.findall(addnodes.pending_xref)):
+            path = Path(f"{cross.get('reftarget')}.md")
+            if cross.get("refdomain") == "doc" and path.is_absolute():  # Markdown outside of this language's pages
+                docs = Path(self.env.srcdir)
+                if not path.is_relative_to(DOCS):
+                    linked(self.env).setdefault(name, set()).add(str(path.relative_to(ROOT)))
+                uri = uri_of(path, name, docs)
+                cross.replace_self(nodes.reference("", "", *cross.children, internal=True, refuri=uri))
         for node in list(self.document.findall(lambda node: isinstance(node, addnodes.download_reference))):
             target = unquote(str(node.get("reftarget", "")))
             path = Path(os.path.normpath(Path(self.env.doc2path(name)).parent / target))
@@ -91,7 +100,7 @@ class Links(SphinxPostTransform):
             for code in reference.findall(nodes.literal):
                 code["classes"] = [word for word in code["classes"] if word != "download"]
             node.replace_self(reference)
-            if path.is_file() and not path.is_relative_to(self.env.srcdir):
+            if path.is_file() and not path.is_relative_to(DOCS):
                 linked(self.env).setdefault(name, set()).add(str(path.relative_to(ROOT)))
 
 
@@ -105,7 +114,13 @@ def linked(env: Any) -> dict[str, set[str]]:
 
 def uri_of(path: Path, page: str, docs: Path) -> str:
     """Returns the address of a file's page, relative to `page`."""
-    inside = path.relative_to(docs) if path.is_relative_to(docs) else Path(FILES, f"{path.relative_to(ROOT)}.html")
+    if path.is_relative_to(docs):
+        inside = path.relative_to(docs)
+    elif path.is_relative_to(DOCS):  # an English page: other languages are folders of its site
+        english = path.relative_to(DOCS)
+        inside = Path("..", english.with_suffix(".html") if english.suffix == ".md" else english)
+    else:
+        inside = Path(FILES, f"{path.relative_to(ROOT)}.html")
     return posixpath.relpath(inside.as_posix(), posixpath.dirname(page) or ".")
 
 
@@ -138,6 +153,8 @@ def children(docs: Path, name: str, caption: str | None = None) -> list[str]:
                 found += [one for one in names if one not in listed and one != name]
             elif (docs / f"{page}.md").exists():
                 found.append(page)
+            else:  # a language without this page has those below it
+                found += children(docs, page)
     return found
 
 
