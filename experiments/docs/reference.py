@@ -61,7 +61,7 @@ EXAMPLES: dict[str, list[str]] = {
     "ask": ['ask "When does the library open?" --index my_index'],
     "tokens": ['tokens "The cat sat" --with byte,word,smollm2'],
     "ablate": ["ablate gpt2@0.1m --to gpt2@0.1m+rope+rmsnorm --data python-docs --tokens 50k --seeds 2 --out ladder"],
-    "scale": ["scale gpt2 --data python-docs --sizes 0.03m,0.06m,0.1m --budgets 20k,40k,80k --out law"],
+    "scale": ["scale --data runs.csv --predict 7b,140b"],
     "run": ["run comparison/design.yaml"],
     "serve": ["serve smollm2 --dry"],
     "why": ["why my_run"],
@@ -186,6 +186,12 @@ def output_before(verb: str) -> str:
 TEXTS = {
     "notes.txt": "The library opens at nine in the morning and closes at six. On Sundays it stays closed.\n\n"
     "Books are lent for three weeks. A book that another reader asks for cannot be lent again.\n",
+    "runs.csv": "params,tokens,loss\n"
+    + "".join(
+        f"{n:.3g},{d:.3g},{1.69 + 406.4 / n**0.34 + 410.7 / d**0.28:.4f}\n"
+        for n in (1e7, 3e7, 1e8, 3e8, 1e9)
+        for d in (3e8, 1e9, 3e9, 1e10, 3e10)
+    ),
     "reviews.jsonl": "".join(
         f'{{"text": "{mood} {thing}", "label": "{label}"}}\n'
         for label, moods in (("good", ("a splendid", "a fine", "a lovely")), ("bad", ("a dull", "a poor", "a sad")))

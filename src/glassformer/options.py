@@ -247,25 +247,25 @@ class ModelKeywords(GenerationKeywords, total=False):
 
 
 class RecipeKeywords(TypedDict, total=False):
-    """Fields of a `Recipe` but its budget as keyword arguments."""
+    """Fields of a `Recipe` but its budget as keyword arguments; None takes the default."""
 
-    batch_size: int
+    batch_size: int | None
     micro_batch: int | None
     context: int | None
-    seed: int
+    seed: int | None
     learning_rate: float | None
     objective: Any
     optimizer: Any
     schedule: Any
-    weight_decay: float
+    weight_decay: float | None
     clip: float | None
     qk_clip: float | None
     evaluate_every: int | None
-    evaluation_tokens: int
-    checkpoint_seconds: float
-    async_save: bool
+    evaluation_tokens: int | None
+    checkpoint_seconds: float | None
+    async_save: bool | None
     watch: int | None
-    on_spike: Literal["go_on", "skip", "roll_back"]
+    on_spike: Literal["go_on", "skip", "roll_back"] | None
     device: Any
     dtype: Any
     threads: int | None
