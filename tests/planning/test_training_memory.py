@@ -313,3 +313,9 @@ def test_process_on_a_cpu_is_tensors_a_base_and_holes_of_what_passed():
 def test_process_takes_the_memory_that_is_planned(i: int):
     """Measured now, in a new process, within a tenth."""
     assert fresh(SAMPLES[i]) / 1e6 == pytest.approx(SAMPLES[i].planned, rel=0.1)
+
+
+def test_step_with_a_label_for_each_text_is_traced() -> None:
+    config = gf.preset("bert@0.1m+classes:2")
+    moments = trace(config, 4, 16, torch.float32, torch.float32)
+    assert len(moments.layers) == config.n_layers and moments.loss.forward > 0

@@ -313,6 +313,7 @@ def _trace(
     with FakeTensorMode():
         faked(model, dtype)
         tokens = torch.zeros(batch, context, dtype=torch.int64)
+        targets = tokens[:, 0] if config.head.gives == "classes" else tokens  # a label for each text
         living = Living([tokens, *model.parameters(), *model.buffers()])
         ahead: list[tuple[int, int]] = []
         back: list[tuple[int, int]] = []
@@ -327,7 +328,7 @@ def _trace(
         source = tokens if model.encoder is not None else None
         with living:
             with torch.autocast("cpu", products) if products != dtype else nullcontext():
-                loss = model.loss(tokens, tokens, source=source)
+                loss = model.loss(tokens, targets, source=source)
             ahead.append(living.mark())
             loss.backward()
             back.append(living.mark())
