@@ -38,7 +38,9 @@ def serve(
     dry: Flag = False,
     json: Json = False,
 ) -> None:
-    """Serve models over HTTP to programs that speak OpenAI's API, until Ctrl-C or SIGTERM.
+    """Serve models over HTTP to programs that speak OpenAI's API.
+
+    It runs until Ctrl-C or SIGTERM.
 
     Parameters
     ----------
