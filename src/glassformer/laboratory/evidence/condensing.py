@@ -199,7 +199,7 @@ class EvenDescent(torch.optim.SGD):
         return super().step(closure)
 
 
-ADAMW, DESCENT = partial(torch.optim.AdamW, lr=3e-4), partial(EvenDescent, lr=0.02)
+ADAMW, DESCENT = partial(torch.optim.AdamW, lr=3e-4), partial(EvenDescent, lr=0.2)
 
 CLAIMS = [
     Claim(
@@ -221,7 +221,7 @@ CLAIMS = [
         name="condensation-by-descent", kind="scoped", minutes=3,
         statement="Under gradient descent from a small initialization W_V and the FFN move first while W_Q and W_K "
         "rest.",
-        source="2510.06954, theorems 1 to 3", published="two stages of the gradient flow", size="width 128, 400 steps",
-        measure=partial(stages, optimizer=DESCENT, words="gradient descent by steps of 0.02", steps=400, warmup=0),
+        source="2510.06954, theorems 1 to 3", published="two stages of the gradient flow", size="width 128, 600 steps",
+        measure=partial(stages, optimizer=DESCENT, words="gradient descent by steps of 0.2", steps=600, warmup=0),
     ),
 ]  # fmt: skip
