@@ -240,12 +240,12 @@ def test_budget_of_one_minute_is_singular_and_switches_that_are_off_are_left_out
     assert differences([{"norm": norm} for norm in norms])[0].values[1] == "rmsnorm(unit_offset=true)"
 
 
-def test_cannot_is_said_with_its_reason() -> None:
+def test_missing_context_is_not_supported_for_a_reason() -> None:
     page = Page(rendered(results(1)))
     assert "cannot go to 2×" in page.text
-    assert page.text.count("cannotlearned positions end at 256") == 1
+    assert page.text.count("not supportedlearned positions end at 256") == 1
     assert ("td", "colspan", "3") in page.attributes
-    assert ("cannot", "learned positions end at 256") not in page.attributes
+    assert ("not supported", "learned positions end at 256") not in page.attributes
 
 
 def test_where_no_arm_has_bits_per_byte_quality_is_the_loss() -> None:
