@@ -61,7 +61,7 @@ EXAMPLES: dict[str, list[str]] = {
     "ask": ['ask "When does the library open?" --index my_index'],
     "tokens": ['tokens "The cat sat" --with byte,word,smollm2'],
     "ablate": ["ablate gpt2@0.1m --to gpt2@0.1m+rope+rmsnorm --data python-docs --tokens 50k --seeds 2 --out ladder"],
-    "scale": ["scale --data runs.csv --predict 7b,140b"],
+    "scale": ["scale --data runs.csv --predict 2b,100b"],
     "run": ["run comparison/design.yaml"],
     "serve": ["serve smollm2 --dry"],
     "why": ["why my_run"],

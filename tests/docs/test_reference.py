@@ -38,6 +38,7 @@ def commands() -> list[str]:
     """Commands in the running text and the tables of hand-written pages, complete ones only."""
     pages = [DOCS.parent / "README.md", DOCS / "index.md", *DOCS.glob("start/*.md"), *DOCS.glob("howto/*.md")]
     found = {line for page in pages for line in re.findall(r"`glassformer ([a-z]+ [^`]*)`", page.read_text("utf-8"))}
+    found = {re.sub(r"\s--import \S+| [>|] .*", "", line) for line in found}  # the parser sees neither
     return sorted(
         line for line in found if not re.search(r"\.\.\.|\b[A-Z]{3,}\b|^help ", line) and line.split()[0] in VERBS
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation.prompt_scores import PromptScores
-from glassformer.serving.entries import Entry, Spelling, finite
+from glassformer.serving.entries import SpelledToken, Spelling, bounded_logprob
 
 
 def error_body(
@@ -66,7 +66,7 @@ class Usage:
 
 
 @dataclass
-class Format:
+class AnswerFormat:
     """Form of the answers to one request."""
 
     model: str
@@ -96,7 +96,7 @@ class Format:
             "system_fingerprint": self.fingerprint, "choices": list(choices),
         }  # fmt: skip
 
-    def choice(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
         """Returns one text of a whole answer."""
         raise NotImplementedError
 
@@ -104,17 +104,17 @@ class Format:
         """Returns the first choice of a stream, if the format has one."""
         return None
 
-    def delta(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
         """Returns growth of one text."""
         return self.choice(index, text, entries, finish)
 
 
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """Answers of POST /v1/chat/completions."""
 
     OBJECT, CHUNK, PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
         """Returns a message."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         return {"index": index, "message": message, "logprobs": self._logprobs(entries), "finish_reason": finish}
@@ -126,7 +126,7 @@ class ChatFormat(Format):
             "finish_reason": None,
         }  # fmt: skip
 
-    def delta(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
         """Returns growth of a message; the last one is empty."""
         delta = {"content": text} if text or finish is None else {}
         return {
@@ -134,21 +134,25 @@ class ChatFormat(Format):
             "finish_reason": finish,
         }  # fmt: skip
 
-    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[SpelledToken]) -> dict[str, Any] | None:
         if not self.logprobs:
             return None
         return {"content": [self._entry(one) for one in entries], "refusal": None}
 
-    def _entry(self, one: Entry) -> dict[str, Any]:
+    def _entry(self, one: SpelledToken) -> dict[str, Any]:
         top = [
-            {"token": self.spelling.text(token), "logprob": finite(logprob), "bytes": list(self.spelling.bytes(token))}
+            {
+                "token": self.spelling.text(token),
+                "logprob": bounded_logprob(logprob),
+                "bytes": list(self.spelling.bytes(token)),
+            }
             for token, logprob in one.top.items()
         ]
         return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes), "top_logprobs": top}
 
 
 @dataclass
-class CompletionFormat(Format):
+class CompletionFormat(AnswerFormat):
     """Answers of POST /v1/completions."""
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -157,12 +161,12 @@ class CompletionFormat(Format):
     OBJECT = CHUNK = "text_completion"
     PREFIX = "cmpl"
 
-    def choice(self, index: int, text: str, entries: Sequence[Entry], finish: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
         """Returns a text."""
         logprobs = self._logprobs(index, entries) if self.logprobs and entries else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, index: int, entries: Sequence[Entry]) -> dict[str, Any]:
+    def _logprobs(self, index: int, entries: Sequence[SpelledToken]) -> dict[str, Any]:
         offset, offsets = self.offsets.get(index, 0), []
         for one in entries:
             offsets.append(offset)
@@ -178,7 +182,7 @@ class CompletionFormat(Format):
     def _top(self, top: Mapping[int, float]) -> dict[str, float]:
         found: dict[str, float] = {}
         for token, logprob in top.items():
-            found.setdefault(self.spelling.text(token), finite(logprob))
+            found.setdefault(self.spelling.text(token), bounded_logprob(logprob))
         return found
 
     def echoed(self, index: int, ids: Sequence[int], scores: PromptScores | None) -> dict[str, Any] | None:
@@ -187,7 +191,7 @@ class CompletionFormat(Format):
             return None
         top = scores.top_logprobs or [{} for _ in scores.logprobs]
         entries = [
-            Entry(token, self.spelling.bytes(token), logprob, best)
+            SpelledToken(token, self.spelling.bytes(token), logprob, best)
             for token, logprob, best in zip(ids, [0.0, *map(finite, scores.logprobs)], [{}, *top], strict=True)
         ]
         found = self._logprobs(index, entries)

@@ -25,9 +25,9 @@ from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.vectors import Embedder, tokenized
 from glassformer.introspection import in_vocabulary
 from glassformer.serving.answers import (
+    AnswerFormat,
     ChatFormat,
     CompletionFormat,
-    Format,
     Usage,
     dumps,
     error_body,
@@ -35,8 +35,8 @@ from glassformer.serving.answers import (
     joined,
     refusal,
 )
-from glassformer.serving.computing import Busy, Computer, Served, Task, failure_of
-from glassformer.serving.entries import Entries, Entry, Spelling
+from glassformer.serving.computing import Busy, Computer, Served, ServedTask, failure_of
+from glassformer.serving.entries import Entries, SpelledToken, Spelling
 from glassformer.serving.guard import Access, Guard, Receive, Refused, Scope, Send
 from glassformer.serving.requests import (
     Body,
@@ -258,7 +258,9 @@ class Api:
 class Answering:
     """The answer to one request, whole or as a stream."""
 
-    def __init__(self, task: Task | None, form: Format, given: TextRequest, prompts: Sequence[list[int]]) -> None:
+    def __init__(
+        self, task: ServedTask | None, form: AnswerFormat, given: TextRequest, prompts: Sequence[list[int]]
+    ) -> None:
         self.task, self.form, self.given, self.prompts = task, form, given, prompts
         self.texts = len(prompts) * (given.n or 1)
         self.usage = Usage(sum(map(len, prompts)))
@@ -283,7 +285,7 @@ class Answering:
             if self.task is not None:
                 self.task.cancel()
 
-    async def _growth(self) -> AsyncIterator[list[tuple[int, str, list[Entry], bool]]]:
+    async def _growth(self) -> AsyncIterator[list[tuple[int, str, list[SpelledToken], bool]]]:
         """Yields lists of (index, new text, entries, end) as they are computed. Raises WorkError for a failed text."""
         if self.task is None:
             return
@@ -314,7 +316,7 @@ class Answering:
         return text, None
 
     async def _whole(self) -> dict[str, Any]:
-        texts, entries = [""] * self.texts, [list[Entry]() for _ in range(self.texts)]
+        texts, entries = [""] * self.texts, [list[SpelledToken]() for _ in range(self.texts)]
         async for grown in self._growth():
             for index, text, some, _ in grown:
                 texts[index] += text
@@ -355,7 +357,7 @@ class Answering:
                 for index in range(self.texts):
                     for one in first(index):
                         yield one
-            held: dict[int, list[Entry]] = {index: [] for index in range(self.texts)}
+            held: dict[int, list[SpelledToken]] = {index: [] for index in range(self.texts)}
             async for grown in self._growth():
                 for index, text, entries, end in grown:
                     for one in first(index):

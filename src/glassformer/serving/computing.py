@@ -1,8 +1,8 @@
 """One thread that computes for all requests, and the bounded queue in front of it.
 
 Served      a model that answers, with its session
-Computer    the thread; `start` gives a Task, `call` the result of a function
-Task        the texts of one request, read from an event loop
+Computer    the thread; `start` gives a ServedTask, `call` the result of a function
+ServedTask        the texts of one request, read from an event loop
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Served:
         return min(most or self.context, self.context - len(prompt))
 
 
-class Task:
+class ServedTask:
     """Texts of one request: `pieces` yields what each text gains, in the order in which it is computed."""
 
     def __init__(self, computer: Computer, replies: Sequence[Reply]) -> None:
@@ -129,7 +129,7 @@ class Computer:
     def __init__(self, models: Sequence[Served], *, waiting: int = WAITING) -> None:
         self.models = {one.name: one for one in models}
         self.waiting = waiting
-        self._tasks: list[Task] = []
+        self._tasks: list[ServedTask] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopped = False
@@ -158,7 +158,7 @@ class Computer:
         prompts: Sequence[list[int]],
         options: GenerationOptions,
         scores: Sequence[PromptScores] = (),
-    ) -> Task:
+    ) -> ServedTask:
         """Starts `options.n` texts for each prompt, from the event loop's thread. Raises Busy, RequestError."""
         assert served.session is not None
         with self._wake:
@@ -171,7 +171,7 @@ class Computer:
                 for i, prompt in enumerate(prompts)
                 for sample in range(options.n)
             ]  # fmt: skip
-            task = Task(self, replies)
+            task = ServedTask(self, replies)
             self._tasks.append(task)
             self._wake.notify()
         return task

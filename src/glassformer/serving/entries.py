@@ -56,7 +56,7 @@ class Spelling:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SpelledToken:
     """A token of a text that has been sent."""
 
     id: int
@@ -78,12 +78,12 @@ class Entries:
         self._pending: list[TextPiece] = []
         self._text = b""
 
-    def add(self, piece: TextPiece) -> list[Entry]:
+    def add(self, piece: TextPiece) -> list[SpelledToken]:
         """Returns the entries that a piece completes."""
         if piece.id is not None and piece.id not in self._ends:
             self._pending.append(piece)
         self._text += piece.bytes
-        found: list[Entry] = []
+        found: list[SpelledToken] = []
         while self._pending and self._text:
             raw = self._spelling.bytes(self._pending[0].id or 0)
             if not self._text.startswith(raw):
@@ -99,7 +99,7 @@ class Entries:
             self._text = self._text[len(raw) :]
         return found
 
-    def close(self) -> list[Entry]:
+    def close(self) -> list[SpelledToken]:
         """Returns the entries that are left: the last one has the bytes that are left, those after the text none."""
         some, text = self._pending, self._text
         self._pending, self._text = [], b""
@@ -107,10 +107,10 @@ class Entries:
             return []
         return [self._entry(piece, text if piece is some[-1] else b"") for piece in some]
 
-    def _entry(self, piece: TextPiece, raw: bytes) -> Entry:
-        return Entry(piece.id or 0, raw, finite(piece.logprob), piece.top_logprobs or {})
+    def _entry(self, piece: TextPiece, raw: bytes) -> SpelledToken:
+        return SpelledToken(piece.id or 0, raw, bounded_logprob(piece.logprob), piece.top_logprobs or {})
 
 
-def finite(logprob: float | None) -> float:
+def bounded_logprob(logprob: float | None) -> float:
     """Returns a log-probability that JSON can hold."""
     return LEAST if logprob is None or not logprob > LEAST else logprob
