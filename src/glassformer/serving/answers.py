@@ -192,7 +192,7 @@ class CompletionFormat(AnswerFormat):
         top = scores.top_logprobs or [{} for _ in scores.logprobs]
         entries = [
             SpelledToken(token, self.spelling.bytes(token), logprob, best)
-            for token, logprob, best in zip(ids, [0.0, *map(finite, scores.logprobs)], [{}, *top], strict=True)
+            for token, logprob, best in zip(ids, [0.0, *map(bounded_logprob, scores.logprobs)], [{}, *top], strict=True)
         ]
         found = self._logprobs(index, entries)
         found["token_logprobs"][0] = found["top_logprobs"][0] = None
