@@ -224,7 +224,8 @@ def _output(line: str, folder: str) -> str:
     )
     if done.returncode:
         raise SystemExit(f"glassformer {line}: exit status {done.returncode}\n{done.stderr}")
-    lines = [one.rstrip() for one in done.stdout.replace(folder + "/", "").splitlines()]
+    printed = done.stdout.replace(f"{folder}/", "").replace(f"{DOCS.parent}/", "")
+    lines = [one.rstrip() for one in printed.splitlines()]
     if len(lines) > LONGEST:
         lines = [*lines[: LONGEST - 1], f"... ({len(lines) - LONGEST + 1} more lines)"]
     return "\n".join(lines).strip("\n")

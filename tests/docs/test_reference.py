@@ -34,6 +34,11 @@ def test_example_of_a_verb_has_output_and_is_accepted_by_the_parser(verb: str):
         app.parse_args(shlex.split(line.partition(" | ")[0]), exit_on_error=False, print_error=False)
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_output_of_an_example_names_no_folder_of_a_machine(verb: str):
+    assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|Users|var)/", reference.output_before(verb))
+
+
 def commands() -> list[str]:
     """Commands in the running text and the tables of hand-written pages, complete ones only."""
     pages = [DOCS.parent / "README.md", DOCS / "index.md", *DOCS.glob("start/*.md"), *DOCS.glob("howto/*.md")]
