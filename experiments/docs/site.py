@@ -15,10 +15,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -70,9 +72,13 @@ CAPTIONS = {
 
 
 def formula(writer: Any, node: nodes.Element) -> None:
-    """Writes a formula of TeX as MathML."""
+    """Writes a formula of TeX as MathML; one that docutils does not know is a warning, and stays TeX."""
     block = isinstance(node, nodes.math_block)
-    writer.body.append(tex2mathml(node.astext(), as_block=block))
+    try:
+        writer.body.append(tex2mathml(node.astext(), as_block=block))
+    except MathError as problem:
+        logging.getLogger(__name__).warning("%s: %s", node.astext(), problem, location=node)
+        writer.body.append(writer.starttag(node, "code", "") + writer.encode(node.astext()) + "</code>")
     raise nodes.SkipNode
 
 

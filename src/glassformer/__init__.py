@@ -181,6 +181,7 @@ __all__ = [
     "run",
     "save",
     "scale",
+    "serve",
     "sites",
     "stream",
     "tokens",

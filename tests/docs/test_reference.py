@@ -8,9 +8,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cyclopts import MissingArgumentError
+from docutils import nodes
 
 from experiments.docs import DOCS, reference, site
 from glassformer.cli.program import VERBS, app
@@ -76,3 +78,14 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     done = subprocess.run(build, capture_output=True, text=True, cwd=DOCS.parent)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "llms.txt").exists() and (tmp_path / "index.md").exists()
+
+
+def test_unknown_formula_is_a_warning_and_stays_tex():
+    node, writer = nodes.math("", r"\nosuchcommand"), SimpleNamespace(body=[], encode=str, starttag=lambda *_: "<code>")
+    with pytest.raises(nodes.SkipNode):
+        site.formula(writer, node)
+    assert writer.body == ["<code>" + r"\nosuchcommand" + "</code>"]
+    writer.body.clear()
+    with pytest.raises(nodes.SkipNode):
+        site.formula(writer, nodes.math("", r"x^2"))
+    assert "<msup>" in writer.body[0]
