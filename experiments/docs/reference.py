@@ -270,9 +270,9 @@ def expressions_page() -> str:
     ]
     explained = texts()
     for axis, some in words().items():
-        rows = [
-            (f"`+{one}`".replace("|", "\\|"), escaped(str(explained.get(one.name, {}).get("what", "")))) for one in some
-        ]
+        # A part of a user's module has no text; a text of a kind explains no word.
+        own = [one for one in some if one.name in explained and "kind" not in explained[one.name]]
+        rows = [(f"`+{one}`".replace("|", "\\|"), escaped(str(explained[one.name]["what"]))) for one in own]
         if rows:
             pieces += [f"## {axis.replace('_', ' ').capitalize()}", table(("change", "meaning"), rows)]
     return "\n\n".join(pieces) + "\n"
