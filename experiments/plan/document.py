@@ -20,14 +20,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 GENERATED = "<!-- `python -m experiments.plan.document` writes this page. -->"
 INTRODUCTION = """# Planning
 
-`glassformer plan` says what a model takes before a machine is rented: parameters and FLOPs exactly, memory by what it
-is for, time as an interval, and money. Everything follows from the costs that the parts of a config answer, so that it
-holds for every composition and not for one family.
+`glassformer plan` computes what a model takes before a machine is rented: exact parameters and FLOPs, memory by use, an
+interval of time, and cost. Everything follows from the costs that each part of a config declares, so that it holds for
+every composition, not for one family.
 
 ```
 glassformer plan qwen3-8b --explain                                 # every figure with its formula
 glassformer plan llama-3-8b --gpu h100 --batch 8 --context 4k       # decoding: what fits, time of a token, cost
-glassformer plan llama-2-70b --weights int4 --gpu h100              # weights quantised to 4 bits, products in bf16
+glassformer plan llama-2-70b --weights int4 --gpu h100              # weights quantised to 4 bits, matmuls in bf16
 glassformer plan llama-3-8b --train --gpu h100:8 --nodes 4 --batch 64 --recompute full --tokens 15T --explain
 glassformer plan llama-3-8b --train --gpu h100 --batch 64 --layout dp=4,tp=8,sp=1,zero=1 --price 2.5USD
 glassformer plan llama-3-8b --train --gpu h100:8 --find             # layouts that fit, the fastest first
@@ -36,31 +36,33 @@ glassformer plan llama@10m --here                                   # steps time
 
 The same from Python: `gf.plan("llama-3-8b", train=True, machine="h100:8", nodes=4, batch=64, micro_batch=1,
 tokens="15T")` prints what the command prints and has `memory`, `time` (kinds of work, MFU, HFU, interval) and `run`
-(days, hours, energy, cost); `gf.plan("llama-3-8b", machine="h100")` has `decoding`. `find=True` gives the layouts,
-`here=True` the timed steps, a list of models several plans side by side; `.report("plan.html")` writes the page.
+(days, hours, energy, cost); `gf.plan("llama-3-8b", machine="h100")` has `decoding`. `find=True` gives the layouts and
+`here=True` the timed steps; a list of models gives several plans next to each other. `.report("plan.html")` writes the
+page.
 
-Several models are planned at one context: `--context`, or the shortest that any of them is trained for. Weights and
-states fit a number of accelerators that tensor parallelism can use within a node (a divisor of the KV heads), with
-pipeline stages across nodes. A step that does not fit has neither time nor cost; the plan names a layout that fits."""
+Several models are planned at one context: `--context`, or the shortest that any of them is trained for. When decoding,
+weights and states are divided by tensor parallelism within a node, over a divisor of the KV heads, and by pipeline
+stages across nodes. A step that does not fit has neither time nor cost; the plan names a layout that fits."""
 
 
-MACHINES = """Links are inside a node and between nodes, one way. A file of your own stands beside these: `--machines
-mine.yaml`."""
-FACTORS = """Factors say how many times the roofline's seconds measured runs took. Errors are of sizes that the fit had
-not seen. A machine without factors, or a layout that divides tensors, layers or sequences, gives a range."""
-ELSEWHERE = """For a machine without factors that is the range of all machines that have them, from {low:g} of its low
-end to {high:g} of its high end. That was fitted by leaving each of these out in turn and planning its runs with the
-factors of the others: not more than 5 % of a machine's runs are faster, and not more than 5 % slower. So planned,
-{within} of the runs lie within; by the factors of the others alone the runs on H100 are up to 1.4 times slower."""
-BEYOND = """For divided tensors, layers or sequences the range is {low:g} to {high:g} times that: the 10th and the 90th
-percentile of what the {all} published steps of such layouts below take over what is planned, which were not fitted.
-{within} of them lie within the whole range. Chosen from all sources but one, the two ends would hold {held} of the
-{all} steps of the one left out, and the furthest outside would be off by {furthest:.0%}: they are of few sources."""
-PUBLISHED = """Planned in bf16. Where a throughput and a layout are published, both the MFU that our FLOPs give and the
-planned throughput stand here."""
-RUNS = f"""Facts from {mpt.SOURCE}. MFU is made of their throughput and
-6 N + 12 L d s; the time of a step is planned with factors of the other sizes."""
-RULES = f"""What each gives beside the config's own answer, as an error. Training memory is that of one sequence of
+MACHINES = """Links are inside a node and between nodes, in one direction. `--machines mine.yaml` adds machines of
+yours."""
+FACTORS = """A factor is the measured time of runs over the time of the roofline. Errors are of model sizes that were
+left out of the fit. A machine without factors, or a layout that divides tensors, layers or sequences, has a range."""
+ELSEWHERE = """A machine without factors has the range that the factors of all other machines give, from {low:g} times
+its low end to {high:g} times its high end. The two numbers were chosen by leaving each measured machine out in turn and
+planning its runs with the factors of the others: at most 5 % of its runs are faster, and at most 5 % slower. With them,
+{within} of the runs are inside the range; without them, runs on H100 are up to 1.4 times slower than planned."""
+BEYOND = """A layout that divides tensors, layers or sequences has {low:g} to {high:g} times that range: the 10th and
+the 90th percentile of published over planned time, of the {all} published steps of such layouts below, which were not
+fitted. {within} of these steps are inside the whole range. If the two ends are chosen without one source and tested on
+it, for each source in turn, they hold {held} of the {all} steps, and the furthest is off by {furthest:.0%}: the sources
+are few."""
+PUBLISHED = """Planned in bf16. If a throughput and a layout are published, the table has both the MFU by our FLOPs and
+the planned throughput."""
+RUNS = f"""Facts from {mpt.SOURCE}. MFU is computed from their
+throughput and 6 N + 12 L d s; the time of a step is planned with factors fitted on the other sizes."""
+RULES = f"""Errors of common rules against the exact answer of the config. Training memory is that of one sequence of
 {calculators.CONTEXT:,} tokens with AdamW and fp32 weights."""
 
 

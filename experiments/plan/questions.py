@@ -24,6 +24,10 @@ class Answer:
     verdict: str
 
 
+MATRIX = 0.01
+"""Least share of a layer that a matrix has, and no norm."""
+
+
 @cache
 def of(name: str, **asked: Any) -> Plan:
     return gf.plan(gf.preset(name), **asked)
@@ -40,6 +44,15 @@ def answers() -> Iterator[Answer]:
         "How many parameters has the feed-forward network of Qwen3-8B?", "glassformer plan qwen3-8b --explain",
         f"{ffn.parameters:,}, {ffn.share:.1%} of the model", f"{ffn.symbols} = {ffn.numbers}",
         "hidden size 14,336; 78.9 % of a layer", "wrong: its hidden size is 12,288",
+    )  # fmt: skip
+    (layer,) = of("qwen3-8b").layers
+    matrices = [row for row in layer.rows if row.share > MATRIX]
+    gate, q = (next(row for row in matrices if row.name == name) for name in ("ffn.gate", "mixer.q"))
+    yield Answer(
+        "What shares of a layer of Qwen3-8B have Q, K, V, O, gate, up, down?", "glassformer plan qwen3-8b --explain",
+        f"{', '.join(f'{100 * row.share:.1f}' for row in matrices)}% of {layer.parameters:,}",
+        "d^2, c d, c d, d^2, f d, f d, d f with c = 1,024, f = 12,288", "Q 7.5%, MLP 78.9%",
+        f"wrong: the MLP has {3 * gate.share:.1%}; the 16.7M FLOPs of Q are multiply-adds, {q.flops / 1e6:.1f}M FLOPs",
     )  # fmt: skip
     head = component("qwen3-8b", "head")
     yield Answer(

@@ -1,22 +1,22 @@
-"""How long a training step takes: what the roofline allows for each kind of work, times what measured runs took of it.
+"""Time of a training step: for each kind of work, the time of the roofline times a measured factor.
 
-Per rank, k = 1, or 4/3 where layers are computed again (the roofline: Williams, Waterman and Patterson 2009; the
-measured factors: `machines.yaml`, fitted on the runs that docs/planning.md lists):
+Per rank; k = 1, or 4/3 if layers are recomputed. The roofline is that of Williams, Waterman and Patterson 2009; the
+factors are in `machines.yaml`, fitted on the runs that docs/planning.md lists.
 
 products      k FLOPs of weights / peak
 scores        k FLOPs of queries against the keys that they attend to, and of patterns against values / peak
 elementwise   k 3 x bytes kept for the backward pass / bandwidth: written, read, and their gradients written
 optimizer     weights, gradients and states, read and written / bandwidth
-sharding      2 N gathered twice and 4 N of gradients reduced for a microbatch (ZeRO 3); of stages, which stay gathered,
-              2 N and 4 N a step; without ZeRO 3, 8 N a step / link
+sharding      ZeRO 3: 2 N bytes gathered twice and 4 N of gradients reduced per microbatch (pipeline stages, which stay
+              gathered: 2 N and 4 N per step); without ZeRO 3: 8 N per step / link
 tensor        4 all-reduces of a layer's residual stream, 6 with recomputation / link
-experts       4 exchanges of the chosen tokens / link
-context       keys and values of the other pieces, three times / link
+experts       4 exchanges of the routed tokens / link
+context       keys and values of the other shards of the sequence, three times / link
 stages        the residual stream between stages / link
 bubble        (p - 1) / (m v) of a microbatch's time, m microbatches, p stages, v chunks (Narayanan et al. 2021)
 
-Kinds of work follow one another: what runs at the same time is in the measured factors. Owners of routed experts have
-them whole: tensor parallelism divides their tokens where it divides the residual stream by tokens, and nothing without.
+Times of the kinds are added; overlap is part of the measured factors. Each routed expert is held whole by its owner:
+tensor parallelism divides the tokens of experts if it divides the residual stream by tokens, and otherwise nothing.
 """
 
 from __future__ import annotations
