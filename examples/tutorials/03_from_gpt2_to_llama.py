@@ -6,7 +6,7 @@
 # whether the sum helps. So we climb a **ladder**: one change at a time, each rung trained on the same text as the rung
 # before, with the same seeds, and the difference written down with its noise.
 #
-# The models here are tiny and see a few thousand tokens. That is enough to see the method. It is not enough to see
+# The models here are tiny and see about ten thousand tokens. That is enough to see the method. It is not enough to see
 # small effects, and the page shows that too.
 #
 # *You need [a block from parts](02-a-block-from-parts.md). Fifteen minutes to read, one or two to run.*
@@ -94,7 +94,7 @@ axis.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # Below zero is better. Compare each bar with the grey band before you believe it. Whatever sticks out of the band is a
-# candidate; whatever is inside is *not shown*, which is not the same as "no effect". At a larger size, with ten times the
+# candidate; whatever is inside is *not shown*, which is not the same as "no effect". At a larger size, with forty times the
 # text and tuned learning rates, [our measured ladder](../ladders.md) finds that rotary positions do most, and that what
 # the four changes after them do is within its noise too. Most of "modern" is there for speed, memory and stability.
 #

@@ -169,7 +169,7 @@ axis.legend(frameon=False, fontsize=8, loc="lower left")
 axis.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# Pairs above the dashed line have gone all the way round, and have met every angle: nothing is new to them. The slow
+# Pairs whose grey reaches above the dashed line went all the way round in training: no angle is new to them. The slow
 # pairs, on the right, are the trouble: interpolation brings them all back into the grey, NTK the slowest of them.
 
 # %% [markdown]

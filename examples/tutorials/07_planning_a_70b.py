@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Planning a 70B before renting it
 #
-# A node of eight H100 costs some dozen dollars an hour. It is a poor place to find out that the model does not
+# A node of eight H100 costs tens of dollars an hour. It is a poor place to find out that the model does not
 # fit, and a worse one to find out on day 40 that the training takes 160. Nearly all of it can be known before, with a
 # pencil: how many parameters, how many bytes, how many operations, how long at best.
 #
