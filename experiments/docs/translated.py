@@ -15,6 +15,7 @@ from experiments.docs import DOCS
 
 PROSE = Path(__file__).with_name("prose") / "zh"
 CHINESE = DOCS / "zh"
+READMES = {DOCS.parent / "README.md": DOCS.parent / "README.zh-CN.md"}
 LINK = re.compile(r"\]\(([^)#:]+)((?:#[^)]*)?)\)")
 JOINED = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef”])\n(?=[\u3000-\u9fff\uff00-\uffef“])")
 """Line end between Chinese characters, which a browser would show as a space."""
@@ -61,7 +62,7 @@ def moved(text: str, english: Path, folder: Path) -> str:
         target = Path(os.path.normpath(english / match[1]))
         name = target.relative_to(DOCS) if target.is_relative_to(DOCS) else None
         there = name is not None and (name in prose or (CHINESE / name).is_file())
-        chosen = CHINESE / name if there and name is not None else target
+        chosen = CHINESE / name if there and name is not None else READMES.get(target, target)
         return f"]({os.path.relpath(chosen, folder)}{match[2]})"
 
     parts = FENCE.split(JOINED.sub("", text))
