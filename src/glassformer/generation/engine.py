@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.compiled import CompiledStep
+from glassformer.generation.grammar import Constraint
 from glassformer.generation.prompt_cache import check_keeps
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
@@ -112,6 +113,8 @@ class GenerationRequest:
     """Number of most likely tokens that are reported at each step; None reports no log-probabilities at all."""
     rules: Rules | None = None
     """Tokens that are forced or banned; None applies no rule."""
+    constraint: Constraint | None = None
+    """Tokens that may follow in this text; None allows all."""
     own: Iterator[Tensor | Sampled | int | None] | None = None
     """Source of the new tokens, which gives None for a step without one; None takes them from the batch."""
     pieces: deque[TextPiece] = field(default_factory=deque)
@@ -157,6 +160,8 @@ class GenerationRequest:
         text = self.written.take(token)
         self._show(TextPiece(token, text, logprob, top))
         self.finish = self.finish or self.written.finish
+        if self.constraint is not None and token not in self.ends and self.constraint.take(token):
+            self.finish = "stop" if self.finish == "length" else self.finish or "stop"
 
     def _fail(self, why: str, failure: Exception | None = None) -> None:
         self.finish, self.error, self.failure = "failed", why, failure
@@ -268,11 +273,12 @@ class Engine:
         rules: Rules | None = None,
         own: Callable[[GenerationRequest], Iterator[Tensor | Sampled | int | None]] | None = None,
         context: int | None = None,
+        constraint: Constraint | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
         """Returns a request that `enter` takes. `n` is the index of the sample among several of one prompt. `logprobs`
         asks for log-probabilities of the chosen tokens, `top_logprobs` also for those of this many most likely ones.
-        `rules` are as for `stream`. `own` makes the new tokens of a request that does not join the batch. `context`
+        `rules` are as for `stream`; `constraint` excludes tokens at each step. `own` makes the new tokens of a request that does not join the batch. `context`
         bounds this prompt and its answer; if None, the engine's does.
 
         Raises RequestError, before anything is computed, for what cannot be served."""
@@ -321,6 +327,7 @@ class Engine:
             GrowingText(self.tokenizer, ends, stop, most),
             top_logprobs if logprobs or top_logprobs else None,
             rules if rules != Rules() else None,
+            constraint,
         )
         request.own = None if own is None else own(request)
         return request
@@ -627,6 +634,17 @@ class Engine:
 
     def _draw_rows(self, requests: list[GenerationRequest], rows: list[int], logits: Tensor) -> None:
         """Gives some rows their next tokens."""
+        masks: list[Tensor | None] = []
+        for row in rows.copy():
+            try:
+                constraint = requests[row].constraint
+                masks.append(None if constraint is None else constraint.allowed())
+            except WorkError as problem:  # of this row's grammar
+                rows.remove(row)
+                self._note(requests[row])
+                requests[row]._fail(str(problem))
+        if not rows:
+            return
         some = [requests[row] for row in rows]
         empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
@@ -640,6 +658,7 @@ class Engine:
             [one.generator for one in some],
             top=max(one.top or 0 for one in some),
             logprobs=any(one.top is not None for one in some),
+            masks=masks,
         )
         bad, tokens = chosen.bad.tolist(), chosen.tokens.tolist()
         for row, one in enumerate(some):

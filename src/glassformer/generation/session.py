@@ -29,6 +29,7 @@ from glassformer.figures.terminal import size
 from glassformer.generation.beams import Beam, beams
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text, reason
+from glassformer.generation.grammar import Grammar
 from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.rows import stream
@@ -320,6 +321,7 @@ class Session:
         sample: int | None = None,
         proposer: Proposer | None = None,
         scores: PromptScores | None = None,
+        grammar: Grammar | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Reply:
         """Returns a request, which is computed when a thread waits for its text, or for that of another request.
@@ -338,6 +340,8 @@ class Session:
             Guesses several tokens ahead (`PromptLookup`, `Draft`): the same distribution in fewer passes.
         scores
             Takes the log-probabilities of the prompt's tokens (`PromptScores`).
+        grammar
+            Texts that the answer may be (`generation.grammar.Grammars`).
         **given
             Single options, such as max_new_tokens, in place of those of `options`.
 
@@ -375,6 +379,11 @@ class Session:
             )  # fmt: skip
         if source_row is not None and proposer is not None:
             raise RequestError("a source does not go with a proposer; leave one out", code="conflict", field="source")
+        if grammar is not None and (scores or proposer or source_row or not options.stop_at_eos):
+            raise RequestError(
+                "a grammar does not go with the log-probabilities of a prompt, a proposer, a source or stop_at_eos=False",
+                code="conflict", field="grammar",
+            )  # fmt: skip
         if source_row is not None and options.n > 1:
             raise RequestError("a source has one text; give n=1", code="conflict", field="n", value=options.n)
         if proposer is not None and options.logprobs is not None:
@@ -416,7 +425,7 @@ class Session:
             ids, new, options.seed, sample or 0, options.stop, options.logprobs or 0, options.stop_at_eos,
             options.logprobs is not None, rules,
             translated if source_row else guessed if proposer else scored if scores else None,
-            context=need if self._grows else None, **sampling.model_dump(),
+            context=need if self._grows else None, constraint=grammar and grammar.start(), **sampling.model_dump(),
         )  # fmt: skip
         request = Reply(self, asked)
         with self._changed:

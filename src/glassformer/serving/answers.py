@@ -11,7 +11,8 @@ from typing import Any
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation.prompt_scores import PromptScores
-from glassformer.serving.entries import SpelledToken, Spelling, bounded_logprob
+from glassformer.serving.entries import SpelledToken, bounded_logprob
+from glassformer.text.spelling import Spelling
 
 
 def error_body(

@@ -36,7 +36,7 @@ from glassformer.serving.answers import (
     refusal,
 )
 from glassformer.serving.computing import Busy, Computer, Served, ServedTask, failure_of
-from glassformer.serving.entries import Entries, SpelledToken, Spelling
+from glassformer.serving.entries import Entries, SpelledToken
 from glassformer.serving.guard import Access, Guard, Receive, Refused, Scope, Send
 from glassformer.serving.requests import (
     Body,
