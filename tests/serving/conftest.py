@@ -42,7 +42,7 @@ def letters() -> Loaded:
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     """Answers messages, by bytes."""
     folder = tmp_path_factory.mktemp("talker")
-    return gf.load(with_template(saved(folder / "plain", "llama+context=256"), folder / "talker"))
+    return gf.load(with_template(saved(folder / "plain", "llama+context=1024"), folder / "talker"))
 
 
 @pytest.fixture(scope="session")

@@ -172,6 +172,16 @@ def test_null_is_absent_and_ignored_fields_are_named(client: Any) -> None:
     assert "x-glassformer-ignored" not in complete(client, max_tokens=2).headers
 
 
+def tool(parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "description": "Does it.", "parameters": parameters}}
+
+
+SCHEMA = {
+    "type": "object", "properties": {"day": {"enum": ["today", "tomorrow"]}, "count": {"type": "integer"}},
+    "required": ["day", "count"], "additionalProperties": False,
+}  # fmt: skip
+TOOLS = [tool(SCHEMA)]
+
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
     "unknown model": ("chat", {"model": "nothing"}, 404, "model"),
     "path as a model": ("chat", {"model": "../../etc/passwd"}, 404, "model"),
@@ -181,13 +191,54 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
     "type": ("chat", {"max_tokens": "5"}, 400, "max_tokens"),
     "no messages": ("chat", {"messages": []}, 400, "messages"),
     "no template": ("chat", {"model": "letters"}, 400, "messages"),
-    "role": ("chat", {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages.0.role"),
+    "role": ("chat", {"messages": [{"role": "judge", "content": "a"}]}, 400, "messages.0.role"),
     "image": ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, None),
-    "tools": ("chat", {"tools": [{"type": "function"}]}, 400, "tools"),
-    "JSON": ("chat", {"response_format": {"type": "json_object"}}, 400, "response_format.type"),
+    "no text": ("chat", {"messages": [{"role": "user"}]}, 400, "messages.content"),
+    "tools": ("chat", {"tools": [{"type": "function"}]}, 400, "tools.0.function"),
+    "tool": ("chat", {"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),
+    "choice": (
+        "chat",
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        400,
+        "tool_choice",
+    ),
+    "choice without tools": ("chat", {"tool_choice": "required"}, 400, "tools"),
+    "two tools": ("chat", {"tools": TOOLS * 2}, 400, "tools"),
+    "wrong parameters": ("chat", {"tools": [tool({"type": "nothing"})]}, 400, "tools"),
+    "tools and logprobs": ("chat", {"tools": TOOLS, "logprobs": True}, 400, "logprobs"),
+    "wrong call": (
+        "chat",
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "["}}],
+                }
+            ]
+        },
+        400,
+        "messages.tool_calls.function.arguments",
+    ),
+    "format": ("chat", {"response_format": {"type": "xml"}}, 400, "response_format"),
+    "schema": (
+        "chat",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"if": {}, "then": {"required": ["a"]}}},
+            }
+        },
+        400,
+        "response_format",
+    ),
+    "regex": ("complete", {"regex": "(a"}, 400, "regex"),
+    "grammar": ("complete", {"grammar": "start: nothing"}, 400, "grammar"),
+    "two descriptions": ("complete", {"grammar": 'start: "a"', "regex": "a"}, 400, "regex"),
+    "regex past the end": ("complete", {"regex": "a", "ignore_eos": True}, 400, "ignore_eos"),
+    "regex and scores": ("complete", {"regex": "a", "echo": True, "logprobs": 1}, 400, "grammar"),
     "effort": ("chat", {"reasoning_effort": "low"}, 400, "reasoning_effort"),
     "store": ("chat", {"store": True}, 400, "store"),
-    "long prompt": ("chat", {"messages": [{"role": "user", "content": "a" * 300}]}, 400, "messages"),
+    "long prompt": ("chat", {"messages": [{"role": "user", "content": "a" * 1100}]}, 400, "messages"),
     "top without logprobs": ("chat", {"top_logprobs": 2}, 400, "top_logprobs"),
     "two lengths": ("chat", {"max_tokens": 2, "max_completion_tokens": 3}, 400, "max_completion_tokens"),
     "temperature": ("chat", {"temperature": 3}, 400, "temperature"),

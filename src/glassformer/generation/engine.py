@@ -278,8 +278,8 @@ class Engine:
     ) -> GenerationRequest:
         """Returns a request that `enter` takes. `n` is the index of the sample among several of one prompt. `logprobs`
         asks for log-probabilities of the chosen tokens, `top_logprobs` also for those of this many most likely ones.
-        `rules` are as for `stream`; `constraint` excludes tokens at each step. `own` makes the new tokens of a request that does not join the batch. `context`
-        bounds this prompt and its answer; if None, the engine's does.
+        `rules` are as for `stream`; `constraint` excludes tokens at each step. `own` makes the new tokens of a request
+        that does not join the batch. `context` bounds this prompt and its answer; if None, the engine's does.
 
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):

@@ -30,12 +30,12 @@ DEEPEST = 64
 """Largest nesting of a JSON schema."""
 KEPT = 64
 """Compiled descriptions that are kept."""
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "max_items_in_row": 500, "initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "step_max_items": 20_000,
     "max_lexer_states": 50_000, "max_grammar_size": 50_000, "verbose_errors": False,
 }  # fmt: skip
 """Bounds of llguidance on compiling and on each step."""
-SPACING = {
+SPACING: Any = {
     "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False,
     "coerce_one_of": False,
 }  # fmt: skip
@@ -183,12 +183,13 @@ class _Tokens:
 
 
 def checked(text: str, field: str) -> str:
-    """Returns a JSON schema without the settings that llguidance would take from it. Raises RequestError, ValueError."""
+    """Returns a JSON schema without settings for llguidance. Raises RequestError, ValueError."""
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise RequestError(f"{field} must be an object", code="type", field=field, expected="an object")
     schema.pop("x-guidance", None)
-    level, depth = [schema], 0
+    level: list[Any] = [schema]
+    depth = 0
     while level:
         depth += 1
         if depth > DEEPEST:

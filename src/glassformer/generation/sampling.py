@@ -307,8 +307,8 @@ def choose(
 
     Rows that share a Sampling object are warped together. `histories` and `generated_from` are read where a row
     penalizes, `generators` where it has a temperature (None: torch's own). With `top`, the log-probabilities of the
-    k most likely tokens too. `masks` has the allowed tokens of each row, None for all; log-probabilities are those of the
-    model without a mask. By one thread: a row of logits is too little for several to meet over."""
+    k most likely tokens too. `masks` has the allowed tokens of each row, None for all; log-probabilities are those of
+    the model without a mask. By one thread: a row of logits is too little for several to meet over."""
     free = logits
     if any(mask is not None for mask in masks):
         logits = torch.stack(

@@ -152,6 +152,11 @@ class Reply:
         return self._asked.ends
 
     @property
+    def stop(self) -> str | None:
+        """Stop string that ended the text; None for another end."""
+        return self._asked.written.stop
+
+    @property
     def first_token_time(self) -> float | None:
         """`time.perf_counter` at the first new token; None before it."""
         return self._asked.first
@@ -381,7 +386,7 @@ class Session:
             raise RequestError("a source does not go with a proposer; leave one out", code="conflict", field="source")
         if grammar is not None and (scores or proposer or source_row or not options.stop_at_eos):
             raise RequestError(
-                "a grammar does not go with the log-probabilities of a prompt, a proposer, a source or stop_at_eos=False",
+                "a grammar does not go with log-probabilities of a prompt, a proposer, a source or stop_at_eos=False",
                 code="conflict", field="grammar",
             )  # fmt: skip
         if source_row is not None and options.n > 1:
@@ -425,7 +430,8 @@ class Session:
             ids, new, options.seed, sample or 0, options.stop, options.logprobs or 0, options.stop_at_eos,
             options.logprobs is not None, rules,
             translated if source_row else guessed if proposer else scored if scores else None,
-            context=need if self._grows else None, constraint=grammar and grammar.start(), **sampling.model_dump(),
+            context=need if self._grows else None, constraint=None if grammar is None else grammar.start(),
+            **sampling.model_dump(),
         )  # fmt: skip
         request = Reply(self, asked)
         with self._changed:

@@ -171,6 +171,11 @@ class GrowingText:
         self.text = ""
         self.finish: str | None = None
 
+    @property
+    def stop(self) -> str | None:
+        """Stop string that ended the text; None for another end."""
+        return None if self._stops is None else self._stops.matched
+
     def take(self, token: int) -> str:
         """Returns the characters that can be shown now. Raises RequestError for an id outside the vocabulary; the text
         then takes no further characters."""

@@ -12,6 +12,7 @@ from typing import Any
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation.prompt_scores import PromptScores
 from glassformer.serving.entries import SpelledToken, bounded_logprob
+from glassformer.serving.tools import Call
 from glassformer.text.spelling import Spelling
 
 
@@ -97,8 +98,19 @@ class AnswerFormat:
             "system_fingerprint": self.fingerprint, "choices": list(choices),
         }  # fmt: skip
 
-    def choice(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[SpelledToken],
+        finish: str | None,
+        calls: Sequence[Call] = (),
+    ) -> dict[str, Any]:
         """Returns one text of a whole answer."""
+        raise NotImplementedError
+
+    def called(self, index: int, number: int, call: Call) -> dict[str, Any]:
+        """Returns growth of one text by a call; `number` is the index of the call."""
         raise NotImplementedError
 
     def begun(self, index: int) -> dict[str, Any] | None:
@@ -115,9 +127,18 @@ class ChatFormat(AnswerFormat):
 
     OBJECT, CHUNK, PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[SpelledToken],
+        finish: str | None,
+        calls: Sequence[Call] = (),
+    ) -> dict[str, Any]:
         """Returns a message."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_call(one) for one in calls]}
         return {"index": index, "message": message, "logprobs": self._logprobs(entries), "finish_reason": finish}
 
     def begun(self, index: int) -> dict[str, Any]:
@@ -134,6 +155,11 @@ class ChatFormat(AnswerFormat):
             "index": index, "delta": delta, "logprobs": self._logprobs(entries) if entries else None,
             "finish_reason": finish,
         }  # fmt: skip
+
+    def called(self, index: int, number: int, call: Call) -> dict[str, Any]:
+        """Returns growth of a message by a call."""
+        delta = {"tool_calls": [{"index": number, **_call(call)}]}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _logprobs(self, entries: Sequence[SpelledToken]) -> dict[str, Any] | None:
         if not self.logprobs:
@@ -162,7 +188,14 @@ class CompletionFormat(AnswerFormat):
     OBJECT = CHUNK = "text_completion"
     PREFIX = "cmpl"
 
-    def choice(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[SpelledToken],
+        finish: str | None,
+        calls: Sequence[Call] = (),
+    ) -> dict[str, Any]:
         """Returns a text."""
         logprobs = self._logprobs(index, entries) if self.logprobs and entries else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
@@ -198,6 +231,10 @@ class CompletionFormat(AnswerFormat):
         found = self._logprobs(index, entries)
         found["token_logprobs"][0] = found["top_logprobs"][0] = None
         return found
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def joined(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -21,23 +20,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from glassformer.errors import RequestError, WorkError, shown
+from glassformer.generation.grammar import Grammar, Grammars
 from glassformer.generation.prompt_scores import PromptScores
+from glassformer.generation.session import Session
 from glassformer.generation.vectors import Embedder, tokenized
 from glassformer.introspection import in_vocabulary
-from glassformer.serving.answers import (
-    AnswerFormat,
-    ChatFormat,
-    CompletionFormat,
-    Usage,
-    dumps,
-    error_body,
-    event,
-    joined,
-    refusal,
-)
-from glassformer.serving.computing import Busy, Computer, Served, ServedTask, failure_of
-from glassformer.serving.entries import Entries, SpelledToken
-from glassformer.serving.guard import Access, Guard, Receive, Refused, Scope, Send
+from glassformer.serving.answering import Completing, Gone, Json, ignored_header, unless_gone
+from glassformer.serving.answers import ChatFormat, CompletionFormat, error_body, refusal
+from glassformer.serving.computing import Busy, Computer, Served, ServedTask
+from glassformer.serving.guard import Access, Guard, Refused
 from glassformer.serving.requests import (
     Body,
     ChatRequest,
@@ -47,64 +38,12 @@ from glassformer.serving.requests import (
     TextRequest,
     TokenizeRequest,
 )
+from glassformer.serving.tools import described, shows_tools
+from glassformer.text.messages import chat_prompt
+from glassformer.text.spelling import Spelling
 from glassformer.version import __version__
 
-PING = 15.0
-"""Seconds after which a stream that is silent sends a comment."""
 Given = TypeVar("Given", bound=Body)
-
-
-class Json(Response):
-    """An answer as JSON."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """Returns the body."""
-        return dumps(content).encode()
-
-
-class EventStream(Response):
-    """Server-sent events. The iterator is closed as soon as the client has gone."""
-
-    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
-        super().__init__(headers={"x-accel-buffering": "no", **headers}, media_type="text/event-stream")
-        del self.headers["content-length"]
-        self.events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events until they end or the client goes."""
-
-        async def all_of_them() -> None:
-            async for chunk in self.events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await unless_gone(all_of_them(), receive)
-
-
-class Gone(Exception):
-    """The client has closed its connection."""
-
-
-async def unless_gone(work: Awaitable[Any], receive: Receive) -> Any:
-    """Returns the result of work that is cancelled when the client goes. Raises Gone."""
-
-    async def leaves() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            continue
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Gone
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 class Api:
@@ -116,6 +55,10 @@ class Api:
             name: Spelling(one.loaded.tokenizer)
             for name, one in self.models.items()
             if one.loaded.tokenizer is not None
+        }
+        self.grammars = {
+            name: Grammars(one, (model := self.models[name].loaded.model).vocab_size, model.ends)
+            for name, one in self.spellings.items()
         }
         self.fingerprints = {name: fingerprint(one) for name, one in self.models.items()}
 
@@ -170,15 +113,27 @@ class Api:
         """Answers the messages of a chat."""
         given = await body_of(request, ChatRequest)
         served = self._writing(given.model)
-        options = given.options()
-        self.computer.check_room(served, given.n or 1)
-        assert served.session is not None
-        ids, _ = await run_in_threadpool(served.session.read, [one.plain() for one in given.messages])
-        task = self.computer.start(served, [ids], served.session.options(**options))
+        task, ids = await self._start_chat(served, given)
         form = ChatFormat(
             served.name, self.fingerprints[served.name], self.spellings[served.name], bool(given.logprobs)
         )
-        return await Answering(task, form, given, [ids]).response(request)
+        return await Completing(task, form, given, [ids], bool(given.functions())).response(request)
+
+    async def _start_chat(self, served: Served, given: ChatRequest) -> tuple[ServedTask, list[int]]:
+        """Starts the answer to a chat; also returns the ids of its prompt."""
+        options = given.options()
+        self.computer.check_room(served, given.n or 1)
+        session = served.session
+        assert session is not None
+        grammar = await self._grammar(served, given)
+        ids = await run_in_threadpool(lambda: prompt_of(session, given)[1])
+        return self.computer.start(served, [ids], session.options(**options), grammar=grammar), ids
+
+    async def _grammar(self, served: Served, given: TextRequest) -> Grammar | None:
+        """Returns what an answer is held to, compiled within bounds by another thread."""
+        if (found := given.description()) is None:
+            return None
+        return await run_in_threadpool(self.grammars[served.name].compile, *found)
 
     async def complete(self, request: Request) -> Response:
         """Continues texts."""
@@ -188,6 +143,7 @@ class Api:
         self.computer.check_room(served, len(prompts) * (given.n or 1))
         session = served.session
         assert session is not None
+        grammar = await self._grammar(served, given)
         read = await run_in_threadpool(lambda: [session.read(prompt)[0] for prompt in prompts])
         scores = []
         if given.echo and given.logprobs is not None:
@@ -196,10 +152,11 @@ class Api:
             served.name, self.fingerprints[served.name], self.spellings[served.name], given.logprobs is not None
         )
         if given.max_tokens == 0 and not scores:
-            found = Answering(None, form, given, read)
+            found = Completing(None, form, given, read)
             await run_in_threadpool(found.echo)
         else:
-            found = Answering(self.computer.start(served, read, session.options(**options), scores), form, given, read)
+            task = self.computer.start(served, read, session.options(**options), scores, grammar)
+            found = Completing(task, form, given, read)
             found.scores = scores
             if given.echo:
                 await run_in_threadpool(found.echo)
@@ -255,154 +212,18 @@ class Api:
         return Json({"prompt": await run_in_threadpool(tokenizer.decode, given.tokens)})
 
 
-class Answering:
-    """The answer to one request, whole or as a stream."""
-
-    def __init__(
-        self, task: ServedTask | None, form: AnswerFormat, given: TextRequest, prompts: Sequence[list[int]]
-    ) -> None:
-        self.task, self.form, self.given, self.prompts = task, form, given, prompts
-        self.texts = len(prompts) * (given.n or 1)
-        self.usage = Usage(sum(map(len, prompts)))
-        self.scores: Sequence[PromptScores] = []
-        self.echoed: list[str] = []
-        self.finished: dict[int, str] = {}
-
-    def echo(self) -> None:
-        """Spells the prompts, which precede the texts."""
-        tokenizer = self.form.spelling.tokenizer
-        given = self.given.prompts() if isinstance(self.given, CompletionRequest) else []
-        self.echoed = [one if isinstance(one, str) else tokenizer.decode(one) for one in given]
-
-    async def response(self, request: Request) -> Response:
-        """Returns the answer; raises Gone if the client goes before."""
-        headers = ignored_header(self.given.ignored())
-        if self.given.stream:
-            return EventStream(self._pinging(self._events()), headers)
-        try:
-            return Json(await unless_gone(self._whole(), request.receive), headers=headers)
-        finally:
-            if self.task is not None:
-                self.task.cancel()
-
-    async def _growth(self) -> AsyncIterator[list[tuple[int, str, list[SpelledToken], bool]]]:
-        """Yields lists of (index, new text, entries, end) as they are computed. Raises WorkError for a failed text."""
-        if self.task is None:
-            return
-        entries = [Entries(self.form.spelling, reply.ends) for reply in self.task.replies]
-        async for some in self.task.pieces():
-            grown = []
-            for index, piece in some:
-                if piece is not None:
-                    self.usage.completion_tokens += piece.id is not None
-                    grown.append((index, piece.text, entries[index].add(piece), False))
-                    continue
-                found = self.task.replies[index].so_far()
-                if problem := failure_of(found):
-                    raise WorkError(str(problem), code="failed")
-                self.finished[index] = found.finish_reason
-                grown.append((index, "", entries[index].close(), True))
-            yield grown
-
-    def _begun(self, index: int) -> tuple[str, dict[str, Any] | None]:
-        """Returns the prompt in front of a text, and its log-probabilities."""
-        prompt = index // (self.given.n or 1)
-        text = self.echoed[prompt] if self.echoed else ""
-        scores = self.scores[prompt] if self.scores else None
-        if isinstance(self.form, CompletionFormat) and scores is not None:
-            return text, self.form.echoed(index, self.prompts[prompt], scores)
-        if isinstance(self.form, CompletionFormat) and index not in self.form.offsets:
-            self.form.offsets[index] = len(text)
-        return text, None
-
-    async def _whole(self) -> dict[str, Any]:
-        texts, entries = [""] * self.texts, [list[SpelledToken]() for _ in range(self.texts)]
-        async for grown in self._growth():
-            for index, text, some, _ in grown:
-                texts[index] += text
-                entries[index] += some
-        choices = []
-        for index in range(self.texts):
-            prompt, scored = self._begun(index)
-            only = bool(self.scores and self.scores[0].only)
-            choice = self.form.choice(index, texts[index], entries[index], self.finished.get(index, "length"))
-            if "text" in choice:
-                choice |= {"text": prompt + choice["text"], "logprobs": joined([scored, choice["logprobs"]])}
-                assert not only or not texts[index]
-            choices.append(choice)
-        return self.form.body(choices, self.usage)
-
-    async def _events(self) -> AsyncIterator[bytes]:
-        wanted = self.given.stream_options
-        each = bool(wanted and wanted.continuous_usage_stats)
-        shown = each or bool(wanted and wanted.include_usage)
-
-        def chunk(*choices: dict[str, Any]) -> bytes:
-            return event(self.form.chunk(choices, self.usage if each else None, shown))
-
-        try:
-            begun = set[int]()
-
-            def first(index: int) -> list[bytes]:
-                if index in begun:
-                    return []
-                begun.add(index)
-                if (opened := self.form.begun(index)) is not None:
-                    return [chunk(opened)]
-                prompt, scored = self._begun(index)
-                choice = self.form.delta(index, prompt, [], None)
-                return [chunk(choice | {"logprobs": scored})] if prompt else []
-
-            if not self.scores:
-                for index in range(self.texts):
-                    for one in first(index):
-                        yield one
-            held: dict[int, list[SpelledToken]] = {index: [] for index in range(self.texts)}
-            async for grown in self._growth():
-                for index, text, entries, end in grown:
-                    for one in first(index):
-                        yield one
-                    held[index] += entries
-                    if text or (end and held[index]):
-                        yield chunk(self.form.delta(index, text, held[index], None))
-                        held[index] = []
-                    if end:
-                        yield chunk(self.form.delta(index, "", [], self.finished[index]))
-            if self.task is None:
-                for index in range(self.texts):
-                    yield chunk(self.form.delta(index, "", [], "length"))
-            if wanted and wanted.include_usage:
-                yield event(self.form.chunk([], self.usage, True))
-            yield event("[DONE]")
-        except WorkError as problem:
-            yield event(refusal(problem)[1])
-        finally:
-            if self.task is not None:
-                self.task.cancel()
-
-    async def _pinging(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yields the events, and comments while the model computes, so that a connection is not taken for dead."""
-        iterator = events.__aiter__()
-        coming: asyncio.Future[bytes] | None = None
-        try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(iterator))
-                await asyncio.wait({coming}, timeout=PING)
-                if not coming.done():
-                    yield b": still computing\n\n"
-                    continue
-                try:
-                    found = coming.result()
-                except StopAsyncIteration:
-                    return
-                coming = None
-                yield found
-        finally:
-            if coming is not None:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-            if self.task is not None:
-                self.task.cancel()
+def prompt_of(session: Session, given: ChatRequest) -> tuple[str, list[int]]:
+    """Returns the prompt of a chat as its template writes it, and its ids. Raises RequestError."""
+    template, tokenizer = session.template, session.tokenizer
+    assert tokenizer is not None
+    messages = [one.plain() for one in given.messages]
+    functions = [one.plain() for one in given.functions()]
+    if shows_tools(template.source):
+        tools = [{"type": "function", "function": one} for one in functions]
+        variables = {"tools": tools} if tools else {}
+    else:
+        messages, variables = described(messages, functions), {}
+    return chat_prompt(tokenizer, template, messages, **variables)
 
 
 class NoModel(Exception):
@@ -472,11 +293,6 @@ def fingerprint(served: Served) -> str:
     facts = (served.name, str(served.loaded.model.dtype), served.context, __version__, torch.__version__,
              torch.get_num_threads())  # fmt: skip
     return f"gf_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
-
-
-def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Returns the header that names fields without effect."""
-    return {"x-glassformer-ignored": ", ".join(names)} if names else {}
 
 
 def make_app(computer: Computer, access: Access, log: Callable[[str], None] | None = None) -> Guard:

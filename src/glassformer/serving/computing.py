@@ -17,6 +17,7 @@ from typing import Any
 
 from glassformer.errors import RequestError
 from glassformer.generation.engine import reason
+from glassformer.generation.grammar import Grammar
 from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.session import Completion, Reply, Session, TextPiece
 from glassformer.generation.vectors import Embedder
@@ -158,6 +159,7 @@ class Computer:
         prompts: Sequence[list[int]],
         options: GenerationOptions,
         scores: Sequence[PromptScores] = (),
+        grammar: Grammar | None = None,
     ) -> ServedTask:
         """Starts `options.n` texts for each prompt, from the event loop's thread. Raises Busy, RequestError."""
         assert served.session is not None
@@ -165,7 +167,7 @@ class Computer:
             self._check_room(served, len(prompts) * options.n)
             replies = [
                 served.session.submit(
-                    prompt, options, sample=sample, scores=scores[i] if scores else None,
+                    prompt, options, sample=sample, scores=scores[i] if scores else None, grammar=grammar,
                     max_new_tokens=served.room(prompt, options.max_new_tokens),
                 )
                 for i, prompt in enumerate(prompts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from glassformer.errors import RequestError
+from glassformer.generation.grammar import LONGEST, Kind
+from glassformer.serving.tools import MOST_CALLS, call_grammar
 
 MOST_TEXTS = 128
 """Texts of one request: prompts times n."""
@@ -23,6 +26,9 @@ Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS)]
 Whole = Annotated[int | None, Field(ge=1, le=MOST_TOKENS)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
 Bias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+Pattern = Annotated[str | None, Field(min_length=1, max_length=LONGEST)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+LongText = Annotated[str, Field(max_length=1 << 22)]
 Labels = Annotated[dict[Name, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 
 
@@ -81,6 +87,10 @@ class TextRequest(Body):
     """Number of texts for each prompt."""
     ignore_eos: bool | None = None
     """Continue past the tokens that end a text (not in OpenAI's API)."""
+    grammar: Pattern = None
+    """Grammar that the answer follows, in Lark's form, or in llama.cpp's (GBNF) if it has ::= (not in OpenAI's API)."""
+    regex: Pattern = None
+    """Regular expression that the whole answer matches (not in OpenAI's API)."""
     user: Name | None = None
     """Without effect."""
     metadata: Labels | None = None
@@ -100,6 +110,26 @@ class TextRequest(Body):
         if self.stream_options is not None and self.stream_options.include_obfuscation:
             found.append("stream_options.include_obfuscation")
         return found
+
+    def descriptions(self) -> list[tuple[Kind, str, str]]:
+        """Returns what an answer is held to: kind, text and name of the field."""
+        found: list[tuple[Kind, str, str]] = []
+        if self.grammar is not None:
+            found.append(("gbnf" if "::=" in self.grammar else "lark", self.grammar, "grammar"))
+        if self.regex is not None:
+            found.append(("regex", self.regex, "regex"))
+        return found
+
+    def description(self) -> tuple[Kind, str, str] | None:
+        """Returns what an answer is held to; None if it is free. Raises RequestError for two descriptions."""
+        found = self.descriptions()
+        if len(found) > 1:
+            raise RequestError(
+                f"{found[0][2]} and {found[1][2]} exclude each other; give one", code="conflict", field=found[1][2]
+            )
+        if found and self.ignore_eos:
+            raise RequestError(f"ignore_eos does not go with {found[0][2]}", code="conflict", field="ignore_eos")
+        return found[0] if found else None
 
     def options(self) -> dict[str, Any]:
         """Returns the given fields as options of a session."""
@@ -126,30 +156,133 @@ class TextPart(Body):
     text: Annotated[str, Field(max_length=1 << 22)]
 
 
+class CalledFunction(Body):
+    """Name and arguments of a call."""
+
+    name: FunctionName
+    arguments: LongText
+    """JSON object."""
+
+
+class GivenCall(Body):
+    """Call of a function in a message of the assistant."""
+
+    id: Name
+    type: Literal["function"]
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the call as chat templates read it. Raises RequestError for arguments that are not an object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise RequestError(
+                f"the arguments of {self.function.name} must be a JSON object", code="syntax",
+                field="messages.tool_calls.function.arguments",
+            )  # fmt: skip
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class ChatMessage(Body):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=1 << 22)] | Annotated[list[TextPart], Field(max_length=1024)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: LongText | Annotated[list[TextPart], Field(max_length=1024)] | None = None
+    """Text of the message; only a message with tool_calls may have none."""
     name: Name | None = None
     """Name of the writer, for templates that show it."""
+    tool_calls: Annotated[list[GivenCall], Field(max_length=128)] | None = None
+    """Calls that the assistant made."""
+    tool_call_id: Name | None = None
+    """Call that a message of the role tool answers."""
     refusal: None = None
     annotations: Annotated[list[None], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[None], Field(max_length=0)] | None = None
 
-    def plain(self) -> dict[str, str]:
-        """Returns the message as chat templates read it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def plain(self) -> dict[str, Any]:
+        """Returns the message as chat templates read it. Raises RequestError for one without text."""
+        if self.content is None and not self.tool_calls:
+            raise RequestError("a message needs content", code="missing", field="messages.content")
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text} | ({"name": self.name} if self.name else {})
+        found: dict[str, Any] = {"role": role, "content": text} | ({"name": self.name} if self.name else {})
+        if self.tool_calls:
+            found["tool_calls"] = [one.plain() for one in self.tool_calls]
+        return found | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
 
 
 class TextFormat(Body):
-    """Format of an answer."""
+    """An answer without a format."""
 
     type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """An answer that is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    """JSON Schema with a name."""
+
+    name: FunctionName
+    description: LongText | None = None
+    """Without effect: the model does not read it."""
+    schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
+    """JSON Schema. Keywords that cannot be enforced are refused."""
+    strict: bool | None = None
+    """Every schema is enforced, with or without it."""
+
+
+class SchemaFormat(Body):
+    """An answer that is JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: LongText | None = None
+    """Text that the model reads."""
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of the arguments, which is enforced."""
+    strict: bool | None = None
+    """Every schema is enforced, with or without it."""
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the function as chat templates read it."""
+        return self.model_dump(exclude={"strict"}, exclude_none=True)
+
+
+class Tool(Body):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """Name of a function."""
+
+    name: FunctionName
+
+
+class ToolChoice(Body):
+    """Choice of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(TextRequest):
@@ -164,11 +297,48 @@ class ChatRequest(TextRequest):
     """Report the log-probability of each token, of the model's own distribution."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     """Number of most likely tokens that are reported at each position."""
-    response_format: TextFormat | None = None
+    response_format: Format | None = None
+    """Format that the answer is held to."""
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    tools: Annotated[list[None], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    """Calls that the answer has: none, those that the model makes, at least one, or one of the named function."""
     parallel_tool_calls: bool | None = None
+    """Allow several calls in an answer, 8 at most; true by default."""
+
+    def functions(self) -> list[Function]:
+        """Returns the functions that the answer may call. Raises RequestError for a choice that is not among them."""
+        functions = [one.function for one in self.tools or ()]
+        names = [one.name for one in functions]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise RequestError(f"two tools are named {twice}", code="conflict", field="tools", value=twice)
+        if isinstance(self.tool_choice, ToolChoice):
+            name = self.tool_choice.function.name
+            if name not in names:
+                raise RequestError(f"{name} is not among the tools", code="unknown", field="tool_choice", value=name)
+            return [one for one in functions if one.name == name]
+        if self.tool_choice == "required" and not functions:
+            raise RequestError("tool_choice needs tools", code="missing", field="tools")
+        return [] if self.tool_choice == "none" else functions
+
+    def descriptions(self) -> list[tuple[Kind, str, str]]:
+        """Returns what an answer is held to: kind, text and name of the field."""
+        found = super().descriptions()
+        if isinstance(self.response_format, JsonFormat):
+            found.append(("json_schema", '{"type": "object"}', "response_format"))
+        elif isinstance(self.response_format, SchemaFormat):
+            found.append(("json_schema", json.dumps(self.response_format.json_schema.schema_), "response_format"))
+        if functions := self.functions():
+            named = isinstance(self.tool_choice, ToolChoice)
+            most = 1 if named or self.parallel_tool_calls is False else MOST_CALLS
+            grammar = call_grammar(
+                [one.plain() for one in functions], required=named or self.tool_choice == "required", most=most
+            )
+            found.append(("lark", grammar, "tools"))
+            if self.logprobs:
+                raise RequestError("logprobs do not go with tools", code="conflict", field="logprobs")
+        return found
 
     def options(self) -> dict[str, Any]:
         """Returns the given fields as options of a session. Raises RequestError for fields that exclude each other."""

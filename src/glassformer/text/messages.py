@@ -55,8 +55,17 @@ def as_messages(given: str | Sequence[Message]) -> list[Message]:
 
 def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Returns the ids of a conversation as its template writes it; the template adds its own special tokens."""
+    return chat_prompt(tokenizer, template, messages)[1]
+
+
+def chat_prompt(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any
+) -> tuple[str, list[int]]:
+    """Returns a conversation as its template writes it, as a text and as ids; `variables` are further values that the
+    template reads, such as tools."""
     try:
-        given = quoted(tokenizer, list(messages))
+        given, others = quoted(tokenizer, list(messages)), quoted(tokenizer, variables)
     except RecursionError:
         raise RequestError("messages are nested too deeply", code="range", field="messages") from None
-    return quoting_ids(tokenizer, template.render(given), add_specials=False)
+    text = template.render(given, **others)
+    return text.replace(MARK, ""), quoting_ids(tokenizer, text, add_specials=False)
