@@ -44,7 +44,7 @@ class Call:
 
 
 def call_grammar(functions: Sequence[Mapping[str, Any]], *, required: bool, most: int) -> str:
-    """Returns a grammar, in Lark's form, of answers with at most `most` calls; unless one is `required`, also of a text.
+    """Returns a grammar, in Lark's form, of answers with at most `most` calls, and of texts unless `required`.
 
     `functions` have name and parameters, a JSON schema."""
     spacing = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
