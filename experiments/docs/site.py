@@ -194,15 +194,20 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     (out / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+EMPHASIS = re.compile(r"(`[^`]*`)|\*+(\S[^*]*)\*+")
+"""Words in stars, or code, whose stars stay."""
+
+
 def first_sentence(text: str) -> str:
-    """Returns the first sentence of the first paragraph of a Markdown text, or ""."""
+    """Returns the first sentence of the first paragraph of a Markdown text without links and emphasis, or ""."""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.S)
     text = re.sub(r"<!--.*?-->|```.*?```|!\[[^]]*\]\([^)]*\)", "", text, flags=re.S)
     for paragraph in re.split(r"\n\s*\n", text):
         words = " ".join(paragraph.split())
         if words and words[0] not in "#|<:-":
-            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words).strip("*")
-            return re.split(r"(?<=[.。])\s", plain)[0]
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words)
+            plain = EMPHASIS.sub(lambda match: match[1] or match[2], plain)
+            return re.split(r"(?<=\.)\s|(?<=。)", plain)[0]
     return ""
 
 

@@ -89,3 +89,9 @@ def test_unknown_formula_is_a_warning_and_stays_tex():
     with pytest.raises(nodes.SkipNode):
         site.formula(writer, nodes.math("", r"x^2"))
     assert "<msup>" in writer.body[0]
+
+
+def test_first_sentence_has_no_links_and_no_emphasis():
+    page = "# Title\n\nA *site* and `layers.*.q` at [a **place**](a.md). More.\n"
+    assert site.first_sentence(page) == "A site and `layers.*.q` at a place."
+    assert site.first_sentence("*狗咬人*和*人咬狗*。后文。\n") == "狗咬人和人咬狗。"
