@@ -207,7 +207,7 @@ def first_sentence(text: str) -> str:
         if words and words[0] not in "#|<:-":
             plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words)
             plain = EMPHASIS.sub(lambda match: match[1] or match[2], plain)
-            return re.split(r"(?<=\.)(?<!\.\.)\s|(?<=。)", plain)[0]
+            return re.split(r"(?<=\.)(?<!\.\.)\s|(?<=。)(?![）”])|(?<=。[）”])", plain)[0]
     return ""
 
 

@@ -95,4 +95,5 @@ def test_first_sentence_has_no_links_and_no_emphasis():
     page = "# Title\n\nA *site* and `layers.*.q` at [a **place**](a.md). More.\n"
     assert site.first_sentence(page) == "A site and `layers.*.q` at a place."
     assert site.first_sentence("*狗咬人*和*人咬狗*。后文。\n") == "狗咬人和人咬狗。"
+    assert site.first_sentence("“损失更低。”也许吧。\n") == "“损失更低。”"
     assert site.first_sentence("On 1, 2, 4, ... processes. More.\n") == "On 1, 2, 4, ... processes."
