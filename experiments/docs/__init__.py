@@ -190,9 +190,9 @@ def glossary_page() -> str:
     """docs/glossary.md."""
     pieces = [
         "# Glossary",
-        "The words of this project, each with one meaning. Where the field has a word, it is the field's; symbols of "
-        "shapes are in\n[shapes](shapes.md). `glassformer explain WORD` gives them too, from "
-        "`src/glassformer/names/glossary.yaml`, which makes this page.",
+        "The words of this project, each with one meaning. They are the field's words, if it has any; symbols of "
+        "shapes are in\n[shapes](shapes.md). `glassformer explain WORD` prints them too; this page is made from "
+        "`src/glassformer/names/glossary.yaml`.",
     ]
     for section, held in glossary().items():
         rows = "\n".join(f"| {term} | {meaning} |" for term, meaning in held.items())
