@@ -157,6 +157,11 @@ class Reply:
         return self._asked.written.stop
 
     @property
+    def time(self) -> float:
+        """`time.perf_counter` at the request."""
+        return self._asked.asked
+
+    @property
     def first_token_time(self) -> float | None:
         """`time.perf_counter` at the first new token; None before it."""
         return self._asked.first

@@ -29,15 +29,21 @@ from glassformer.serving.answering import Completing, Gone, Json, ignored_header
 from glassformer.serving.answers import ChatFormat, CompletionFormat, error_body, refusal
 from glassformer.serving.computing import Busy, Computer, Served, ServedTask
 from glassformer.serving.guard import Access, Guard, Refused
+from glassformer.serving.messages import CountRequest, MessageAnswering, MessagesRequest, anthropic_error
+from glassformer.serving.metrics import TYPE
+from glassformer.serving.operations import OPERATIONS, document
 from glassformer.serving.requests import (
     Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    TemplateRequest,
     TextRequest,
     TokenizeRequest,
+    wrong_field,
 )
+from glassformer.serving.responses import ResponseAnswering, ResponsesRequest
 from glassformer.serving.tools import described, shows_tools
 from glassformer.text.messages import chat_prompt
 from glassformer.text.spelling import Spelling
@@ -51,6 +57,7 @@ class Api:
 
     def __init__(self, computer: Computer) -> None:
         self.computer, self.models = computer, computer.models
+        computer.metrics.routes = frozenset(one.path for one in OPERATIONS)
         self.spellings = {
             name: Spelling(one.loaded.tokenizer)
             for name, one in self.models.items()
@@ -65,14 +72,8 @@ class Api:
     def routes(self) -> list[Route]:
         """Returns all routes."""
         return [
-            Route("/health", self.health, methods=["GET"]),
-            Route("/v1/models", self.list_models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/embeddings", self.embed, methods=["POST"]),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route(one.path.replace("{name}", "{name:path}"), getattr(self, one.handler), methods=[one.method])
+            for one in OPERATIONS
         ]
 
     # What there is
@@ -80,6 +81,16 @@ class Api:
     async def health(self, request: Request) -> Response:
         """Answers that the server runs."""
         return Json({"status": "ok", "open": self.computer.open})
+
+    async def metrics(self, request: Request) -> Response:
+        """Returns counts for Prometheus."""
+        computer = self.computer
+        lines = computer.metrics.lines(computer.texts().items(), computer.calls)
+        return Response("\n".join(lines) + "\n", media_type=TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        """Returns the OpenAPI document."""
+        return Json(document())
 
     async def list_models(self, request: Request) -> Response:
         """Lists the models."""
@@ -118,6 +129,40 @@ class Api:
             served.name, self.fingerprints[served.name], self.spellings[served.name], bool(given.logprobs)
         )
         return await Completing(task, form, given, [ids], bool(given.functions())).response(request)
+
+    async def message(self, request: Request) -> Response:
+        """Answers messages in Anthropic's format."""
+        given = (await body_of(request, MessagesRequest)).chat()
+        served = self._writing(given.model)
+        task, ids = await self._start_chat(served, given)
+        calls = bool(given.functions())
+        found = MessageAnswering(task, served.name, self.spellings[served.name], given, ids, calls)
+        return await found.response(request)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Counts the tokens of messages."""
+        given = (await body_of(request, CountRequest)).chat()
+        session = self._writing(given.model).session
+        assert session is not None
+        _, ids = await run_in_threadpool(prompt_of, session, given)
+        return Json({"input_tokens": len(ids)})
+
+    async def respond(self, request: Request) -> Response:
+        """Answers a conversation in the format of OpenAI's responses."""
+        asked = await body_of(request, ResponsesRequest)
+        given = asked.chat()
+        served = self._writing(given.model)
+        task, ids = await self._start_chat(served, given)
+        found = ResponseAnswering(task, asked, self.spellings[served.name], given, ids, bool(given.functions()))
+        return await found.response(request)
+
+    async def apply_template(self, request: Request) -> Response:
+        """Returns the prompt of a chat."""
+        given = (await body_of(request, TemplateRequest)).chat()
+        session = self._writing(given.model).session
+        assert session is not None
+        text, ids = await run_in_threadpool(prompt_of, session, given)
+        return Json({"prompt": text, "count": len(ids)})
 
     async def _start_chat(self, served: Served, given: ChatRequest) -> tuple[ServedTask, list[int]]:
         """Starts the answer to a chat; also returns the ids of its prompt."""
@@ -239,25 +284,6 @@ async def body_of(request: Request, kind: type[Given]) -> Given:
         raise wrong_field(problem) from None
 
 
-def wrong_field(problem: ValidationError) -> RequestError:
-    """Returns the first error of a validation in one sentence, with the path of its field."""
-    errors = problem.errors(include_url=False, include_input=False, include_context=False)
-    first = max(errors, key=lambda one: len(one["loc"])) if len({one["loc"][:1] for one in errors}) == 1 else errors[0]
-    field = ".".join(str(step) for step in first["loc"] if not _is_branch(step)) or "body"
-    kinds: dict[str, Any] = {"extra_forbidden": "unknown", "missing": "missing", "json_invalid": "syntax"}
-    code = kinds.get(first["type"], "range" if "than" in first["type"] or "too_" in first["type"] else "type")
-    if first["type"] == "extra_forbidden":
-        return RequestError(
-            f"{shown(field)} is not a field that this server can obey", code="unknown", field=shown(field)
-        )
-    return RequestError(f"{shown(field)}: {shown(first['msg'], 200)}", code=code, field=shown(field))
-
-
-def _is_branch(step: int | str) -> bool:
-    """Returns True for a step of a path that names an alternative of a type, not a field."""
-    return isinstance(step, str) and (step.startswith(("function-", "list[", "constrained-")) or step in ("str", "int"))
-
-
 def embedded_ids(embedder: Embedder, given: str | list[int]) -> Any:
     """Returns the ids of a text, or given ids. Raises RequestError for too long an input: it is never cut."""
     if isinstance(given, str):
@@ -298,29 +324,34 @@ def fingerprint(served: Served) -> str:
 def make_app(computer: Computer, access: Access, log: Callable[[str], None] | None = None) -> Guard:
     """Returns the application for an ASGI server: the routes behind the guard."""
 
+    def answer(request: Request, body: dict[str, Any], status: int, headers: Any = None) -> Response:
+        if request.url.path.startswith("/v1/messages"):
+            body = anthropic_error(status, body)
+        return Json(body, status, headers=headers)
+
     async def refused(request: Request, problem: Exception) -> Response:
         if isinstance(problem, RequestError | WorkError):
             path = request.url.path
-            prompt = "messages" if "chat" in path else "input" if "embeddings" in path else "prompt"
-            status, body = refusal(problem, prompt)
-            return Json(body, status)
+            prompt = "input" if path in ("/v1/embeddings", "/v1/responses") else "prompt"
+            status, body = refusal(problem, "messages" if "chat" in path or "/messages" in path else prompt)
+            return answer(request, body, status)
         if isinstance(problem, NoModel):
-            return Json(error_body(str(problem), param="model", code="model_not_found"), 404)
+            return answer(request, error_body(str(problem), param="model", code="model_not_found"), 404)
         if isinstance(problem, Busy):
             body = error_body(str(problem), "rate_limit_error", code="rate_limit_exceeded")
-            return Json(body, 429, headers={"retry-after": str(problem.seconds)})
+            return answer(request, body, 429, {"retry-after": str(problem.seconds)})
         if isinstance(problem, Refused):
-            return Json(error_body(str(problem), problem.kind), problem.status, headers=problem.headers)
+            return answer(request, error_body(str(problem), problem.kind), problem.status, problem.headers)
         assert isinstance(problem, HTTPException)
         words = {404: "this route is unknown", 405: "this route takes another method"}
         body = error_body(words.get(problem.status_code, problem.detail))
-        return Json(body, problem.status_code, headers=dict(problem.headers or {}))
+        return answer(request, body, problem.status_code, dict(problem.headers or {}))
 
     async def gone(request: Request, problem: Exception) -> Response:
         return Response(status_code=499)  # no client reads it
 
     async def failed(request: Request, problem: Exception) -> Response:
-        return Json(error_body("the server failed on this request", "server_error"), 500)
+        return answer(request, error_body("the server failed on this request", "server_error"), 500)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -333,4 +364,4 @@ def make_app(computer: Computer, access: Access, log: Callable[[str], None] | No
     handlers |= {Gone: gone, Exception: failed}
     app = Starlette(routes=Api(computer).routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Guard(app, access, log)
+    return Guard(app, access, log, computer.metrics.count)

@@ -23,6 +23,7 @@ from glassformer.generation.session import Completion, Reply, Session, TextPiece
 from glassformer.generation.vectors import Embedder
 from glassformer.loaded import Loaded
 from glassformer.options import GenerationOptions
+from glassformer.serving.metrics import Metrics
 
 PIECE = 64
 """Tokens of a prompt that are read between two tokens of running texts. On busy cores: five steps of SmolLM2."""
@@ -81,8 +82,8 @@ class Served:
 class ServedTask:
     """Texts of one request: `pieces` yields what each text gains, in the order in which it is computed."""
 
-    def __init__(self, computer: Computer, replies: Sequence[Reply]) -> None:
-        self._computer, self.replies = computer, list(replies)
+    def __init__(self, computer: Computer, served: Served, replies: Sequence[Reply]) -> None:
+        self._computer, self.served, self.replies = computer, served, list(replies)
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[list[tuple[int, TextPiece | None]]] = asyncio.Queue()
         self._open = set(range(len(self.replies)))
@@ -115,6 +116,7 @@ class ServedTask:
             ended = reply.finish_reason is not None
             some += [(index, piece) for piece in reply.take()]
             if ended:
+                self._computer.metrics.ended(self.served.name, reply)
                 some.append((index, None))
                 self._open.discard(index)
         if some:
@@ -130,6 +132,7 @@ class Computer:
     def __init__(self, models: Sequence[Served], *, waiting: int = WAITING) -> None:
         self.models = {one.name: one for one in models}
         self.waiting = waiting
+        self.metrics = Metrics()
         self._tasks: list[ServedTask] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -143,6 +146,18 @@ class Computer:
     def open(self) -> int:
         """Number of texts that run or wait."""
         return sum(task.open for task in self._tasks)
+
+    @property
+    def calls(self) -> int:
+        """Number of computations that wait."""
+        return len(self._calls)
+
+    def texts(self) -> dict[str, int]:
+        """Returns the number of texts that run or wait, by model."""
+        found = dict.fromkeys(self.models, 0)
+        for task in list(self._tasks):
+            found[task.served.name] += task.open
+        return found
 
     def check_room(self, served: Served, texts: int) -> None:
         """Raises Busy if the queue has no room for more texts of a model."""
@@ -173,7 +188,7 @@ class Computer:
                 for i, prompt in enumerate(prompts)
                 for sample in range(options.n)
             ]  # fmt: skip
-            task = ServedTask(self, replies)
+            task = ServedTask(self, served, replies)
             self._tasks.append(task)
             self._wake.notify()
         return task

@@ -85,8 +85,14 @@ class Refused(Exception):
 class Guard:
     """An application around another: it refuses what may not ask, and logs every answer."""
 
-    def __init__(self, app: App, access: Access, log: Callable[[str], None] | None = None) -> None:
-        self.app, self.access = app, access
+    def __init__(
+        self,
+        app: App,
+        access: Access,
+        log: Callable[[str], None] | None = None,
+        count: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.app, self.access, self.count = app, access, count
         self.log = _print if log is None else log
         self.running = 0
 
@@ -126,6 +132,8 @@ class Guard:
                 await _answer(answered, 500, body, {})
         finally:
             self.running -= 1
+            if self.count is not None:
+                self.count(scope["path"], status or 499)
             took = 1000 * (time.perf_counter() - begun)
             self.log(printable(f"{scope['method'][:16]} {scope['path'][:200]} {status or 499} {took:.0f} ms"))
 
@@ -149,8 +157,12 @@ class Guard:
         if allowed and origin is not None:
             cors = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
             if scope["method"] == "OPTIONS":
-                return [*cors, (b"access-control-allow-methods", b"GET, POST"),
-                        (b"access-control-allow-headers", b"authorization, content-type, x-api-key")]  # fmt: skip
+                named = b"authorization, content-type, x-api-key, anthropic-version"
+                return [
+                    *cors,
+                    (b"access-control-allow-methods", b"GET, POST"),
+                    (b"access-control-allow-headers", named),
+                ]
         if self.access.token is not None and not self._has_token(headers):
             raise Refused(
                 401, "this server needs its token: Authorization: Bearer TOKEN", "authentication_error",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.generation.grammar import LONGEST, Kind
 from glassformer.serving.tools import MOST_CALLS, call_grammar
 
@@ -35,7 +35,8 @@ Labels = Annotated[dict[Name, Annotated[str, Field(max_length=4096)]], Field(max
 class Body(BaseModel):
     """A body in which unknown fields and other types are refused, and null means that a field is absent."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True,
+                              use_attribute_docstrings=True)  # fmt: skip
 
 
 class StreamOptions(Body):
@@ -434,3 +435,46 @@ class DetokenizeRequest(Body):
 
     model: Name
     tokens: Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
+
+
+class TemplateRequest(Body):
+    """Body of POST /apply-template."""
+
+    model: Name
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    """Functions that the model may call."""
+
+    def chat(self) -> ChatRequest:
+        """Returns the request for an answer."""
+        return ChatRequest.model_construct(model=self.model, messages=self.messages, tools=self.tools)
+
+
+Given = TypeVar("Given", bound=Body)
+
+
+def with_fields(kind: type[Given], fields: dict[str, Any]) -> Given:
+    """Returns a body with the fields that are not None. Raises RequestError for the first field at fault."""
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as problem:
+        raise wrong_field(problem) from None
+
+
+def wrong_field(problem: ValidationError) -> RequestError:
+    """Returns the first error of a validation in one sentence, with the path of its field."""
+    errors = problem.errors(include_url=False, include_input=False, include_context=False)
+    first = max(errors, key=lambda one: len(one["loc"])) if len({one["loc"][:1] for one in errors}) == 1 else errors[0]
+    field = ".".join(str(step) for step in first["loc"] if not _is_branch(step)) or "body"
+    kinds: dict[str, Any] = {"extra_forbidden": "unknown", "missing": "missing", "json_invalid": "syntax"}
+    code = kinds.get(first["type"], "range" if "than" in first["type"] or "too_" in first["type"] else "type")
+    if first["type"] == "extra_forbidden":
+        return RequestError(
+            f"{shown(field)} is not a field that this server can obey", code="unknown", field=shown(field)
+        )
+    return RequestError(f"{shown(field)}: {shown(first['msg'], 200)}", code=code, field=shown(field))
+
+
+def _is_branch(step: int | str) -> bool:
+    """Returns True for a step of a path that names an alternative of a type, not a field."""
+    return isinstance(step, str) and (step.startswith(("function-", "list[", "constrained-")) or step in ("str", "int"))
