@@ -21,7 +21,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import glassformer as gf
-from experiments.docs import DOCS, escaped, plainly
+from experiments.docs import DOCS, escaped, http, plainly
 from experiments.docs.guides import table
 from experiments.docs.site import children, first_sentence
 from glassformer.architectures import PRESETS
@@ -124,6 +124,7 @@ def pages() -> dict[Path, str]:
     found |= {api_path(name): api_page(name) for name in api_names()}
     found[FOLDER / "files.md"] = files_page()
     found[FOLDER / "errors.md"] = errors_page()
+    found[FOLDER / "http.md"] = http.page(MADE)
     found |= {DOCS / f"{name}.md": list_page(name) for name in LISTS}
     return found
 

@@ -36,7 +36,7 @@ MAP: dict[str, dict[str, list[str]]] = {
         "How to": ["howto/index"],
         "Reference": [
             "reference/cli", "reference/expressions", "reference/models", "reference/api", "reference/files",
-            "reference/errors", "reference/examples", "data", "shapes", "glossary",
+            "reference/http", "reference/errors", "reference/examples", "data", "shapes", "glossary",
         ],
         "Results": ["claims", "advice", "learn/studies", "benchmarks/index", "papers"],
         "Project": ["architecture", "decisions", "project/roadmap", "project/contributing", "project/changes", "log"],

@@ -139,11 +139,13 @@ def _type(schema: dict[str, Any]) -> str:
     if some:
         return " or ".join(dict.fromkeys(_type(one) for one in some if one != {"type": "null"}))
     kind = schema.get("type", "any")
+    if kind == "object":
+        return "JSON object"
     if kind == "array":
         items = schema.get("items", {})
         return "empty list" if schema.get("maxItems") == 0 else f"list of {_type(items)}"
     bounds = {
-        "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<",
+        "minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below",
     }  # fmt: skip
-    given = [f"{sign} {schema[key]}" for key, sign in bounds.items() if abs(schema.get(key, 1 << 62)) < 1 << 62]
-    return kind + (f" ({', '.join(given)})" if given else "")
+    given = [f"{word} {schema[key]:,}" for key, word in bounds.items() if abs(schema.get(key, 1 << 62)) < 1 << 62]
+    return " ".join([kind, *given])
