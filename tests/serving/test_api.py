@@ -177,7 +177,8 @@ def tool(parameters: Any) -> Any:
 
 
 SCHEMA = {
-    "type": "object", "properties": {"day": {"enum": ["today", "tomorrow"]}, "count": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "type": "object",
+    "properties": {"day": {"enum": ["today", "tomorrow"]}, "count": {"type": "integer", "minimum": 0, "maximum": 999}},
     "required": ["day", "count"], "additionalProperties": False,
 }  # fmt: skip
 TOOLS = [tool(SCHEMA)]

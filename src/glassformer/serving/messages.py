@@ -77,7 +77,7 @@ class Turn(Body):
     content: LongText | Annotated[list[Block], Field(max_length=1024)]
 
     def plain(self) -> list[dict[str, Any]]:
-        """Returns the message in OpenAI's form: results of calls are messages of their own."""
+        """Returns the message in OpenAI's form: results of calls become separate messages."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         found: list[dict[str, Any]] = [
@@ -108,8 +108,8 @@ class ClientTool(Body):
     cache_control: CacheControl | None = None
 
 
-class Choice(Body):
-    """Choice of the tools that an answer calls."""
+class ToolUse(Body):
+    """ToolUse of the tools that an answer calls."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -152,7 +152,7 @@ class MessagesRequest(Body):
     """Number of most likely tokens to draw from."""
     tools: Annotated[list[ClientTool], Field(max_length=128)] | None = None
     """Tools that the model may call."""
-    tool_choice: Choice | None = None
+    tool_choice: ToolUse | None = None
     """Calls that the answer has."""
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 63)] = None
     """Seed of the draws (not in Anthropic's API)."""
@@ -201,7 +201,7 @@ class CountRequest(Body):
     """Text of the system message."""
     tools: Annotated[list[ClientTool], Field(max_length=128)] | None = None
     """Tools that the model may call."""
-    tool_choice: Choice | None = None
+    tool_choice: ToolUse | None = None
     """Calls that the answer has."""
     thinking: Thinking | None = None
 
