@@ -261,8 +261,8 @@ def written_part(page: PartPage) -> str:
         sentences(page.explained),
         f"*{page.what[0].upper()}{page.what[1:]}.*",
         f"![{page.name}](../figures/parts/{page.name}.png)",
-        "What a token attends to is measured with fresh weights; how far a recurrence remembers is decided in "
-        "training.",
+        "The map shows the influence of each token on each output, with newly initialised weights; training decides "
+        "how far a recurrence remembers.",
         f"```\nglassformer {command}\n```",
         *told,
         "## What it costs",
@@ -289,12 +289,13 @@ def index_of_parts() -> str:
                     f"{state / 1e3:,.1f} kB |")  # fmt: skip
     return "\n\n".join([
         GENERATED.replace("pages.md", "parts.md"),
-        "# Ways to mix tokens",
-        "Each is one part, for any layer of any model: `+word` behind a model's name puts it into every layer, and "
-        "`+stack:mamba2*3,attention` makes a pattern of them. All open up and are counted by the same code, and those "
-        "that see nothing of what comes after train on the next token and generate from a state. Costs are those of "
-        f"one mixer of `{PartPage.model}@{BASE}` in bf16, for a prompt of {at:,} tokens; of experts, of one FFN; "
-        "of cross_attention, of one of `transformer` and a source as long.",
+        "# Mixers: ways to mix tokens",
+        "A mixer moves information between tokens. Each is one part, for any layer of any model: `+word` after a "
+        "model's name puts it into every layer, `+stack:mamba2*3,attention` alternates them in a pattern. All mixers "
+        "are observed, edited and counted by the same code, and all causal ones train on the next token and generate "
+        f"from a state. Costs are those of one mixer of `{PartPage.model}@{BASE}` in bf16, for a prompt of {at:,} "
+        "tokens; for experts those of one FFN, for cross_attention those of one mixer of `transformer`, with a source "
+        "of the same length.",
         "| | in an expression | what it does | FLOPs per token | state |\n|---|---|---|--:|--:|\n" + "\n".join(rows),
         (HERE / "kernels.md").read_text(encoding="utf-8").strip(),
     ]) + "\n"  # fmt: skip
