@@ -35,6 +35,7 @@ numpydoc_show_class_members = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"Glassformer {__version__}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
