@@ -19,7 +19,7 @@ from glassformer.conversion.weights import fold
 from glassformer.generation.prompt_cache import fingerprint
 from glassformer.model import Model
 from glassformer.names.known import FAMILIES
-from glassformer.parts import quantized
+from glassformer.parts import few_rows, quantized
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import onednn_in_bf16
@@ -41,8 +41,17 @@ torch.set_num_threads(1)
 U = 2.0**-8
 """What rounding to bf16 changes, relative, at most."""
 BOTH = pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+OURS = pytest.mark.parametrize("own", [pytest.param(True, id="our product"), pytest.param(False, id="torch's")])
 SHAPES = [(64, 32), (17, 96), (70, 50), (200, 64), (960, 576), (PIECE // 1024 + 70, 1024), (4 * PIECE // 64 + 100, 64)]
 """One block, rows that fill none, several pieces while packing, and while unpacking."""
+
+
+def multiplied_by(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has matrices packed for our own product, or for torch's."""
+    if not own:
+        monkeypatch.setattr(quantized, "own_product", lambda device: False)
+    elif not few_rows.kernel():
+        pytest.skip("our own product needs another processor, or a compiler")
 
 
 def matrix(o: int, i: int, seed: int = 0, spread: float = 0.05, offset: float = 0.0) -> Tensor:
@@ -51,8 +60,8 @@ def matrix(o: int, i: int, seed: int = 0, spread: float = 0.05, offset: float = 
 
 def grid(packed: Int4Linear) -> tuple[Tensor, Tensor]:
     """s and z of each group, (o, i / 32, 1)."""
-    s, z = packed.scales[:, : packed.rows].float().transpose(0, 1).unbind(-1)
-    return s[..., None], z[..., None]
+    s, z = packed.grid(slice(0, packed.rows))
+    return s.float()[..., None], z.float()[..., None]
 
 
 # Rounding
@@ -121,7 +130,9 @@ def test_the_matrix_itself_is_left_alone(kind: type[QuantizedLinear]) -> None:
 
 
 def check_products(packed: QuantizedLinear, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Against float64. Sums run in fp32; x and the result are rounded to bf16, and the values where many are read."""
+    """Against float64. Sums run in fp32; x and the result are rounded to bf16, and the values where many are read.
+
+    Our own product rounds x to 16 bits of the largest of 32 values."""
     w, i = packed.weight.double(), packed.in_features
     for n in (1, 5, packed.few, packed.few + 1):
         x = torch.randn(n, i, generator=torch.Generator().manual_seed(n)).to(dtype)
@@ -129,20 +140,32 @@ def check_products(packed: QuantizedLinear, dtype: torch.dtype = torch.bfloat16)
         assert y.shape == expected.shape and y.dtype == dtype
         rounded = (n > packed.few) + (dtype != torch.bfloat16)
         bound = 1.02 * U * expected.abs() + (1.02 * U * rounded + i * 2.0**-23) * size
+        if n <= packed.few and getattr(packed, "own", False):
+            groups = F.pad(x.double(), (0, -i % GROUP)).view(n, -1, GROUP)
+            lost = groups.abs().amax(-1, keepdim=True).expand_as(groups).flatten(1)[:, :i] / few_rows.MOST / 2
+            bound += lost @ w.abs().T
         assert torch.all((y.double() - expected).abs() <= bound), n
 
 
 @BOTH
+@OURS
 @pytest.mark.parametrize(("o", "i"), SHAPES)
-def test_products_are_those_of_the_unpacked_values(kind: type[QuantizedLinear], o: int, i: int) -> None:
+def test_products_are_those_of_the_unpacked_values(
+    kind: type[QuantizedLinear], own: bool, o: int, i: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied_by(own, monkeypatch)
     packed = kind(matrix(o, i), None, (o,))
     assert packed.weight.shape == (o, i)
     check_products(packed)
 
 
 @BOTH
-def test_the_packed_product_says_what_unpacking_must_give(kind: type[QuantizedLinear]) -> None:
+@OURS
+def test_the_packed_product_says_what_unpacking_must_give(
+    kind: type[QuantizedLinear], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I W^T is W itself, in bf16: every value, so that no two can have changed places."""
+    multiplied_by(own, monkeypatch)
     packed = kind(matrix(200, 96), None, (200,))
     shown = packed.product(torch.eye(96, dtype=torch.bfloat16)).T
     assert torch.equal(packed.weight.bfloat16(), shown)
@@ -163,7 +186,7 @@ print(torch.backends.cpu.get_cpu_capability(), layout("cpu"), torch.equal(packed
 @pytest.mark.parametrize(("capability", "layout"), [("avx2", "AVX2 (32, True)"), ("default", "DEFAULT (32, False)")])
 def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout: str) -> None:
     """As this one does when it is told to be one."""
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "GLASSFORMER_CPU": "none"}
     done = subprocess.run([sys.executable, "-c", LAYOUT], capture_output=True, text=True, env=environment, timeout=120)
     if capability.upper() not in done.stdout:
         pytest.skip(f"this processor cannot be {capability}: {done.stdout}{done.stderr[-200:]}")
@@ -172,6 +195,7 @@ def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout
 
 def test_alayout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The product alone reads it, for any number of tokens."""
+    multiplied_by(False, monkeypatch)
     known = Int4Linear(matrix(100, 64), None, (100,))
     monkeypatch.setattr("glassformer.parts.quantized.layout", lambda device: None)
     packed = Int4Linear(matrix(100, 64), None, (100,))

@@ -29,6 +29,7 @@ from glassformer.generation.steps import new_state, warn_crossing
 from glassformer.introspection import sites
 from glassformer.machine.threads import at_most, paced
 from glassformer.model import Model
+from glassformer.parts import few_rows
 from glassformer.parts.quantized import GROUP, Bf16Linear
 from glassformer.parts.state import ModelState
 
@@ -96,8 +97,8 @@ class CompiledStep:
                 source.update(file.read_bytes())
         said = [
             self.model.config.to_dict(), weights, self.batch, self.max_len, str(self.dtype), torch.__version__,
-            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), has_vnni(), sys.platform,
-            source.hexdigest(),
+            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), has_vnni(), few_rows.kernel(),
+            sys.platform, source.hexdigest(),
         ]  # fmt: skip
         name = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
         return cache_folder() / "decode" / f"{name}.pt2"
@@ -171,7 +172,7 @@ class CompiledStep:
         given = (tokens, state.rows, self._keys[: SHORTEST + 1], memory)
         options = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.custom_ops_to_c_shims": shims() if vnni else {},
+            "aot_inductor.custom_ops_to_c_shims": shims() if vnni else few_rows.shims() if few_rows.kernel() else {},
         }
         with warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")

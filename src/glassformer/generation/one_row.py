@@ -23,12 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from glassformer.machine import processor
+from glassformer.machine import native
 from glassformer.parts.precision import wide
 from glassformer.parts.quantized import GROUP, codes, layout
-
-NEEDED = frozenset({"avx512f", "avx512bw", "avx512vbmi", "avx512_vnni"})
-
 
 MOST = 127 * 256
 """The largest q: its upper 8 bits are -127..127."""
@@ -37,7 +34,7 @@ MOST = 127 * 256
 @cache
 def has_vnni() -> bool:
     """Whether `one_row.cpp` runs here, and 4-bit matrices lie as it reads them."""
-    return processor.flags() >= NEEDED and layout("cpu") == (64, True)
+    return native.kernel() == "avx512vnni" and layout("cpu") == (64, True)
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ int4   w = (q - 8) s + z, q in 0..15: a scale and a middle for each group of 32 
        smallest and largest value, which is the grid of GGUF's Q4_1; torch's `_weight_int4pack_mm`
 
 Weights are rounded to the nearest of these, with s and z in bf16; products run in bf16 and add up in fp32. Of 8 and 4
-bits, a few tokens at a time take the packed product; many (a prompt) unpack the matrix, a piece at a time, and take the
-ordinary one. Nothing trains these.
+bits, a few tokens at a time take the packed product, our own (`few_rows.py`) on processors that it was compiled for,
+else torch's; many (a prompt) unpack the matrix, a piece at a time, and take the ordinary one. Nothing trains these.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
+from glassformer.parts import few_rows
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import as_among_others, onednn_in_bf16, slow_in_bf16
 
-GROUP = 32
+GROUP = few_rows.GROUP
 """Rows are filled up to whole groups: torch's products read past the end of others."""
 BLOCK = 64
 """A 4-bit matrix has whole blocks of rows, the last one filled up: as many as torch lays out together, at most."""
@@ -33,6 +34,8 @@ PIECE = 1 << 19
 """Values packed at once, by way of fp32, which then stay in the cache; of bf16, four times as many are unpacked."""
 OF_SLOW_BF16 = 64
 """More rows than these are multiplied in fp32 by a processor that is slow in bf16."""
+OF_OUR_OWN = 64
+"""More rows than these unpack a matrix of 8 or 4 bits where the packed product is our own."""
 TINY = 1e-30
 UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
@@ -195,6 +198,12 @@ class Int8Linear(QuantizedLinear):
 
     bits, few = 8, 16
 
+    def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
+        super().__init__(weight, bias, outs)
+        self.own = own_product(self.packed.device.type)
+        if self.own:
+            self.few = OF_OUR_OWN
+
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         o, i = weight.shape
         packed = weight.new_zeros(o, i + self.missing, dtype=torch.int8)
@@ -209,17 +218,24 @@ class Int8Linear(QuantizedLinear):
         return self.packed[rows, : self.in_features] * self.scales[rows, None].to(dtype)
 
     def product(self, x: Tensor) -> Tensor:
+        if self.own:
+            return few_rows.product(x, self.packed, self.scales)
         return torch._weight_int8pack_mm(x, self.packed, self.scales)
 
 
 class Int4Linear(QuantizedLinear):
-    """packed: the numbers as torch lays them out for this device; scales (groups, whole blocks of rows, 2): s and z."""
+    """packed: the numbers as torch lays them out for this device; scales (groups, whole blocks of rows, 2): s and z.
+
+    For our own product both are in blocks (`few_rows.py`)."""
 
     bits, few = 4, 48
 
     def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
+        self.own = own_product(weight.device.type)
         super().__init__(weight, bias, outs)
-        if layout(self.packed.device.type) is None:
+        if self.own:
+            self.few = OF_OUR_OWN
+        elif layout(self.packed.device.type) is None:
             self.few = sys.maxsize
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,25 +251,46 @@ class Int4Linear(QuantizedLinear):
             s, z = step.bfloat16().float(), (low + 8 * step).bfloat16().float()
             scales[:, rows] = torch.stack((s, z), -1).transpose(0, 1).bfloat16()
             q = ((groups - z[..., None]) / s.clamp(min=TINY)[..., None]).round_().add_(8).clamp_(0, 15).int().flatten(1)
-            packed.append(_pack4(F.pad(q, (0, 0, 0, more)) if rows.stop == o else q))
+            lay_out = few_rows.blocks if self.own else _pack4
+            packed.append(lay_out(F.pad(q, (0, 0, 0, more)) if rows.stop == o else q))
+        if self.own:
+            scales = scales.unflatten(1, (-1, few_rows.ROWS)).transpose(0, 1).contiguous()
         return torch.cat(packed), scales
 
     def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        filled = slice(rows.start, -(-rows.stop // BLOCK) * BLOCK)
+        if self.own:
+            blocks = slice(filled.start // few_rows.ROWS, filled.stop // few_rows.ROWS)
+            w = few_rows.codes(self.packed[blocks], dtype).unflatten(1, (-1, GROUP))
+            s, z = (part.to(dtype)[..., None] for part in self.grid(filled))
+            return torch.addcmul(z, w, s, out=w).flatten(1)[: rows.stop - rows.start, : self.in_features]
         found = layout(self.packed.device.type)
         if found is None:  # W = (I W^T)^T
             one = torch.eye(self.in_features, dtype=torch.bfloat16, device=self.packed.device)
             return self.product_of_few(one)[:, rows].T.to(dtype)
-        filled = slice(rows.start, -(-rows.stop // BLOCK) * BLOCK)
         w = codes(self.packed[filled], self.in_features + self.missing, found, dtype).unflatten(0, (-1, GROUP))
         s, z = (part.to(dtype)[:, None].contiguous() for part in self.scales[:, filled].unbind(-1))
         return torch.addcmul(z, w, s, out=w).flatten(0, 1)[: self.in_features, : rows.stop - rows.start].T
 
+    def grid(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Returns s and z of some rows, each (o, groups) bf16."""
+        by_row = self.scales.transpose(1, 2).flatten(0, 1) if self.own else self.scales.transpose(0, 1)
+        s, z = by_row[rows].unbind(-1)
+        return s, z
+
     def product(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":
+        if self.own:
+            y = few_rows.product(x, self.packed, self.scales)
+        elif x.device.type == "cpu":
             y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales)
         else:
             y = torch.ops.aten._weight_int4pack_mm(x, self.packed, GROUP, self.scales)
         return y if y.shape[1] == self.rows else y[:, : self.rows]
+
+
+def own_product(device: str) -> bool:
+    """Returns True if matrices of 8 and 4 bits are packed for our own product there."""
+    return device == "cpu" and bool(few_rows.kernel())
 
 
 def _pieces(rows: int, inner: int, values: int) -> Iterator[slice]:

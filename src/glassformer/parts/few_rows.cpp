@@ -1,0 +1,327 @@
+// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2 or AVX-VNNI. `few_rows.py` has the
+// layouts and the definitions, tests/native/twin.h the same sums written plainly. Each group of 32 values of x is rounded
+// to 16 bits with a step of its own. Sums of a group are whole numbers; those of groups run in fp32, in an order that
+// depends on neither the rows beside nor the threads.
+//
+// WITH_VNNI: 64 products and their sums are one instruction. IN_A_STEP: compiled into a decoding step, as its operators.
+
+#include <immintrin.h>
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#ifndef WITH_VNNI
+#define WITH_VNNI 0
+#endif
+
+extern "C++" {
+namespace few_rows {
+
+constexpr int64_t GROUP = 32;  // values that share a step of x, and a scale and a middle of a 4-bit matrix
+constexpr int64_t BLOCK = 16;  // rows of a 4-bit matrix that lie together
+constexpr int64_t ROWS = 64;   // of x that meet a block of the matrix while it is in the cache
+constexpr float MOST = 127 * 256;
+constexpr float LEAST = 0x1p-80f;  // a group whose largest value is below is rounded as if this were the largest
+
+inline __m256 from_bf16(const uint16_t* x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)x)), 16));
+}
+
+inline __m128i to_bf16(__m256 value) {  // to the nearest, ties to even
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+}
+
+// (a_0 + a_4 + (a_2 + a_6)) + (a_1 + a_5 + (a_3 + a_7))
+inline float sum(__m256 a) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+inline float largest(__m256 a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+inline int32_t sum(__m256i a) {
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
+// Rows of x: x ~ step_g q. Of 4 bits: q = 256 high + low, total_g the sum of the values, offset_g = 8 times that of q.
+struct Rounded {
+    int64_t rows, inner, groups;
+    std::unique_ptr<int16_t[]> q;
+    std::unique_ptr<int8_t[]> high, low;
+    std::unique_ptr<float[]> step, total;
+    std::unique_ptr<int32_t[]> offset;
+
+    Rounded(const uint16_t* x, int64_t rows, int64_t inner, bool halves)
+        : rows(rows), inner(inner), groups(inner / GROUP),
+          q(halves ? nullptr : new int16_t[rows * inner]),
+          high(halves ? new int8_t[rows * inner] : nullptr),
+          low(halves ? new int8_t[rows * inner] : nullptr),
+          step(new float[rows * groups]), total(new float[rows * groups]), offset(new int32_t[rows * groups]) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t g = row * groups; g < (row + 1) * groups; ++g) round(x + GROUP * g, g, halves);
+    }
+
+    void round(const uint16_t* x, int64_t g, bool halves) {
+        const __m256 sign = _mm256_set1_ps(-0.0f);
+        __m256 part[4], most = _mm256_setzero_ps();
+        for (int k = 0; k < 4; ++k) {
+            part[k] = from_bf16(x + 8 * k);
+            most = _mm256_max_ps(_mm256_andnot_ps(sign, part[k]), most);
+        }
+        const float end = std::max(largest(most), LEAST), sums = sum(
+            _mm256_add_ps(_mm256_add_ps(part[0], part[1]), _mm256_add_ps(part[2], part[3])));
+        const __m256 over = _mm256_set1_ps(MOST / end);
+        __m256i whole[4];
+        for (int k = 0; k < 4; ++k) whole[k] = _mm256_cvtps_epi32(_mm256_mul_ps(part[k], over));
+        const __m256i first = in_order(_mm256_packs_epi32(whole[0], whole[1]));
+        const __m256i second = in_order(_mm256_packs_epi32(whole[2], whole[3]));
+        if (halves) {
+            const __m256i a = upper(first), b = upper(second), least = _mm256_set1_epi16(255);
+            const __m256i c = _mm256_and_si256(first, least), d = _mm256_and_si256(second, least);
+            _mm256_storeu_si256((__m256i*)(high.get() + GROUP * g), in_order(_mm256_packs_epi16(a, b)));
+            _mm256_storeu_si256((__m256i*)(low.get() + GROUP * g), in_order(_mm256_packus_epi16(c, d)));
+        } else {
+            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g), first);
+            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g + 16), second);
+        }
+        const __m256i one = _mm256_set1_epi16(1);
+        offset[g] = 8 * sum(_mm256_add_epi32(_mm256_madd_epi16(first, one), _mm256_madd_epi16(second, one)));
+        total[g] = sums;
+        step[g] = end / MOST + 0 * sums;  // of what is no number, none
+    }
+
+    static __m256i in_order(__m256i packed) { return _mm256_permute4x64_epi64(packed, 0xd8); }
+    // (q + 128) / 256, whole, without leaving 16 bits: the lower byte, read as a signed number, is what is left
+    static __m256i upper(__m256i q) {
+        return _mm256_add_epi16(
+            _mm256_srai_epi16(q, 8), _mm256_and_si256(_mm256_srli_epi16(q, 7), _mm256_set1_epi16(1)));
+    }
+};
+
+// Sums of products of numbers of 8 bits, w in 0..15: of eight calls, then `whole` gives eight sums of 32 bits.
+inline __m256i add_products(__m256i sums, __m256i w, __m256i x) {
+#if WITH_VNNI
+    return _mm256_dpbusd_avx_epi32(sums, w, x);
+#else
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
+    asm("" : "+x"(sums));  // one after the other: as a tree they would not fit into the registers
+    return sums;
+#endif
+}
+
+inline __m256i whole(__m256i sums) {
+#if WITH_VNNI
+    return sums;
+#else
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+#endif
+}
+
+// Of numbers of 16 bits, two to a sum of 32 bits.
+inline __m256i add_pairs(__m256i sums, __m256i w, __m256i x) {
+#if WITH_VNNI
+    return _mm256_dpwssd_avx_epi32(sums, w, x);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
+#endif
+}
+
+inline __m256i four(const int8_t* x) {
+    int32_t together;
+    std::memcpy(&together, x, 4);
+    return _mm256_set1_epi32(together);
+}
+
+// N rows of x from `row` on with one block of the matrix.
+template <int N>
+inline void block_of_4_bits(const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* scales, uint16_t* y, int64_t out) {
+    const __m256i nibble = _mm256_set1_epi8(15), left = _mm256_set1_epi32(0xffff0000);
+    __m256 sums[N][2];
+    for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = _mm256_setzero_ps();
+    const int8_t *x_high = in.high.get() + row * in.inner, *x_low = in.low.get() + row * in.inner;
+    for (int64_t g = 0; g < in.groups; ++g) {
+        for (int half = 0; half < 2; ++half) {
+            __m256i high[N], low[N];
+            for (int n = 0; n < N; ++n) high[n] = low[n] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; ++k) {
+                const __m256i both = _mm256_loadu_si256((const __m256i*)(w + 64 * k + 32 * half));
+                const __m256i a = _mm256_and_si256(both, nibble);
+                const __m256i b = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) {
+                    const int64_t at = n * in.inner + GROUP * g + 8 * k;
+                    high[n] = add_products(high[n], a, four(x_high + at));
+                    low[n] = add_products(low[n], a, four(x_low + at));
+                    high[n] = add_products(high[n], b, four(x_high + at + 4));
+                    low[n] = add_products(low[n], b, four(x_low + at + 4));
+                }
+            }
+            const __m256i both = _mm256_loadu_si256((const __m256i*)(scales + 16 * half));
+            const __m256 s = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+            const __m256 z = _mm256_castsi256_ps(_mm256_and_si256(both, left));
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) {
+                const int64_t one = (row + n) * in.groups + g;
+                const __m256i dot = _mm256_sub_epi32(
+                    _mm256_add_epi32(_mm256_slli_epi32(whole(high[n]), 8), whole(low[n])),
+                    _mm256_set1_epi32(in.offset[one]));
+                const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(in.step[one]));
+                const __m256 before = _mm256_fmadd_ps(z, _mm256_set1_ps(in.total[one]), sums[n][half]);
+                sums[n][half] = _mm256_fmadd_ps(s, product, before);
+            }
+        }
+        w += BLOCK * GROUP / 2;
+        scales += 2 * BLOCK;
+    }
+    for (int n = 0; n < N; ++n)
+        for (int half = 0; half < 2; ++half)
+            _mm_storeu_si128((__m128i*)(y + (row + n) * out + 8 * half), to_bf16(sums[n][half]));
+}
+
+// packed (o/16, i/8, 16, 4): a byte holds column c (low) and c + 4 of eight. scales (o/16, groups, 16, 2) bf16: s and z;
+// w = (q - 8) s + z.
+inline void of_4_bits(
+    const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
+) {
+    const Rounded in(x, rows, inner, true);
+    for (int64_t first = 0; first < rows; first += ROWS) {
+        const int64_t end = std::min(first + ROWS, rows);
+#pragma omp parallel for schedule(static)
+        for (int64_t block = 0; block < out / BLOCK; ++block) {
+            const uint8_t* w = (const uint8_t*)packed + block * BLOCK * inner / 2;
+            const uint16_t* s = scales + block * BLOCK * 2 * in.groups;
+            int64_t row = first;
+            for (; row + 4 <= end; row += 4) block_of_4_bits<4>(in, row, w, s, y + BLOCK * block, out);
+            for (; row < end; ++row) block_of_4_bits<1>(in, row, w, s, y + BLOCK * block, out);
+        }
+    }
+}
+
+// N rows of x from `row` on with M rows of the matrix.
+template <int N, int M>
+inline void block_of_8_bits(const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, uint16_t* y, int64_t out) {
+    __m256 sums[N][M];
+    for (int n = 0; n < N; ++n)
+        for (int m = 0; m < M; ++m) sums[n][m] = _mm256_setzero_ps();
+    const int16_t* x = in.q.get() + row * in.inner;
+    for (int64_t g = 0; g < in.groups; ++g) {
+        __m256i first[N], second[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            first[n] = _mm256_loadu_si256((const __m256i*)(x + n * in.inner + GROUP * g));
+            second[n] = _mm256_loadu_si256((const __m256i*)(x + n * in.inner + GROUP * g + 16));
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+            const int8_t* here = w + m * in.inner + GROUP * g;
+            const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)here));
+            const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(here + 16)));
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) {
+                const __m256i dot = add_pairs(_mm256_madd_epi16(a, first[n]), b, second[n]);
+                const __m256 step = _mm256_set1_ps(in.step[(row + n) * in.groups + g]);
+                sums[n][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), step, sums[n][m]);
+            }
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int m = 0; m < M; ++m) {
+            const uint32_t bits = uint32_t(scales[m]) << 16;
+            float s;
+            std::memcpy(&s, &bits, 4);
+            y[(row + n) * out + m] = (uint16_t)_mm_cvtsi128_si32(to_bf16(_mm256_set1_ps(sum(sums[n][m]) * s)));
+        }
+}
+
+// packed (o, i) int8, scales (o,) bf16; w = q s.
+inline void of_8_bits(
+    const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
+) {
+    const Rounded in(x, rows, inner, false);
+    const int64_t pairs = (out + 1) / 2;
+    for (int64_t first = 0; first < rows; first += ROWS) {
+        const int64_t end = std::min(first + ROWS, rows);
+#pragma omp parallel for schedule(static)
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const int64_t at = 2 * pair;
+            const int8_t* w = (const int8_t*)packed + at * inner;
+            int64_t row = first;
+            if (at + 2 <= out) {
+                for (; row + 2 <= end; row += 2) block_of_8_bits<2, 2>(in, row, w, scales + at, y + at, out);
+                for (; row < end; ++row) block_of_8_bits<1, 2>(in, row, w, scales + at, y + at, out);
+            } else {
+                for (; row < end; ++row) block_of_8_bits<1, 1>(in, row, w, scales + at, y + at, out);
+            }
+        }
+    }
+}
+
+#ifdef IN_A_STEP
+using Product = void(const uint16_t*, const void*, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t);
+
+inline AOTITorchError into(
+    Product product, AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, bool blocks,
+    AtenTensorHandle* made
+) {
+    void *in, *w, *s, *y;
+    int64_t shape[2] = {0, 0}, inner;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(x, 0, &shape[0]));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(x, 1, &inner));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(packed, 0, &shape[1]));
+    if (blocks) shape[1] *= BLOCK;
+    const int64_t strides[2] = {shape[1], 1};
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+        2, shape, strides, aoti_torch_dtype_bfloat16(), aoti_torch_device_type_cpu(), 0, made));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(x, &in));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(packed, &w));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(scales, &s));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(*made, &y));
+    product((const uint16_t*)in, w, (const uint16_t*)s, (uint16_t*)y, shape[0], inner, shape[1]);
+    return AOTI_TORCH_SUCCESS;
+}
+#endif
+
+}  // namespace few_rows
+}
+
+extern "C" {
+#ifdef IN_A_STEP
+AOTITorchError aoti_torch_cpu_few_rows_of_4_bits(
+    AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, AtenTensorHandle* made
+) {
+    return few_rows::into(few_rows::of_4_bits, x, packed, scales, true, made);
+}
+
+AOTITorchError aoti_torch_cpu_few_rows_of_8_bits(
+    AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, AtenTensorHandle* made
+) {
+    return few_rows::into(few_rows::of_8_bits, x, packed, scales, false, made);
+}
+#else
+void few_rows_of_4_bits(
+    const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
+) {
+    few_rows::of_4_bits(x, packed, scales, y, rows, inner, out);
+}
+
+void few_rows_of_8_bits(
+    const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
+) {
+    few_rows::of_8_bits(x, packed, scales, y, rows, inner, out);
+}
+#endif
+}

@@ -1,0 +1,162 @@
+"""Products of few rows x (n, i) with matrices of 4 and 8 bits, W (o, i), as `few_rows.cpp` computes them.
+
+Decoding reads every weight for every token, so what counts is that they are read in order, and that little is done to
+each. Of each group g of 32 values of a row, x ~ step_g q_g with q in 16 bits, |q| <= 127 * 256, and
+
+    8 bits   y_o = s_o sum_g step_g (W_og . q_g)
+    4 bits   y_o = sum_g s_og step_g ((W_og - 8) . q_g) + z_og sum(x_g)
+
+where dots are sums of whole numbers and sum(x_g) is of x itself. Rounding x so moves y by less than rounding y to bf16
+does. A row has the same bits in any company and with any number of threads.
+
+8 bits   packed (o, i) int8, scales (o,) bf16
+4 bits   packed (o/16, i/8, 16, 4) uint8: of 16 rows and 8 columns, a byte holds columns c (low) and c + 4;
+         scales (o/16, i/32, 16, 2) bf16: s and z
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+from glassformer.errors import WorkError
+from glassformer.machine import native
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+GROUP = 32
+"""Values of a row that share a step, and a scale and a middle."""
+ROWS = 16
+"""Rows of a 4-bit matrix in one block."""
+MOST = 127 * 256
+"""Largest q: its upper 8 bits are -127..127."""
+LEAST = 2.0**-80
+"""Groups of smaller values are rounded as if this were the largest."""
+
+Call = Callable[[int, int, int, int, int, int, int], None]
+"""Addresses of x, packed, scales and y; n, i and o."""
+
+
+@cache
+def kernel() -> str:
+    """Returns the name of the kernel for which `few_rows.cpp` is compiled here; empty if torch's products serve."""
+    name = native.kernel()
+    if name == native.NONE or not native.KERNELS[name].options:
+        return ""
+    try:
+        calls = _calls(name)
+    except WorkError as problem:
+        warnings.warn(f"matrices of 4 and 8 bits are multiplied by torch's slower products: {problem}")
+        return ""
+    for bits in calls:
+        if not _right(bits, calls[bits]):
+            warnings.warn(f"the products of {bits} bits that were compiled for {name} are wrong; torch's serve instead")
+            return ""
+    return name
+
+
+@cache
+def _calls(name: str) -> dict[int, Call]:
+    found, calls = native.library(SOURCE, name), {}
+    for bits in (4, 8):
+        call: Any = getattr(found, f"few_rows_of_{bits}_bits")
+        call.argtypes, call.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3, None
+        calls[bits] = call
+    return calls
+
+
+def _right(bits: int, call: Call) -> bool:
+    """Returns True if a small product is near its definition."""
+    draw = torch.Generator().manual_seed(bits)
+    x = torch.randn(3, 2 * GROUP, generator=draw).bfloat16()
+    if bits == 4:
+        packed = torch.randint(256, (2, 2 * GROUP // 8, ROWS, 4), generator=draw, dtype=torch.uint8)
+        scales = torch.rand(2, 2, ROWS, 2, generator=draw).bfloat16()
+    else:
+        packed = torch.randint(-127, 128, (5, 2 * GROUP), generator=draw, dtype=torch.int8)
+        scales = torch.rand(5, generator=draw).bfloat16()
+    meant = DEFINITIONS[bits](x, packed, scales).float()
+    return torch.allclose(_called(call, x, packed, scales).float(), meant, rtol=2**-7, atol=1e-2)
+
+
+def _rows(packed: Tensor) -> int:
+    return packed.shape[0] * (1 if packed.ndim == 2 else ROWS)
+
+
+def _called(call: Call, x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    x, o = x.contiguous(), _rows(packed)
+    n, i = x.shape
+    y = x.new_empty(n, o)
+    call(x.data_ptr(), packed.data_ptr(), scales.data_ptr(), y.data_ptr(), n, i, o)
+    return y
+
+
+def product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """Returns y (n, o) bf16 of x (n, i) bf16, where i is whole groups; o is whole blocks of 16 rows in 4 bits."""
+    bits = 8 if packed.ndim == 2 else 4
+    if torch.compiler.is_compiling() or not kernel():
+        op: Any = few_rows_of_4_bits if bits == 4 else few_rows_of_8_bits
+        return op(x, packed, scales)
+    return _called(_calls(kernel())[bits], x, packed, scales)
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (n, i) -> q (n, groups, 32) whole numbers in fp64, step (n, groups, 1): x ~ step q."""
+    groups = x.double().unflatten(-1, (-1, GROUP))
+    step = groups.abs().amax(-1, keepdim=True).clamp(min=LEAST) / MOST
+    return (groups / step).round(), step
+
+
+@library.custom_op("glassformer::few_rows_of_8_bits", mutates_args=())
+def few_rows_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """x (n, i) bf16, packed (o, i), scales (o,) -> y (n, o) bf16."""
+    q, step = rounded(x)
+    w = packed.double().view(len(packed), -1, GROUP)
+    return (torch.einsum("ogk,ngk->ngo", w, q * step).sum(1) * scales.double()).bfloat16()
+
+
+@library.custom_op("glassformer::few_rows_of_4_bits", mutates_args=())
+def few_rows_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """x (n, i) bf16, packed and scales in blocks -> y (n, o) bf16."""
+    q, step = rounded(x)
+    w = codes(packed, torch.float64).view(_rows(packed), -1, GROUP)
+    s, z = (part.flatten(0, 1) for part in scales.double().transpose(1, 2).unbind(-1))
+    dots = torch.einsum("ogk,ngk->nog", w, q * step)
+    return (s * dots + z * x.double().unflatten(-1, (-1, GROUP)).sum(-1)[:, None]).sum(-1).bfloat16()
+
+
+DEFINITIONS: dict[int, Callable[[Tensor, Tensor, Tensor], Tensor]] = {4: few_rows_of_4_bits, 8: few_rows_of_8_bits}
+"""Definitions in fp64, by bits; a compiled step calls the C++ instead."""
+
+
+def _shape(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], _rows(packed))
+
+
+few_rows_of_4_bits.register_fake(_shape)
+few_rows_of_8_bits.register_fake(_shape)
+
+
+def blocks(q: Tensor) -> Tensor:
+    """q (o, i) in 0..15, whole blocks of rows and groups of columns -> packed."""
+    low, high = q.view(-1, ROWS, q.shape[1] // 8, 2, 4).transpose(1, 2).unbind(3)
+    return (low | high << 4).to(torch.uint8).contiguous()
+
+
+def codes(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """packed -> (o, i): the numbers less 8."""
+    both = torch.stack((packed & 15, packed >> 4), 3).transpose(1, 2)
+    return both.reshape(_rows(packed), -1).view(torch.int8).sub(8).to(dtype)
+
+
+def shims() -> dict[Any, list[str]]:
+    """Returns the C++ that Inductor is to call for these operations: it writes `extern ...;` for each text."""
+    ops, source = torch.ops.glassformer, SOURCE.read_text(encoding="utf-8")
+    said = f"#define IN_A_STEP\n#define WITH_VNNI {int(kernel() == 'avxvnni')}\n{source}"
+    return {ops.few_rows_of_4_bits.default: ['"C" {\n' + said + "\n}"], ops.few_rows_of_8_bits.default: []}
