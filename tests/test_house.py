@@ -475,6 +475,7 @@ OPERATORS = {
     "kernel/auto.py": "chooses a kernel",
     "kernel/base.py": "the facts of a call, from which a kernel is chosen",
     "kernel/direct.py": "blocks whose number a compiler cannot follow",
+    "few_rows.py": "is machine code for one kind of processor",
     "kernel/flex.py": "needs a compiler",
     "kernel/sdpa.py": "torch has another algorithm for each device",
     "kernel/table.py": "chooses a kernel by measurements of a device",

@@ -31,7 +31,7 @@ SECONDS = 120
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Instructions:
     """Instructions that some C++ is compiled for."""
 
     needs: frozenset[str]
@@ -43,15 +43,15 @@ class Kernel:
 
 
 KERNELS = {
-    "avx512vnni": Kernel(frozenset({"avx512f", "avx512bw", "avx512vbmi", "avx512_vnni"}), capability="AVX512"),
-    "avxvnni": Kernel(frozenset({"avx2", "fma", "avx_vnni"}), ("-mavx2", "-mfma", "-mavxvnni", "-DWITH_VNNI=1")),
-    "avx2": Kernel(frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    "avx512vnni": Instructions(frozenset({"avx512f", "avx512bw", "avx512vbmi", "avx512_vnni"}), capability="AVX512"),
+    "avxvnni": Instructions(frozenset({"avx2", "fma", "avx_vnni"}), ("-mavx2", "-mfma", "-mavxvnni", "-DWITH_VNNI=1")),
+    "avx2": Instructions(frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 }
 """Kernels by name, the best first."""
 OPTIONS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fopenmp")
 
 
-def lacking(kernel: Kernel) -> str:
+def lacking(kernel: Instructions) -> str:
     """Returns what this processor lacks for the kernel, or an empty text."""
     missing = sorted(kernel.needs - processor.flags())
     if not missing and kernel.capability not in ("", torch.backends.cpu.get_cpu_capability()):
