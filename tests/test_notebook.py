@@ -30,6 +30,7 @@ def test_the_parts_add_up_to_the_whole(name: str):
 
 def test_a_published_count():
     assert rows(gf.preset("gpt2")._repr_html_())[-1] == ["all", "", "124,439,808"]
+    assert str(gf.preset("gpt2")).splitlines()[-1].split() == ["all", "124,439,808"]
 
 
 def test_many_blocks_are_cut_short_and_still_add_up():

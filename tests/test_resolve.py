@@ -292,6 +292,10 @@ def test_commands_after_a_run_work_as_they_are_printed(
     assert [command.split()[1] for command in commands] == ["generate", "inspect"]  # chars have no chat template
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0, command
+    apart = gf.train("transformer@0.1m", "pairs:reversal", {**SHORT, "tokens": 256}, objective="seq2seq", out="apart")
+    commands = [line.removeprefix("next: ") for line in str(apart).splitlines() if line.startswith("next: ")]
+    for command in commands:
+        assert "--source" in command and main(shlex.split(command)[1:]) == 0, command
     assert "report: a run/report.html" in str(run) and "Samples" in Path("a run/report.html").read_text()
     lost = replace(run, status="diverged", error="it climbed", validation=None)
     assert "next: glassformer why 'a run'" in str(lost) and "expect" not in str(lost)

@@ -500,8 +500,18 @@ class ModelConfig(TowerConfig):
         """
         return self._sizes(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
 
+    def __str__(self) -> str:
+        """The parts and the parameters of each, as lines; `repr` has every field."""
+        size, rows = self._summary()
+        return "\n".join([size, *(f"{part:<12}{count:>16,}  {words}".rstrip() for part, words, count in rows)])
+
     def _repr_html_(self) -> str:
         """In a notebook: a table of the parts and the parameters of each."""
+        size, rows = self._summary()
+        return plain_table(size, ("", "part", "parameters"), rows)
+
+    def _summary(self) -> tuple[str, list[tuple[str, str, int]]]:
+        """Returns the sizes, and (part, what it is, parameters) of each."""
         ctx, kinds = self.ctx, [(n, block) for n, block in self._kinds()]
         rows = [("embedding", told(self.embedding), self.embedding.num_params(ctx))]
         for n, block in kinds[:SHOWN_BLOCKS]:
@@ -518,7 +528,7 @@ class ModelConfig(TowerConfig):
             rows.append(("final norm", told(self.final_norm), self.final_norm.num_params(ctx)))
         rows.append(("head", told(self.head), self.head.num_params(ctx)))
         size = f"{self.n_layers} layers, width {self.d_model:,}, {self.vocab_size:,} tokens, context {self.context:,}"
-        return plain_table(size, ("", "part", "parameters"), [*rows, ("all", "", self.num_params())])
+        return size, [*rows, ("all", "", self.num_params())]
 
     # The module
 

@@ -94,6 +94,13 @@ def test_each_key_is_obeyed_or_named(start: str, tiny: Path, tmp_path: Path) -> 
     assert not wrong and tried > 20
 
 
+def test_chat_templates_are_applied_without_a_warning(tiny: Path, tmp_path: Path) -> None:
+    said = {"tokenizer.chat_template": "{{ messages }}", "tokenizer.chat_template.tools": "{{ tools }}"}
+    one, told = read(changed(tiny, tmp_path / "one.gguf", **said))
+    assert one is not None and isinstance(one.tokenizer, FileTokenizer) and not told
+    assert {row["template"] for row in one.tokenizer.settings["chat_template"]} == {*said.values()}
+
+
 def test_keys_without_effect_have_their_reason() -> None:
     assert all(metadata.WITHOUT_EFFECT.values()) and not {*metadata.WITHOUT_EFFECT} & {*metadata.NEUTRAL}
     assert {f"{metadata.SAMPLING}{name}" for name in metadata.SETTINGS} <= {*KEYS}

@@ -20,12 +20,12 @@ PAGES = sorted(
 )
 SLOW = {
     "README.md", "README.zh-CN.md",
-    "docs/howto/answer-questions-from-my-texts.md", "docs/howto/convert-a-checkpoint.md",
-    "docs/howto/diagnose-a-run.md", "docs/howto/export-and-serve.md",
+    "docs/howto/ablate-heads.md", "docs/howto/answer-questions-from-my-texts.md", "docs/howto/convert-a-checkpoint.md",
+    "docs/howto/diagnose-a-run.md", "docs/howto/evaluate-with-lm-eval.md", "docs/howto/export-and-serve.md",
     "docs/howto/fine-tune-a-checkpoint.md", "docs/howto/label-texts.md", "docs/howto/log-metrics.md",
-    "docs/howto/patch-activations.md",
-    "docs/howto/results-in-pandas.md", "docs/howto/train-on-my-text.md",
-    "docs/learn/a-transformer.md", "docs/start/first-checkpoint.md",
+    "docs/howto/make-decoding-fast.md", "docs/howto/patch-activations.md", "docs/howto/quantise.md",
+    "docs/howto/reproduce-and-cite.md", "docs/howto/results-in-pandas.md", "docs/howto/train-on-my-text.md",
+    "docs/howto/translate.md", "docs/learn/a-transformer.md", "docs/start/first-checkpoint.md",
     "docs/start/first-comparison.md", "docs/start/first-hour.md",
 }  # fmt: skip
 """Pages that take more than 20 s of one core."""

@@ -435,6 +435,12 @@ class Verdict(Entry):
     terms: str | None = None
     """Size, budget, text and learning rate for which the verdict holds."""
 
+    def __str__(self) -> str:
+        """The sentence of the report."""
+        from glassformer.runs.wording import verdict_sentence
+
+        return verdict_sentence(self)
+
     @property
     def winner(self) -> str | None:
         return {"a better": self.a, "b better": self.b}.get(self.verdict)

@@ -43,8 +43,8 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> Ids:
-        """(n,) int32. Text is data: a special token spelled out in it is encoded as the characters it is made
-        of.
+        """(n,) int32, an array of numpy; `torch.tensor(ids)[None]` is the row that a model reads. Text is data: a
+        special token spelled out in it is encoded as the characters it is made of.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:

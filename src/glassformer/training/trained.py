@@ -173,9 +173,13 @@ class Run(Tabular):
             yield f"glassformer why {folder}"
             return
         if self.sample is not None:
-            text = quote(" ".join(self.sample.prompt.split()[:PROMPT_WORDS]))
-            yield f"glassformer generate {folder} --prompt {text}"
-            yield f"glassformer inspect {folder} --text {text}"
+            asked = [self.sample.prompt, self.sample.text or "a"]
+            if self.answers is not None and self.answers.samples:
+                asked = self.answers.samples[0][:2]
+            prompt, answer = (quote(" ".join(text.split()[:PROMPT_WORDS])) for text in asked)
+            encoded = self.config.encoder is not None
+            yield f"glassformer generate {folder} {'--source' if encoded else '--prompt'} {prompt}"
+            yield f"glassformer inspect {folder} --text {f'{answer} --source {prompt}' if encoded else prompt}"
         if self.answers is not None and self.answers.labels:
             yield f"glassformer classify {folder} {quote(self.answers.samples[0][0])}"
         if ChatTemplate.of(self.tokenizer) is not None:

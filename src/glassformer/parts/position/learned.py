@@ -37,7 +37,7 @@ class Learned(EmbeddingPosition):
         if pass_.end > self.limit:
             raise RequestError(
                 f"position=learned ends at {self.limit} tokens and {pass_.end} were asked for; use at most "
-                f"{self.limit}, or a position that goes on (rope, alibi, sinusoidal)",
+                f"{self.limit}, or positions without a limit (rope, alibi, sinusoidal)",
                 code="range", field="tokens", value=pass_.end,
             )  # fmt: skip
         if pass_.given is not None and pass_.ids.numel():

@@ -224,8 +224,8 @@ def _settings(vocabulary: GGUFVocabulary) -> dict[str, Any]:
         **{setting: vocabulary.text(name) for name, setting in SPECIAL_IDS.items() if name in vocabulary.ids},
     }
     templates = {
-        key.removeprefix(CHAT_TEMPLATE).removeprefix(".") or "default": value
-        for key, value in vocabulary.fields.metadata.items()
+        key.removeprefix(CHAT_TEMPLATE).removeprefix(".") or "default": vocabulary.fields.metadata[key]
+        for key in vocabulary.fields.metadata
         if key == CHAT_TEMPLATE or key.startswith(f"{CHAT_TEMPLATE}.")
     }
     for name, template in templates.items():

@@ -55,7 +55,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
         super().check(config)
         if config.encoder is not None:
             raise RequestError(
-                "objective=masked gives a model one text, and the encoder of this one reads another beside it; use "
+                "objective=masked gives a model one text, and the encoder of this one reads another; use "
                 "span or infill",
                 code="conflict", field="objective", value=self.kind, expected="span",
             )  # fmt: skip

@@ -12,7 +12,8 @@ class NextTokenConfig(ObjectiveConfig, kind="next_token"):
         """A next-token loss means nothing where a token sees what follows it, and a plain text has no source."""
         if config.encoder is not None:
             raise RequestError(
-                "objective=next_token gives a model one text, and the encoder of this one reads another beside it",
+                "objective=next_token gives a model one text, and the encoder of this one reads another; give pairs, "
+                "with objective=seq2seq",
                 code="conflict", field="objective", value=self.kind, expected="a model without an encoder",
             )  # fmt: skip
         super().check(config)
