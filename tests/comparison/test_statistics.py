@@ -228,7 +228,8 @@ def test_what_was_not_shown_comes_with_what_would_have_been() -> None:
     random = np.random.default_rng(10)
     (v,) = verdicts(runs_of({"a": list(2 + random.normal(0, 0.1, 6)), "b": list(2 + random.normal(0, 0.1, 6))}))
     assert v.verdict == "no difference shown" and v.detectable is not None and v.high is not None
-    assert f"a difference of {v.detectable:.4f} would have been shown 80 % of the time" in verdict_sentence(v) == str(v)
+    assert f"a difference of {v.detectable:.4f} would have been shown 80 % of the time" in verdict_sentence(v)
+    assert f"{v.b} against {v.a}: {v.verdict}; {v.difference:+.4f} (" in str(v)
     size = detectable(student_quantile(0.05, 5), 5)
     gaps = random.standard_normal((20_000, 6)) + size / np.sqrt(6)
     assert (np.abs(stats.ttest_1samp(gaps, 0, axis=1).pvalue) < 0.05).mean() == pytest.approx(0.8, abs=0.01)

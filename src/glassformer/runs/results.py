@@ -436,10 +436,11 @@ class Verdict(Entry):
     """Size, budget, text and learning rate for which the verdict holds."""
 
     def __str__(self) -> str:
-        """The sentence of the report."""
-        from glassformer.runs.wording import verdict_sentence
-
-        return verdict_sentence(self)
+        """Finding, difference and its interval; `runs.wording` has the sentence of reports."""
+        found = f"{self.b} against {self.a}: {self.verdict}"
+        if self.difference is None or self.low is None or self.high is None:
+            return found
+        return f"{found}; {self.difference:+.4f} ({self.low:+.4f} to {self.high:+.4f}) {self.unit or self.metric}"
 
     @property
     def winner(self) -> str | None:
