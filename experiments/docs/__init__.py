@@ -205,8 +205,9 @@ def index() -> str:
     lines = [
         GENERATED,
         "# Under glass",
-        "Looking inside a model, and knowing why a training went wrong. A *reading* is a function of a model and a "
-        "text that returns data and draws itself; a *statistic* is a function of tensors that a watched run records.",
+        "How to look inside a model, and how to find out why a training run failed. A *reading* is a function of a "
+        "model and a text that returns data with a figure; a *statistic* is a function of tensors that a watched run "
+        "records.",
         '```python\nimport torch\n\nimport glassformer as gf\n\nloaded = gf.load("smollm2")\n'
         'tokens = torch.tensor([loaded.tokenizer.encode("When Mary and John went to the store,")])\n'
         "reading = gf.lens.logit_lens(loaded.model, tokens, tokenizer=loaded.tokenizer)\n"
@@ -217,23 +218,23 @@ def index() -> str:
         '`glassformer inspect EXPR --text "..." --reading NAME --out DIR` prints one and draws DIR/NAME.png '
         "(several, or `all`): " + ", ".join(f"`{name}`" for name in READINGS) + ". "
         "`--ablate layers.18.heads.6` (or `layers.18`, `layers.18.mixer`, `layers.18.ffn`, `.neurons.7`, `.experts.0`) "
-        "takes something away from the model while it reads.",
+        "removes a component of the model while it reads.",
         "| reading | shows |\n|---|---|\n" + rows("readings"),
         "## Statistics",
         "`glassformer train ... --watch` records them; `glassformer why RUN` reads the record. An alarm is a "
         "combination of them, never one number: entropy, rank and cosine all move in healthy training.",
-        "| statistic | says | recorded as |\n|---|---|---|\n" + rows("statistics"),
-        "## In a loop of your own",
+        "| statistic | shows | recorded as |\n|---|---|---|\n" + rows("statistics"),
+        "## In another training loop",
         "`glassformer train --watch` calls a `gf.dynamics.Watch` around every step of the optimizer; so can a loop "
-        "written by hand. `Records` writes what `glassformer why` reads, and `gf.why(run)` returns the same diagnosis "
-        "as a value.",
+        "written by hand. `Records` writes the record for `glassformer why`, and `gf.why(run)` returns the same "
+        "diagnosis as a value.",
         "```python\nimport math\nfrom pathlib import Path\n\nimport torch\n\nimport glassformer as gf\n\n"
         + "".join(example.source for example in DocTestParser().get_examples(dynamics.Watch.__doc__ or ""))
         + "```",
-        f"`weight_norm`, `gradient_norm` and `gradient_rms` are kept of every step in a ring of {RING}. At a spike the "
-        f"ring is written whole, and the spike's step and the {DENSE} after it are looked at in full, one by one. "
-        "Everything else (activations, update ratios, spectra) costs a pass or a copy of the weights: *before* a "
-        "spike it is known at the interval alone, so what `why` says moved first is as fine as the interval there, and "
+        f"`weight_norm`, `gradient_norm` and `gradient_rms` of the last {RING} steps are kept. At a spike they are "
+        f"written, and all statistics of the spike's step and of the {DENSE} steps after it are recorded. All other "
+        "statistics (activations, update ratios, spectra) cost a pass or a copy of the weights. *Before* a spike they "
+        "are recorded only at the interval, so that the first change that `why` names is exact to the interval, and "
         "exact to the step for the three norms.",
     ]
     return "\n\n".join(lines) + "\n"
