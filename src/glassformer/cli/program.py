@@ -303,7 +303,7 @@ def sigterm_interrupts() -> Iterator[list[int]]:
 def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]) -> int:
     """Calls `program` with `arguments`; an error becomes one line on stderr, or with --traceback its traceback.
 
-    0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C; 143 SIGTERM.
+    0 done; 1 the work failed; 2 the request was wrong; 130 Ctrl-C, 143 SIGTERM, also of a run that was saved.
     """
     with sigterm_interrupts() as asked:
         status = _exit_status(program, arguments, asked)
@@ -329,8 +329,8 @@ def _exit_status(program: Callable[[list[str]], object], arguments: Sequence[str
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except KeyboardInterrupt as problem:
-        stands = "; the step that was saved before stands" if "--resume" in arguments else ""
-        stopped = WorkError(f"stopped{' by SIGTERM' if terminated else ''}{stands}", code="stopped")
+        notes = "".join(f"; {note}" for note in getattr(problem, "__notes__", ()))
+        stopped = WorkError(f"stopped{' by SIGTERM' if terminated else ''}{notes}", code="stopped")
         _print_results(problem, stopped, as_json)
         print(stopped, file=sys.stderr)
         status = 128 + signal.SIGINT

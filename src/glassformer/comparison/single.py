@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from glassformer.runs import events
 from glassformer.runs.answers import answers
 from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.live import shown
-from glassformer.runs.measure import describe, generation, write_sample
+from glassformer.runs.measure import GENERATED, describe, generation, write_sample
 from glassformer.runs.results import EarlySample
 from glassformer.text import DataLike, Tokenizer
 from glassformer.training import (
@@ -53,6 +54,9 @@ STOPPED = "stopped; resume with --resume"
 """Reason of a run that Ctrl-C ended, on its page."""
 SHOWN = 48
 """Tokens of a sample while a run trains."""
+BRIEF = 1.0
+"""Seconds of a sample that a run takes at each evaluation; one that takes longer is left out where the training since
+the last one was shorter, but for the last."""
 
 
 class Course(Callback):
@@ -60,13 +64,20 @@ class Course(Callback):
 
     def __init__(self, name: str, notify: Notify):
         self.name, self.notify = name, notify
+        self.seconds, self.took, self.since = 0.0, 0.0, 0.0
+        """Seconds of all texts, of the last, and of training before it."""
         self.written: list[EarlySample] = []
         self.run: Training | None = None
         """The run, once it has ended."""
 
     def evaluated(self, run: Training) -> None:
-        if run.groups.world > 1 or run.error is not None:
+        if run.step == 0 and run.validation is not None:
+            self.notify(events.StageEvent(words=f"before training: held-out loss {run.validation['loss']:.4f}"))
+        if run.groups.world > 1 or run.error is not None or run.step == 0:
             return
+        if run.share < 1 and self.took > max(BRIEF, run.seconds - self.since):
+            return
+        self.since, began = run.seconds, time.perf_counter()
         run.model.eval()
         try:
             found = write_sample(run.model, run.recipe, run.text, SHOWN)
@@ -74,6 +85,8 @@ class Course(Callback):
             found = None
         finally:
             run.model.train()
+        self.took = time.perf_counter() - began
+        self.seconds += self.took
         if found is not None:
             sample = found[0]
             self.written.append(EarlySample(step=run.step, tokens=run.tokens, prompt=sample.prompt, text=sample.text))
@@ -82,6 +95,9 @@ class Course(Callback):
 
     def rolled_back(self, run: Training, step: int) -> None:
         self.written = [one for one in self.written if one.step <= step]
+
+    def started(self, run: Training) -> None:
+        self.since = run.seconds
 
     def ended(self, run: Training) -> None:
         self.run = run
@@ -114,6 +130,8 @@ class SingleRun:
     """Fields of the recipe that a budget of minutes decides (`training.pace.DECIDED`)."""
     command: str = ""
     """Command that repeats the run; empty if Python started it."""
+    started: float = 0.0
+    """Reading of the clock when the run was asked for, before weights were loaded."""
 
     @classmethod
     def of(
@@ -133,6 +151,7 @@ class SingleRun:
         **fields: Any,
     ) -> Self:
         """Takes what `train` takes. Raises RequestError."""
+        began = time.perf_counter()
         if log_to and out is None:
             message = "log_to writes into the run folder; name one in out"
             raise RequestError(message, code="missing", field="out", expected="a run folder")
@@ -167,7 +186,7 @@ class SingleRun:
         return cls(
             name=expression or "model", config=config, data=data, recipe=made, out=out, resume=resume,
             tokenizer=tokenizer, vocab_size=vocab_size, pretrained=pretrained or None, layout=layout, log_to=log_to,
-            free=free, command=command,
+            free=free, command=command, started=began,
         )  # fmt: skip
 
     @property
@@ -192,8 +211,12 @@ class SingleRun:
             tell = telling(self.name, request.recipe.seed, notify)
             course = Course(self.name, notify)
             shows = [] if notify is silent and place is None else [course]
+            ready = (machine.seconds_since_start() if self.command else None) or time.perf_counter() - self.started
             try:
-                done = run_request(request, [*callbacks, Reporter(log), Reporter(tell), *shows])
+                done = run_request(
+                    request, [*callbacks, Reporter(log), Reporter(tell), *shows], before=self.pretrained is not None,
+                    say=lambda words: notify(events.StageEvent(words=words)),
+                )  # fmt: skip
             except (Interrupted, KeyboardInterrupt) as stop:
                 if leads and place is not None and course.run is not None and course.run.step:
                     result = describe(self.name, course.run.result(), None).changed(written=course.written)
@@ -201,13 +224,17 @@ class SingleRun:
                         result.changed(validation=None, status="stopped", error=str(stop) or STOPPED), place / PAGE
                     )
                 raise
+        done.pretrained = self.pretrained is not None
+        done.spent |= {"loading": done.spent.get("loading", 0.0) + ready, "sampling": course.seconds}
         if not leads or place is None:
             return done
         result = describe(self.name, done, None).changed(written=course.written)
         write_run(result, place / PAGE)
         if done.status == "ok":
             done.answers = answers(done.model, request.text, self.recipe.objective, self.recipe.context)
-            made = generation(done, self.recipe.objective.with_tokens(request.text))
+            began, most = time.perf_counter(), SHOWN if course.took > BRIEF else GENERATED
+            made = generation(done, self.recipe.objective.with_tokens(request.text), most)
+            done.spent["sampling"] += time.perf_counter() - began
             result = result.changed(generation=made, answers=done.answers)
             done.sample = None if made is None else made.sample
             write_run(result, place / PAGE)

@@ -52,6 +52,8 @@ WITHOUT_EFFECT = {
 """Keys, or beginnings of keys that end with a dot, which change nothing if they are not read -> reason."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {f"{SAMPLING}xtc_probability": (0,), f"{SAMPLING}mirostat": (0,)}
 """Keys that nothing here applies -> values without effect."""
+FIRST = 40
+"""Characters of a value in a warning."""
 WHOLE = -1
 """`penalty_last_n` for all tokens so far, which is how repetitions are counted here."""
 
@@ -127,8 +129,14 @@ def check(metadata: Metadata, path: str, architecture: str) -> None:
         if not key.startswith(f"{architecture}.") and not _is_harmless(key, value)
     }  # fmt: skip
     if strange:
-        told = ", ".join(f"{shown(key)}={shown(value)}" for key, value in [*strange.items()][:8])
+        told = ", ".join(f"{shown(key)}={_start(value)}" for key, value in [*strange.items()][:8])
         warnings.warn(f"{path} has metadata that are not applied and may matter: {told}")
+
+
+def _start(value: Any) -> str:
+    """Returns the start of a value on one line, with an ellipsis if there is more."""
+    text = shown(value, FIRST + 1)
+    return text if len(text) <= FIRST else f"{text[:FIRST]}…"
 
 
 def _is_harmless(key: str, value: Any) -> bool:

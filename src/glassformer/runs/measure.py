@@ -97,10 +97,10 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
     )
 
 
-def generation(run: Run, text: Tokens) -> Generation | None:
+def generation(run: Run, text: Tokens, most: int = GENERATED) -> Generation | None:
     """Seconds per token (median, one stream, cached), bytes of state per token, and a sample; None of a model that does
     not write."""
-    found = write_sample(run.model, run.recipe, text)
+    found = write_sample(run.model, run.recipe, text, most)
     if found is None:
         return None
     sample, gaps = found

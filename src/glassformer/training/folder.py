@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,9 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def deferred_interrupt(asked: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set the event instead of breaking a step in two; a second Ctrl-C breaks at once."""
+def deferred_interrupt(asked: threading.Event, heard: Callable[[int], None] = lambda number: None) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set the event instead of breaking a step in two; a second Ctrl-C breaks at once. `heard` is
+    called with the number of the first signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -159,6 +160,7 @@ def deferred_interrupt(asked: threading.Event) -> Iterator[None]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        heard(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
+from glassformer.figures.terminal import size
 from glassformer.files import only_writer
 from glassformer.machine.threads import paced
 from glassformer.parallel.layout import Layout
@@ -31,6 +33,13 @@ from glassformer.training.state import Training
 from glassformer.training.trained import Interrupted, Run
 
 EVALUATIONS = 8  # in a run, where the recipe names no interval
+FEWEST, APART = 2, 10
+"""Evaluations of a short run, at least, and steps between two of them, which bound those of longer ones up to
+`EVALUATIONS`."""
+
+
+def unheard(words: str) -> None:
+    """Shows nothing."""
 
 
 def train(
@@ -70,8 +79,13 @@ def train(
     return run_request(request, callbacks)
 
 
-def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
-    """Trains by a request that is checked."""
+def run_request(
+    request: Request, callbacks: Sequence[Callback] = (), *, before: bool = False, say: Callable[[str], None] = unheard
+) -> Run:
+    """Trains by a request that is checked.
+
+    before      evaluate before the first step
+    say         receives a sentence once the run is asked to stop, and one before it is saved then"""
     machine.apply(request.how)
     check_callbacks(callbacks)
     groups = request.groups
@@ -89,7 +103,7 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
             try:
                 run.call("started")
                 if run.share < 1 or not run.evaluated:
-                    to_the_end(run)
+                    to_the_end(run, before, say)
                 run.finish_saving()
             finally:
                 if run.background is not None:
@@ -109,12 +123,22 @@ def begin(run: Training, request: Request, callbacks: Sequence[Callback]) -> Non
             warnings.warn(f"{run.folder} is finished: all {run.step:,} steps are done")
 
 
-def to_the_end(run: Training) -> None:
-    """Steps, evaluations and checkpoints, until the run is done, has diverged, or is interrupted."""
+def to_the_end(run: Training, before: bool = False, say: Callable[[str], None] = unheard) -> None:
+    """Steps, evaluations and checkpoints, until the run is done, has diverged, or is interrupted; `before`: evaluates
+    before the first step as well."""
     if run.share < 1:
         warm_up(run)
+    run.spent["loading"] = time.perf_counter() - run.began
     saved = looked = run.beat()[0]
-    with deferred_interrupt(run.interrupted):
+
+    def heard(number: int) -> None:
+        run.asked = number
+        if run.groups.leads:
+            say(stopping(run))
+
+    with deferred_interrupt(run.interrupted, heard):
+        if before and run.step == 0:
+            run.evaluate()
         while run.share < 1 and run.error is None:
             with paced(run.model, "training step", free=False):
                 one_step(run)
@@ -123,8 +147,10 @@ def to_the_end(run: Training) -> None:
                 run.evaluate()
                 looked = run.beat()[0]
             if run.error is None and asked:
+                if run.folder is not None and run.groups.leads:
+                    say(f"saving step {run.step:,} ({size(run.nbytes)}) in {run.folder} ...")
                 run.save(wait=True)
-                raise Interrupted(how_to_go_on(run), code="stopped")
+                raise stopped(run)
             if run.error is None and now - saved > run.recipe.checkpoint_seconds:
                 run.save()
                 saved = run.beat()[0]
@@ -133,7 +159,7 @@ def to_the_end(run: Training) -> None:
         if run.error is None:
             run.save(wait=True)
             if run.beat()[1]:
-                raise Interrupted(how_to_go_on(run), code="stopped")
+                raise stopped(run)
 
 
 def one_step(run: Training) -> None:
@@ -164,6 +190,7 @@ def one_step(run: Training) -> None:
     before = run.tokens
     run.step += 1
     run.seconds += took
+    run.spent["training"] += took
     if run.take:
         speed = (run.tokens - before) / took
         run.record({"loss": loss, "learning_rate": rate, "grad_norm": norm, "tokens_per_second": speed})
@@ -211,9 +238,25 @@ def warm_up(run: Training) -> None:
 def evaluation_due(run: Training, since: float) -> bool:
     """Whether to evaluate after this step; `since`: seconds from the evaluation before."""
     if run.recipe.evaluate_every or run.steps is not None:
-        every = run.recipe.evaluate_every or max(1, (run.steps or 0) // EVALUATIONS)
+        steps = run.steps or 0
+        every = run.recipe.evaluate_every or max(1, steps // min(EVALUATIONS, max(FEWEST, steps // APART)))
         return run.step % every == 0 or run.step == run.steps
     return since > 60 * (run.recipe.minutes or math.inf) / EVALUATIONS
+
+
+def stopping(run: Training) -> str:
+    """Returns the sentence that answers Ctrl-C or SIGTERM at once."""
+    ends = f"stopping once step {run.step + 1:,} or the evaluation under way has ended"
+    saves = "nothing is saved, as no folder was named (--out)" if run.folder is None else "then it is saved"
+    return f"{ends}; {saves}; Ctrl-C again stops at once, without saving"
+
+
+def stopped(run: Training) -> Interrupted:
+    """Returns the error of a run that was asked to stop, with the exit status of the signal that asked."""
+    error = Interrupted(how_to_go_on(run), code="stopped")
+    if run.asked == signal.SIGTERM:
+        error.exit_status = 128 + signal.SIGTERM
+    return error
 
 
 def how_to_go_on(run: Training) -> str:

@@ -93,19 +93,26 @@ def write_origin(folder: Path, given: Pretrained | None) -> None:
         replace_text(folder / FILE, json.dumps({NAME: given.name, "sha256": given.fingerprint}))
 
 
-def check_origin(folder: Path, given: Pretrained | None) -> None:
-    """Raises RequestError where the run in the folder began with other weights."""
+def origin(folder: Path) -> tuple[str | None, str | None]:
+    """Returns name and fingerprint of the weights that the run in a folder began with; None and None if they were
+    drawn. Raises RequestError for a damaged file."""
     try:
         held = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        name, began = str(held[NAME])[:200], held["sha256"]
+        return str(held[NAME])[:200], str(held["sha256"])
     except FileNotFoundError:
-        name, began = "weights drawn for it", None
+        return None, None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(
             f"{folder / FILE} is not what a run leaves there; name another folder", code="damaged", field=FILE
         ) from None
+
+
+def check_origin(folder: Path, given: Pretrained | None) -> None:
+    """Raises RequestError where the run in the folder began with other weights."""
+    name, began = origin(folder)
     if began != (given and given.fingerprint):
         asked = "weights drawn for it" if given is None else f"those of {given.name}"
+        name = name or "weights drawn for it"
         raise RequestError(
             f"{folder} was begun with {name}, and {asked} were asked for; name another folder",
             code="conflict", field="pretrained", value=asked, expected=name,

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from glassformer.config import validated
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError
@@ -57,6 +59,11 @@ class Training:
         self.sums: Sums = sums_of("tree" if self.recipe.atoms > 1 or self.groups.world > 1 else "sequence", self.groups)
         self.interrupted = threading.Event()
         """Set where this process is asked to stop."""
+        self.asked = 0
+        """Number of the signal that asked."""
+        self.began = time.perf_counter()
+        self.spent: Counter[str] = Counter()
+        """Seconds of this process for each kind of work: loading, training, evaluating, saving."""
         self.step, self.seconds = 0, 0.0
         self.shift = 0
         """Batches left out by rolling back: step s reads batch s + shift."""
@@ -153,7 +160,27 @@ class Training:
         self.rows.append({"step": self.step, **self.read, "seconds": self.seconds, **row})
         self.call("recorded", self.rows[-1])
 
+    @contextmanager
+    def timed(self, work: str) -> Iterator[None]:
+        """Adds the seconds inside to those of a kind of work."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[work] += time.perf_counter() - began
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a checkpoint: weights, and what the optimizer keeps for them."""
+        kept = [value for of in self.optimizer.state.values() for value in of.values() if isinstance(value, Tensor)]
+        return sum(value.nbytes for value in (*self.model.state_dict().values(), *kept))
+
     def evaluate(self) -> None:
+        with self.timed("evaluating"):
+            self._evaluate()
+        self.call("evaluated")
+
+    def _evaluate(self) -> None:
         recipe = self.recipe
         batch = recipe.micro_batch or recipe.batch_size
         self.validation = evaluate(
@@ -168,7 +195,6 @@ class Training:
         )
         self.sharing.settle(self.model)
         self.record({"validation": self.validation})
-        self.call("evaluated")
 
     def result(self) -> Run:
         """What the run leaves. Where several processes shared it, the first has the whole model, as it was saved last;
@@ -179,15 +205,18 @@ class Training:
         return Run(
             model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
             "diverged" if self.error else "ok", self.step, self.tokens, self.seconds, self.validation, self.rows,
-            self.how, self.folder, self.error, self.learning_rate, self.read,
+            self.how, self.folder, self.error, self.learning_rate, self.read, spent=dict(self.spent),
         )  # fmt: skip
 
     # Checkpoints
 
     def save(self, wait: bool = False) -> None:
         """`wait`: until it is written, also where a thread does that."""
-        if self.folder is None:
-            return
+        if self.folder is not None:
+            with self.timed("saving"):
+                self._save(self.folder, wait)
+
+    def _save(self, folder: Path, wait: bool) -> None:
         state: dict[str, Any] = {
             "seconds": self.seconds,
             "tokens": self.tokens,
@@ -201,7 +230,7 @@ class Training:
         if states := {key: kept for key, callback in self._users() if (kept := callback.state())}:
             state["callbacks"] = states
         watch = state.pop("watch", None)  # a file of its own: it may be large
-        given = self.folder, self.step, self.model, self.optimizer, state, watch
+        given = folder, self.step, self.model, self.optimizer, state, watch
         if self.background is None:
             self.call("saved", checkpoint.save(*given, self.groups))
             return

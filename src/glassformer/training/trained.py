@@ -32,12 +32,16 @@ EXPECTED = (
 (loss 1.88) and 2.1 (loss 1.47), samples in its README."""
 USUAL_RATIO = 20
 """Tokens per parameter of a run at its best use of compute (Hoffmann et al. 2022, 2203.15556)."""
+UNNOTICED = 20
+"""Seconds beside training, at most, that the end of a run does not mention."""
 PROMPT_WORDS = 4
 """Words of the prompt in the commands that follow a run."""
 
 
 class Interrupted(WorkError):
     """The run was stopped from outside; it is saved and can go on."""
+
+    exit_status = 130
 
 
 @dataclass
@@ -99,6 +103,10 @@ class Run(Tabular):
     """`runs.results.Answers` to held-out sources; None for a run on text, or without a folder."""
     sample: Any = field(default=None, repr=False)
     """`runs.results.Sample` that the trained model wrote; None if it does not write, or without a folder."""
+    spent: dict[str, float] = field(default_factory=dict, repr=False)
+    """Kind of work -> its seconds in this process: loading, training, evaluating, sampling, saving."""
+    pretrained: bool = False
+    """True if the run started from weights that were trained before."""
 
     def __post_init__(self) -> None:
         """Tells the model where a text ends, as loading the run's folder does."""
@@ -116,6 +124,11 @@ class Run(Tabular):
         return Loaded(self.model.eval(), self.config, tokenizer, generation=self.generation)
 
     @property
+    def before(self) -> dict[str, Any] | None:
+        """Held-out measures before the first step; None if the run was not evaluated then."""
+        return next((row["validation"] for row in self.metrics[:1] if row["step"] == 0 and "validation" in row), None)
+
+    @property
     def tokens_per_second(self) -> float:
         """Median over the steps, so that a pause of the machine does not count."""
         rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)
@@ -126,6 +139,7 @@ class Run(Tabular):
         return {
             "status": self.status, "error": self.error, "steps": self.steps, **self.read, "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second, "validation": self.validation,
+            **({} if self.before is None else {"before": self.before}), "spent": self.spent,
             "run": None if self.folder is None else str(self.folder),
             **({} if self.answers is None else {"answers": self.answers.model_dump()}),
             **({} if self.sample is None else {"sample": self.sample.model_dump()}),
@@ -135,11 +149,12 @@ class Run(Tabular):
         """Yields the budget with the held-out loss, or why the run diverged, and the place of the run."""
         if self.status == "ok" and self.validation is not None:
             nats = f", perplexity {self.validation['perplexity']:.2f}" if self.recipe.objective.in_nats else ""
+            before = "" if self.before is None else f" (before training {self.before['loss']:.4f})"
             bits = self.validation["bits_per_byte"]
             sides = ", ".join(f"{self.read[side]:,} of {side}" for side in ("sources", "targets") if side in self.read)
             yield (
                 f"{self.tokens:,} tokens{f' ({sides})' if sides else ''} in {clock(self.seconds)}, "
-                f"{self.tokens_per_second:,.0f} tokens/s; held-out loss {self.validation['loss']:.4f}{nats}"
+                f"{self.tokens_per_second:,.0f} tokens/s; held-out loss {self.validation['loss']:.4f}{before}{nats}"
                 + ("" if bits is None else f", {decimals(bits)} bits per byte")
             )
         elif self.status != "ok":
@@ -147,6 +162,7 @@ class Run(Tabular):
         if self.answers is not None:
             yield self.answers.words
         yield from self._expected()
+        yield from self._spent()
         if self.folder is not None:
             yield unbroken(f"run: {self.folder}")
             if (page := self.folder / "report.html").is_file():
@@ -163,9 +179,16 @@ class Run(Tabular):
         ratio = self.tokens / max(1, self.config.num_params())
         short = (
             f"; it has read {ratio:.2g} tokens per parameter, where 20 are usual: more --tokens or --minutes help"
-            if ratio < USUAL_RATIO else ""
+            if ratio < USUAL_RATIO and not self.pretrained else ""
         )  # fmt: skip
         yield f"at {decimals(bits)} bits per byte expect {words}{short}"
+
+    def _spent(self) -> Iterator[str]:
+        """Yields where the time of a run went of which less than half was training."""
+        total, training = sum(self.spent.values()), self.spent.get("training", 0.0)
+        if total - training > max(training, UNNOTICED):
+            parts = ", ".join(f"{work} {clock(seconds)}" for work, seconds in self.spent.items() if seconds >= 0.5)
+            yield f"{clock(total)} in all: {parts}"
 
     def _next(self, folder: str) -> Iterator[str]:
         """Yields the commands that come after this run."""

@@ -5,6 +5,9 @@ A verb imports what computes inside its function, so that its help imports no to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -174,60 +177,78 @@ def train(
         Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files; without a length, of
         one pass over the text.
     """
-    from glassformer.cli.ranks import begin_processes
-    from glassformer.cli.running import say
-    from glassformer.cli.show import show
-    from glassformer.comparison.single import PAGE, SingleRun
-    from glassformer.parallel.launch import one_voice
-    from glassformer.runs.events import silent
-    from glassformer.runs.live import ComparisonView
-    from glassformer.training import Interrupted
-    from glassformer.training.recipe import BUDGETS
+    with saved_before(out, resume):
+        from glassformer.cli.ranks import begin_processes
+        from glassformer.cli.running import say
+        from glassformer.cli.show import show
+        from glassformer.comparison.finished import finished
+        from glassformer.comparison.single import PAGE, SingleRun
+        from glassformer.parallel.launch import one_voice
+        from glassformer.runs.events import silent
+        from glassformer.runs.live import ComparisonView
+        from glassformer.training import Interrupted
+        from glassformer.training.recipe import BUDGETS
 
-    plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
-    given = (run.tokens, run.minutes, run.flops, run.steps, epochs)
-    if dry and all(one is None for one in given) and not any(f"+recipe.{name}=" in model for name in BUDGETS):
-        say("no length is given: the plan is of one pass over the text")
-        epochs = 1.0
-    adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
-    fields = {
-        **vars(run), "epochs": epochs, "optimizer": {"kind": run.optimizer, **adam}, "schedule": plan,
-        "log_to": run.log_to or (), "weight_decay": weight_decay, "clip": clip, "qk_clip": qk_clip,
-        "micro_batch": micro_batch, "evaluate_every": evaluate_every, "checkpoint_seconds": checkpoint_seconds,
-        "async_save": async_save,
-        "watch": watch_interval(watch, watch_every),
-    }  # fmt: skip
-    asked = SingleRun.of(
-        model,
-        of_field(data, field),
-        out=out,
-        resume=resume,
-        pretrained=pretrained,
-        layout=layout,
-        command=command_line(),
-        **fields,
-    )
-    if dry:
-        from glassformer.laboratory.planned_run import planned
+        plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
+        given = (run.tokens, run.minutes, run.flops, run.steps, epochs)
+        if dry and all(one is None for one in given) and not any(f"+recipe.{name}=" in model for name in BUDGETS):
+            say("no length is given: the plan is of one pass over the text")
+            epochs = 1.0
+        adam = {name: value for name, value in (("betas", betas), ("eps", adam_eps)) if value is not None}
+        fields = {
+            **vars(run), "epochs": epochs, "optimizer": {"kind": run.optimizer, **adam}, "schedule": plan,
+            "log_to": run.log_to or (), "weight_decay": weight_decay, "clip": clip, "qk_clip": qk_clip,
+            "micro_batch": micro_batch, "evaluate_every": evaluate_every, "checkpoint_seconds": checkpoint_seconds,
+            "async_save": async_save,
+            "watch": watch_interval(watch, watch_every),
+        }  # fmt: skip
+        named = partial(
+            SingleRun.of, model, of_field(data, field), out=out, resume=resume, layout=layout, command=command_line(),
+            **fields,
+        )  # fmt: skip
+        if resume and not dry and processes is None and data != "-":
+            waiting.end()
+            with ComparisonView(quiet=json) as view:
+                ended = finished(named, out, pretrained, view.progress)
+            if ended is not None:
+                show(ended, json)
+                return
+        asked = named(pretrained=pretrained)
+        if dry:
+            from glassformer.laboratory.planned_run import planned
 
+            waiting.end()
+            with ComparisonView(quiet=json) as view:
+                plan_of = planned(asked, view.progress)
+            show(plan_of, json)
+            return
+        if begin_processes(processes, asked, quiet=json):
+            return
+        leads = one_voice()
         waiting.end()
-        with ComparisonView(quiet=json) as view:
-            plan_of = planned(asked, view.progress)
-        show(plan_of, json)
-        return
-    if begin_processes(processes, asked, quiet=json):
-        return
-    leads = one_voice()
-    waiting.end()
+        try:
+            with ComparisonView(quiet=json or not leads) as view:
+                done = asked.train(silent if json else view.event)
+        except Interrupted:
+            if leads and not json and out is not None and (page := Path(out) / PAGE).is_file():
+                print(f"report: {page}\nnext: {command_line()}{' --resume' * (not resume)}")
+            raise
+        if leads:
+            show(done, json)
+
+
+@contextmanager
+def saved_before(out: str | None, resume: bool) -> Iterator[None]:
+    """Around the start of a run: adds to Ctrl-C the step that is saved and the command that continues."""
     try:
-        with ComparisonView(quiet=json or not leads) as view:
-            done = asked.train(silent if json else view.event)
-    except Interrupted:
-        if leads and not json and out is not None and (page := Path(out) / PAGE).is_file():
-            print(f"report: {page}\nnext: {command_line()}{' --resume' * (not resume)}")
+        yield
+    except KeyboardInterrupt as stop:
+        step = 0
+        with suppress(OSError, ValueError):
+            step = int((Path(out or "") / "latest").read_text(encoding="utf-8").strip().removeprefix("step_"))
+        kept = f"step {step:,} is saved in {out}" if step else "no step is saved yet"
+        stop.add_note(f"{kept}; go on with: {command_line()}{' --resume' * (bool(step) and not resume)}")
         raise
-    if leads:
-        show(done, json)
 
 
 def why(run: ToRead, /, *, json: Json = False) -> None:
