@@ -50,7 +50,7 @@ def test_a_run_from_weights_shows_the_loss_before_it(text: Path, begun: Path) ->
     assert run.to_dict()["before"]["loss"] == run.before["loss"] > run.validation["loss"]
     assert run.spent.keys() >= {"loading", "training", "evaluating", "sampling"}
     run.spent = {"loading": 200.0, "training": 40.0}
-    assert any("loading 3:20, training 0:40" in str(line) for line in run.lines())
+    assert any("4:00 in all: loading 3:20, training 0:40" in str(line) for line in run.lines())
     run.spent = {"loading": 50.0, "training": 100.0}
     assert not any("in all" in str(line) for line in run.lines())
 

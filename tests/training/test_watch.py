@@ -375,7 +375,7 @@ def test_a_step_that_is_no_number_names_its_place(text: TextData, tmp_path: Path
     def poke(net: Any) -> None:
         net.layers[1].ffn.up.register_forward_hook(lambda site, args, x: x * float("nan"))
 
-    run = train(model(), text, {**TEN, "watch": 2}, tmp_path, callbacks=[Poke(4, poke)])
+    run = train(model(), text, {**TEN, "watch": 2, "evaluate_every": 1}, tmp_path, callbacks=[Poke(4, poke)])
     assert run.status == "diverged" and "after step 4" in str(run.error)  # found by the evaluation
     event = next(row for row in rows(tmp_path) if row.get("event") == "not_finite")
     assert (event["step"], event["site"], event["what"]) == (4, "layers.1.ffn.up", "loss")

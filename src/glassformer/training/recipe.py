@@ -73,7 +73,7 @@ class Recipe(Value):
     """Largest attention logit: W_q and W_k of heads that exceed it are scaled down after the step
     (`dynamics/qk_clip.py`; 100 in Kimi K2). None for no clipping."""
     evaluate_every: int | None = Field(None, gt=0)
-    """Steps between evaluations; None for about eight in a run."""
+    """Steps between evaluations; None for two to eight in a run."""
     evaluation_tokens: int = Field(16384, gt=0)
     """Tokens of held-out text of an evaluation."""
     checkpoint_seconds: float = Field(60.0, gt=0)

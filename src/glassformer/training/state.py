@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -62,7 +62,7 @@ class Training:
         self.asked = 0
         """Number of the signal that asked."""
         self.began = time.perf_counter()
-        self.spent: Counter[str] = Counter()
+        self.spent: defaultdict[str, float] = defaultdict(float)
         """Seconds of this process for each kind of work: loading, training, evaluating, saving."""
         self.step, self.seconds = 0, 0.0
         self.shift = 0

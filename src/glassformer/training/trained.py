@@ -187,7 +187,8 @@ class Run(Tabular):
         """Yields where the time of a run went of which less than half was training."""
         total, training = sum(self.spent.values()), self.spent.get("training", 0.0)
         if total - training > max(training, UNNOTICED):
-            parts = ", ".join(f"{work} {clock(seconds)}" for work, seconds in self.spent.items() if seconds >= 0.5)
+            spent = sorted(self.spent.items(), key=lambda one: -one[1])
+            parts = ", ".join(f"{work} {clock(seconds)}" for work, seconds in spent if seconds >= 0.5)
             yield f"{clock(total)} in all: {parts}"
 
     def _next(self, folder: str) -> Iterator[str]:

@@ -162,7 +162,7 @@ def train(
     micro_batch
         Sequences per forward pass; gradients accumulate up to --batch-size.
     evaluate_every
-        Steps between evaluations on held-out text.
+        Steps between evaluations on held-out text; by default two to eight evaluations in a run.
     checkpoint_seconds
         Seconds between checkpoints.
     async_save
