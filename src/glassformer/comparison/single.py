@@ -281,11 +281,8 @@ def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
     config, text = request.config, request.text
     params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
     met = "" if active == params else f" ({active:,} for each token)"
-    notify(
-        events.StageEvent(
-            words=f"{name}: {config.num_params():,} parameters, {params:,} of them in the layers{met}; {request.how.why}"
-        )
-    )
+    sizes = f"{config.num_params():,} parameters, {params:,} of them in the layers{met}"
+    notify(events.StageEvent(words=f"{name}: {sizes}; {request.how.why}"))
     read, held_out = len(text.train), len(text.validation)
     told = f"{text.name}: {read:,} tokens to train on, {held_out:,} held out ({text.tokenizer_rule})"
     notify(events.StageEvent(words=told))
