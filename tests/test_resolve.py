@@ -254,7 +254,7 @@ def test_a_stopped_run_leaves_its_report_and_the_command_that_resumes_it(
     step = Course.evaluated
     monkeypatch.setattr(Course, "evaluated", lambda self, run: (step(self, run), os.kill(os.getpid(), number)))
     monkeypatch.setattr("sys.argv", ["glassformer", *typed])
-    assert main(typed) == 128 + number  # as where nothing was saved yet
+    assert main(typed) == 128 + number  # also before the first step
     monkeypatch.setattr(Course, "evaluated", step)
     said, told = capsys.readouterr()
     assert told.index("stopping") < told.index("saving step 3") < told.index("--resume")

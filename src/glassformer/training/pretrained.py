@@ -94,7 +94,7 @@ def write_origin(folder: Path, given: Pretrained | None) -> None:
 
 
 def origin(folder: Path) -> tuple[str | None, str | None]:
-    """Returns name and fingerprint of the weights that the run in a folder began with; None and None if they were
+    """Returns name and fingerprint of the first weights of the run in a folder; None and None if they were
     drawn. Raises RequestError for a damaged file."""
     try:
         held = json.loads((folder / FILE).read_text(encoding="utf-8"))

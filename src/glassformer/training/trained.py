@@ -33,7 +33,7 @@ EXPECTED = (
 USUAL_RATIO = 20
 """Tokens per parameter of a run at its best use of compute (Hoffmann et al. 2022, 2203.15556)."""
 UNNOTICED = 20
-"""Seconds beside training, at most, that the end of a run does not mention."""
+"""Seconds of other work than training, at most, that the end of a run does not mention."""
 PROMPT_WORDS = 4
 """Words of the prompt in the commands that follow a run."""
 
@@ -184,7 +184,7 @@ class Run(Tabular):
         yield f"at {decimals(bits)} bits per byte expect {words}{short}"
 
     def _spent(self) -> Iterator[str]:
-        """Yields where the time of a run went of which less than half was training."""
+        """Yields the time of each kind of work if training was less than half."""
         total, training = sum(self.spent.values()), self.spent.get("training", 0.0)
         if total - training > max(training, UNNOTICED):
             spent = sorted(self.spent.items(), key=lambda one: -one[1])

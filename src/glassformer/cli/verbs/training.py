@@ -247,7 +247,7 @@ def saved_before(out: str | None, resume: bool) -> Iterator[None]:
         with suppress(OSError, ValueError):
             step = int((Path(out or "") / "latest").read_text(encoding="utf-8").strip().removeprefix("step_"))
         kept = f"step {step:,} is saved in {out}" if step else "no step is saved yet"
-        stop.add_note(f"{kept}; go on with: {command_line()}{' --resume' * (bool(step) and not resume)}")
+        stop.add_note(f"{kept}; continue with: {command_line()}{' --resume' * (bool(step) and not resume)}")
         raise
 
 
