@@ -389,7 +389,9 @@ def test_ctrl_c_while_the_text_is_read(
     arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
     monkeypatch.setattr("sys.argv", ["glassformer", *arguments])
     assert main(arguments) == 130
-    kept = f"; no step is saved yet; continue with: {shlex.join(['glassformer', *arguments])}" if verb == "train" else ""
+    kept = (
+        f"; no step is saved yet; continue with: {shlex.join(['glassformer', *arguments])}" if verb == "train" else ""
+    )
     assert capsys.readouterr() == ("", f"stopped{kept}\n")
 
 
