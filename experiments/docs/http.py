@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from experiments.docs import escaped, plainly
 from experiments.docs.guides import table
 from glassformer.serving import guard
+from glassformer.serving.body import Body
 from glassformer.serving.operations import OPERATIONS, STATUSES, document, fields
-from glassformer.serving.requests import Body
 
 NOTHING = {"null": "Only null is accepted.", "empty list": "Only an empty list is accepted."}
 """Meanings of fields without a value, by type."""

@@ -616,7 +616,7 @@ class Engine:
         if any(one.rules is not None for one in requests):
             logits = torch.cat(
                 [
-                    row if one.rules is None else _ruled(one.rules, one, row)
+                    row if one.rules is None else ruled(one.rules, one, row)
                     for one, row in zip(requests, logits.split(1), strict=True)
                 ]
             )
@@ -688,7 +688,8 @@ class Engine:
                 raise
 
 
-def _ruled(rules: Rules, one: GenerationRequest, logits: Tensor) -> Tensor:
+def ruled(rules: Rules, one: GenerationRequest, logits: Tensor) -> Tensor:
+    """Returns the logits (1, v) of a request under its rules."""
     texts = [torch.tensor(one.prompt + one.tokens)] if rules.reads_text else []
     return rules(logits, [len(one.prompt)], len(one.tokens), one.max_new_tokens, texts, one.ends)
 

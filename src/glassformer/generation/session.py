@@ -30,6 +30,7 @@ from glassformer.generation.beams import Beam, beams
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.engine import MOST_READ, Engine, GenerationRequest, TextPiece, check_text, reason
 from glassformer.generation.grammar import Grammar
+from glassformer.generation.observed import Observer, observed
 from glassformer.generation.prompt_cache import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.rows import stream
@@ -332,6 +333,7 @@ class Session:
         proposer: Proposer | None = None,
         scores: PromptScores | None = None,
         grammar: Grammar | None = None,
+        observer: Observer | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Reply:
         """Returns a request, which is computed when a thread waits for its text, or for that of another request.
@@ -352,6 +354,8 @@ class Session:
             Takes the log-probabilities of the prompt's tokens (`PromptScores`).
         grammar
             Texts that the answer may be (`generation.grammar.Grammars`).
+        observer
+            Reader of values inside the model while this text is computed (`generation.observed.Observer`).
         **given
             Single options, such as max_new_tokens, in place of those of `options`.
 
@@ -394,6 +398,11 @@ class Session:
                 "a grammar does not go with log-probabilities of a prompt, a proposer, a source or stop_at_eos=False",
                 code="conflict", field="grammar",
             )  # fmt: skip
+        if observer is not None and (scores or proposer or source_row or self.model.takes_prefix):
+            raise RequestError(
+                "an observer does not go with log-probabilities of a prompt, a proposer, a source or a prefix",
+                code="conflict", field="observer",
+            )  # fmt: skip
         if source_row is not None and options.n > 1:
             raise RequestError("a source has one text; give n=1", code="conflict", field="n", value=options.n)
         if proposer is not None and options.logprobs is not None:
@@ -431,10 +440,15 @@ class Session:
             )  # fmt: skip
             return iter(asked.speculation)
 
+        def watched(asked: GenerationRequest) -> Iterator[Any]:
+            assert observer is not None
+            state = new_state(self.model, 1, need, self.dtype)
+            return observed(self.model, asked, state, self._engine.piece, observer)
+
         asked = self._engine.request(
             ids, new, options.seed, sample or 0, options.stop, options.logprobs or 0, options.stop_at_eos,
             options.logprobs is not None, rules,
-            translated if source_row else guessed if proposer else scored if scores else None,
+            translated if source_row else guessed if proposer else scored if scores else watched if observer else None,
             context=need if self._grows else None, constraint=None if grammar is None else grammar.start(),
             **sampling.model_dump(),
         )  # fmt: skip

@@ -21,6 +21,7 @@ from glassformer.serving.answers import AnswerFormat, CompletionFormat, Usage, d
 from glassformer.serving.computing import ServedTask, failure_of
 from glassformer.serving.entries import Entries, SpelledToken
 from glassformer.serving.guard import Receive, Scope, Send
+from glassformer.serving.inside import Insight
 from glassformer.serving.requests import CompletionRequest, TextRequest
 from glassformer.serving.tools import Call, CallReader
 from glassformer.text.spelling import Spelling
@@ -97,6 +98,8 @@ class Growth:
     calls: list[Call] = field(default_factory=list)
     end: bool = False
     """True for the last one."""
+    inside: list[dict[str, Any]] = field(default_factory=list)
+    """Values inside the model, for each new token, if they were asked for."""
 
 
 class Answering:
@@ -114,6 +117,7 @@ class Answering:
         self.texts = len(prompts) * (given.n or 1)
         self.usage = Usage(sum(map(len, prompts)))
         self.readers = [CallReader() if calls else None for _ in range(self.texts)]
+        self.insight: Insight | None = None
         self.finished: dict[int, str] = {}
         """Reason of the end of each text: stop, length or tool_calls."""
 
@@ -141,6 +145,7 @@ class Answering:
         if self.task is None:
             return
         entries = [Entries(self.spelling, reply.ends) for reply in self.task.replies]
+        seen = 0
         async for some in self.task.pieces():
             grown = []
             for index, piece in some:
@@ -149,6 +154,9 @@ class Answering:
                     self.usage.completion_tokens += piece.id is not None
                     text, calls = (piece.text, []) if reader is None else reader.feed(piece.text)
                     grown.append(Growth(index, text, entries[index].add(piece), calls))
+                    if self.insight is not None and piece.id is not None:
+                        grown[-1].inside.append(self.insight.tokens[seen])
+                        seen += 1
                     continue
                 found = self.task.replies[index].so_far()
                 if problem := failure_of(found):
@@ -225,6 +233,7 @@ class Completing(Answering):
                 every[one.index].text += one.text
                 every[one.index].tokens += one.tokens
                 every[one.index].calls += one.calls
+                every[one.index].inside += one.inside
         choices = []
         for index, one in enumerate(every):
             prompt, scored = self._begun(index)
@@ -233,7 +242,7 @@ class Completing(Answering):
             if "text" in choice:
                 choice |= {"text": prompt + choice["text"], "logprobs": joined([scored, choice["logprobs"]])}
                 assert not only or not one.text
-            choices.append(choice)
+            choices.append(choice | ({} if self.insight is None else {"glass": one.inside}))
         return self.form.body(choices, self.usage)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -263,6 +272,7 @@ class Completing(Answering):
                     for opening in first(index):
                         yield opening
             held: dict[int, list[SpelledToken]] = {index: [] for index in range(self.texts)}
+            inside = list[dict[str, Any]]()
             called = dict.fromkeys(range(self.texts), 0)
             async for grown in self.growth():
                 for one in grown:
@@ -270,9 +280,11 @@ class Completing(Answering):
                     for opening in first(index):
                         yield opening
                     held[index] += one.tokens
-                    if one.text or (one.end and held[index]):
-                        yield chunk(self.form.delta(index, one.text, held[index], None))
-                        held[index] = []
+                    inside += one.inside
+                    if one.text or (one.end and (held[index] or inside)):
+                        delta = self.form.delta(index, one.text, held[index], None)
+                        yield chunk(delta | ({} if self.insight is None else {"glass": inside}))
+                        held[index], inside = [], []
                     for call in one.calls:
                         yield chunk(self.form.called(index, called[index], call))
                         called[index] += 1

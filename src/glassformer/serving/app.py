@@ -24,16 +24,17 @@ from glassformer.generation.grammar import Grammar, Grammars
 from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.session import Session
 from glassformer.generation.vectors import Embedder, tokenized
-from glassformer.introspection import in_vocabulary
+from glassformer.introspection import in_vocabulary, sites
 from glassformer.serving.answering import Completing, Gone, Json, ignored_header, unless_gone
 from glassformer.serving.answers import ChatFormat, CompletionFormat, error_body, refusal
+from glassformer.serving.body import Body
 from glassformer.serving.computing import Busy, Computer, Served, ServedTask
 from glassformer.serving.guard import Access, Guard, Refused
+from glassformer.serving.inside import Insight
 from glassformer.serving.messages import CountRequest, MessageAnswering, MessagesRequest, anthropic_error
 from glassformer.serving.metrics import TYPE
 from glassformer.serving.operations import OPERATIONS, document
 from glassformer.serving.requests import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -98,7 +99,8 @@ class Api:
 
     async def one_model(self, request: Request) -> Response:
         """Describes one model."""
-        return Json(self._about(self._served(request.path_params["name"])))
+        served = self._served(request.path_params["name"])
+        return Json(self._about(served) | {"sites": list(sites(served.loaded.model))})
 
     def _about(self, served: Served) -> dict[str, Any]:
         return {
@@ -124,11 +126,14 @@ class Api:
         """Answers the messages of a chat."""
         given = await body_of(request, ChatRequest)
         served = self._writing(given.model)
-        task, ids = await self._start_chat(served, given)
+        insight = await self._insight(served, given)
+        task, ids = await self._start_chat(served, given, insight)
         form = ChatFormat(
             served.name, self.fingerprints[served.name], self.spellings[served.name], bool(given.logprobs)
         )
-        return await Completing(task, form, given, [ids], bool(given.functions())).response(request)
+        found = Completing(task, form, given, [ids], bool(given.functions()))
+        found.insight = insight
+        return await found.response(request)
 
     async def message(self, request: Request) -> Response:
         """Answers messages in Anthropic's format."""
@@ -164,7 +169,16 @@ class Api:
         text, ids = await run_in_threadpool(prompt_of, session, given)
         return Json({"prompt": text, "count": len(ids)})
 
-    async def _start_chat(self, served: Served, given: ChatRequest) -> tuple[ServedTask, list[int]]:
+    async def _insight(self, served: Served, given: TextRequest) -> Insight | None:
+        """Returns the observer of the model that a request asks for, checked by another thread."""
+        if given.glass is None:
+            return None
+        loaded, spelling = served.loaded, self.spellings[served.name]
+        return await run_in_threadpool(Insight, given.glass, loaded.model, loaded.config, spelling)
+
+    async def _start_chat(
+        self, served: Served, given: ChatRequest, insight: Insight | None = None
+    ) -> tuple[ServedTask, list[int]]:
         """Starts the answer to a chat; also returns the ids of its prompt."""
         options = given.options()
         self.computer.check_room(served, given.n or 1)
@@ -172,7 +186,7 @@ class Api:
         assert session is not None
         grammar = await self._grammar(served, given)
         ids = await run_in_threadpool(lambda: prompt_of(session, given)[1])
-        return self.computer.start(served, [ids], session.options(**options), grammar=grammar), ids
+        return self.computer.start(served, [ids], session.options(**options), (), grammar, insight), ids
 
     async def _grammar(self, served: Served, given: TextRequest) -> Grammar | None:
         """Returns what an answer is held to, compiled within bounds by another thread."""
@@ -200,8 +214,10 @@ class Api:
             found = Completing(None, form, given, read)
             await run_in_threadpool(found.echo)
         else:
-            task = self.computer.start(served, read, session.options(**options), scores, grammar)
+            insight = await self._insight(served, given)
+            task = self.computer.start(served, read, session.options(**options), scores, grammar, insight)
             found = Completing(task, form, given, read)
+            found.insight = insight
             found.scores = scores
             if given.echo:
                 await run_in_threadpool(found.echo)

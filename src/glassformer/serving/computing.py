@@ -18,6 +18,7 @@ from typing import Any
 from glassformer.errors import RequestError
 from glassformer.generation.engine import reason
 from glassformer.generation.grammar import Grammar
+from glassformer.generation.observed import Observer
 from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.session import Completion, Reply, Session, TextPiece
 from glassformer.generation.vectors import Embedder
@@ -175,6 +176,7 @@ class Computer:
         options: GenerationOptions,
         scores: Sequence[PromptScores] = (),
         grammar: Grammar | None = None,
+        observer: Observer | None = None,
     ) -> ServedTask:
         """Starts `options.n` texts for each prompt, from the event loop's thread. Raises Busy, RequestError."""
         assert served.session is not None
@@ -183,6 +185,7 @@ class Computer:
             replies = [
                 served.session.submit(
                     prompt, options, sample=sample, scores=scores[i] if scores else None, grammar=grammar,
+                    observer=observer,
                     max_new_tokens=served.room(prompt, options.max_new_tokens),
                 )
                 for i, prompt in enumerate(prompts)

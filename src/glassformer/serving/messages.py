@@ -12,11 +12,11 @@ from pydantic import Field
 from glassformer.errors import RequestError, WorkError
 from glassformer.serving.answering import Answering
 from glassformer.serving.answers import dumps, refusal
+from glassformer.serving.body import Body
 from glassformer.serving.computing import ServedTask
 from glassformer.serving.requests import (
     MOST_MESSAGES,
     MOST_TOKENS,
-    Body,
     ChatRequest,
     FunctionName,
     LongText,

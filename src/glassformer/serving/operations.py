@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic.json_schema import models_json_schema
 
+from glassformer.serving.body import Body
 from glassformer.serving.messages import CountRequest, MessagesRequest
 from glassformer.serving.requests import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

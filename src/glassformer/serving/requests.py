@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from glassformer.errors import RequestError, shown
 from glassformer.generation.grammar import LONGEST, Kind
+from glassformer.serving.body import Body
+from glassformer.serving.inside import Inside
 from glassformer.serving.tools import MOST_CALLS, call_grammar
 
 MOST_TEXTS = 128
@@ -30,13 +32,6 @@ Pattern = Annotated[str | None, Field(min_length=1, max_length=LONGEST)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 LongText = Annotated[str, Field(max_length=1 << 22)]
 Labels = Annotated[dict[Name, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
-
-
-class Body(BaseModel):
-    """A body in which unknown fields and other types are refused, and null means that a field is absent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True,
-                              use_attribute_docstrings=True)  # fmt: skip
 
 
 class StreamOptions(Body):
@@ -92,6 +87,8 @@ class TextRequest(Body):
     """Grammar that the answer follows, in Lark's form, or in llama.cpp's (GBNF) if it has ::= (not in OpenAI's API)."""
     regex: Pattern = None
     """Regular expression that the whole answer matches (not in OpenAI's API)."""
+    glass: Inside | None = None
+    """Values inside the model that the answer carries for each token (not in OpenAI's API)."""
     user: Name | None = None
     """Without effect."""
     metadata: Labels | None = None
@@ -145,6 +142,8 @@ class TextRequest(Body):
             found["logit_bias"] = {int(token): amount for token, amount in self.logit_bias.items()}
         if self.ignore_eos:
             found["stop_at_eos"] = False
+        if self.glass is not None and (self.n or 1) > 1:
+            raise RequestError("glass goes with n=1", code="conflict", field="n", value=self.n)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream=true", code="conflict", field="stream_options")
         return found
@@ -390,6 +389,8 @@ class CompletionRequest(TextRequest):
             raise RequestError(
                 f"prompts times n is at most {MOST_TEXTS}", code="range", field="n", expected=f"at most {MOST_TEXTS}"
             )
+        if self.glass is not None and (len(self.prompts()) > 1 or (self.echo and self.logprobs is not None)):
+            raise RequestError("glass goes with one prompt that is not scored", code="conflict", field="glass")
         new = 16 if self.max_tokens is None else max(1, self.max_tokens)
         found = super().options() | {"max_new_tokens": new}
         return found | ({} if self.logprobs is None else {"logprobs": self.logprobs})

@@ -12,12 +12,12 @@ from pydantic import Field
 from glassformer.errors import WorkError
 from glassformer.serving.answering import Answering
 from glassformer.serving.answers import refusal
+from glassformer.serving.body import Body
 from glassformer.serving.computing import ServedTask
 from glassformer.serving.entries import SpelledToken, bounded_logprob
 from glassformer.serving.messages import named
 from glassformer.serving.requests import (
     MOST_MESSAGES,
-    Body,
     ChatRequest,
     FunctionName,
     JsonFormat,
