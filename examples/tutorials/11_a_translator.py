@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A translator
 #
-# The transformer of 2017 was made to translate. It has two towers: an **encoder** reads the source, every token of which
+# The transformer of 2017 was made to translate. It has two towers: an **encoder** reads the source, where every token
 # sees every other, and a **decoder** writes the target, token by token, and at each token chooses what to read of the
-# source. Models that write on from a prompt have kept only the second tower. This tutorial trains the whole machine,
+# source. Models that continue a prompt have kept only the second tower. This tutorial trains the whole machine,
 # small enough for a minute, and draws what it reads while it writes.
 #
 # The two languages: dates as they are spoken, `14 July 1789`, and dates as ISO 8601 writes them, `1789-07-14`. It is a
@@ -34,7 +34,7 @@ print([block.mixer.kind for block in config.layers()])
 #
 # ## Training
 #
-# `pairs:dates` makes 20,000 pairs by a rule and holds a tenth out, no date of which is trained on. `seq2seq` is the
+# `pairs:dates` makes 20,000 pairs by a rule and holds a tenth out: dates that it is not trained on. `seq2seq` is the
 # objective: the loss counts tokens of the target, each predicted from the source and from the *right* tokens before
 # it. Tokens are characters.
 
@@ -72,9 +72,9 @@ for source, target in zip(asked := ["14 July 1789", "3 May 1999", "21 November 2
 #
 # ## How good is it?
 #
-# Loss per token is a poor judge of a translator. It is measured with the right beginning given, and an answer is wrong
-# if any one of its tokens is. So count the answers without a wrong token: **exact match**. These are dates
-# drawn anew; of the 200,000 that there are, the model was trained on fewer than a tenth:
+# Loss per token is a poor judge of a translator. It is measured with the right start given, and an answer is wrong
+# if any one of its tokens is. So count the answers without a wrong token: **exact match**. These are new
+# dates; of the 200,000 that the rule can draw, the model was trained on fewer than a tenth:
 
 # %%
 from datetime import date, timedelta
@@ -96,7 +96,7 @@ assert exact > 0.5
 # %% [markdown]
 # ## Greedy or beams
 #
-# The most likely token now may lead to a less likely text later. **Beam search** keeps the best few beginnings, extends
+# The most likely token now may lead to a less likely text later. **Beam search** keeps the best few starts, extends
 # all of them, and ends with the most likely whole text that it has met. Try it on eight dates that went wrong and on
 # eight others:
 
@@ -143,8 +143,8 @@ assert pattern.sum(-1).allclose(torch.ones(()))
 # %% [markdown]
 # No label says which part of the source belongs to which part of the target. From pairs only it has learned to
 # fetch the year from the end and the day from the front: this is the **alignment** that older translators had as a
-# part of its own, and the picture of [1409.0473](https://arxiv.org/abs/1409.0473), where attention began. Between
-# the two, while it writes the month, look at which letters it reads, and think of what tells June from July.
+# separate part, and the picture of [1409.0473](https://arxiv.org/abs/1409.0473), the first paper with attention. Between
+# the two, while it writes the month, see the letters that it reads, and think of how June differs from July.
 #
 # The map explains the errors too. All four wrong dates above have two neighbouring digits of the year exchanged, and at
 # the third and the fourth digit both heads read several digits at once: this small model has not yet learned to point.
