@@ -24,7 +24,8 @@ httpx = pytest.importorskip("httpx", reason="pip install httpx")
 
 
 def open_texts(live: str) -> int:
-    return httpx.get(f"{live}/health").json()["open"]
+    lines = httpx.get(f"{live}/metrics").text.splitlines()
+    return sum(int(line.split()[-1]) for line in lines if line.startswith("glassformer_texts{"))
 
 
 def wait_for(live: str, count: int, seconds: float = 20) -> None:
@@ -68,6 +69,55 @@ def test_row_is_free_once_the_client_of_a_stream_left(live: str) -> None:
     wait_for(live, 0)
     leave(live)
     wait_for(live, 0, 5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_row_is_free_once_a_client_was_killed(live: str) -> None:
+    wait_for(live, 0)
+    raw = json.dumps(body(max_tokens=200, stream=True))
+    program = (
+        "import http.client, sys\n"
+        f"c = http.client.HTTPConnection('127.0.0.1', {live.rpartition(':')[2]})\n"
+        f"c.request('POST', '/v1/completions', {raw!r}, {{'Content-Type': 'application/json'}})\n"
+        "r = c.getresponse(); r.read(10); print('reading', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"reading\n"
+    finally:
+        process.kill()  # SIGKILL
+        process.wait()
+    wait_for(live, 0, 5)
+
+
+def test_a_thousand_requests_leave_nothing_behind(live: str) -> None:
+    """Open files, threads, tasks of the model and texts are as before."""
+    psutil = pytest.importorskip("psutil", reason="pip install psutil")
+    own = psutil.Process()
+    kinds = [
+        ("/v1/completions", body(max_tokens=1)),
+        ("/v1/completions", body(max_tokens=1, stream=True)),
+        ("/v1/completions", body(max_tokens=1, regex="[a-c]{9}", ignore_eos=None)),
+        ("/v1/completions", {"model": "nothing"}),
+        ("/tokenize", {"model": "letters", "prompt": "abc"}),
+    ]
+
+    def ask(count: int) -> None:
+        with httpx.Client() as client:
+            for i in range(count):
+                path, asked = kinds[i % len(kinds)]
+                client.post(f"{live}{path}", json=asked, timeout=60).read()
+
+    ask(20)
+    wait_for(live, 0)
+    before = own.num_fds() if hasattr(own, "num_fds") else 0, threading.active_count(), own.memory_info().rss
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, [250] * 4))
+    wait_for(live, 0)
+    time.sleep(0.1)
+    after = own.num_fds() if hasattr(own, "num_fds") else 0, threading.active_count(), own.memory_info().rss
+    assert after[0] <= before[0] + 4 and after[1] <= before[1] + 8  # threads of the pool of the event loop
+    assert after[2] < before[2] + (64 << 20), (before, after)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -81,7 +81,7 @@ class Api:
 
     async def health(self, request: Request) -> Response:
         """Answers that the server runs."""
-        return Json({"status": "ok", "open": self.computer.open})
+        return Json({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         """Returns counts for Prometheus."""

@@ -26,6 +26,8 @@ LARGEST_HEADERS = 16 << 10
 """Bytes of all headers of a request."""
 SECONDS_TO_READ = 15.0
 """Time in which the headers, and then the body, must arrive."""
+HEALTH = "/health"
+"""Route that needs no token, for programs that watch a server; it tells nothing but that the server runs."""
 REQUESTS = 128
 """Requests that are answered at once; the connections of a server have twice this bound."""
 
@@ -163,7 +165,8 @@ class Guard:
                     (b"access-control-allow-methods", b"GET, POST"),
                     (b"access-control-allow-headers", named),
                 ]
-        if self.access.token is not None and not self._has_token(headers):
+        open_to_all = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD")
+        if self.access.token is not None and not open_to_all and not self._has_token(headers):
             raise Refused(
                 401, "this server needs its token: Authorization: Bearer TOKEN", "authentication_error",
                 www_authenticate="Bearer",
