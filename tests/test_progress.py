@@ -7,11 +7,27 @@ from pathlib import Path
 import pytest
 
 import glassformer as gf
-from glassformer.progress import listened, tell
+from glassformer import progress
+from glassformer.progress import line_on_terminal, listened, tell
 from glassformer.runs import live
 from glassformer.runs.events import ReadingEvent
 from glassformer.runs.live import View, shown
 from glassformer.text import ByteTokenizer
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_shows_where_nothing_else_listens(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SOON", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with line_on_terminal():
+        tell("loading x", 1, 2)
+    assert capsys.readouterr().err == ("\r\x1b[2Kloading x: 50%\r\x1b[2K" if terminal else "")
+    heard: list[str] = []
+    with listened(lambda stage, done, total: heard.append(stage)), line_on_terminal():
+        tell("loading x", 1, 2)
+    assert heard == ["loading x"] and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["folder", "model.gguf"])

@@ -218,6 +218,12 @@ def output(
             remember(WRITTEN, key, {**kept, **mine})
 
 
+def is_written(place: Path, *names: str) -> bool:
+    """Returns True if this program wrote all that an output replaces there, and nothing has changed since."""
+    known, held = _record(place), _stamps(place, names)
+    return bool(held) and all(known.get(name) == stamp for name, stamp in held.items())
+
+
 def check_output(
     out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = (), alone: bool = False
 ) -> Path:

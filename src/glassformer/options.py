@@ -17,6 +17,9 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 
 from glassformer.errors import RequestError, check_seed, check_whole
 
+LONGEST_PROMPT = 10_000_000
+"""Characters of the longest prompt: longer ones are refused before they are tokenised."""
+
 
 @dataclass(frozen=True)
 class Bounds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +12,8 @@ from typing import TypeVar
 OnProgress = Callable[[str, int, int | None], None]
 """`progress(stage, done, total)`; `total` may be unknown, and is then None."""
 Item = TypeVar("Item")
+SOON = 1.0
+"""Seconds of work before its line appears on a terminal."""
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -27,6 +31,29 @@ def listened(listener: OnProgress) -> Iterator[None]:
         yield
     finally:
         _LISTENER.reset(token)
+
+
+@contextmanager
+def line_on_terminal() -> Iterator[None]:
+    """Shows the progress of all work inside as one line on standard error, after a second, if that is a terminal and
+    no function listens."""
+    if _LISTENER.get() is not silent or not sys.stderr.isatty():
+        yield
+        return
+    began, shown = time.monotonic(), False
+
+    def show(stage: str, done: int, total: int | None) -> None:
+        nonlocal shown
+        if total and time.monotonic() - began >= SOON:
+            shown = True
+            print(f"\r\x1b[2K{stage}: {done / total:.0%}", end="", file=sys.stderr, flush=True)
+
+    try:
+        with listened(show):
+            yield
+    finally:
+        if shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def tell(stage: str, done: int, total: int | None) -> None:

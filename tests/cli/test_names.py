@@ -63,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = b"llama.block_count"
     entry = len(key).to_bytes(8, "little") + key + (4).to_bytes(4, "little") + (3).to_bytes(4, "little")
     (top / "deep.gguf").write_bytes(b"GGUF\x03\0\0\0" + bytes(8) + (1).to_bytes(8, "little") + entry)
+    (top / "my.txt").write_text("a short text about cats and trees, which holds no weights\n")
     (top / "runs.csv").write_text("params,tokens,loss\n")
     return top
 
@@ -135,11 +136,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["inspect", "llama@10m", "--ablate", "layers.1"], "give the text"),
         (["chat", "whole", "--top-p", "0"], "top_p=0.0"),
         (["generate", "whole", "Hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["generate", "whole"], 'generate MODEL "TEXT"'),
+        (["generate", "my.txt", "Hi"], "name a folder with config.json"),
+        (["convert", "my.txt", "out"], "name a folder with config.json"),
+        (["train", "gpt2@1m", "--data", "my.txt", "--steps", "1", "--out", "x", "--context", "20k"], "context=20000"),
+        (["compare", "gpt2@1m", "--data", "my.txt", "--steps", "1", "--context", "20k"], "context=20000"),
+        (["serve", "whole", "--ctx", "16q"], "16q"),
     ],
 )  # fmt: skip
 def test_mistyped_name_is_refused_without_torch(arguments: list[str], says: str, folder: Path) -> None:
     status, error = ended(arguments, folder)
     assert (status, len(error.splitlines())) == (2, 1) and says in error, error
+
+
+def test_a_missing_library_of_the_server_is_named_without_torch(folder: Path) -> None:
+    hidden = WITHOUT_TORCH.replace('= sys.modules["numpy"]', '= sys.modules["numpy"] = sys.modules["starlette"]')
+    typed = [sys.executable, "-c", hidden, "serve", "whole", "--ctx", "16k", "--json"]
+    done = subprocess.run(typed, capture_output=True, text=True, cwd=folder, timeout=60)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"], error["field"]) == (2, "missing", "starlette")
+
+
+def test_help_on_a_terminal_begins_without_a_line_of_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(waiting, "begin", heard.append)
+    for typed in (["help", "train"], ["train", "--help"], ["train", "-h"]):
+        main(typed)
+    assert "Usage:" in capsys.readouterr().out and not heard
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"], ["help", "train"], ["--help"], ["train", "--help"], ["--version"]])

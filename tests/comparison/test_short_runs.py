@@ -55,6 +55,14 @@ def test_a_run_from_weights_shows_the_loss_before_it(text: Path, begun: Path) ->
     assert not any("in all" in str(line) for line in run.lines())
 
 
+def test_weights_that_are_not_used_are_told(text: Path, begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, told in (([], True), (["--pretrained"], False)):
+        assert main(["train", str(begun), "--data", str(text), *TYPED, "--dry", *typed]) == 0
+        assert ("are not used" in capsys.readouterr().err) is told
+    asked = single.SingleRun.of(str(begun), text, steps=1, context=16)
+    assert asked.unused and not single.SingleRun.of(NAME, text, steps=1, context=16).unused
+
+
 def test_samples_that_take_longer_than_training_are_left_out_but_for_the_last(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

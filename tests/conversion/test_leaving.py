@@ -344,5 +344,6 @@ def test_convert_says_that_packed_weights_grow(
     assert found.dtype == dtype == found.to_dict()["dtype"] and f"Q8_0 ({size(packed)})" in told and smaller in told
     assert size(found.bytes) in told
     assert not gf.convert(source, place, dtype=smaller, progress=False).warnings
+    assert not found.replaced and gf.convert(source, place, progress=False).to_dict()["replaced"]
     assert main(["convert", str(source), str(place)]) == 0
     assert f"Q8_0 ({size(packed)})" in " ".join(capsys.readouterr().out.split())

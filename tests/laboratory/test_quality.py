@@ -122,6 +122,8 @@ def test_progress_is_told(text: str) -> None:
 
 
 def test_what_cannot_be_measured(text: str) -> None:
+    short = f"{text}.short.txt"
+    Path(short).write_text("a b c " * 300)
     wrong: list[tuple[Callable[[], Loaded], str, int, Code, str]] = [
         (loader(tokenizer=None), text, 64, "missing", "tokenizer"),
         (loader("llama@1m+bidirectional"), text, 64, "causal", "model"),
@@ -129,6 +131,7 @@ def test_what_cannot_be_measured(text: str) -> None:
         (loader("llama@1m+vocab_size=200"), text, 64, "range", "tokens"),
         (loader(), f"{text}.txt", 64, "unknown", "data"),
         (loader(), text, 0, "range", "tokens"),
+        (loader("llama@1m+context=500"), short, 64, "range", "context"),
     ]
     for load, data, tokens, code, field in wrong:
         with refused(code=code, field=field):

@@ -22,7 +22,7 @@ from glassformer.names.checks import (
     check_path,
     check_tokenizer,
 )
-from glassformer.names.places import kind_of
+from glassformer.names.places import existing, kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, OwnTemperature, Rank, Temperature
 
 LONGEST_TEXT = 1_000_000
@@ -169,7 +169,7 @@ class TrainingOptions:
     by the size of the text."""
     batch_size: int | None = None
     """Sequences per optimizer step; by default 16, or fewer if --minutes would be few steps."""
-    context: int | None = None
+    context: Count | None = None
     """Tokens per sequence; by default +context=N of the model's expression, or 256."""
     device: Device = "auto"
     dtype: str = "auto"
@@ -339,6 +339,27 @@ def text_of(text: str, field: str) -> str:
             f"--{field} {text} cannot be read ({reason}); a text that starts with @ comes through --{field} -",
             code="missing", field=field,
         ) from None  # fmt: skip
+
+
+def no_prompt() -> RequestError:
+    """Returns the refusal of a prompt without a character."""
+    return RequestError(
+        'the prompt is empty; write it in quotes after the model (generate MODEL "TEXT"), or give --prompt-file, or '
+        "text on standard input",
+        code="missing", field="prompt",
+    )  # fmt: skip
+
+
+def check_context(context: int | None, data: str) -> None:
+    """Raises RequestError for a context longer than the bytes of a text, of which each token takes one or more."""
+    path = Path(data)
+    size = path.stat().st_size if context is not None and existing(data) and path.is_file() else None
+    if context is not None and size is not None and size <= context:
+        raise RequestError(
+            f"context={context} needs at least {context + 1} tokens, and {shown(data)} has {size:,} bytes; give a "
+            f"shorter context (--context), or more text",
+            code="range", field="context", value=context, expected=f"less than {size}",
+        )  # fmt: skip
 
 
 def command_line() -> str:

@@ -275,7 +275,7 @@ def _call_verb(arguments: list[str]) -> None:
     verb = VERBS.get(arguments[0]) if arguments else None
     with described(arguments):
         call = parse(app, arguments, verb.example if verb else "")
-        if verb:
+        if verb and not {"--help", "-h"} & {*arguments}:
             waiting.begin(f"{arguments[0]} starts")
         call()
 

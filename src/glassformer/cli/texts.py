@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from glassformer.cli.options import GenerateOptions
+from glassformer.cli.options import GenerateOptions, no_prompt
 from glassformer.cli.running import INTERRUPTED, building, loading, put, ready, say
 from glassformer.cli.show import show, show_line
 from glassformer.cli.start import STARTED
 from glassformer.errors import RequestError, shown
-from glassformer.generation.engine import LONGEST_PROMPT
 from glassformer.generation.texts import GeneratedTexts, TextRun, heading
 from glassformer.names.places import kind_of
 from glassformer.naming.chatting import loaded_as, state_dtype
+from glassformer.options import LONGEST_PROMPT
 from glassformer.text.documents import utf8
 
 
@@ -178,10 +178,7 @@ def read_prompts(asked: GenerateOptions) -> list[str]:
         elif text in (None, "-"):
             text = sys.stdin.read(LONGEST_PROMPT + 1)
         if not text:
-            raise RequestError(
-                "the prompt is empty; give --prompt TEXT, --prompt-file, or text on standard input",
-                code="missing", field="prompt",
-            )  # fmt: skip
+            raise no_prompt()
         check_prompt(text)
         prompts.append(text)
     return prompts

@@ -130,6 +130,8 @@ class SingleRun:
     """Fields of the recipe that a budget of minutes decides (`training.pace.DECIDED`)."""
     command: str = ""
     """Command that repeats the run; empty if Python started it."""
+    unused: bool = False
+    """True if the expression names weights and the run draws its own."""
     started: float = 0.0
     """Reading of the clock when the run was asked for, before weights were loaded."""
 
@@ -186,7 +188,7 @@ class SingleRun:
         return cls(
             name=expression or "model", config=config, data=data, recipe=made, out=out, resume=resume,
             tokenizer=tokenizer, vocab_size=vocab_size, pretrained=pretrained or None, layout=layout, log_to=log_to,
-            free=free, command=command, started=began,
+            free=free, command=command, started=began, unused=not pretrained and has_weights(model),
         )  # fmt: skip
 
     @property
@@ -201,6 +203,7 @@ class SingleRun:
         notify = notify if leads else silent
         request = prepare_run(*self.arguments, reading(notify), self.pretrained, self.layout)
         request, how = self.decided(request)
+        self.note_unused(notify)
         begin(self.name, request, notify, how)
         place = Path(self.out) if self.out is not None else None
         if leads and place is not None and self.command and not self.resume:
@@ -241,6 +244,12 @@ class SingleRun:
         if done.answers is not None:
             replace_text(place / ANSWERS, done.answers.model_dump_json(indent=1))
         return done
+
+    def note_unused(self, notify: Notify) -> None:
+        """Tells that the weights that the expression names are not used."""
+        if self.unused:
+            words = f"the weights of {self.name} are not used; --pretrained (pretrained=True) starts from them"
+            notify(events.StageEvent(words=words))
 
     def decided(self, request: Request) -> tuple[Request, str]:
         """Returns the request with the fields that a budget of minutes decides, and a sentence about its time."""

@@ -24,12 +24,10 @@ from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state,
 from glassformer.generation.text import GrowingText, special_stops
 from glassformer.introspection import at_rest, rows_of, sites
 from glassformer.model import Model
+from glassformer.options import LONGEST_PROMPT
 from glassformer.parts.state import ModelState
 from glassformer.text import Tokenizer
 from glassformer.text.documents import utf8
-
-LONGEST_PROMPT = 10_000_000
-"""Characters: a text that no model here reads is refused before it is tokenised."""
 
 MOST_READ = 4
 """Prompts whose states are kept for those that begin alike,"""

@@ -20,7 +20,7 @@ from glassformer.conversion.gguf import write as write_gguf
 from glassformer.conversion.weights import spoilt_weights, spoilt_words
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.figures.terminal import Printed, Tabular, size, unbroken
-from glassformer.files import output
+from glassformer.files import is_written, output
 from glassformer.machine import WEIGHT_DTYPES, dtype_of
 from glassformer.model import Model
 from glassformer.naming.resolve import ModelLike, files_of, resolve
@@ -60,6 +60,8 @@ class Conversion(Printed):
         Parameters that the source lacked and were newly initialised; parameters made from another number of KV heads.
     warnings : tuple of str
         The same in sentences.
+    replaced : bool
+        True if files of an earlier conversion were replaced.
     """
 
     out: Path
@@ -72,18 +74,21 @@ class Conversion(Printed):
     new_parameters: tuple[str, ...] = ()
     regrouped_parameters: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    replaced: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; the architecture is called `class`."""
         return {
             "out": str(self.out), "format": self.format, "family": self.family, "class": self.architecture,
             "bytes": self.bytes, "dtype": self.dtype, "new_parameters": list(self.new_parameters),
-            "regrouped_parameters": list(self.regrouped_parameters),
+            "regrouped_parameters": list(self.regrouped_parameters), "replaced": self.replaced,
         }  # fmt: skip
 
     def lines(self) -> Iterator[str | RenderableType]:
         """Yields the warnings, and a line with class, size and tools."""
         yield from self.warnings
+        if self.replaced:
+            yield unbroken(f"replaced {self.out}, which this program wrote")
         yield unbroken(
             f"{self.out}: {self.architecture}, {self.dtype}, {size(self.bytes)}; runs in {', '.join(self.runs_in)}"
         )
@@ -106,7 +111,7 @@ def convert(
     source
         The path or name of a run or checkpoint, with changes or not; a built `Model`, a `Loaded` or a `Run`.
     out
-        Folder or .gguf file to write.
+        Folder or .gguf file to write. What this program wrote there before is replaced; `replaced` is then True.
     to
         "hf" or "gguf"; by default "gguf" if `out` ends in .gguf, else "hf".
     dtype
@@ -152,6 +157,7 @@ def convert(
         raise RequestError(f"dtype={named}{near}", code="unknown", field="dtype", value=named)
     names = () if kind == "gguf" else FILES
     with output(out, *names, force=force, sources=files_of(source), alone=kind == "hf") as path, shown(progress):
+        replaced = is_written(path, *names)
         loaded = resolve(source, weights=True)
         if not force:
             _refuse_spoilt(loaded.model, "float16" if kind == "gguf" and named is None else named, kind)
@@ -179,7 +185,7 @@ def convert(
         )
     return Conversion(
         path, kind, family.model_type, family.architecture_of(loaded.config), total, written_as,
-        tuple(runs_in(loaded.config, family, kind)), loaded.fresh, loaded.regrouped, tuple(told),
+        tuple(runs_in(loaded.config, family, kind)), loaded.fresh, loaded.regrouped, tuple(told), replaced,
     )  # fmt: skip
 
 

@@ -27,9 +27,12 @@ from glassformer.text import (
     token_shards,
 )
 from glassformer.training.evaluate import score
+from glassformer.units import plural
 
 CONTEXT = 512
 TOKENS = 20_000
+ENOUGH = 2_000
+"""Held-out tokens, a tenth of a text, below which a change of the perplexity says little."""
 PACKED = (("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
 """Bits of the matrices, and of the head."""
 
@@ -83,7 +86,7 @@ class QualityTable(Tabular):
         held_out = f"{first.tokens:,} tokens in windows of {first.context}"
         yield f"{self.name} on the held-out part of {self.data}, {held_out}"
         table = ruled()
-        for heading in ("weights", "head", "bytes", "read per token", "perplexity", "bits/byte", "loss in %"):
+        for heading in ("weights", "head", "bytes", "read per token", "perplexity", "bits/byte", "change in %"):
             table.add_column(heading, justify="left" if heading in ("weights", "head") else "right")
         for row in self.rows:
             bits = "no" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
@@ -92,6 +95,8 @@ class QualityTable(Tabular):
                 f"{100 * row.change:+.3f}",
             )  # fmt: skip
         yield table
+        if first.tokens < ENOUGH:
+            yield f"{first.tokens:,} tokens, too few to judge by: give a text with {10 * ENOUGH:,} or more (--data)"
 
 
 def windows_of(
@@ -115,10 +120,15 @@ def windows_of(
         stage="tokenizing",
         progress=progress,
     )
+    wide, held = min(CONTEXT, context), len(held_out)
+    if held < wide + 1:
+        raise RequestError(
+            f"the held-out part of {data} has {plural(held, 'token')}, and a window of this model takes {wide + 1}: "
+            f"give more text, or the model a shorter context by its expression: MODEL+context={max(1, held - 1)}",
+            code="range", field="context", value=wide, expected=f"at most {max(0, held - 1)}",
+        )  # fmt: skip
     # One window at a time: a packed head makes all of its logits.
-    return evaluation_windows(
-        held_out, min(CONTEXT, context), tokens, token_bytes=held_out.token_bytes(tokenizer), batch=1
-    )
+    return evaluation_windows(held_out, wide, tokens, token_bytes=held_out.token_bytes(tokenizer), batch=1)
 
 
 def qualities(

@@ -73,6 +73,9 @@ def check_files(name: str, weights: bool, text: bool) -> None:
     if path is None:
         raise places.unknown(name, weights)
     if not path.is_dir():
+        if weights and path.suffix not in (*places.WEIGHTS, ".json", ".yaml", ".yml"):
+            with suppress(OSError):
+                places.refuse_text(path)
         return
     if places.is_folder(path):
         if weights and not any((path / file).exists() for file in places.FOLDER_WEIGHTS):

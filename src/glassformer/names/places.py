@@ -22,6 +22,13 @@ FOLDER_WEIGHTS = (SINGLE, INDEX, TORCH, f"{TORCH}.index.json")
 PARAMS = "params.json"
 """Description of a model in a folder of Meta or Mistral."""
 ZIP = b"PK\x03\x04"
+FOREIGN = {
+    b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
+    b"lmgg": "is in GGML, a format before GGUF; convert the model again with a newer llama.cpp",
+    b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
+    b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
+}
+"""Start of a file that stands for weights and holds none that can be read -> sentence."""
 READ = (".safetensors", ".gguf")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = frozenset((*READ, *PICKLED))
@@ -131,6 +138,25 @@ def unknown(name: str, weights: bool = False) -> RequestError:
     near = near or f"; known: {', '.join([*families, *PACKAGED])}; all are listed by presets"
     what = "model with weights is" if weights else "model is"
     return RequestError(f"no {what} named {shown(repr(name))}{near}", code="unknown", field="name", value=name)
+
+
+def no_container(path: Path, start: bytes) -> RequestError:
+    """Returns the refusal of a file that holds no weights, by its first bytes."""
+    known = f"is {kind}" if (kind := kind_of(start)) else f"begins with {start[:8]!r}"
+    return RequestError(
+        f"{path} is neither a safetensors nor a GGUF file: it {known}; "
+        f"name a folder with {CONFIG}, or a .gguf file",
+        code="damaged", field=path.name,
+    )  # fmt: skip
+
+
+def refuse_text(path: Path) -> None:
+    """Raises RequestError for a file of plain text, by its first bytes, where weights are needed."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    plain = b"\0" not in start and start[8:9] != b"{" and not start.startswith((b"GGUF", *FOREIGN))
+    if plain and start.decode("utf-8", errors="ignore").encode()[:56] == start[:56] and start:
+        raise no_container(path, start)
 
 
 def without_weights(name: str, here: str = "") -> RequestError:

@@ -20,6 +20,7 @@ from glassformer.names.places import has_params, is_folder, without_weights
 from glassformer.naming.models import changed, parse, preset
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, no_bf16
+from glassformer.progress import line_on_terminal
 from glassformer.training import load_run
 from glassformer.typed import typed
 
@@ -99,16 +100,17 @@ def load(
         )  # fmt: skip
     packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
     first, keep = None if packing else dtype, quantize == "keep" or (packing and not wanted)
-    if path.is_dir() and not is_folder(path) and not has_params(path):
-        checkpoints.refuse_weights(path)
-        loaded = load_run(path)
-        warn_spoilt(path, spoilt_weights(loaded.model))
-        loaded.model.to(device=device, dtype=first)
-    else:
-        loaded = checkpoints.read_checkpoint(path, first, device, keep)
-    if wanted:
-        loaded = checkpoints.adapt(loaded, changed(loaded.config, wanted))
-    if packing:
-        assert quantize is not None
-        checkpoints.pack(loaded, quantize, dtype)
+    with line_on_terminal():
+        if path.is_dir() and not is_folder(path) and not has_params(path):
+            checkpoints.refuse_weights(path)
+            loaded = load_run(path)
+            warn_spoilt(path, spoilt_weights(loaded.model))
+            loaded.model.to(device=device, dtype=first)
+        else:
+            loaded = checkpoints.read_checkpoint(path, first, device, keep)
+        if wanted:
+            loaded = checkpoints.adapt(loaded, changed(loaded.config, wanted))
+        if packing:
+            assert quantize is not None
+            checkpoints.pack(loaded, quantize, dtype)
     return loaded

@@ -5,11 +5,13 @@ It imports what computes inside its function, so that its help imports no torch.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from glassformer.cli.options import Flag, Json, ModelName
+from glassformer.cli.options import Count, Flag, Json, ModelName
+from glassformer.errors import RequestError
 
 
 def serve(
@@ -29,7 +31,7 @@ def serve(
     quantize: Literal["bf16", "int8", "int4", "keep"] | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
-    ctx: int | None = None,
+    ctx: Count | None = None,
     slots: int = 8,
     threads: int | None = None,
     token: Annotated[str | None, Parameter(env_var="GLASSFORMER_TOKEN", show_env_var=True)] = None,
@@ -69,6 +71,10 @@ def serve(
     dry
         Load the models, check memory, print what would be served, and stop.
     """
+    for library in ("starlette", "uvicorn"):
+        if find_spec(library) is None:
+            message = f"serving needs {library}; pip install 'glassformer[serve]'"
+            raise RequestError(message, code="missing", field=library)
     from glassformer.cli import waiting
     from glassformer.cli.show import print_result
     from glassformer.serving.server import Serving

@@ -27,6 +27,7 @@ from glassformer.cli.options import (
     Ran,
     ToRead,
     WatchEvery,
+    check_context,
     command_line,
     of_field,
     watch_interval,
@@ -86,6 +87,7 @@ def compare(
     looks
         Numbers of seeds at which results are looked at, for example 3,5,8; intervals are corrected for repeated looks.
     """
+    check_context(run.context, data)
     from glassformer import comparison
     from glassformer.cli.show import show
     from glassformer.runs.live import ComparisonView
@@ -177,6 +179,7 @@ def train(
         Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files; without a length, of
         one pass over the text.
     """
+    check_context(run.context, data)
     with saved_before(out, resume):
         from glassformer.cli.ranks import begin_processes
         from glassformer.cli.running import say
@@ -219,6 +222,7 @@ def train(
 
             waiting.end()
             with ComparisonView(quiet=json) as view:
+                asked.note_unused(view.event)
                 plan_of = planned(asked, view.progress)
             show(plan_of, json)
             return

@@ -5,11 +5,13 @@ A verb imports what computes inside its function, so that its help imports no to
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from glassformer.cli import waiting
 from glassformer.cli.options import (
     AskOptions,
     ChatOptions,
@@ -22,9 +24,11 @@ from glassformer.cli.options import (
     ModelName,
     Texts,
     ToRead,
+    no_prompt,
     of_field,
     standard_input,
 )
+from glassformer.options import LONGEST_PROMPT
 
 Decoder = Annotated[
     str,
@@ -59,10 +63,16 @@ def generate(
     text
         Prompt, in quotes; the same as --prompt.
     """
-    from glassformer.cli.texts import write
-
+    prompts = [*([] if text is None else [text]), *(how.prompt or [])]
     with standard_input():
-        write(model, replace(how, prompt=[*([] if text is None else [text]), *(how.prompt or [])] or None), json)
+        if not prompts and how.prompt_file is None and how.prompts is None and how.source is None:
+            waiting.end()
+            prompts = [sys.stdin.read(LONGEST_PROMPT + 1)]
+            if not prompts[0]:
+                raise no_prompt()
+        from glassformer.cli.texts import write
+
+        write(model, replace(how, prompt=prompts or None), json)
 
 
 def chat(

@@ -10,14 +10,8 @@ from glassformer.conversion.storage.gguf import open_gguf
 from glassformer.conversion.storage.pickled import PickledFile
 from glassformer.conversion.storage.safetensors import SafetensorsFile, open_folder
 from glassformer.errors import RequestError
-from glassformer.names.places import WEIGHTS, ZIP, is_zip, kind_of, pickled
+from glassformer.names.places import FOREIGN, WEIGHTS, ZIP, is_zip, no_container, pickled
 
-FOREIGN = {
-    b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
-    b"lmgg": "is in GGML, a format before GGUF; convert the model again with a newer llama.cpp",
-    b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
-    b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
-}
 PICKLE = (ZIP, b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -58,11 +52,7 @@ def open_tensors(path: str | Path) -> TensorFile:
         if start.startswith(magic):
             raise RequestError(f"{path} {sentence}", code="unsupported", field=path.name)
     if start[8:9] != b"{":
-        known = f"is {kind}" if (kind := kind_of(start)) else ""
-        raise RequestError(
-            f"{path} is neither a safetensors nor a GGUF file: it {known or f'begins with {start[:8]!r}'}",
-            code="damaged", field=path.name,
-        )  # fmt: skip
+        raise no_container(path, start)
     return SafetensorsFile(path)
 
 
