@@ -351,7 +351,7 @@ def no_prompt() -> RequestError:
 
 
 def check_context(context: int | None, data: str) -> None:
-    """Raises RequestError for a context longer than the bytes of a text, of which each token takes one or more."""
+    """Raises RequestError for a context longer than a text has bytes: a token takes one or more."""
     path = Path(data)
     size = path.stat().st_size if context is not None and existing(data) and path.is_file() else None
     if context is not None and size is not None and size <= context:

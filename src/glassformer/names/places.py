@@ -28,7 +28,7 @@ FOREIGN = {
     b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
     b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
 }
-"""Start of a file that stands for weights and holds none that can be read -> sentence."""
+"""Start of a file in place of weights, without any that can be read -> sentence."""
 READ = (".safetensors", ".gguf")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = frozenset((*READ, *PICKLED))
@@ -142,7 +142,7 @@ def unknown(name: str, weights: bool = False) -> RequestError:
 
 def no_container(path: Path, start: bytes) -> RequestError:
     """Returns the refusal of a file that holds no weights, by its first bytes."""
-    known = f"is {kind}" if (kind := kind_of(start)) else f"begins with {start[:8]!r}"
+    known = f"is {kind}" if (kind := kind_of(start)) else f"starts with {start[:8]!r}"
     return RequestError(
         f"{path} is neither a safetensors nor a GGUF file: it {known}; "
         f"name a folder with {CONFIG}, or a .gguf file",

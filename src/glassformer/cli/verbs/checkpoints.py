@@ -48,7 +48,7 @@ def convert(
         Checkpoint to convert: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2, nanoGPT's
         ckpt.pt, or a folder of Meta or Mistral (params.json); +CHANGE modifies it, for example RUN+gqa:1.
     out
-        Folder or .gguf file to write. What glassformer wrote there before is replaced, and the output says so.
+        Folder or .gguf file to write. What glassformer wrote there before is replaced, and the output names it.
     to
         Output format; by default gguf if OUT ends in .gguf, else hf.
     dtype
