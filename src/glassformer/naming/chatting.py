@@ -18,6 +18,7 @@ from glassformer.model import STATE_DTYPES
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import ModelKeywords, ModelOptions
+from glassformer.parts import few_rows
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
@@ -98,6 +99,8 @@ def slow_choice(options: ModelOptions) -> str:
     if options.quantize == "keep":
         return "quantize=keep unpacks each matrix at every use: several times slower than int8, int4 or no quantize"
     narrow = options.quantize or ("bfloat16" if options.dtype == "bfloat16" else "")
+    if narrow in ("int8", "int4") and few_rows.kernel():
+        return ""
     if narrow not in ("", "bf16") and not onednn_in_bf16():
         return (
             f"this processor has no products in bf16: {narrow} saves memory and little or no time; "

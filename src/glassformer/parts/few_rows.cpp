@@ -1,9 +1,9 @@
-// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2 or AVX-VNNI. `few_rows.py` has the
-// layouts and the definitions, tests/native/twin.h the same sums written plainly. Each group of 32 values of x is rounded
-// to 16 bits with a step of its own. Sums of a group are whole numbers; those of groups run in fp32, in an order that
-// depends on neither the rows beside nor the threads.
+// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2 or AVX-VNNI. `few_rows.py` has
+// the layouts and the definitions, tests/native/few_rows.cpp the same sums written plainly. Each group of 32 values of x
+// is rounded to 16 bits with a step of its own. Sums of a group are whole numbers; those of groups run in fp32, in an
+// order that depends on neither the other rows nor the threads.
 //
-// WITH_VNNI: 64 products and their sums are one instruction. IN_A_STEP: compiled into a decoding step, as its operators.
+// WITH_VNNI: 32 products and their sums are one instruction. IN_A_STEP: compiled into a decoding step, as its operators.
 
 #include <immintrin.h>
 #include <algorithm>
@@ -21,6 +21,7 @@ namespace few_rows {
 constexpr int64_t GROUP = 32;  // values that share a step of x, and a scale and a middle of a 4-bit matrix
 constexpr int64_t BLOCK = 16;  // rows of a 4-bit matrix that lie together
 constexpr int64_t ROWS = 64;   // of x that meet a block of the matrix while it is in the cache
+constexpr int64_t AHEAD_4 = 2048, AHEAD_8 = 1024;  // bytes: asked for so early, memory gives twice as many a second
 constexpr float MOST = 127 * 256;
 constexpr float LEAST = 0x1p-80f;  // a group whose largest value is below is rounded as if this were the largest
 
@@ -139,6 +140,8 @@ inline __m256i add_pairs(__m256i sums, __m256i w, __m256i x) {
 #endif
 }
 
+inline void soon(const void* address) { _mm_prefetch((const char*)address, _MM_HINT_T0); }  // reads nothing
+
 inline __m256i four(const int8_t* x) {
     int32_t together;
     std::memcpy(&together, x, 4);
@@ -147,12 +150,16 @@ inline __m256i four(const int8_t* x) {
 
 // N rows of x from `row` on with one block of the matrix.
 template <int N>
-inline void block_of_4_bits(const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* scales, uint16_t* y, int64_t out) {
+inline void block_of_4_bits(
+    const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* scales, uint16_t* y, int64_t out
+) {
     const __m256i nibble = _mm256_set1_epi8(15), left = _mm256_set1_epi32(0xffff0000);
     __m256 sums[N][2];
     for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = _mm256_setzero_ps();
     const int8_t *x_high = in.high.get() + row * in.inner, *x_low = in.low.get() + row * in.inner;
     for (int64_t g = 0; g < in.groups; ++g) {
+        for (int k = 0; k < 4; ++k) soon(w + AHEAD_4 + 64 * k);
+        soon(scales + AHEAD_4 / 8);
         for (int half = 0; half < 2; ++half) {
             __m256i high[N], low[N];
             for (int n = 0; n < N; ++n) high[n] = low[n] = _mm256_setzero_si256();
@@ -192,8 +199,8 @@ inline void block_of_4_bits(const Rounded& in, int64_t row, const uint8_t* w, co
             _mm_storeu_si128((__m128i*)(y + (row + n) * out + 8 * half), to_bf16(sums[n][half]));
 }
 
-// packed (o/16, i/8, 16, 4): a byte holds column c (low) and c + 4 of eight. scales (o/16, groups, 16, 2) bf16: s and z;
-// w = (q - 8) s + z.
+// packed (o/16, i/8, 16, 4): a byte holds column c (low) and c + 4 of eight. scales (o/16, groups, 16, 2) bf16: s and
+// z; w = (q - 8) s + z.
 inline void of_4_bits(
     const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
 ) {
@@ -213,7 +220,9 @@ inline void of_4_bits(
 
 // N rows of x from `row` on with M rows of the matrix.
 template <int N, int M>
-inline void block_of_8_bits(const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, uint16_t* y, int64_t out) {
+inline void block_of_8_bits(
+    const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, uint16_t* y, int64_t out
+) {
     __m256 sums[N][M];
     for (int n = 0; n < N; ++n)
         for (int m = 0; m < M; ++m) sums[n][m] = _mm256_setzero_ps();
@@ -228,6 +237,7 @@ inline void block_of_8_bits(const Rounded& in, int64_t row, const int8_t* w, con
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
             const int8_t* here = w + m * in.inner + GROUP * g;
+            soon(here + AHEAD_8);
             const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)here));
             const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(here + 16)));
 #pragma GCC unroll 4
