@@ -665,17 +665,24 @@ def test_prepacked_bf16_is_refused_before_weights_are_read(model: str, capsys: S
 
 
 @pytest.mark.parametrize(
-    ("options", "multiplies", "says"),
+    ("options", "multiplies", "kernel", "says"),
     [
-        ([], False, ""),
-        (["--quantize", "int4"], True, ""),
-        (["--quantize", "int4"], False, "int4 saves memory"),
-        (["--dtype", "bfloat16"], False, "bfloat16 saves memory"),
-        (["--quantize", "keep"], True, "several times slower"),
+        ([], False, "", ""),
+        (["--quantize", "int4"], True, "", ""),
+        (["--quantize", "int4"], False, "avx2", ""),
+        (["--quantize", "int4"], False, "", "int4 saves memory"),
+        (["--dtype", "bfloat16"], False, "avx2", "bfloat16 saves memory"),
+        (["--quantize", "keep"], True, "avx2", "several times slower"),
     ],
 )
 def test_a_slow_choice_is_said_before_the_model_is_loaded(
-    options: list[str], multiplies: bool, says: str, model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    multiplies: bool,
+    kernel: str,
+    says: str,
+    model: str,
+    capsys: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Measured on a processor with AVX2 only: keep 3.0 tokens/s, float32 12.2, int4 14.6 (docs/log.md)."""
 
@@ -684,6 +691,7 @@ def test_a_slow_choice_is_said_before_the_model_is_loaded(
 
     chatting = import_module("glassformer.naming.chatting")
     monkeypatch.setattr(chatting, "onednn_in_bf16", lambda device="cpu": multiplies)
+    monkeypatch.setattr(chatting.few_rows, "kernel", lambda: kernel)
     monkeypatch.setattr(chatting, "load", load)
     err = run(capsys, model, "Hi", *options, status=2)[1]
     assert says in err if says else err == "glassformer: enough\n", err

@@ -1,9 +1,9 @@
 // Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2 or AVX-VNNI. `few_rows.py` has
-// the layouts and the definitions, tests/native/few_rows.cpp the same sums written plainly. Each group of 32 values of x
-// is rounded to 16 bits with a step of its own. Sums of a group are whole numbers; those of groups run in fp32, in an
+// the layouts and the definitions, tests/native/few_rows.cpp the same sums written plainly. Each group of 32 values of
+// x is rounded to 16 bits with a step of its own. Sums of a group are whole numbers; those of groups run in fp32, in an
 // order that depends on neither the other rows nor the threads.
 //
-// WITH_VNNI: 32 products and their sums are one instruction. IN_A_STEP: compiled into a decoding step, as its operators.
+// WITH_VNNI: 32 products and their sums are one instruction. IN_A_STEP: compiled into a step, as its operators.
 
 #include <immintrin.h>
 #include <algorithm>
