@@ -7,13 +7,14 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from glassformer.serving import guard
 from glassformer.serving.app import Api, make_app
 from glassformer.serving.computing import Computer
 from glassformer.serving.guard import Access
 from glassformer.serving.metrics import TYPE
-from glassformer.serving.server import serve
+from glassformer.serving.server import fitting, serve
 from tests.refused import refused
 from tests.serving.conftest import HOST, TOKEN, Logged
 
@@ -241,6 +242,14 @@ def test_wrong_start_is_refused(letters: Any, options: dict[str, Any], code: Any
 def test_state_must_fit_into_memory(letters: Any) -> None:
     with refused(code="memory", field="context"):
         serve(letters, dry=True, ctx=1 << 40)
+
+
+@pytest.mark.parametrize(("free", "kind"), [(None, None), (8, None), (4, "bf16"), (2, "int8"), (1, "int4")])
+def test_quantisation_fits_into_free_memory(letters: Any, free: int | None, kind: str | None) -> None:
+    """Free bytes of 1, 2, 4 and 8 for each weight, and almost no decode state."""
+    bytes_free = None if free is None else free * letters.config.num_params()
+    state = letters.config.state_bytes(2, torch.float32)
+    assert fitting(letters.config, 2, 1, bytes_free and bytes_free + round(state / 0.8)) == kind
 
 
 def test_dry_start_shows_what_would_be_served(letters: Any, encoder: Any) -> None:

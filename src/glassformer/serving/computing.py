@@ -28,6 +28,8 @@ from glassformer.serving.metrics import Metrics
 
 PIECE = 64
 """Tokens of a prompt that are read between two tokens of running texts. On busy cores: five steps of SmolLM2."""
+LARGEST_CONTEXT = 4096
+"""Tokens of a prompt and its answer together, unless more are asked for."""
 WAITING = 64
 """Texts that may wait for a row."""
 
@@ -59,7 +61,7 @@ class Served:
     def __post_init__(self) -> None:
         """Allocates nothing; raises RequestError if the decode state does not fit into free memory."""
         if self.loaded.model.writes:
-            context = self.context or min(self.loaded.config.context, 4096)
+            context = self.context or min(self.loaded.config.context, LARGEST_CONTEXT)
             self.session = Session(self.loaded, slots=self.slots, context=context, dtype=self.state_dtype, piece=PIECE)
             self.context = min(context, self.session.limit or context)
             self.state_bytes = self.session.reserve(self.context)

@@ -16,17 +16,25 @@ from typing import Any
 
 import torch
 
+from glassformer import machine
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.figures.terminal import Printed, size
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load
-from glassformer.serving.computing import Computer, Served
+from glassformer.naming.models import preset
+from glassformer.serving.computing import LARGEST_CONTEXT, Computer, Served
 from glassformer.serving.guard import LARGEST_HEADERS, Access, is_loopback
 from glassformer.typed import typed
 from glassformer.units import plural
 
 MOST_MODELS = 32
 PORT = 8000
+AUTO = "auto"
+SHARE = 0.8
+"""Share of the free memory that weights and decode states may take."""
+BYTES = {None: 4.0, "bf16": 2.0, "int8": 1.1}
+"""Bytes of a weight by quantisation, from the most exact one on; int4 takes the rest."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,8 @@ def serve(
     port : int
         Port; 0 takes a free one.
     quantize, dtype, state_dtype : str, optional
-        Weights and decode state, as for `load` and `Session`.
+        Weights and decode state, as for `load` and `Session`. The quantisation "auto" takes, of fp32, bf16, int8 and
+        int4, the first one with which weights and decode states fit into 80 % of the free memory.
     ctx : int, optional
         Tokens of a prompt and its answer together; by default the model's context, at most 4,096.
     slots : int
@@ -249,13 +258,27 @@ def served_models(
         raise RequestError(f"{twice} is named twice; give it once", code="conflict", field="models", value=twice)
     found = []
     for name, one in zip(names, some, strict=True):
-        loaded = one if isinstance(one, Loaded) else load(one, quantize=quantize, dtype=dtype)
+        kind = quantize
+        if quantize == AUTO:
+            kind = None if isinstance(one, Loaded) else fitting(preset(one), ctx, slots, machine.free_memory())
+        loaded = one if isinstance(one, Loaded) else load(one, quantize=kind, dtype=dtype)
         found.append(Served(name, loaded, slots, ctx, state_dtype))
         if found[-1].session is None and found[-1].embedder is None:
             raise RequestError(
                 f"{name} generates no text and has no tokenizer", code="unsupported", field="models", value=name
             )
     return found
+
+
+def fitting(config: ModelConfig, ctx: int | None, slots: int, free: int | None) -> str | None:
+    """Returns the most exact quantisation whose weights and decode states take at most `SHARE` of the free bytes; int4
+    if no other does, None for weights in fp32."""
+    context = ctx or min(config.context, LARGEST_CONTEXT)
+    for kind, size_of_weight in BYTES.items():
+        state = slots * config.state_bytes(context, torch.float32 if kind is None else torch.bfloat16)
+        if free is None or config.num_params() * size_of_weight + state <= SHARE * free:
+            return kind
+    return "int4"
 
 
 def offer(host: str, port: int, served: Sequence[Served], access: Access) -> Serving:
