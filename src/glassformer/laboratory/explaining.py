@@ -40,13 +40,14 @@ class ChangeCosts:
     ----------
     base, changed : str
         Expressions of the model before and after.
-    parameters, flops, state_bytes : tuple of float
+    parameters, parameters_in_layers, flops, state_bytes : tuple of float
         Values before and after.
     """
 
     base: str
     changed: str
     parameters: tuple[float, float]
+    parameters_in_layers: tuple[float, float]
     flops: tuple[float, float]
     state_bytes: tuple[float, float]
 
@@ -115,6 +116,7 @@ class Explanation(Printed):
             for heading in ("", one.base, one.changed):
                 table.add_column(heading, justify="right" if heading else "left")
             table.add_row("parameters", *(f"{value:,.0f}" for value in one.parameters))
+            table.add_row("  in the layers", *(f"{value:,.0f}" for value in one.parameters_in_layers))
             table.add_row("FLOPs of a token", *(f"{value:,.0f}" for value in one.flops))
             table.add_row(f"state of {TOKENS} tokens", *(size(value) for value in one.state_bytes))
             yield table
@@ -234,16 +236,15 @@ def _costs(change: str) -> ChangeCosts | None:
         try:
             with trial():
                 after = change_of(change)(before)
-                found = [_counted(config) for config in (before, after)]
+                found = zip(_counted(before), _counted(after), strict=True)
         except RequestError:
             continue
         if after != before:
-            (p, f, s), (q, g, t) = found
-            return ChangeCosts(base, f"{base}+{change}", (p, q), (f, g), (s, t))
+            return ChangeCosts(base, f"{base}+{change}", *found)
     return None
 
 
-def _counted(config: ModelConfig) -> tuple[float, float, float]:
+def _counted(config: ModelConfig) -> tuple[float, float, float, float]:
     cost = config.costs(Shape(s=TOKENS, t=TOKENS, phase="prefill"))
     state = config.costs(Shape(s=1, t=TOKENS, phase="decode")).state_bytes if config.writes else 0
-    return float(cost.parameters), cost.flops / TOKENS, float(state)
+    return float(cost.parameters), float(config.num_params(embeddings=False)), cost.flops / TOKENS, float(state)

@@ -224,7 +224,8 @@ class Plan(PrintedPlan):
         for what, cell in ROWS.items():
             if what == ADDED and not any(one.next_token_bytes != one.state_bytes_per_token for one in plans):
                 continue
-            table.add_row(what, *map(cell, plans))
+            keeps = what == STATE and kinds and KEYS_AND_VALUES.issuperset(kinds)
+            table.add_row("KV cache of a sequence" if keeps else what, *map(cell, plans))
             if what == STATE and len(kinds) > 1:
                 for kind in kinds:
                     table.add_row(f"  {kind}", *(size(one.states[kind]) if kind in one.states else "" for one in plans))
@@ -308,8 +309,11 @@ PLAIN = (
 
 
 STATE, WEIGHTS_ROW, ADDED = "state of a sequence", "weights", "added by the next token"
+KEYS_AND_VALUES = {"cache", "window", "latent", "source"}
+"""Kinds of state that are a KV cache; others are the state of a recurrence."""
 ROWS: dict[str, Callable[[Plan], str]] = {
     "parameters": lambda one: f"{one.parameters:,}",
+    "  in the layers": lambda one: f"{one.config.num_params(embeddings=False):,}",
     "active for one token": lambda one: f"{one.active_parameters:,}",
     WEIGHTS_ROW: lambda one: size(one.weight_bytes),
     "context": lambda one: f"{one.context:,}",
