@@ -12,6 +12,7 @@ import torch
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.dynamics.diagnosis import HEADINGS
 from glassformer.errors import RequestError
 from glassformer.laboratory.evidence import known
 from glassformer.names.explained import terms, texts
@@ -103,3 +104,13 @@ def test_an_unknown_word_is_refused_without_torch():
         "sys.exit(code + 10 * ('torch' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 2
+
+
+def test_words_of_printed_tables_are_explained():
+    inspected = ("layer", "depth", "entropy", "first", "before", "itself", "logit")
+    changed = gf.preset("gpt2@0.1m").diff(gf.preset("llama@0.1m"))
+    fields = {path.rpartition(".")[2] for path in changed} - {"kind"}
+    for word in (*HEADINGS, *inspected, *fields, "nat", "held-out", "attention sinks", "sigma", "half", "arms"):
+        assert len(gf.explain(word).what) > 30, word
+    assert gf.explain("temperature").what.startswith(terms()["temperature"])
+    assert gf.explain("kv cache").formula

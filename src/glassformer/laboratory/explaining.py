@@ -183,7 +183,7 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
     rows = {row.name: row for row in overview(MEASURED)} if about.get("claims") else {}
     return Explanation(
         word=name,
-        what=about.get("what") or terms().get(name) or inspect.cleandoc(part.__doc__ or "" if part else ""),
+        what=_meaning(name) or inspect.cleandoc(part.__doc__ or "" if part else ""),
         formula=about.get("formula", ""),
         used_by=presets_with(of) if name in known else (),
         costs=_costs(str(known[name]).partition("[")[0]) if name in known else None,
@@ -193,6 +193,12 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
         steps=steps,
         guide={step.item: printed[step.item].guide for step in steps if step.item in printed},
     )
+
+
+def _meaning(name: str) -> str:
+    """Returns the text of a word; if the glossary has another meaning, that one first."""
+    text, term = texts().get(name, {}).get("what", ""), terms().get(name, "")
+    return f"{term}\nAlso a part of a model: {text}" if text and term and term not in text else text or term
 
 
 def page_of(part: type[PartConfig]) -> str:

@@ -52,8 +52,9 @@ def _plain(word: str) -> str:
 def check_explained(word: str) -> str:
     """Returns the known word that is meant: `+GQA:2` is gqa. Raises RequestError for an unknown one."""
     known = {_plain(name): name for name in (*terms(), *SHORT_NAMES, *texts())}
-    if (found := known.get(_plain(word))) is not None:
-        return found
+    for one in (_plain(word), _plain(word).removesuffix("s")):
+        if one in known:
+            return known[one]
     if knows_others():
         return word
     raise unknown(word)

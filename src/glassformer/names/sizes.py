@@ -54,7 +54,8 @@ def shape(size: str) -> tuple[int, int, int]:
     if named in SIZES:
         return SIZES[named]
     wrong = RequestError(
-        f"no size is named {size!r}; sizes are {', '.join(SIZES)}, or any number of parameters in the layers from 10k to 100b: 0.3m",
+        f"no size is named {size!r}; sizes are {', '.join(SIZES)}, or any number from 10k to 100b of parameters in "
+        "the layers: 0.3m",
         code="unknown", field="size", value=size,
     )  # fmt: skip
     if not named.endswith(("k", "m", "b")):
