@@ -440,6 +440,7 @@ LISTS = {
     ),
     "tutorials/index": (
         "Tutorials",
+        "Figures need `pip install '.[figures]'`. "
         "Each takes minutes to read and less than two minutes to run on two cores, offline, and ends with an exercise "
         "whose answer is checked. The same as programs: `examples/tutorials`.",
     ),

@@ -227,6 +227,13 @@ def test_word_too_many_is_named_with_what_the_verb_takes(words: list[str], capsy
     assert f"{words[-1]} is not used: {words[0]} takes" in error and "Token" not in error
 
 
+def test_stray_field_of_the_recipe_is_refused_with_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "gpt2@0.1m", "--data", "x", "--steps", "3", "--out", "y", "recipe.learning_rate=6e-3"]
+    assert main([*command, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["field"] == "arguments" and "--lr 6e-3" in json.dumps(error)
+
+
 def test_presets_are_filtered(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets", "qwen3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

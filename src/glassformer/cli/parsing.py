@@ -121,13 +121,16 @@ def _lacking(verb: str, names: list[str], example: str) -> RequestError:
 
 
 def _unused(app: App, verb: str, words: list[str], example: str) -> RequestError:
-    taken = [
-        one.name
-        for one in app[verb].assemble_argument_collection(parse_docstring=False)
-        if one.field_info.is_positional and not one.name.startswith("-")
-    ]
+    collection = app[verb].assemble_argument_collection(parse_docstring=False)
+    fields = [word.removeprefix("recipe.").partition("=") for word in words if word.startswith("recipe.")]
+    options = {name: one.names[0] for one in collection for name in one.names}
+    meant = [(options.get(f"--{field.replace('_', '-')}"), value) for field, _, value in fields]
+    typed = " ".join(shown(f"{name} {value}") for name, value in meant if name)
+    taken = [one.name for one in collection if one.field_info.is_positional and not one.name.startswith("-")]
     takes = f"{verb} takes {' '.join(taken)}" if taken else f"{verb} takes options only"
-    texts = {"PROMPT", "TEXT", "TEXTS", "QUESTION"} & set(taken)
+    texts = {"PROMPT", "TEXT", "TEXTS", "QUESTION"} & set(taken) and not typed
     quotes = "; a text of several words is put in quotes" if texts else ""
+    if typed:
+        takes = f"type {typed}"
     message = f"{shown(' '.join(words))} is not used: {takes}{quotes}; for example: glassformer {example}"
     return RequestError(message, code="unknown", field="arguments", value=words, expected=takes)

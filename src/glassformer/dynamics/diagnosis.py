@@ -13,7 +13,7 @@ from rich.text import Text
 
 from glassformer.dynamics.evidence import Mover
 from glassformer.figures import plain_table, tag
-from glassformer.figures.terminal import Tabular, one_line, ruled
+from glassformer.figures.terminal import Tabular, dim, one_line, ruled
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
@@ -128,6 +128,7 @@ class Diagnosis(Tabular):
             for cause in self.causes:
                 table.add_row(*cause.cells)
             yield table
+            yield dim("sure: how well the run fits each cause; causes can hold together and are not shares of 100 %")
         if self.moved:
             yield "what moved first:"
             table = ruled()

@@ -10,15 +10,20 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from glassformer.figures.terminal import TextTable, bare, one_line, ruled, short, unbroken
+from glassformer.figures.terminal import TextTable, bare, dim, one_line, ruled, short, unbroken
 from glassformer.lens.inspected import HeadMap, Inspected
-from glassformer.lens.page.words import visible
+from glassformer.lens.page.words import likely, visible
 from glassformer.lens.reading import Reading
 from glassformer.units import plural
 
 SHOWN_TOKENS, SHOWN_DEPTHS, SHOWN_HEADS, SHOWN_WORDS = 240, 12, 3, 3
 WARM = ("", "black on #fbe4d0", "black on #f7c69c", "black on #ee9d59", "black on #dd7422")
 """Colours of surprisal, from zero to that of a uniform guess."""
+COLUMNS = (
+    "entropy: 0 if a head reads one token, 1 if all alike; first, before, itself: its mean weight on these tokens; "
+    "logit: its largest score"
+)
+"""Caption of the table of heads."""
 HEADED = re.compile(r"""(?:((?:'[^']*'|"[^"]*"|[^'"])*?): )?(.*)""")
 """`layer 3: ...`; colons within quotes do not count."""
 
@@ -32,11 +37,14 @@ def inspection_lines(seen: Inspected) -> Iterator[str | RenderableType]:
     if math.isfinite(seen.mean_loss):
         facts.append(f"{seen.mean_loss:.3f} nats per token, perplexity {math.exp(min(seen.mean_loss, 700)):.4g}")
     yield ", ".join(facts)
+    if sentence := likely(seen):
+        yield Text(sentence, style="bold")
     yield coloured(seen)
     if surprising := most_surprising(seen):
         yield f"most surprising: {surprising}"
     if seen.heads:
         yield head_table(seen)
+        yield dim(COLUMNS)
     if seen.crossings:
         yield crossing_table(seen)
     yield prediction_table(seen)

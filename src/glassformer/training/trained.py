@@ -202,8 +202,8 @@ class Run(Tabular):
                 asked = self.answers.samples[0][:2]
             prompt, answer = (quote(" ".join(text.split()[:PROMPT_WORDS])) for text in asked)
             encoded = self.config.encoder is not None
-            yield f"glassformer generate {folder} {'--source' if encoded else '--prompt'} {prompt}"
-            yield f"glassformer inspect {folder} --text {f'{answer} --source {prompt}' if encoded else prompt}"
+            yield f"glassformer generate {folder} {'--source ' if encoded else ''}{prompt}"
+            yield f"glassformer inspect {folder} {f'{answer} --source {prompt}' if encoded else prompt}"
         if self.answers is not None and self.answers.labels:
             yield f"glassformer classify {folder} {quote(self.answers.samples[0][0])}"
         if ChatTemplate.of(self.tokenizer) is not None:

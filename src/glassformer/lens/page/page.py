@@ -22,7 +22,7 @@ from glassformer.figures import (
 )
 from glassformer.lens.inspected import Effective, HeadMap, Inspected
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
-from glassformer.lens.page.words import visible
+from glassformer.lens.page.words import likely, visible
 from glassformer.units import plural
 
 FINE_WEIGHTS = 1 << 20
@@ -121,8 +121,8 @@ def command(words: str) -> Markup:
 
 
 def finding(seen: Inspected) -> str:
-    """What the page shows, in two or three sentences."""
-    words = []
+    """What the page shows, in a few sentences."""
+    words = [f"{next_word}."] if (next_word := likely(seen)) else []
     count = len(seen.ids)
     if math.isfinite(seen.mean_loss):
         share = seen.mean_loss / math.log(seen.vocab_size) if seen.vocab_size > 1 else 1.0

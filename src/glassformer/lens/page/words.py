@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from glassformer.lens.inspected import Inspected
     from glassformer.text import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -79,3 +81,14 @@ def _seen(sign: str) -> str:
     kind = unicodedata.category(sign)
     hidden = kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs") and sign not in (JOINER, " ")
     return f"⟨U+{ord(sign):04X}⟩" if hidden or sign in _BLANK else sign
+
+
+def likely(seen: Inspected) -> str:
+    """Returns a sentence of the most likely token after the last one; empty for a bidirectional model."""
+    if not seen.causal or not seen.words:
+        return ""
+    found = seen.predictions(len(seen.words) - 1)[-1]
+    if not found or not math.isfinite(found[0][2]):
+        return ""
+    last = visible(seen.words[-1]).strip() or visible(seen.words[-1])
+    return f"After ‘{last}’ the most likely next token is ‘{visible(found[0][0])}’ ({100 * found[0][2]:.0f} %)"
