@@ -99,14 +99,14 @@ class Api:
 
     async def one_model(self, request: Request) -> Response:
         """Describes one model."""
-        served = self._served(request.path_params["name"])
-        return Json(self._about(served) | {"sites": list(sites(served.loaded.model))})
+        return Json(self._about(self._served(request.path_params["name"])))
 
     def _about(self, served: Served) -> dict[str, Any]:
         return {
             "id": served.name, "object": "model", "created": served.created, "owned_by": "glassformer",
             "context": served.context, "parameters": served.loaded.config.num_params(),
             "generates": served.session is not None, "embeds": served.embedder is not None,
+            "sites": list(sites(served.loaded.model)),
         }  # fmt: skip
 
     def _served(self, name: str) -> Served:
