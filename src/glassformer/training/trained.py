@@ -202,8 +202,13 @@ class Run(Tabular):
                 asked = self.answers.samples[0][:2]
             prompt, answer = (quote(" ".join(text.split()[:PROMPT_WORDS])) for text in asked)
             encoded = self.config.encoder is not None
-            yield f"glassformer generate {folder} {'--source ' if encoded else ''}{prompt}"
-            yield f"glassformer inspect {folder} {f'{answer} --source {prompt}' if encoded else prompt}"
+            if encoded:
+                yield f"glassformer generate {folder} --source {prompt}"
+                yield f"glassformer inspect {folder} --text {answer} --source {prompt}"
+            else:
+                options = ("--prompt ", "--text ") if asked[0].lstrip().startswith("-") else ("", "")
+                for verb, option in zip(("generate", "inspect"), options, strict=True):
+                    yield f"glassformer {verb} {folder} {option}{prompt}"
         if self.answers is not None and self.answers.labels:
             yield f"glassformer classify {folder} {quote(self.answers.samples[0][0])}"
         if ChatTemplate.of(self.tokenizer) is not None:
