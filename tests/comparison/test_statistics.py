@@ -429,7 +429,9 @@ def test_a_verdict_in_words() -> None:
         "lr 1.3e-3"
     )
     assert finding(v.changed(verdict="equivalent", margin_share=0.005)) == "equivalent within 0.5 %"
-    assert finding(v.changed(equivalent=True, margin_share=0.02)) == "gpt2@1m better, by less than 2 %"
+    slight = v.changed(equivalent=True, margin_share=0.02, difference=1.5e-6, low=1.4e-6, high=1.6e-6)
+    assert finding(slight) == "equivalent within 2 %, gpt2@1m lower by more than chance explains"
+    assert "+0.0000015 nats per token, 95% interval +0.0000014 to +0.0000016" in verdict_sentence(slight)
     squared = verdict_sentence(v.changed(unit=""))  # a loss that is no likelihood
     assert "nats" not in squared and "loss differs by +0.0380, 95% interval" in squared
     lower = v.changed(verdict="no difference shown", diverged=[2, 0], ended=[6, 6], p_diverged=0.45, detectable=0.02)

@@ -40,7 +40,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     given = [one.changed(unit=unit(runs), terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
     late = stand_in(runs, given) + late + other_machines(runs, why, timeless) + busy(runs)
-    late += barely_trained(runs) if given else []
+    late += barely_trained(runs)
     if given:
         late += look_notes(sorted(seen), begun.planned_looks)
     power = needed(runs, effect) if ended and effect is not None else None
@@ -92,9 +92,9 @@ def barely_trained(runs: Sequence[RunResult]) -> list[str]:
     floor = next(run.validation.frequency_loss for run in runs if run.validation is not None) or 0.0
     told = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
     return [
-        f"Barely trained: token frequencies have a held-out loss of {floor:.3f} nats per token without any context, "
-        f"which lowers it by less than {FROM_CONTEXT:.0%} here ({told}). A verdict, of equivalence too, says nothing "
-        "of models that are trained for longer; give more tokens or minutes."
+        f"Barely trained: the frequencies of tokens have a held-out loss of {floor:.3f} nats per token without any "
+        f"context, and these models are not {FROM_CONTEXT:.0%} below it: {told}. A verdict, of equivalence too, says "
+        "nothing of models that are trained for longer; give more tokens or minutes."
     ]
 
 

@@ -18,7 +18,7 @@ from .levels import level_axis, level_domain, level_row
 from .lines import Series, legend, line_chart
 from .loop import LoopSketch, loop_drawing
 from .markup import Markup, breakable, escape, join, plain_table, tag
-from .numbers import count, days, finite, fixed, log_ticks, nice_ticks, seconds, si, tick_labels
+from .numbers import count, days, finite, fixed, log_ticks, nice_ticks, seconds, si, tick_labels, with_sign
 from .scatter import Dot, scatter_chart
 from .style import swatch
 from .wiring import BlockSketch, Box, ModelSketch, StageSketch, wiring_drawing
@@ -29,5 +29,5 @@ __all__ = [
     "finite", "fixed", "heat_legend", "heat_map", "heat_scale", "interval_axis", "interval_domain", "interval_row",
     "is_not_finite", "join", "legend", "level_axis", "level_domain", "level_row", "line_chart", "log_ticks",
     "loop_drawing", "nice_ticks", "node_drawing", "part_swatch", "plain_table", "scatter_chart", "script", "seconds",
-    "si", "stacked_bar", "stylesheet", "swatch", "tag", "tick_labels", "wiring_drawing", "write_document",
+    "si", "stacked_bar", "stylesheet", "swatch", "tag", "tick_labels", "wiring_drawing", "with_sign", "write_document",
 ]  # fmt: skip

@@ -70,6 +70,12 @@ def fixed(value: float, decimals: int = 3, signed: bool = False) -> str:
     return text.replace("-", "−")
 
 
+def with_sign(value: float, decimals: int = 4) -> str:
+    """Formats a difference with its sign, with more decimals if fewer than two digits would be left: `+0.0000015`."""
+    needed = 1 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return f"{value:+.{min(max(decimals, needed), 9)}f}"
+
+
 def si(value: float, digits: int = 3) -> str:
     """A count in `digits` significant figures with k, M, B or T: 10646784 is 10.6M."""
     rounded = float(f"{value:.{digits}g}")

@@ -54,7 +54,8 @@ def _many(results: Results, opening: Markup, first: Arm, second: Arm, gap: float
     """Several seeds: the arm with the lowest loss, and the verdict on it and the next."""
     opening = join([opening, f" over {len(first.finished)} seeds, ", _loss(first)])
     pair = results.verdict(first.name, second.name)
-    beaten = [verdict.loser or "" for verdict in results.verdicts if verdict.winner == first.name]
+    better = [verdict for verdict in results.verdicts if verdict.winner == first.name and not verdict.slight]
+    beaten = [verdict.loser or "" for verdict in better]
     beats = join(["; it does beat ", join(map(_named, beaten), ", ")]) if beaten else ""
     if pair is None or (pair.difference is None and pair.winner is None):
         missing = "; no verdict compares the two"
@@ -65,6 +66,8 @@ def _many(results: Results, opening: Markup, first: Arm, second: Arm, gap: float
         winner, loser = (first, second) if pair.winner == first.name else (second, first)
         return join([opening, ", and ", arm_name(winner), " diverged less often than ", arm_name(loser),
                      ", which decides between them."])  # fmt: skip
+    if pair.slight:
+        return join([opening, "; ", arm_name(second), shared, " is ", finding(pair), _interval(pair), beats, "."])
     if pair.winner == first.name:
         return join([opening, ": ", fixed(gap), " below ", arm_name(second), shared, ", more than chance explains",
                      _interval(pair), "."])  # fmt: skip
@@ -88,7 +91,9 @@ def _interval(pair: Verdict) -> str:
     if pair.low is None or pair.high is None:
         return ""
     ends = sorted((abs(pair.low), abs(pair.high))) if pair.low * pair.high > 0 else [pair.low, pair.high]
-    return f" ({confidence_words(pair.confidence)} {fixed(ends[0])} to {fixed(ends[1])})"
+    tiny = max(map(abs, ends)) < 0.0005  # three decimals would say nothing
+    low, high = (f"{one:.2g}" if tiny else fixed(one) for one in ends)
+    return f" ({confidence_words(pair.confidence)} {low} to {high})"
 
 
 def _fates(arms: Sequence[Arm]) -> Markup:

@@ -451,6 +451,11 @@ class Verdict(Entry):
         return {"a better": self.b, "b better": self.a}.get(self.verdict)
 
     @property
+    def slight(self) -> bool:
+        """True if the losses decide for one arm by a difference that is shown to be within the margin."""
+        return bool(self.equivalent) and self.winner is not None and self.decided_by != "divergence"
+
+    @property
     def unrewarded(self) -> str | None:
         """The model whose loss is shown to be lower without a verdict of better, as more of its runs diverged."""
         if self.verdict != "no difference shown" or self.low is None or self.high is None:
@@ -608,11 +613,12 @@ class Results(Entry):
 
     @property
     def best(self) -> str | None:
-        """The model with a verdict of better against every other model; None if no model has that."""
+        """The model with a verdict of better, and not of equivalent, against every other model; None if no model has
+        that."""
 
         def beats(one: str, other: str) -> bool:
             verdict = self.verdict(one, other)
-            return verdict is not None and verdict.winner == one
+            return verdict is not None and verdict.winner == one and not verdict.slight
 
         rivals = {one: [other for other in self.names if other != one] for one in self.names}
         return next((one for one, others in rivals.items() if others and all(beats(one, it) for it in others)), None)

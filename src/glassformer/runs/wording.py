@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glassformer.figures import fixed
+from glassformer.figures import fixed, with_sign
 from glassformer.runs.results import Results, Verdict
 
 UNITS = {"validation.loss": "nats per token"}
@@ -21,18 +21,18 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 def finding(verdict: Verdict) -> str:
     """`llama@1m better`, `equivalent within 0.5 %`, `no difference shown` or `no verdict`."""
-    if verdict.winner is not None:
-        within = f", by less than {percent(verdict.margin_share)}" if verdict.equivalent else ""
-        return f"{verdict.winner} better{within}"
-    if verdict.verdict == "equivalent":
-        return f"equivalent within {percent(verdict.margin_share)}"
+    if verdict.winner is not None and not verdict.slight:
+        return f"{verdict.winner} better"
+    if verdict.slight or verdict.verdict == "equivalent":
+        lower = f", {verdict.winner} lower by more than chance explains" if verdict.winner is not None else ""
+        return f"equivalent within {percent(verdict.margin_share)}{lower}"
     return verdict.verdict
 
 
 def best_words(results: Results) -> str:
     """The meaning of the mark of the best model, or the reason for which no model has it."""
     if results.best is not None:
-        return f"● {BEST}: better than every other arm by the verdicts."
+        return f"● {BEST}: better than every other arm by the verdicts, and equivalent to none."
     return f"No arm has a verdict of better against every other arm, so no arm is marked {BEST}."
 
 
@@ -46,8 +46,8 @@ def outcome(verdict: Verdict) -> str:
     told = f"{verdict.winner} is better than {verdict.loser}"
     if verdict.decided_by == "divergence" or not known:
         return f"{told}, which diverged more often"
-    gap, low, high = ends if verdict.winner == verdict.a else (-ends[0], -ends[2], -ends[1])
-    return f"{told} by {fixed(gap, 4)} ({fixed(low, 4)} to {fixed(high, 4)})"
+    lead, low, high = ends if verdict.winner == verdict.a else (-ends[0], -ends[2], -ends[1])
+    return f"{told} by {fixed(lead, 4)} ({fixed(low, 4)} to {fixed(high, 4)})"
 
 
 def divergences(verdict: Verdict) -> str:
@@ -99,8 +99,8 @@ def _difference(verdict: Verdict) -> str:
     holm = " after Holm" if p != verdict.p else ""
     seeds = f"{verdict.seeds} seeds" + (f", {p_value(p)}{holm}" if p is not None else "")
     return (
-        f"loss differs by {verdict.difference:+.4f}{f' {unit}' if unit else ''}, {verdict.confidence:.0%} interval "
-        f"{verdict.low:+.4f} to {verdict.high:+.4f} ({seeds})"
+        f"loss differs by {with_sign(verdict.difference)}{f' {unit}' if unit else ''}, {verdict.confidence:.0%} "
+        f"interval {with_sign(verdict.low)} to {with_sign(verdict.high)} ({seeds})"
     )
 
 
