@@ -86,10 +86,11 @@ FILES: dict[str, dict[str, str]] = {
     },
     "A comparison": {
         "design.yaml": "The experiment; `glassformer run` repeats it, `gf.Design.from_file` reads it.",
-        "results.json": "`schema`, `command`, `design`, `data`, and `runs`, a list of [RunResult](#runresult).",
+        "results.json": "`schema`, `created`, `status`, `command`, `again` (the command from any folder), `data`, `budget`, "
+        "`machine`, `asked`, `runs`, a list of [RunResult](#runresult), `verdicts`, `looks`, `planned_looks`.",
         "report.html": "The report; opens offline.",
         "runs/NAME-seedN/": "For each model and seed: request.json, result.json (a [RunResult](#runresult)), "
-        "stderr.txt, and run/, its run folder.",
+        "stderr.txt, and run/, its run folder, without command.txt and report.html.",
         "tokenizer/": "The tokenizer that all runs share.",
     },
     "Other experiments": {
@@ -326,7 +327,8 @@ def api_index() -> str:
     pieces = [
         f"{MADE}# Python",
         "`import glassformer as gf` gives everything below; it imports torch when a name is first used. Each verb of "
-        "the command line is a function with the same options. Readings are in [gf.lens and gf.dynamics]"
+        "the command line is a function with the same options. The pages of functions have their "
+        "text on the site; `help(gf.compare)` prints the same. Readings are in [gf.lens and gf.dynamics]"
         "(../under_glass.md), parts in [architecture](../architecture.md).",
     ]
     for heading, of_classes in (("Functions", False), ("Classes", True)):
