@@ -86,8 +86,9 @@ FILES: dict[str, dict[str, str]] = {
     },
     "A comparison": {
         "design.yaml": "The experiment; `glassformer run` repeats it, `gf.Design.from_file` reads it.",
-        "results.json": "`schema`, `created`, `status`, `command`, `again` (the command from any folder), `data`, `budget`, "
-        "`machine`, `asked`, `runs`, a list of [RunResult](#runresult), `verdicts`, `looks`, `planned_looks`.",
+        "results.json": "`schema`, `created`, `status`, `command`, `again` (the command from any folder), `data`, "
+        "`budget`, `machine`, `asked`, `runs`, a list of [RunResult](#runresult), `verdicts`, `looks`, "
+        "`planned_looks`.",
         "report.html": "The report; opens offline.",
         "runs/NAME-seedN/": "For each model and seed: request.json, result.json (a [RunResult](#runresult)), "
         "stderr.txt, and run/, its run folder, without command.txt and report.html.",
