@@ -354,7 +354,7 @@ def check_context(context: int | None, data: str) -> None:
     """Raises RequestError for a context longer than a text has bytes: a token takes one or more."""
     path = Path(data)
     size = path.stat().st_size if context is not None and existing(data) and path.is_file() else None
-    if context is not None and size is not None and size <= context:
+    if context is not None and size and size <= context:  # an empty text is refused by its reader
         raise RequestError(
             f"context={context} needs at least {context + 1} tokens, and {shown(data)} has {size:,} bytes; give a "
             f"shorter context (--context), or more text",
