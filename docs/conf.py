@@ -24,6 +24,7 @@ exclude_patterns = ["_build", "claims/index.html", "zh"]
 suppress_warnings = ["myst.header"]  # pages of readings start their parts at the third level
 
 default_role = "code"  # docstrings mark code with single backticks
+smartquotes_action = "qe"  # two hyphens are options, not a dash
 autosummary_generate = False  # numpydoc loads it
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 4

@@ -174,11 +174,12 @@ def test_an_installed_package_offers_its_parts(tmp_path: Path):
 import sys
 import glassformer as gf
 gf.preset("llama@1m+rope")
-print("toy_package" in sys.modules, gf.ModelConfig.from_file(sys.argv[1]).final_norm.kind, gf.preset("gpt2@1m+ema:3"))
+print("toy_package" in sys.modules, gf.ModelConfig.from_file(sys.argv[1]).final_norm.kind)
+print(repr(gf.preset("gpt2@1m+ema:3")))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "model.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
-    assert done.stdout.startswith("False l1 ") and "EmaConfig(half_life=3)" in done.stdout, done.stderr
+    assert done.stdout.startswith("False l1\n") and "EmaConfig(half_life=3)" in done.stdout, done.stderr
     command = [sys.executable, "-m", "glassformer", "plan", "llama@1m+ema+sine", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -146,7 +146,7 @@ class Design:
         ----------
         models
             Expressions, paths, configs, models or arms; or a mapping from names to models. An expression may change
-            the recipe of its arm: "gpt2@1m+recipe.warmup=0.1".
+            the recipe of its arm: `gpt2@1m+recipe.warmup=0.1`.
         data
             Name of the text.
         recipe

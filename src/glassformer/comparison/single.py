@@ -338,7 +338,7 @@ def train(
     ----------
     model
         An expression, a path, a `ModelConfig`, a `Model`, a `Loaded` or a `Run`. An expression may change the recipe:
-        "llama@1m+recipe.warmup=0.1".
+        `llama@1m+recipe.warmup=0.1`.
     data
         A text file, a folder, "FILE.jsonl,column=FIELD", "hf:owner/name", "shakespeare", "wikitext-2", "python-docs",
         "python-source"; token ids, which `tokenizer` has made, in "train.bin" with "val.bin" next to it, a .npy file,

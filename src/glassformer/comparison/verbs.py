@@ -56,7 +56,7 @@ def compare(
     ----------
     models
         Expressions, paths, configs or models; a mapping from names to them; or a whole `Design`, whose fields the
-        others then change. An expression may change the recipe of its arm: "gpt2@1m+recipe.warmup=0.1".
+        others then change. An expression may change the recipe of its arm: `gpt2@1m+recipe.warmup=0.1`.
     data
         What `train` takes: a file, a folder, the name of a corpus, token ids, or tokens that are prepared.
     tokens, minutes, flops, steps

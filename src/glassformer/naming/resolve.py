@@ -55,7 +55,7 @@ def resolve(
     Parameters
     ----------
     model
-        An expression such as "llama@10m+gqa:2", a path of a config or checkpoint, a `ModelConfig`, a built `Model`,
+        An expression such as `llama@10m+gqa:2`, a path of a config or checkpoint, a `ModelConfig`, a built `Model`,
         a `Loaded`, or the `Run` that `train` returns. A change of the recipe in an expression is refused.
     weights
         Return a `Loaded`. A built `Model` has no tokenizer.
