@@ -98,7 +98,7 @@ def test_int4_is_the_grid_of_q4_1(family: str, fields: dict[str, int], tmp_path:
 def check_grid(packed: Model, exact: Model) -> None:
     for path, module in packed.named_modules():
         if isinstance(module, Int4Linear) and path != "head.packed":
-            s, z = (part[..., None] for part in module.scales[:, : module.rows].float().transpose(0, 1).unbind(-1))
+            s, z = (part.float()[..., None] for part in module.grid(slice(module.rows)))
             error = (module.weight - exact.get_submodule(path).weight).abs().unflatten(1, (-1, 32))
             bound = 1.01 * U * (8 * s + z.abs())
             assert torch.all(error <= bound), path
