@@ -54,7 +54,7 @@ def _finished(asked: SingleRun, folder: Path, found: Path, pretrained: bool, pro
     batches = recipe.objective.batches(text, recipe.batch_size, recipe.context, recipe.seed, config)
     steps = recipe.num_steps(config, batches.tokens_per_step, batches.steps_per_epoch)
     left = state.seconds < 60 * (recipe.minutes or 0) if steps is None else state.step < steps
-    if left or state.data != identity(text) or state.validation is None:
+    if left or state.data != identity(text) or state.validation is None or not checkpoint.is_whole(found):
         return None
     warnings.warn(f"{folder} is finished: all {state.step:,} steps are done")
     read = batches.read(state.step)

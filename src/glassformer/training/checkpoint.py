@@ -372,12 +372,13 @@ def way_on(checkpoint: Path) -> Iterator[None]:
 def _way_on(run: Path, damaged: str) -> str:
     """Names the newest other checkpoint that is whole. Its files are read to see that, so only where one is damaged."""
     for other in sorted((run / "checkpoints").glob("step_*"), reverse=True):
-        if other.name != damaged and _is_whole(other):
+        if other.name != damaged and is_whole(other):
             return f"; {other.name} is whole: to go on from there, write {other.name} into {run / 'latest'}"
     return "; no other checkpoint of this run is whole, so begin anew in another folder"
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def is_whole(checkpoint: Path) -> bool:
+    """Returns True if all files of a checkpoint have the hashes that its state names."""
     try:
         files = {**_files(checkpoint, MODEL), **_files(checkpoint, OPTIMIZER)}
         if kept := _state(checkpoint)["sha256"].get(WATCH):
