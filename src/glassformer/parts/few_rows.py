@@ -39,6 +39,9 @@ MOST = 127 * 256
 LEAST = 2.0**-80
 """Groups of smaller values are rounded as if this were the largest."""
 
+SCHEMA = "(Tensor x, Tensor packed, Tensor scales) -> Tensor"
+"""Types of the operators, written out because torch cannot read them off functions whose shapes are checked."""
+
 Call = Callable[[int, int, int, int, int, int, int], None]
 """Addresses of x, packed, scales and y; n, i and o."""
 
@@ -113,7 +116,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return (groups / step).round(), step
 
 
-@library.custom_op("glassformer::few_rows_of_8_bits", mutates_args=())
+@library.custom_op("glassformer::few_rows_of_8_bits", mutates_args=(), schema=SCHEMA)
 def few_rows_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """x (n, i) bf16, packed (o, i), scales (o,) -> y (n, o) bf16."""
     q, step = rounded(x)
@@ -121,7 +124,7 @@ def few_rows_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     return (torch.einsum("ogk,ngk->ngo", w, q * step).sum(1) * scales.double()).bfloat16()
 
 
-@library.custom_op("glassformer::few_rows_of_4_bits", mutates_args=())
+@library.custom_op("glassformer::few_rows_of_4_bits", mutates_args=(), schema=SCHEMA)
 def few_rows_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """x (n, i) bf16, packed and scales in blocks -> y (n, o) bf16."""
     q, step = rounded(x)
