@@ -204,7 +204,7 @@ def test_without_a_compiler_torch_multiplies(compiler: str, tmp_path: Path, monk
     if compiler:
         (tmp_path / "g++").write_text(compiler)
         (tmp_path / "g++").chmod(0o755)
-    for cached in (few_rows.kernel, few_rows._calls, native.library):
+    for cached in (few_rows.kernel, few_rows._calls, native.shared_object):
         monkeypatch.setattr(_home(cached), cached.__name__, cached.__wrapped__)
     with pytest.warns(UserWarning):
         assert few_rows.kernel() == ""

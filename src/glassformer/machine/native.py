@@ -1,4 +1,4 @@
-"""C++ of this package, built once for a machine: a file becomes a library in the cache folder, in seconds.
+"""C++ of this package, built once for a machine: a file becomes a shared object in the cache folder, in seconds.
 
 A kernel is a set of instructions that some C++ is compiled for. `kernel` chooses the best that this processor has;
 GLASSFORMER_CPU chooses another, or none. A processor never gets instructions that it lacks.
@@ -101,8 +101,8 @@ def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
 
 
 @cache
-def library(source: Path, name: str) -> ctypes.CDLL:
-    """Returns the library of a C++ file for the kernel of this name, built if it is not in the cache folder yet.
+def shared_object(source: Path, name: str) -> ctypes.CDLL:
+    """Returns the shared object of a C++ file for the kernel of this name, built if it is not in the cache folder yet.
 
     Raises WorkError if it can be neither built nor loaded."""
     options = (*OPTIONS, *KERNELS[name].options, "-fPIC", "-shared")

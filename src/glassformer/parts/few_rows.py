@@ -66,7 +66,7 @@ def kernel() -> str:
 
 @cache
 def _calls(name: str) -> dict[int, Call]:
-    found, calls = native.library(SOURCE, name), {}
+    found, calls = native.shared_object(SOURCE, name), {}
     for bits in (4, 8):
         call: Any = getattr(found, f"few_rows_of_{bits}_bits")
         call.argtypes, call.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3, None

@@ -41,41 +41,38 @@ class InputText(Body):
     logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class InputMessage(Body):
-    """Message of a conversation."""
+class InputItem(Body):
+    """Entry of a conversation."""
 
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: LongText | Annotated[list[InputText], Field(max_length=1024)]
     id: Name | None = None
     """Without effect."""
     status: Literal["completed", "incomplete", "in_progress"] | None = None
     """Without effect."""
 
 
-class InputCall(Body):
+class InputMessage(InputItem):
+    """Message of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: LongText | Annotated[list[InputText], Field(max_length=1024)]
+
+
+class InputCall(InputItem):
     """Call of a function that the model made."""
 
     type: Literal["function_call"]
     call_id: Name
     name: FunctionName
     arguments: LongText
-    id: Name | None = None
-    """Without effect."""
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-    """Without effect."""
 
 
-class InputResult(Body):
+class InputResult(InputItem):
     """Result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Name
     output: LongText | Annotated[list[InputText], Field(max_length=1024)]
-    id: Name | None = None
-    """Without effect."""
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-    """Without effect."""
 
 
 class FlatTool(Body):
