@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -56,7 +57,7 @@ def others(value: Any) -> list[Any]:
 
 
 @cache
-def fields_of(family: str) -> dict[str, Any]:
+def drawn_for(family: str) -> dict[str, Any]:
     """Returns the fields of a small model, drawn as for the proofs of the family: the third, which is not the least."""
     found: list[dict[str, Any]] = []
 
@@ -68,6 +69,11 @@ def fields_of(family: str) -> dict[str, Any]:
 
     draw()
     return found[-1]
+
+
+def fields_of(family: str) -> dict[str, Any]:
+    """Returns a copy of the fields, because published classes write into the mappings that they are given."""
+    return deepcopy(drawn_for(family))
 
 
 def changes(family: str) -> Iterator[tuple[str, Any]]:

@@ -43,7 +43,7 @@ def _parameters(cls: type) -> set[str]:
 
 
 PLACES: dict[str, tuple[set[str], list[Any]]] = {
-    "modules.json": (_said("module_config"), []),
+    "modules.json": (_said("module_config"), ["a", "0"]),
     "sentence_bert_config.json": (
         (_parameters(Transformer) | {*Transformer.config_keys} | OLD_ARGUMENTS) - {"model_name_or_path"},
         ["feature-extraction", "fill-mask", "token_embeddings", {"text": {"max_length": 6}}, {"model_max_length": 6},
