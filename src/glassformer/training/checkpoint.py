@@ -1,11 +1,11 @@
 """Checkpoints that a crash at any instant leaves loadable.
 
     RUN/checkpoints/step_00001000/   model.safetensors  optimizer.safetensors  watch.json  state.json
-    RUN/latest                       the name of the newest whole checkpoint, replaced last and atomically
+    RUN/latest                       name of the newest complete checkpoint, replaced last and atomically
 
-Of several ranks each writes what lies on it (`parallel/pieces.py`), model-00002-of-00004.safetensors and the like; any
-number of ranks, in any layout, reads it. A checkpoint is written beside its place, flushed to the disk, renamed, and
-only then named in `latest`. state.json holds the SHA-256 of the others; nothing is ever unpickled.
+With several ranks, each writes its own shards (`parallel/pieces.py`) as model-00002-of-00004.safetensors and so on; any
+number of ranks, in any layout, can read them. A checkpoint is written to a temporary folder, flushed to disk, renamed,
+and only then named in `latest`. state.json holds the SHA-256 of the other files; no file is unpickled.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ WATCH = "watch.json"
 OPTIMIZER = "optimizer"
 MODEL = "model"
 NUMBERS = "numbers"
-"""Key of the optimizer's plain numbers in that file's header."""
+"""Key of the optimizer's scalars in the header of its file."""
 _FILE = re.compile(rf"({MODEL}|{OPTIMIZER})(?:-(\d{{5,9}})-of-(\d{{5,9}}))?\.safetensors")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one rank writes of a checkpoint: pieces and numbers of each kind of file, and what rank 0 writes beside."""
+    """Contents of one rank's part of a checkpoint: shards and scalars per kind of file; rank 0 also writes the run
+    state and the watch."""
 
     step: int
     pieces: dict[str, list[Piece]]
@@ -71,8 +72,8 @@ class Snapshot:
         )
 
     def copied(self, room: dict[tuple[str, str, IndexBox], Tensor]) -> Snapshot:
-        """Of values that stay as they are while the model is trained further. They lie in `room`, which is filled
-        anew for the next one: memory that a process has not touched yet takes longer to get than to fill."""
+        """Returns a snapshot with copied values, so that training continues while it is written. `room`: buffers reused
+        from snapshot to snapshot, because the first touch of new memory takes longer than the copy."""
 
         def copy(kind: str, piece: Piece) -> Piece:
             key = kind, piece.name, piece.box
@@ -100,12 +101,12 @@ def save(
 
 
 def write(run: Path, snapshot: Snapshot, groups: ProcessGroups) -> Path:
-    """`save`, of what was taken before."""
+    """Writes a snapshot as `save` does; returns the checkpoint's folder."""
     final = run / "checkpoints" / _folder_name(snapshot.step)
     temporary = final.with_name(f".{final.name}.tmp")
 
     def begin() -> bool:
-        if not groups.leads or latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
+        if not groups.leads or latest(run) == final:  # saved before; the latest checkpoint is never removed
             return groups.leads
         if (size := len(json.dumps(snapshot.state))) > _STATE_BYTES // 2:  # hashes and indentation come on top
             raise WorkError(
@@ -134,7 +135,7 @@ def write(run: Path, snapshot: Snapshot, groups: ProcessGroups) -> Path:
 
 
 def _write_files(folder: Path, snapshot: Snapshot, groups: ProcessGroups) -> dict[str, str]:
-    """Writes and flushes the files of this rank; their hashes."""
+    """Writes and flushes this rank's files; returns {file name: SHA-256}."""
     hashes = {}
     for kind, pieces in snapshot.pieces.items():
         more = {NUMBERS: json.dumps(snapshot.numbers)} if kind == OPTIMIZER and snapshot.numbers else {}
@@ -145,12 +146,12 @@ def _write_files(folder: Path, snapshot: Snapshot, groups: ProcessGroups) -> dic
 
 
 def file_name(kind: str, rank: int, world: int) -> str:
-    """`kind`: model or optimizer. What a lone process writes has its name alone."""
+    """Returns the name of a rank's file. `kind`: model or optimizer. One process writes KIND.safetensors."""
     return f"{kind}.safetensors" if world == 1 else f"{kind}-{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
 def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes: dict[str, str]) -> None:
-    """Makes what all ranks have written the latest checkpoint."""
+    """Adds the watch and state.json to the files that all ranks have written, and makes the checkpoint the latest."""
     with disk_errors(final):
         if snapshot.watch is not None:
             (temporary / WATCH).write_text(snapshot.watch, encoding="utf-8")
@@ -166,7 +167,7 @@ def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes:
 
 
 class Background:
-    """Writes checkpoints in a thread, one at a time, while training goes on."""
+    """Thread that writes checkpoints, one at a time, while training continues."""
 
     def __init__(self, groups: ProcessGroups):
         self.groups = groups.aside()
@@ -183,23 +184,25 @@ class Background:
         state: dict[str, Any],
         watch: dict[str, Any] | None = None,
     ) -> None:
-        """`checkpoint.save`, which returns once everything is copied. The one before has been waited for."""
+        """Does as `checkpoint.save`, but returns once the values are copied. The previous save must have been waited
+        for."""
         assert self._pending is None
         snapshot = Snapshot.of(step, model, optimizer, state, watch, self.groups).copied(self._room)
         self._pending = self._thread.submit(write, run, snapshot, self.groups)
 
     def close(self) -> None:
-        """Lets what was begun come to its end, well or not."""
+        """Waits until the pending write has ended, successfully or not."""
         self._thread.shutdown()
 
     def wait(self) -> Path | None:
-        """The checkpoint that was begun, once it is written; None where none was. Raises WorkError."""
+        """Waits for the pending checkpoint and returns its folder, or None if it is not writing. Raises WorkError."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
 
 def together(groups: ProcessGroups, work: Callable[[], Any]) -> list[Any]:
-    """What `work` returns on each rank; where it fails on one, that rank's RequestError or WorkError on all."""
+    """Returns the results of `work` of all ranks. If it fails on one, all raise that rank's RequestError or
+    WorkError."""
     mine, error = None, None
     try:
         mine = work()
@@ -215,9 +218,9 @@ def together(groups: ProcessGroups, work: Callable[[], Any]) -> list[Any]:
 
 
 def latest(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run, or None where there is none yet.
+    """Returns the newest complete checkpoint of a run, or None before the first.
 
-    Raises RequestError where `latest` names something that is not there."""
+    Raises RequestError if `latest` names a missing checkpoint."""
     pointer = run / "latest"
     try:
         name = pointer.read_text(encoding="utf-8")[:64].strip()
@@ -233,13 +236,13 @@ def latest(run: Path) -> Path | None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """state.json. Raises RequestError."""
+    """Returns the content of state.json. Raises RequestError."""
     with way_on(checkpoint):
         return _state(checkpoint)
 
 
 def read_watch(checkpoint: Path) -> dict[str, Any]:
-    """What the watch kept. Raises RequestError where it is missing or damaged."""
+    """Returns the state of the watch. Raises RequestError if its file is missing or damaged."""
     path = checkpoint / WATCH
     with way_on(checkpoint):
         try:
@@ -255,8 +258,8 @@ def read_watch(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_model(checkpoint: Path, model: nn.Module, groups: ProcessGroups | None = None) -> None:
-    """Fills the model's weights and what it keeps beside them, of each what lies here. Raises RequestError where they
-    are damaged or of another model."""
+    """Fills this rank's weights and buffers from a checkpoint. Raises RequestError if it is damaged or of another
+    model."""
     groups = groups or ProcessGroups.alone()
     held = Held.of_model(model)
     known = known_anywhere(held.wholes, groups)
@@ -274,8 +277,8 @@ def load_model(checkpoint: Path, model: nn.Module, groups: ProcessGroups | None 
 def load_optimizer(
     checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, groups: ProcessGroups | None = None
 ) -> None:
-    """Fills `optimizer.state`, so that the next step is the one that would have followed. Raises RequestError where it
-    is damaged or of another model."""
+    """Fills `optimizer.state`, so that training continues with the step that would have followed. Raises RequestError
+    if the checkpoint is damaged or of another model."""
     groups = groups or ProcessGroups.alone()
     parameters = dict(model.named_parameters())
     places, known = places_of(model), known_anywhere(parameters, groups)
@@ -313,8 +316,8 @@ def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
-    """The files of a kind and their hashes, by rank. Raises RequestError where one of them is not named, or one that
-    lies there is not."""
+    """Returns {file: SHA-256} of a kind, by rank. Raises RequestError if state.json lacks one of the files, or if the
+    folder has one that state.json does not name."""
     hashes = _state(checkpoint)["sha256"]
     named = {name for name in hashes if (match := _FILE.fullmatch(name)) and match[1] == kind}
     names = [file_name(kind, rank, len(named)) for rank in range(max(1, len(named)))]
@@ -330,7 +333,7 @@ def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
 
 
 def _verify(checkpoint: Path, kind: str, groups: ProcessGroups) -> None:
-    """Holds the files of a kind against their hashes, each rank a share. Raises RequestError on all."""
+    """Checks the hashes of the files of a kind, a share per rank. Raises RequestError on all ranks."""
 
     def share() -> None:
         with way_on(checkpoint):
@@ -349,7 +352,7 @@ def _verify(checkpoint: Path, kind: str, groups: ProcessGroups) -> None:
 
 @contextmanager
 def _stored(checkpoint: Path, kind: str) -> Iterator[StoredPieces]:
-    """The tensors in the files of a kind, which are verified."""
+    """Yields the tensors in the files of a kind, which must be verified already."""
     with way_on(checkpoint):
         try:
             stored = StoredPieces(list(_files(checkpoint, kind)))
@@ -361,7 +364,7 @@ def _stored(checkpoint: Path, kind: str) -> Iterator[StoredPieces]:
 
 @contextmanager
 def way_on(checkpoint: Path) -> Iterator[None]:
-    """Around what finds it damaged: the sentence then ends with what can be done."""
+    """Adds a remedy to the message of a RequestError that is raised inside."""
     try:
         yield
     except RequestError as error:
@@ -370,7 +373,8 @@ def way_on(checkpoint: Path) -> Iterator[None]:
 
 
 def _way_on(run: Path, damaged: str) -> str:
-    """Names the newest other checkpoint that is whole. Its files are read to see that, so only where one is damaged."""
+    """Returns the remedy: the newest other complete checkpoint. Reads and hashes files, so it is called only for
+    damage."""
     for other in sorted((run / "checkpoints").glob("step_*"), reverse=True):
         if other.name != damaged and is_whole(other):
             return f"; {other.name} is whole: to go on from there, write {other.name} into {run / 'latest'}"
@@ -422,7 +426,8 @@ def _folder_name(step: int) -> str:
 
 
 def _match(wanted: dict[str, tuple[int, ...]], known: set[str], given: dict[str, tuple[int, ...]], where: Path) -> None:
-    """`wanted`: shapes of the model's tensors that any part of may lie here; `known`: names of all of its tensors."""
+    """Raises RequestError if tensors differ from the model's. `wanted`: {name: shape} of tensors with a shard on this
+    rank; `known`: names of all the model's tensors; `given`: {name: shape} in the checkpoint."""
     for name, shape in wanted.items():
         if name not in given:
             raise RequestError(f"{where} has no tensor {name}: it belongs to another model", code="missing", field=name)

@@ -1,4 +1,4 @@
-"""What a model is worth on text it has not seen."""
+"""Losses on held-out text."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def evaluate(
     objective: ObjectiveConfig = NEXT_TOKEN,
     groups: ProcessGroups = ALONE,
 ) -> dict[str, Any]:
-    """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
-    `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text or the loss
-    of the `objective` is no likelihood of it."""
+    """Returns mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
+    `context` tokens, evenly spread without overlap. `bits_per_byte`: None if the tokenizer loses text or the loss of
+    the `objective` is not a likelihood of the text."""
     return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective, groups)
 
 
@@ -45,14 +45,14 @@ def score(
     objective: ObjectiveConfig = NEXT_TOKEN,
     groups: ProcessGroups = ALONE,
 ) -> dict[str, Any]:
-    """The measures of `evaluate` over given windows, of which rank r of n reads every n-th batch; sums are in
-    the order of the windows."""
+    """Returns the measures of `evaluate` over given windows: rank r of n reads every n-th batch; sums are in the order
+    of the windows."""
     found: list[list[float]] = []
     was_training, each = model.training, iter(windows)
     model.eval()
     try:
         while some := list(islice(each, groups.layout.dp)):
-            batch, counts = some[min(groups.at["dp"], len(some) - 1)]  # ranks read equally often; it may not count
+            batch, counts = some[min(groups.at["dp"], len(some) - 1)]  # all ranks read equally often
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
             scored = float((batch.targets != IGNORED).sum())
@@ -86,8 +86,8 @@ def extrapolate(
     max_tokens: int = 16384,
     objective: ObjectiveConfig = NEXT_TOKEN,
 ) -> list[dict[str, Any]]:
-    """The loss at 1, 2, 4 and 8 times the training context, every length over the same tokens: stretches of the
-    longest are cut into windows of each. A length the model or the text cannot serve says why."""
+    """Returns the loss at 1, 2, 4 and 8 times the training context, over equal tokens: slices of the longest length are
+    cut into windows of each length. A length that model or text do not support has a `reason`."""
     lengths = [times * context for times in (1, 2, 4, 8)]
     longest = max((length for length in lengths if length < len(text.validation)), default=context)
     stretches = objective.evaluation(text, longest, max(max_tokens, longest), 8, model.config).starts

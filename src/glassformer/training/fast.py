@@ -1,4 +1,4 @@
-"""The speed of `train` for a training loop of one's own."""
+"""Speed of `train` for a training loop that a user writes."""
 
 from __future__ import annotations
 

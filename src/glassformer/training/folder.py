@@ -1,4 +1,4 @@
-"""The folder of a run: what may be written there, and who writes it."""
+"""Folder of a run: what may be written into it, and its writer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "wat
 
 
 def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True) -> Path | None:
-    """The folder of a run, which may not be there yet. Raises RequestError where it cannot be written, holds a run that
-    is not to be resumed, or holds something else. Leaves nothing there.
+    """Returns the folder of a run, which may not exist yet. Raises RequestError if it cannot be written, holds a run
+    that is not to be resumed, or holds other files. Leaves the disk unchanged.
 
-    `try_to_write`: makes the folder and takes it away, which one of several processes may do."""
+    `try_to_write`: makes the folder and removes it again; only one of several processes may do so."""
     if out is None:
         if resume:
             message = "resume needs the run's folder (--out RUN)"
@@ -80,7 +80,7 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
 
 
 def _begun(folder: Path) -> bool:
-    """Returns True for a run, which may have ended before its first checkpoint."""
+    """Returns True if the folder holds a run, which may have ended before its first checkpoint."""
     try:
         Recipe.from_file(folder / "recipe.yaml")
     except (RequestError, OSError):
@@ -96,14 +96,14 @@ def open_folder(
     resume: bool,
     pretrained: Pretrained | None = None,
 ) -> None:
-    """Writes what a run begins with; on resuming, holds it against what is asked and writes nothing."""
+    """Writes the initial files of a run; on resuming, only checks that the files match the arguments."""
     if folder is None:
         return
     if resume:
         check_same_run(folder, config, recipe, pretrained)
         return
     with disk_errors(folder):
-        recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
+        recipe.save(folder / "recipe.yaml")  # first, because it marks the other files as a run's
         config.save(folder / "config.yaml")
         if sources := sources_of([*part_classes(config), *part_classes(recipe)]):
             replace_text(folder / SOURCES, json.dumps(sources))
@@ -112,14 +112,15 @@ def open_folder(
 
 
 def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
-    """The recipe with the dtype in which the checkpoint was computed: what `auto` chose stays, though the machine or
-    what it measures may have changed."""
+    """Returns the recipe with the checkpoint's dtype in place of `auto`, whose choice could differ on a changed
+    machine."""
     begun = None if found is None or recipe.dtype != "auto" else checkpoint.read_state(found).get("dtype")
     return recipe.replace(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
 
 
 def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:
-    """Refuses to go on with another model, recipe, source of a part or first weights than the run began with."""
+    """Raises RequestError if model, recipe, source of a part or initial weights differ from those the run started
+    with."""
     check_origin(folder, pretrained)
     check_sources(_hashes(folder), f"the start of the run in {folder}")
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
@@ -137,8 +138,8 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Returns {module: SHA-256} of the parts of a run, but not of a script, which does more than define
-    them. Raises RequestError for a damaged file."""
+    """Returns {module: SHA-256} of the parts of a run, without those of a script, which may change elsewhere. Raises
+    RequestError for a damaged file."""
     held = read_tree(folder / SOURCES) if (folder / SOURCES).is_file() else {}
     try:
         return {name: str(source["sha256"]) for name, source in held.items() if name != "__main__"}
@@ -150,8 +151,8 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def deferred_interrupt(asked: threading.Event, heard: Callable[[int], None] = lambda number: None) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set the event instead of breaking a step in two; a second Ctrl-C breaks at once. `heard` is
-    called with the number of the first signal."""
+    """Makes Ctrl-C and SIGTERM set the event `asked` instead of interrupting a step; a second Ctrl-C interrupts at
+    once. `heard` is called with the number of the first signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

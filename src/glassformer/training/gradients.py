@@ -1,4 +1,4 @@
-"""How the gradients of a step are computed in pieces, and the order in which they are added up."""
+"""Gradients of a step from microbatches, and the order of their sum."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from glassformer.text import Batch
 from glassformer.training.recipe import Recipe
 
 Order = Literal["sequence", "tree"]
-"""What state.json calls the order of the sums: a run keeps the one it was begun with."""
+"""Order of the sums, as state.json names it; a resumed run keeps its order."""
 
 
 class StepState(Protocol):
-    """A training run at a step, as far as its gradients depend on it."""
+    """Interface of a training run at a step, as far as its gradients depend on it."""
 
     @property
     def model(self) -> Model: ...
@@ -43,22 +43,22 @@ class StepState(Protocol):
 
 
 class Sums:
-    """Gradients of a batch into `p.grad`, the loss, and the norm."""
+    """Way to sum gradients of a batch into `p.grad`, its loss, and the gradient norm."""
 
     order: ClassVar[Order]
 
     def backward(self, run: StepState, batch: Batch) -> float:
-        """Adds the gradients of a batch to those that there are; returns the mean loss."""
+        """Adds the gradients of a batch to `p.grad`; returns the mean loss."""
         raise NotImplementedError(f"{type(self).__name__} adds nothing up")
 
     def norm(self, run: StepState) -> float:
-        """||g|| over all parameters."""
+        """Returns the gradient norm ||g|| over all parameters."""
         raise NotImplementedError(f"{type(self).__name__} has no norm")
 
 
 class InSequence(Sums):
-    """Each piece is added to the sum of those before it, and dropout goes on from one to the next: batches of a single
-    piece, and runs that were begun before there were trees."""
+    """Sum in sequence: each microbatch is added to the sum of the earlier ones, and dropout continues from one to the
+    next. For batches of one microbatch, and runs older than the trees."""
 
     order = "sequence"
 
@@ -71,10 +71,10 @@ class InSequence(Sums):
 
 
 class AsTree(Sums):
-    """Pieces are atoms: dropout is a function of (seed, step, atom), and sums are trees (`parallel/sums.py`), so that
-    ranks that share the atoms have the bits of one process.
+    """Sum as a tree: microbatches are atoms, dropout is a function of (seed, step, atom), and sums are trees
+    (`parallel/sums.py`), so that ranks that share the atoms have the bits of one process.
 
-    Every second atom is added by autograd to the one before it. As many gradients are kept as log2 of the atoms."""
+    Every second atom is added by autograd to the one before. At most log2(atoms) gradients are kept."""
 
     order = "tree"
 
@@ -101,7 +101,7 @@ class AsTree(Sums):
 
 
 class Staged(AsTree):
-    """The same where the layers lie on several ranks, through which the atoms flow (`parallel/stages.py`)."""
+    """Sum as a tree if the layers are divided among ranks, through which the atoms flow (`parallel/stages.py`)."""
 
     def backward(self, run: StepState, batch: Batch) -> float:
         from glassformer.parallel.stages import Stages
@@ -127,7 +127,7 @@ ORDERS: dict[Order, Sums] = {sums.order: sums for sums in (InSequence(), AsTree(
 
 
 def sums_of(order: Order, groups: ProcessGroups) -> Sums:
-    """Returns the way in which ranks add up gradients in this order."""
+    """Returns the implementation of an order of sums for these ranks."""
     return Staged() if groups.layout.pp > 1 else ORDERS[order]
 
 
@@ -136,7 +136,7 @@ def _atoms(run: StepState, batch: Batch) -> list[tuple[Batch, float]]:
 
 
 def of_piece(run: StepState, piece: Batch, share: float) -> float:
-    """Adds the gradient of a piece's share in the mean loss; returns that share."""
+    """Adds the gradient of a microbatch, times its `share` of the batch; returns loss times share."""
     with compiled_regions(run.how.compile):
         with run.how.autocast():
             loss = run.recipe.objective.loss(run.model, piece.to(run.how.device))
@@ -145,13 +145,13 @@ def of_piece(run: StepState, piece: Batch, share: float) -> float:
 
 
 def gradient_norm(model: nn.Module) -> float:
-    """||g|| over all parameters."""
+    """Returns the gradient norm ||g|| over all parameters."""
     return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
 
 
 def clip(model: nn.Module, limit: float | None, norm: float) -> None:
-    """Scales gradients of norm `norm` down to `limit` where that is less; touches nothing otherwise."""
+    """Scales gradients of norm `norm` down to `limit` if the norm exceeds it."""
     if limit is not None and norm > limit:
         here = [local(p.grad) for p in model.parameters() if p.grad is not None]
-        scale = (limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # as torch does, of whole and divided ones alike
+        scale = (limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # as torch does, for whole and sharded gradients
         torch._foreach_mul_(here, scale.to(here[0].device))

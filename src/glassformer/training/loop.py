@@ -32,14 +32,13 @@ from glassformer.training.request import Request, check_alike, check_unchanged, 
 from glassformer.training.state import Training
 from glassformer.training.trained import Interrupted, Run
 
-EVALUATIONS = 8  # in a run, where the recipe names no interval
+EVALUATIONS = 8  # in a run whose recipe names no interval
 FEWEST, APART = 2, 10
-"""Evaluations of a short run, at least, and steps between two of them, which bound those of longer ones up to
-`EVALUATIONS`."""
+"""Minimum number of evaluations of a short run, and minimum steps between two; longer runs have up to `EVALUATIONS`."""
 
 
 def unheard(words: str) -> None:
-    """Shows nothing."""
+    """Does nothing with `words`: the default of `say`."""
 
 
 def train(
@@ -57,21 +56,22 @@ def train(
     """Trains `config` on `data` by `recipe`; vocabulary and context come from the tokenizer and the recipe.
 
     config      the model; `gf.preset("llama@10m")`
-    data        a text file, a folder, hf:owner/name, python-docs, python-source, or tokens that are prepared
+    data        a text file, a folder, hf:owner/name, python-docs, python-source, or prepared tokens
     recipe      a `Recipe`, or its fields: `{"tokens": 1_000_000, "optimizer": "muon"}`
-    out         run folder: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints; dynamics.jsonl where
-                `recipe.watch` says so. None: nothing is written
-    resume      go on from the latest checkpoint in `out`, bit for bit as if the run had not stopped; where there is
-                none yet, begin, with a warning
+    out         run folder: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints; dynamics.jsonl with
+                `recipe.watch`. If None, nothing is written
+    resume      resume from the latest checkpoint in `out`, bit for bit as if the run had not stopped; before
+                the first, start, with a warning
     callbacks   `training.Callback`s, called at every step; `training.Reporter(f)` calls f with a `Report` of each
     tokenizer   auto, byte, char, word:SIZE, bpe:SIZE, a tokenizer.json, or a Tokenizer
     vocab_size  pads the vocabulary to more than the tokenizer's
-    pretrained  the weights to begin with: `training.Pretrained.of(model)`, of a model of this config; None: drawn
+    pretrained  initial weights: `training.Pretrained.of(model)`, of a model of this config; if None, drawn from the
+                recipe's seed
     layout      how the processes that torchrun or SLURM has started divide the work: fsdp=4,tp=2; by default fsdp. The
                 result of `fsdp` and `replicate` is that of one process, bit for bit (docs/clusters.md)
 
-    A loss that diverges raises nothing: the run ends with `status="diverged"`. Raises RequestError before anything is
-    computed where the request is wrong, and Interrupted on Ctrl-C or SIGTERM, after saving.
+    If the loss diverges, no error is raised: the run ends with `status="diverged"`. Raises RequestError, before
+    anything is computed, for a wrong request, and Interrupted on Ctrl-C or SIGTERM, after saving.
     """
     request = prepare_run(
         config, data, recipe, out, resume, tokenizer, vocab_size, pretrained=pretrained, layout=layout
@@ -82,10 +82,10 @@ def train(
 def run_request(
     request: Request, callbacks: Sequence[Callback] = (), *, before: bool = False, say: Callable[[str], None] = unheard
 ) -> Run:
-    """Trains by a request that is checked.
+    """Trains by a checked request.
 
     before      evaluate before the first step
-    say         receives a sentence once the run is asked to stop, and one before it is saved then"""
+    say         receives a sentence when the run is asked to stop, and one before it is saved then"""
     machine.apply(request.how)
     check_callbacks(callbacks)
     groups = request.groups
@@ -113,7 +113,7 @@ def run_request(
 
 
 def begin(run: Training, request: Request, callbacks: Sequence[Callback]) -> None:
-    """Callbacks, and the state that the run goes on from."""
+    """Makes the run's callbacks, and restores the checkpoint that it resumes."""
     log, divergence, spikes = Log(), Divergence(), SpikePolicy(run)
     run.own = [log, ClipQK(run), Watching(run), divergence, spikes]
     run.callbacks = [*run.own[:-1], *callbacks, spikes]
@@ -124,8 +124,8 @@ def begin(run: Training, request: Request, callbacks: Sequence[Callback]) -> Non
 
 
 def to_the_end(run: Training, before: bool = False, say: Callable[[str], None] = unheard) -> None:
-    """Steps, evaluations and checkpoints, until the run is done, has diverged, or is interrupted; `before`: evaluates
-    before the first step as well."""
+    """Takes steps, evaluates and saves checkpoints until the run is done, has diverged, or is interrupted. `before`:
+    evaluate before the first step too. Raises Interrupted."""
     if run.share < 1:
         warm_up(run)
     run.spent["loading"] = time.perf_counter() - run.began
@@ -163,7 +163,7 @@ def to_the_end(run: Training, before: bool = False, say: Callable[[str], None] =
 
 
 def one_step(run: Training) -> None:
-    """One optimizer step, which a callback may leave out, or end the run before."""
+    """Takes one optimizer step; a callback may skip the update or end the run before it."""
     began = time.perf_counter()
     rate = set_learning_rate(run)
     batch = run.batches[run.step + run.shift]
@@ -199,8 +199,8 @@ def one_step(run: Training) -> None:
 
 
 def set_learning_rate(run: Training) -> float:
-    """The rate of this step by the schedule, in every parameter group; returns it."""
-    # In a run bounded by minutes n is the number of steps that the present speed promises.
+    """Sets the learning rate of this step in every parameter group, by the schedule; returns it."""
+    # In a run bounded by minutes, n is the number of steps estimated from the present speed.
     n = float(run.steps) if run.steps is not None else max(1.0, run.step / run.share) if run.step else 1e6
     rate = run.learning_rate * run.recipe.schedule.factor(run.step, n)
     for group in run.optimizer.param_groups:
@@ -209,17 +209,17 @@ def set_learning_rate(run: Training) -> float:
 
 
 def backward(run: Training, batch: Batch) -> float:
-    """Adds the gradients of a batch, in pieces of micro_batch sequences; returns the mean loss."""
+    """Adds the gradients of a batch, in microbatches of `micro_batch` sequences; returns the mean loss."""
     return run.sums.backward(run, batch)
 
 
 def gradient_norm(run: Training) -> float:
-    """||g|| over all parameters."""
+    """Returns the gradient norm ||g|| over all parameters."""
     return run.sums.norm(run)
 
 
 def warm_up(run: Training) -> None:
-    """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""
+    """Compiles and touches memory before the clock runs; leaves weights, buffers and optimizer state unchanged."""
     kept = [buffer.clone() for buffer in run.model.buffers()]
     try:
         backward(run, run.batches[0])
@@ -236,7 +236,7 @@ def warm_up(run: Training) -> None:
 
 
 def evaluation_due(run: Training, since: float) -> bool:
-    """Whether to evaluate after this step; `since`: seconds from the evaluation before."""
+    """Returns True if an evaluation is due after this step; `since`: seconds since the previous one."""
     if run.recipe.evaluate_every or run.steps is not None:
         steps = run.steps or 0
         every = run.recipe.evaluate_every or max(1, steps // min(EVALUATIONS, max(FEWEST, steps // APART)))

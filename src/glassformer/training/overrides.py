@@ -15,19 +15,19 @@ _PATHS = {
     "adam_eps": "optimizer.eps",
 }  # fmt: skip
 _AXES = ("schedule", "optimizer", "objective")
-"""Fields of the recipe whose value is a choice with fields of its own."""
+"""Fields of the recipe whose value is a choice with fields."""
 
 
 def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
-    """The recipe with these fields changed. `warmup` is the schedule's, `betas` and `adam_eps` are the optimizer's;
-    another schedule or optimizer comes with its own defaults. Raises RequestError for a field that there is not, and
-    for another optimizer where the recipe sets fields of its own."""
+    """Returns the recipe with these fields changed. `warmup` sets the schedule's, `betas` and `adam_eps` the
+    optimizer's; another schedule or optimizer comes with its defaults. Raises RequestError for an unknown field, and
+    for another optimizer if the recipe sets fields of the present one."""
     paths = {field: _PATHS.get(field, field) for field in overrides}
     if kind := next((overrides[field] for field in overrides if paths[field] == "optimizer"), None):
         _refuse_losing(recipe.optimizer, kind)
     tree = to_plain(recipe)
     same = {field for field in overrides if paths[field] in _AXES and overrides[field] == tree[paths[field]]["kind"]}
-    # Axes first: the other fields are theirs.
+    # axes first, because the other fields belong to them
     for field in sorted(overrides.keys() - same, key=lambda field: paths[field] not in _AXES):
         set_value(tree, paths[field].split("."), overrides[field], f"recipe.{field}")
         if paths[field] in _AXES:
@@ -36,7 +36,7 @@ def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
 
 
 def _refuse_losing(given: PartConfig, kind: str) -> None:
-    """Raises RequestError where another optimizer would drop what was set for this one without a word."""
+    """Raises RequestError if another optimizer would silently drop fields that were set for this one."""
     own = [field for field, value in given if kind != given.kind and value != type(given).model_fields[field].default]
     if own:
         names = " and ".join(own)

@@ -1,4 +1,4 @@
-"""Weights that training begins with, in place of drawn ones."""
+"""Initial weights of a training run, in place of random ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NAME = "name"
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The weights of a model that was trained before, or converted. `name` is what they are called in messages."""
+    """Weights of a model that was trained before, or converted. `name` identifies them in messages."""
 
     name: str
     tensors: Mapping[str, Tensor] = field(repr=False)
 
     @classmethod
     def of(cls, model: nn.Module, name: str = "the model given") -> Pretrained:
-        """A copy of all that a checkpoint of the model would hold, in fp32. Raises RequestError for packed weights."""
+        """Copies all that a checkpoint of the model would hold, in fp32. Raises RequestError for quantised weights."""
         values = {path: value.detach().cpu() for path, value in model.state_dict().items()}
         for path, parameter in model.named_parameters():
             if path not in values or not parameter.dtype.is_floating_point:
@@ -50,7 +50,7 @@ class Pretrained:
         return hashed.hexdigest()
 
     def check(self, config: ModelConfig) -> None:
-        """Raises RequestError unless they are the weights of a model of this config."""
+        """Raises RequestError unless names and shapes are those of a model of this config."""
         wanted = {path: tuple(value.shape) for path, value in config.outline().state_dict().items()}
         given = {path: tuple(value.shape) for path, value in self.tensors.items()}
         for path in sorted(wanted.keys() | given.keys()):
@@ -68,7 +68,7 @@ class Pretrained:
 
     @classmethod
     def read(cls, path: str | Path, fingerprint: str) -> Pretrained:
-        """What `save` wrote. Raises RequestError where it is not what has this fingerprint."""
+        """Reads a file that `save` wrote. Raises RequestError if it has another fingerprint or is damaged."""
         try:
             with safe_open(path, "pt") as file:
                 held = cls(
@@ -85,7 +85,7 @@ class Pretrained:
 
 
 FILE = "pretrained.json"
-"""In the folder of a run: what its weights were before its first step."""
+"""File in a run folder that records the origin of the initial weights."""
 
 
 def write_origin(folder: Path, given: Pretrained | None) -> None:
@@ -94,8 +94,8 @@ def write_origin(folder: Path, given: Pretrained | None) -> None:
 
 
 def origin(folder: Path) -> tuple[str | None, str | None]:
-    """Returns name and fingerprint of the first weights of the run in a folder; None and None if they were
-    drawn. Raises RequestError for a damaged file."""
+    """Returns name and fingerprint of the initial weights of the run in a folder; None and None if they are random.
+    Raises RequestError for a damaged file."""
     try:
         held = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return str(held[NAME])[:200], str(held["sha256"])
@@ -108,7 +108,7 @@ def origin(folder: Path) -> tuple[str | None, str | None]:
 
 
 def check_origin(folder: Path, given: Pretrained | None) -> None:
-    """Raises RequestError where the run in the folder began with other weights."""
+    """Raises RequestError if the run in the folder started with other weights."""
     name, began = origin(folder)
     if began != (given and given.fingerprint):
         asked = "weights drawn for it" if given is None else f"those of {given.name}"

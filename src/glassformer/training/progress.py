@@ -1,4 +1,4 @@
-"""What a run writes down of how far it came, and how much of it is believed when it is read back.
+"""Records of a run's progress, validated when they are read back.
 
 checkpoints/step_00001000/state.json    `Progress`
 metrics.jsonl                           a line for each step, taken or skipped, and for each validation
@@ -21,7 +21,7 @@ LEFT_OUT = 10
 
 
 class Progress(Written):
-    """Where a run stands at a checkpoint, besides weights and moments."""
+    """Progress of a run at a checkpoint, without weights and optimizer state."""
 
     step: Count
     seconds: Length
@@ -34,10 +34,10 @@ class Progress(Written):
     rolled_back: int = Field(0, ge=0, le=ROLL_BACKS)
     left_out: int = Field(0, ge=0, le=LEFT_OUT)
     callbacks: dict[str, dict[str, Any]] = {}
-    """States of the callbacks that the run was given."""
+    """States of the callbacks that a user has passed."""
     dtype: Literal["float32", "bfloat16"] | None = None
     sums: Literal["sequence", "tree"] = "sequence"
-    """The order in which gradients are added up; runs begun before there were trees do not say it."""
+    """Order in which gradients are summed; sequence in files without the field, which are older than trees."""
     sha256: dict[str, str]
 
 
@@ -87,7 +87,8 @@ _ROWS: TypeAdapter[Any] = TypeAdapter(_Taken | _Skipped | _Validated)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; a last line cut by a crash, and any other that is no row, is left out."""
+    """Returns the rows of a metrics.jsonl, without invalid lines, such as a last one cut by a crash. Raises
+    RequestError."""
     rows = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():

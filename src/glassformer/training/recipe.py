@@ -1,4 +1,4 @@
-"""How a model is trained, as a value."""
+"""Training options as a value."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from glassformer.training.schedule import CosineConfig, ScheduleConfig
 from glassformer.units import count, quantity
 
 WATCH = 25
-"""Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
+"""Default steps between two watches: below 3 % of a step's time (docs/benchmarks/watch.md)."""
 BUDGETS = ("tokens", "flops", "minutes", "steps", "epochs")
 
 
 class Recipe(Value):
-    """Training of a model as a value: everything that decides a run besides the model and the data.
+    """Training of a model as a value: everything that decides a run except the model and the data.
 
     Exactly one of `tokens`, `flops`, `minutes`, `steps`, `epochs` is the budget. A run with a budget of minutes depends
     on the clock and differs from run to run; the others are a function of model, data, recipe and machine.
@@ -97,7 +97,7 @@ class Recipe(Value):
     @field_validator("tokens", "steps", "flops", mode="before")
     @classmethod
     def _counted(cls, value: Any, info: Any) -> Any:
-        """Takes "200k" for 200_000."""
+        """Converts "200k" to 200_000."""
         if not isinstance(value, str):
             return value
         return quantity(value) if info.field_name == "flops" else count(value)
@@ -105,7 +105,7 @@ class Recipe(Value):
     @field_validator("dtype", "device", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        """Takes what torch calls them: torch.bfloat16, torch.device("cuda:0")."""
+        """Converts torch's objects to their names: torch.bfloat16, torch.device("cuda:0")."""
         return str(value).removeprefix("torch.") if isinstance(value, torch.dtype | torch.device) else value
 
     @model_validator(mode="after")

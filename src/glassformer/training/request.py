@@ -1,4 +1,4 @@
-"""What is asked of a training run, and whether it can be done."""
+"""Request of a training run, and its checks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from glassformer.training.shared import check_shared, layout_of, own_device
 from glassformer.version import __version__
 
 COMPILE_MINUTES = 2.0
-COMPILE_FLOPS = 5e13  # minutes on two cores
+COMPILE_FLOPS = 5e13  # FLOPs of minutes on two cores
 
 
 @dataclass(frozen=True)
 class Request:
-    """A training run that can begin: its request is checked, its text is read, its model fits the text."""
+    """Training run that is ready to start: checked, with its text read and the model fitted to the text."""
 
     config: ModelConfig
     recipe: Recipe
@@ -43,14 +43,14 @@ class Request:
     how: machine.Settings
     folder: Path | None
     found: Path | None
-    """The checkpoint that the run goes on from; None where it begins."""
+    """Checkpoint that the run resumes; None for a new run."""
     groups: ProcessGroups = ALONE
-    """The processes that share the run."""
+    """Processes that share the run."""
     pretrained: Pretrained | None = None
-    """The weights that it begins with; None: they are drawn."""
+    """Initial weights; None for random ones."""
 
     def describe(self) -> dict[str, Any]:
-        """The model and the recipe as plain trees."""
+        """Returns the model and the recipe as plain trees."""
         return {"model": self.config.to_dict(), "recipe": to_plain(self.recipe)}
 
     @property
@@ -70,8 +70,8 @@ def prepare_run(
     pretrained: Pretrained | None = None,
     layout: Layout | str | None = None,
 ) -> Request:
-    """Checks all that can be checked of a run, first what needs no text, and reads the text; `progress` hears of that.
-    Parameters are those of `train`. Writes nothing into `out`. Raises RequestError.
+    """Checks a run as far as possible, first what needs no text, and reads the text; `progress` receives reports of
+    that. Parameters are those of `train`. Writes nothing into `out`. Raises RequestError.
 
     A process that torchrun, SLURM or `--processes` has started joins the others."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
@@ -89,8 +89,8 @@ def check_run(
     tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
     layout: Layout,
 ) -> None:  # fmt: skip
-    """What `prepare_run` checks of a run that so many processes, which are not started yet, will share; the text is
-    prepared for them. Raises RequestError."""
+    """Checks a run as `prepare_run` does, for processes of `layout` that are not started yet, and prepares the text for
+    them. Raises RequestError."""
     _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, layout)
 
 
@@ -129,8 +129,8 @@ def _prepare(
 
 
 def check_unchanged(request: Request) -> None:
-    """To be called once nobody else may write the folder. Raises RequestError where another process has saved a
-    checkpoint there since the request was checked, as a job does that is being stopped while its successor starts."""
+    """Raises RequestError if another process has saved a checkpoint in the folder since the request was checked, as a
+    job does that is being stopped while its successor starts. Call it once this process holds the folder's lock."""
     if request.folder is not None and checkpoint.latest(request.folder) != request.found:
         raise RequestError(
             f"{request.folder}: another process has saved a checkpoint there; repeat the command with --resume",
@@ -139,13 +139,13 @@ def check_unchanged(request: Request) -> None:
 
 
 def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
-    """How this run will compute; compiling, unless it is asked for, only where it pays."""
+    """Returns device, dtype, threads and compilation of a run; by default compiles only if `worth_compiling`."""
     compile = False if recipe.compile is None and not worth_compiling(config, recipe) else recipe.compile
     return machine.settings(recipe.device, recipe.dtype, recipe.threads, compile)
 
 
 def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
-    """Whether a run is long enough to win back the time its regions take to compile, some tens of seconds."""
+    """Returns True if a run is long enough to win back the tens of seconds that its regions take to compile."""
     if not recipe.objective.one_length:
         return False
     if recipe.minutes is not None:
@@ -155,8 +155,8 @@ def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
 
 
 def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None = None) -> ModelConfig:
-    """The config with the text's vocabulary, or one `padded` to more, and the training context. Raises RequestError
-    where that is less, or an encoder's own is."""
+    """Returns the config with the training context and the text's vocabulary, or `padded` if given. Raises RequestError
+    if `padded`, or the encoder's vocabulary, is smaller than the text's."""
     own = None if config.encoder is None else config.encoder.vocab_size
     for field, size in (("vocab_size", padded), ("encoder.vocab_size", own)):
         if size is not None and size < vocab_size:
@@ -169,7 +169,7 @@ def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None =
 
 
 def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
-    """What can be refused of a run before the text is read, which may take minutes. Raises RequestError."""
+    """Raises RequestError for faults of a run that are known before the text is read, which may take minutes."""
     recipe.objective.check(config)
     config = config.replace(context=recipe.context)
     config.check()
@@ -198,7 +198,7 @@ def refuse_untrained(config: ModelConfig, device: str) -> None:
 
 
 def refuse_short(config: ModelConfig) -> None:
-    """Raises RequestError where positions end before the context does, in either tower: a source may be as long."""
+    """Raises RequestError if either tower has fewer positions than the context: a source may be as long as a target."""
     limits = {"embedding.position.length": config.embedding.limit(config.ctx)}
     if (encoder := config.encoder) is not None:
         limits["encoder.context"] = encoder.context
@@ -212,7 +212,7 @@ def refuse_short(config: ModelConfig) -> None:
 
 
 def check_alike(request: Request) -> None:
-    """Raises RequestError, on all ranks, where they differ in what decides a run, or do not see one folder."""
+    """Raises RequestError, on all ranks, if they differ in something that decides a run, or do not share the folder."""
     groups = request.groups
     if groups.world == 1:
         return
@@ -226,7 +226,7 @@ def check_alike(request: Request) -> None:
 
 
 def _check_folder(groups: ProcessGroups, folder: Path | None) -> None:
-    """Rank 0 writes a word, and all read it."""
+    """Raises RequestError on all ranks if one of them cannot read a word that rank 0 writes into the folder."""
     assert folder is not None
     path, word = folder / ".groups", secrets.token_hex(8)
     if groups.leads:

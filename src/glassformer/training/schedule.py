@@ -15,11 +15,12 @@ class ScheduleConfig(PartConfig, axis="schedule"):
     """Steps of linear rise if 1 or more, else a fraction of the run."""
 
     def rise(self, n: float) -> float:
-        """Steps of the warm-up, at most the whole run."""
+        """Returns the steps of the warm-up, at most the whole run."""
         return min(self.warmup if self.warmup >= 1 else self.warmup * n, n)
 
     def factor(self, t: float, n: float) -> float:
-        """Linear to 1 over w steps, (t + 1) / (w + 1), then `after(u)` at u = (t - w) / (n - w) in [0, 1]."""
+        """Returns the factor of the peak: (t + 1) / (w + 1) over w warm-up steps, then `after(u)`, u = (t - w) / (n -
+        w) in [0, 1]."""
         w = self.rise(n)
         if t < w:
             return (t + 1) / (w + 1)
@@ -30,7 +31,8 @@ class ScheduleConfig(PartConfig, axis="schedule"):
 
 
 class CosineConfig(ScheduleConfig, kind="cosine"):
-    """m + (1 - m) (1 + cos(pi u)) / 2, down to the floor m. Loshchilov & Hutter 2016; GPT-3's shape."""
+    """Cosine schedule: m + (1 - m) (1 + cos(pi u)) / 2, down to the floor m. Loshchilov & Hutter 2016; GPT-3's
+    shape."""
 
     floor: float = Field(0.1, ge=0, le=1)
 
@@ -39,14 +41,15 @@ class CosineConfig(ScheduleConfig, kind="cosine"):
 
 
 class ConstantConfig(ScheduleConfig, kind="constant"):
-    """1 after the warm-up."""
+    """Constant schedule: 1 after the warm-up."""
 
     def after(self, u: float) -> float:
         return 1.0
 
 
 class WsdConfig(ScheduleConfig, kind="wsd"):
-    """Warm-up, stable, decay over the last share of the run. MiniCPM, 2404.06395; 1 - sqrt: 2405.18392."""
+    """Schedule of warm-up, stable phase, and decay over the last share of the run. MiniCPM, 2404.06395; 1 - sqrt:
+    2405.18392."""
 
     decay: float = Field(0.2, gt=0, le=1)
     """Share of the run after the warm-up that decays."""
@@ -60,10 +63,10 @@ class WsdConfig(ScheduleConfig, kind="wsd"):
 
 
 class NoamConfig(ScheduleConfig, kind="noam"):
-    """min((t+1)^-1/2, (t+1) w^-3/2) sqrt(w): linear rise, then inverse square root, scaled to a peak of 1.
+    """Schedule min((t+1)^-1/2, (t+1) w^-3/2) sqrt(w): linear rise, then inverse square root, scaled to a peak of 1.
 
-    Vaswani et al. 2017, section 5.3, whose peak is (d w)^-1/2; there a learning rate of 6.9877e-4 at d = 512,
-    w = 4000."""
+    Vaswani et al. 2017, section 5.3, whose peak is (d w)^-1/2; there a learning rate of 6.9877e-4 at d = 512, w =
+    4000."""
 
     warmup: float = Field(4000, ge=1)
 

@@ -1,4 +1,4 @@
-"""Whether several processes can share a run."""
+"""Checks that several processes can share a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from glassformer.training.objectives import NextTokenConfig
 from glassformer.training.recipe import Recipe
 
 PLANNED = ("micro", "recompute")
-"""Words of a layout that `plan` counts, and with which nothing is trained yet."""
+"""Layout options that `plan` counts and training does not support yet."""
 
 
 def layout_of(asked: Layout | str | None, world: int) -> Layout:
-    """The layout that is asked for, or FSDP over all processes. Raises RequestError for one of another size."""
+    """Returns the requested layout, or FSDP over all processes. Raises RequestError if it is not of `world` ranks."""
     layout = Layout.of(asked) if isinstance(asked, str) else asked
     if layout is None:
         return Layout(dp=world, zero=3 if world > 1 else 0)
@@ -38,7 +38,7 @@ def layout_of(asked: Layout | str | None, world: int) -> Layout:
 
 
 def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str | Path | None) -> None:
-    """Raises RequestError where these ranks cannot share the run."""
+    """Raises RequestError if the ranks of this layout cannot share the run."""
     _check_words(layout)
     experts.check(config, layout)
     if layout.ranks == 1:
@@ -69,7 +69,7 @@ def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str |
 
 
 def _check_words(layout: Layout) -> None:
-    """Words that say nothing here, or not yet."""
+    """Raises RequestError for layout options that have no effect here, or are not supported yet."""
     for word in PLANNED:
         if getattr(layout, word) != type(layout).model_fields[word].default:
             what = f"{word}={getattr(layout, word)} is planned (glassformer plan --layout) and not trained yet"
@@ -84,7 +84,7 @@ def _check_words(layout: Layout) -> None:
 
 
 def _check_stages(config: ModelConfig, recipe: Recipe, layout: Layout) -> None:
-    """What flows through stages of layers is next tokens, in equal micro-batches."""
+    """Raises RequestError if the run cannot be a pipeline: stages need next-token batches in equal microbatches."""
     if layout.pp == 1:
         return
     from glassformer.parallel.stages import refuse_unstaged
@@ -106,7 +106,8 @@ def _check_stages(config: ModelConfig, recipe: Recipe, layout: Layout) -> None:
 
 
 def _check_atoms(recipe: Recipe, layout: Layout) -> None:
-    """The pieces of a batch must divide among the ranks, in parts of the tree."""
+    """Raises RequestError unless the ranks can share the atoms of a batch; warns if their sums are not one binary
+    tree."""
     dp, atoms = layout.dp, recipe.atoms
     if recipe.batch_size % dp:
         near = max(dp, recipe.batch_size // dp * dp)
@@ -133,11 +134,11 @@ def _no(field: str, value: Any, message: str, expected: str) -> RequestError:
 
 
 def own_device(place: ProcessPlace | None, device: str) -> str:
-    """This rank's device: on CUDA a GPU of its own. Raises RequestError where two ranks would share one."""
+    """Returns this rank's device, on CUDA a separate GPU. Raises RequestError if two ranks would share one."""
     if place is None or not device.startswith("cuda"):
         return device
     there = torch.cuda.device_count()
-    if there == 1 and place.machine > 1 and "SLURM_STEP_GPUS" in os.environ:  # each task sees its own alone
+    if there == 1 and place.machine > 1 and "SLURM_STEP_GPUS" in os.environ:  # SLURM shows each task only its own GPU
         return "cuda:0"
     if place.machine > there:
         raise _no("processes", place.machine, f"{place.machine} processes on a machine with {there} GPUs would share "

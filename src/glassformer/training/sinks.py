@@ -1,7 +1,7 @@
-"""Numbers of a run sent elsewhere as well: TensorBoard, Weights & Biases, trackio.
+"""Copies of a run's measurements for TensorBoard, Weights & Biases and trackio.
 
-The run folder holds all of them anyway, and needs no account. A sink is chosen by its name, its package imported when
-it is opened; it decides nothing about the run, so it is no part of the recipe.
+The run folder holds all measurements anyway, and needs no account. A sink is chosen by its name, and its package
+imported when it is opened; a sink does not change the run, so the recipe does not name it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Numbers = Mapping[str, float]
 
 
 class Sink(Protocol):
-    """Takes the numbers of a step, by name."""
+    """Interface of a sink: receives the measurements of a step, by name."""
 
     def write(self, step: int, numbers: Numbers) -> None: ...
 
@@ -40,7 +40,7 @@ class TensorBoard:
     package = "tensorboard"
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], step: int):
-        # What a run that went on wrote after its checkpoint is taken back.
+        # purge_step deletes the events that a run wrote after the checkpoint that it resumes
         purge = {"purge_step": step + 1} if step else {}
         self.writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"), **purge)
 
@@ -53,7 +53,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of the project `glassformer`, files in RUN/wandb; WANDB_MODE=offline keeps it there, without an account."""
+    """Sink to a run of the project `glassformer`; files in RUN/wandb. WANDB_MODE=offline needs no account."""
 
     package = "wandb"
 
@@ -70,12 +70,12 @@ class WandB:
 
 
 class Trackio:
-    """A run of the project `glassformer` in trackio's own folder on this machine; `trackio show` draws it."""
+    """Sink to a run of the project `glassformer` in trackio's folder on this machine; `trackio show` draws it."""
 
     package = "trackio"
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], step: int):
-        name = f"{name}-{_identity(folder)[:6]}"  # trackio goes on with a run of the same name
+        name = f"{name}-{_identity(folder)[:6]}"  # trackio would append to a run with an equal name
         self.run = import_module("trackio").init(project=PROJECT, name=name, config=dict(config), resume="allow")
 
     def write(self, step: int, numbers: Numbers) -> None:
@@ -93,7 +93,7 @@ SINKS: dict[str, type[TensorBoard] | type[WandB] | type[Trackio]] = {
 
 
 def check_sinks(names: Iterable[str]) -> None:
-    """Raises RequestError for a name that is no sink, one given twice, or one whose package is not installed."""
+    """Raises RequestError for an unknown sink, one given twice, or one whose package is not installed."""
     seen: list[str] = []
     for name in names:
         if name not in SINKS:
@@ -113,9 +113,9 @@ def check_sinks(names: Iterable[str]) -> None:
 
 
 class Logger:
-    """Sends what a run reports to sinks: `with open_sinks(...) as logger: train(..., callbacks=[Reporter(logger)])`.
+    """Sends the reports of a run to sinks: `with open_sinks(...) as logger: train(..., callbacks=[Reporter(logger)])`.
 
-    A sink that fails is left out from then on, with one warning: the run is worth more than its copy elsewhere."""
+    A sink that fails is dropped with one warning, because the run matters more than a copy of its measurements."""
 
     def __init__(self, sinks: Mapping[str, Sink]):
         self.sinks = dict(sinks)
@@ -124,12 +124,12 @@ class Logger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with redirect_stdout(sys.stderr):  # they say good-bye; standard output is for the result
+        with redirect_stdout(sys.stderr):  # the packages print on closing; standard output is for the result
             for name, sink in list(self.sinks.items()):
                 self._try(name, sink.close)
 
     def __call__(self, report: Report) -> None:
-        """The numbers of a step, of a validation, or of the events in it."""
+        """Writes the measurements of a step, of a validation, or of its events."""
         if report.validation:
             found = {name: value for name, value in report.validation.items() if value is not None}
             self.write(report.step, {f"validation/{name}": value for name, value in found.items()})
@@ -141,8 +141,8 @@ class Logger:
             self.write(report.step, {name: getattr(report, name) for name in names} | flat(report.statistics or {}))
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """A row of dynamics.jsonl: statistics as STATISTIC/WHERE, of several heads the lowest, mean and highest; an
-        event as event/NAME, its value in sigmas where it has them."""
+        """Writes a row of dynamics.jsonl: statistics as STATISTIC/WHERE, for several heads the minimum, mean and
+        maximum; an event as event/NAME, with its size in sigmas, or 1 if it has no size."""
         if "event" in row:
             sigmas = row.get("sigmas")
             measured = isinstance(sigmas, float) and math.isfinite(sigmas)
@@ -150,7 +150,7 @@ class Logger:
         self.write(row["step"], flat(row.get("statistics", {})))
 
     def write(self, step: int, numbers: Mapping[str, Any]) -> None:
-        """The finite numbers among these."""
+        """Writes the finite values among `numbers` to every sink."""
         kept = {name: float(v) for name, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v)}
         for name, sink in list(self.sinks.items()) if kept else ():
             self._try(name, lambda sink=sink: sink.write(step, kept))  # type: ignore[misc]
@@ -164,7 +164,8 @@ class Logger:
 
 
 def open_sinks(names: Iterable[str], folder: Path, name: str, config: Mapping[str, Any], step: int = 0) -> Logger:
-    """Opens the sinks for the run in `folder`, which goes on after `step`. Raises RequestError where one cannot be."""
+    """Opens the sinks for the run in `folder`, which continues after `step`. Raises RequestError if one fails to
+    open."""
     names = list(names)
     check_sinks(names)
     opened: dict[str, Sink] = {}
@@ -182,7 +183,8 @@ def open_sinks(names: Iterable[str], folder: Path, name: str, config: Mapping[st
 
 
 def flat(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """{STATISTIC: {WHERE: number | [number, ...]}} -> {STATISTIC/WHERE: number}."""
+    """Returns {STATISTIC/WHERE: number} from {STATISTIC: {WHERE: number or [number, ...]}}; lists as /min, /mean,
+    /max."""
     made: dict[str, float] = {}
     for statistic, places in statistics.items():
         for where, value in places.items():
@@ -196,7 +198,7 @@ def flat(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _identity(folder: Path) -> str:
-    """The same for every part of a run that was stopped and went on."""
+    """Returns an identifier of the run folder, equal before and after resuming."""
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A training run as it goes on."""
+"""State of a training run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from glassformer.training.trained import Run, load_run, reading
 
 
 class Hooks(Protocol):
-    """A callback as the run keeps it; hooks that tell of something that has happened are called by name."""
+    """Interface of a callback; the hooks that report an event are called by name."""
 
     def around_backward(self, run: Training) -> AbstractContextManager[Any]: ...
     def before_update(self, run: Training, moment: Moment) -> None: ...
@@ -40,7 +40,7 @@ class Hooks(Protocol):
 
 
 class Training:
-    """What the loop moves from step to step, and what callbacks look at and act on."""
+    """State of a run, which the loop advances step by step and callbacks read and change."""
 
     def __init__(self, request: Request):
         self.config, self.recipe, self.text = request.config, request.recipe, request.text
@@ -55,18 +55,18 @@ class Training:
         recipe = self.recipe
         self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed, self.config)
         self.steps = self.recipe.num_steps(self.config, self.batches.tokens_per_step, self.batches.steps_per_epoch)
-        """Of the whole run; None where the clock bounds it."""
+        """Steps of the whole run; None if the clock bounds it."""
         self.sums: Sums = sums_of("tree" if self.recipe.atoms > 1 or self.groups.world > 1 else "sequence", self.groups)
         self.interrupted = threading.Event()
-        """Set where this process is asked to stop."""
+        """Event that is set when this process is asked to stop."""
         self.asked = 0
-        """Number of the signal that asked."""
+        """Number of the signal that asked this process to stop."""
         self.began = time.perf_counter()
         self.spent: defaultdict[str, float] = defaultdict(float)
         """Seconds of this process for each kind of work: loading, training, evaluating, saving."""
         self.step, self.seconds = 0, 0.0
         self.shift = 0
-        """Batches left out by rolling back: step s reads batch s + shift."""
+        """Number of batches skipped by rollbacks: step s reads batch s + shift."""
         self.rows: list[dict[str, Any]] = []
         """Rows of metrics.jsonl."""
         self.validation: dict[str, Any] | None = None
@@ -74,21 +74,21 @@ class Training:
         self.background = checkpoint.Background(self.groups) if background else None
         self.moment: Moment | None = None
         self.events: list[dict[str, Any]] = []
-        """What was found in this step: spikes, or a value that is not finite."""
+        """Events of this step: spikes, or a value that is not finite."""
         self.seen: dict[str, Any] | None = None
         """The latest row of statistics."""
         self.error: str | None = None
-        """Why the run has diverged."""
+        """Reason why the run has diverged; None if it has not."""
         self.take = self.back = False
-        """Whether this step moves the weights; whether it has led back to a checkpoint."""
+        """True if this step updates the weights; True if it has returned to a checkpoint."""
         self.own: list[Hooks] = []
-        """Callbacks of the run itself; their states are fields of state.json."""
+        """Built-in callbacks; their states are fields of state.json."""
         self.callbacks: list[Hooks] = []
-        """All, in the order in which they are called."""
+        """All callbacks, in the order in which they are called."""
 
     @property
     def read(self) -> dict[str, int]:
-        """The tokens that were read, and of pairs those of either side."""
+        """Tokens that were read; for pairs also those of either side."""
         return self.batches.read(self.step)
 
     @property
@@ -97,15 +97,15 @@ class Training:
 
     @property
     def share(self) -> float:
-        """How much of the run is done, 0 to 1."""
+        """Fraction of the run that is done, 0 to 1."""
         if self.steps is not None:
             return self.step / self.steps
         assert self.recipe.minutes is not None
         return min(1.0, self.seconds / (60 * self.recipe.minutes))
 
     def seed_of(self, atom: int) -> int:
-        """Of torch's generator for an atom of this step, far from those of the steps and atoms beside it (the finaliser
-        of splitmix64)."""
+        """Returns the seed of torch's generator for an atom of this step, uncorrelated with that of other steps and
+        atoms (the finaliser of splitmix64)."""
         z = (self.recipe.seed * 0x9E3779B97F4A7C15 + self.step + 1 + (atom << 40)) % 2**64
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
@@ -113,17 +113,17 @@ class Training:
 
     @property
     def evaluated(self) -> bool:
-        """Whether the model as it is has been evaluated."""
+        """True if the model with its present weights has been evaluated."""
         return bool(self.rows) and "validation" in self.rows[-1]
 
     # What callbacks may do
 
     def stop(self, reason: str) -> None:
-        """Ends the run as diverged; losses on held-out text that were measured before are its curve, not its result."""
+        """Ends the run as diverged; held-out losses measured before remain in the curve but are not its result."""
         self.error, self.validation = reason, None
 
     def skip(self) -> None:
-        """Leaves out this step."""
+        """Skips the weight update of this step."""
         self.take = False
 
     def notice(self, events: list[dict[str, Any]]) -> None:
@@ -132,7 +132,7 @@ class Training:
             self.call("noticed", events)
 
     def went_back(self, step: int) -> None:
-        """To be called by what has restored a checkpoint at `step`: the step ends here."""
+        """Ends the step after a callback has restored the checkpoint at `step`, which must call this."""
         self.take, self.back = False, True
         self.optimizer.zero_grad(set_to_none=True)
         self.call("rolled_back", step)
@@ -151,7 +151,7 @@ class Training:
             yield
 
     def beat(self) -> tuple[float, bool]:
-        """What all ranks agree on after a step: what rank 0's clock says, and whether anyone is asked to stop."""
+        """Returns what all ranks agree on after a step: rank 0's clock (s), and True if any rank is asked to stop."""
         told = self.groups.numbers(time.monotonic(), float(self.interrupted.is_set()))
         return told[0][0], any(asked for _, asked in told)
 
@@ -162,7 +162,7 @@ class Training:
 
     @contextmanager
     def timed(self, work: str) -> Iterator[None]:
-        """Adds the seconds inside to those of a kind of work."""
+        """Adds the seconds spent inside to `spent[work]`."""
         began = time.perf_counter()
         try:
             yield
@@ -171,7 +171,7 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a checkpoint: weights, and what the optimizer keeps for them."""
+        """Bytes of a checkpoint: weights and optimizer state."""
         kept = [value for of in self.optimizer.state.values() for value in of.values() if isinstance(value, Tensor)]
         return sum(value.nbytes for value in (*self.model.state_dict().values(), *kept))
 
@@ -197,8 +197,8 @@ class Training:
         self.record({"validation": self.validation})
 
     def result(self) -> Run:
-        """What the run leaves. Where several processes shared it, the first has the whole model, as it was saved last;
-        the others keep their part."""
+        """Returns the Run. If several processes shared it, rank 0 has the whole model, as saved last, and the others
+        their shards."""
         model = self.model
         if self.groups.world > 1 and self.groups.leads and self.folder is not None and checkpoint.latest(self.folder):
             model = load_run(self.folder).model
@@ -211,7 +211,8 @@ class Training:
     # Checkpoints
 
     def save(self, wait: bool = False) -> None:
-        """`wait`: until it is written, also where a thread does that."""
+        """Saves a checkpoint if the run has a folder. `wait`: returns only when it is written, also if a thread writes
+        it."""
         if self.folder is not None:
             with self.timed("saving"):
                 self._save(self.folder, wait)
@@ -229,7 +230,7 @@ class Training:
             state |= callback.state()
         if states := {key: kept for key, callback in self._users() if (kept := callback.state())}:
             state["callbacks"] = states
-        watch = state.pop("watch", None)  # a file of its own: it may be large
+        watch = state.pop("watch", None)  # a separate file, because it may be large
         given = folder, self.step, self.model, self.optimizer, state, watch
         if self.background is None:
             self.call("saved", checkpoint.save(*given, self.groups))
@@ -240,12 +241,12 @@ class Training:
             self.finish_saving()
 
     def finish_saving(self) -> None:
-        """Waits for the checkpoint that a thread is writing, if any. Raises WorkError where that failed."""
+        """Waits for the checkpoint that a thread is writing, if any. Raises WorkError if writing failed."""
         if self.background is not None and (path := self.background.wait()) is not None:
             self.call("saved", path)
 
     def restore(self, found: Path) -> None:
-        """Goes on from a checkpoint of this run. Raises RequestError where it is damaged or of other text."""
+        """Resumes from a checkpoint of this run. Raises RequestError if it is damaged or of other text."""
         state = self._progress(found)
         if state.data != identity(self.text):
             raise RequestError(
@@ -254,7 +255,7 @@ class Training:
             )  # fmt: skip
         assert self.folder is not None
         gone = not any((self.folder / name).exists() for name in TOKENIZER_FILES)
-        if gone and self.groups.leads:  # the text's is the same
+        if gone and self.groups.leads:  # equal to the text's, as checked above
             with disk_errors(self.folder):
                 self.text.tokenizer.save(self.folder)
         if self.recipe.atoms > 1:
@@ -276,20 +277,20 @@ class Training:
                 warnings.warn(f"{found} keeps the state of a callback {key}, which this run has not: it is dropped")
 
     def _users(self) -> Iterator[tuple[str, Hooks]]:
-        """The callbacks that are not the run's own, by the key of their state."""
+        """Yields (key of its state, callback) for each callback that a user has passed."""
         seen: Counter[str] = Counter()
         for callback in self.callbacks:
             if callback not in self.own:
                 name = type(callback).__name__
-                yield f"{name}.{seen[name]}", callback  # the n-th of its class, whatever stands between
+                yield f"{name}.{seen[name]}", callback  # the n-th of its class, whichever callbacks are between
                 seen[name] += 1
 
     def _progress(self, found: Path) -> Progress:
-        """Where the checkpoint says that the run stands. Raises RequestError for where it cannot have stood."""
+        """Returns the progress that the checkpoint records. Raises RequestError if the run cannot have reached it."""
         path, plain = found / "state.json", checkpoint.read_state(found)
         with checkpoint.way_on(found):
             state = validated(Progress, plain, "state", str(path))
-            if self.steps is not None:  # going back leaves out a run's length at most
+            if self.steps is not None:  # a rollback skips at most the length of a run
                 for name, limit in {"step": self.steps, "shift": state.rolled_back * self.steps}.items():
                     if getattr(state, name) > limit:
                         raise RequestError(
@@ -300,12 +301,13 @@ class Training:
 
 
 def identity(text: Tokens) -> list[str]:
-    """What names the text: its shards are called by a hash of what they hold."""
+    """Returns values that identify the text: the name of its shards, which is a hash of their content, and its
+    tokenizer."""
     return [text.train.folder.name, text.tokenizer.fingerprint()]
 
 
 def check_order(order: Order, groups: ProcessGroups, found: Path) -> None:
-    """Raises RequestError where ranks that share the atoms cannot add them up in the order of the run."""
+    """Raises RequestError if several ranks share the atoms but the run sums gradients in sequence."""
     if order != "tree" and groups.world > 1:
         raise RequestError(
             f"{found} is of a run whose gradients are added up one after the other, as was done before there were "
@@ -315,7 +317,7 @@ def check_order(order: Order, groups: ProcessGroups, found: Path) -> None:
 
 
 def sharing(groups: ProcessGroups) -> Sharing:
-    """How a step is shared; torch.distributed is imported where there is more than one process."""
+    """Returns the way a step is shared; torch.distributed is imported only for more than one process."""
     if groups.world == 1:
         return Sharing()
     from glassformer.parallel.apply import Ranks

@@ -1,4 +1,4 @@
-"""What a training run leaves, and reading it back."""
+"""Results of a training run, and reading them back."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ EXPECTED = (
     (1.7, "fluent sentences"), (2.4, "real words, in sentences that make little sense"),
     (3.0, "words, about half of them real"), (math.inf, "letters in a likely order, and hardly a word"),
 )  # fmt: skip
-"""Bits per byte of English, at most, and the text that a model writes there. nanoGPT's characters of Shakespeare: 2.7
-(loss 1.88) and 2.1 (loss 1.47), samples in its README."""
+"""Bits per byte of English, at most -> text that such a model generates. nanoGPT's characters of Shakespeare: 2.7 (loss
+1.88) and 2.1 (loss 1.47), samples in its README."""
 USUAL_RATIO = 20
-"""Tokens per parameter of a run at its best use of compute (Hoffmann et al. 2022, 2203.15556)."""
+"""Tokens per parameter of a compute-optimal run (Hoffmann et al. 2022, 2203.15556)."""
 UNNOTICED = 20
-"""Seconds of other work than training, at most, that the end of a run does not mention."""
+"""Seconds of work other than training, at most, that the end of a run does not mention."""
 PROMPT_WORDS = 4
 """Words of the prompt in the commands that follow a run."""
 
 
 class Interrupted(WorkError):
-    """The run was stopped from outside; it is saved and can go on."""
+    """Error of a run that was stopped from outside; it is saved and can be resumed."""
 
     exit_status = 130
 
@@ -85,7 +85,7 @@ class Run(Tabular):
     tokenizer: Tokenizer
     recipe: Recipe
     status: str
-    """ok or diverged."""
+    """Outcome: ok or diverged."""
     steps: int
     tokens: int
     seconds: float
@@ -96,25 +96,25 @@ class Run(Tabular):
     folder: Path | None = None
     error: str | None = None
     learning_rate: float = 0.0
-    """The peak."""
+    """Peak learning rate."""
     read: dict[str, int] = field(default_factory=dict)
-    """`tokens`, and of pairs those of the `sources` and `targets`, each with its end."""
+    """Numbers of `tokens` read, and for pairs of the `sources` and `targets`, each with its end token."""
     answers: Any = field(default=None, repr=False)
     """`runs.results.Answers` to held-out sources; None for a run on text, or without a folder."""
     sample: Any = field(default=None, repr=False)
-    """`runs.results.Sample` that the trained model wrote; None if it does not write, or without a folder."""
+    """`runs.results.Sample` that the trained model wrote; None if it cannot generate, or without a folder."""
     spent: dict[str, float] = field(default_factory=dict, repr=False)
     """Kind of work -> its seconds in this process: loading, training, evaluating, sampling, saving."""
     pretrained: bool = False
     """True if the run started from weights that were trained before."""
 
     def __post_init__(self) -> None:
-        """Tells the model where a text ends, as loading the run's folder does."""
+        """Sets the token at which the model ends a text, as loading the run's folder does."""
         self.model.ends = () if self.tokenizer.eos_id is None else (self.tokenizer.eos_id,)
 
     @property
     def generation(self) -> dict[str, Any]:
-        """How a text is written, as `Loaded` has it and `gf.save` takes it."""
+        """Generation settings, as `Loaded` has them and `gf.save` takes them."""
         return written_from(self.config, self.tokenizer)
 
     @property
@@ -130,7 +130,7 @@ class Run(Tabular):
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over the steps, so that a pause of the machine does not count."""
+        """Median tokens per second of the steps, so that a pause of the machine does not count."""
         rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)
         return rates[len(rates) // 2] if rates else 0.0
 
@@ -146,7 +146,7 @@ class Run(Tabular):
         }  # fmt: skip
 
     def lines(self) -> Iterator[Any]:
-        """Yields the budget with the held-out loss, or why the run diverged, and the place of the run."""
+        """Yields the budget with the held-out loss, or the reason of the divergence, and the run folder."""
         if self.status == "ok" and self.validation is not None:
             nats = f", perplexity {self.validation['perplexity']:.2f}" if self.recipe.objective.in_nats else ""
             before = "" if self.before is None else f" (before training {self.before['loss']:.4f})"
@@ -171,7 +171,7 @@ class Run(Tabular):
             yield from (unbroken(f"next: {command}{imports}") for command in self._next(quote(str(self.folder))))
 
     def _expected(self) -> Iterator[str]:
-        """Yields what text to expect at this loss, and how much the model has read."""
+        """Yields the kind of text to expect at this loss, and the tokens read per parameter if they are few."""
         bits = None if self.validation is None else self.validation["bits_per_byte"]
         if bits is None or self.sample is None or not self.recipe.objective.continues:
             return
@@ -225,7 +225,8 @@ class Run(Tabular):
 
 
 def load_run(path: str | Path) -> Loaded:
-    """The latest checkpoint of a run folder. Raises RequestError where there is none, or it is damaged."""
+    """Loads the latest checkpoint of a run folder. Raises RequestError if the run has no checkpoint or a damaged
+    one."""
     folder = Path(path)
     if not folder.is_dir():
         raise RequestError(f"there is no run folder {folder}", code="missing", field="run", value=str(folder))
@@ -240,7 +241,7 @@ def load_run(path: str | Path) -> Loaded:
 
 
 def training_of(name: str) -> dict[str, Any] | None:
-    """How the model of a run folder was trained: its recipe, and where the checkpoint stands; None of other names."""
+    """Returns the steps and the recipe of the model of a run folder; None for another `name`."""
     path = Path(name)
     if not (path / "latest").is_file() or not (path / "recipe.yaml").is_file():
         return None
@@ -250,10 +251,10 @@ def training_of(name: str) -> dict[str, Any] | None:
 
 
 def reading(config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as texts were read in training: sources, and texts of which a vector is made, with their end."""
+    """Returns the tokenizer as used in training: it ends sources and embedded texts with the end token."""
     return as_trained(tokenizer) if config.encoder is not None or config.head.vector else tokenizer
 
 
 def written_from(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a text that is written from a source begins with, as in training; nothing without an encoder."""
+    """Returns the start token of a target that is generated from a source, as in training; empty without an encoder."""
     return {} if config.encoder is None or tokenizer.eos_id is None else {START: tokenizer.eos_id}

@@ -1,4 +1,4 @@
-"""Callbacks: what a training run calls at every step. Each owns what it keeps, and its part of the checkpoint."""
+"""Callbacks, which a training run calls at every step. Each holds its state and its part of the checkpoint."""
 
 from glassformer.training.callbacks.base import Callback
 from glassformer.training.callbacks.divergence import Divergence

@@ -1,4 +1,4 @@
-"""The protocol of callbacks."""
+"""Protocol of callbacks."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Callback:
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raises RequestError for one that is no callback, such as a plain function."""
+    """Raises RequestError for a value that is not a callback, such as a plain function."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
             message = f"callbacks: {callback!r} is no training.Callback; wrap a function in training.Reporter(f)"

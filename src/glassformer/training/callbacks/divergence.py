@@ -12,15 +12,15 @@ from glassformer.training.state import Training
 
 
 class Divergence(Callback):
-    """Ends a run whose loss climbs, or is no number where such steps are not skipped."""
+    """Callback that ends a run whose loss climbs, or is not finite if such steps are not skipped."""
 
     def __init__(self) -> None:
         self.first_loss: float | None = None
         self.best = math.inf
-        """The lowest mean loss of a window."""
+        """Lowest mean loss of a window."""
         self.recent: deque[float] = deque(maxlen=DIVERGENCE_WINDOW)
         self.left_out = 0
-        """Steps that were not finite, one after the other."""
+        """Number of consecutive steps with a loss or gradient that is not finite."""
 
     def before_update(self, run: Training, moment: Moment) -> None:
         if moment.finite or (run.recipe.on_spike != "go_on" and self.left_out < LEFT_OUT):
@@ -45,7 +45,7 @@ class Divergence(Callback):
         assert run.validation is not None
         if not math.isfinite(loss := run.validation["loss"]):
             run.stop(f"the held-out loss became {loss} after step {run.step}")
-        elif run.share >= 1 and not math.isfinite(self.best):  # shorter than a window: its later half counts
+        elif run.share >= 1 and not math.isfinite(self.best):  # in a run shorter than a window, its later half counts
             later = list(self.recent)[len(self.recent) // 2 :]
             if later:
                 self._stop_if_climbed(run, sum(later) / len(later), len(later), run.step)

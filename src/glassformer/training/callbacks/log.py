@@ -12,7 +12,7 @@ from glassformer.training.state import Training
 
 
 class Log(Callback):
-    """Writes the rows of a run to metrics.jsonl, line by line."""
+    """Callback that writes the rows of a run to metrics.jsonl, line by line."""
 
     def __init__(self) -> None:
         self.file: IO[str] | None = None
@@ -20,7 +20,7 @@ class Log(Callback):
     def started(self, run: Training) -> None:
         self._open(run)
         lost = run.step - len({row["step"] for row in run.rows if "validation" not in row})
-        if run.folder is not None and lost > 0 and run.groups.leads:  # every step leaves one row
+        if run.folder is not None and lost > 0 and run.groups.leads:  # because every step leaves one row
             warnings.warn(
                 f"{run.folder / 'metrics.jsonl'} lacks {lost:,} of the {run.step:,} steps so far: the run goes on as "
                 f"it would have, but its curves have a gap"
@@ -39,7 +39,7 @@ class Log(Callback):
             self.file.close()
 
     def _open(self, run: Training) -> None:
-        """The file and `run.rows`, cut back to the step at which the run stands."""
+        """Opens the file, and cuts it and `run.rows` back to the present step of the run."""
         if run.folder is None:
             return
         if self.file:

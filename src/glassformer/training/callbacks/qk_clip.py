@@ -9,7 +9,7 @@ from glassformer.training.state import Training
 
 
 class ClipQK(Callback):
-    """Bounds attention logits by `recipe.qk_clip` (`dynamics.QKClip`)."""
+    """Callback that bounds attention logits by `recipe.qk_clip` (`dynamics.QKClip`)."""
 
     def __init__(self, run: Training):
         self.clip = QKClip(run.model, run.recipe.qk_clip)

@@ -11,11 +11,11 @@ from glassformer.training.state import Training
 
 @dataclass
 class Report:
-    """How a run stands after a step, an evaluation, or an event."""
+    """State of a run after a step, an evaluation, or an event."""
 
     step: int
     steps: int | None
-    """Of the whole run; None where the clock bounds it."""
+    """Steps of the whole run; None if the clock bounds it."""
     tokens: int
     seconds: float
     loss: float
@@ -23,12 +23,12 @@ class Report:
     grad_norm: float
     tokens_per_second: float
     done: float
-    """Share of the run, 0 to 1."""
+    """Fraction of the run that is done, 0 to 1."""
     validation: dict[str, Any] | None = None
     events: Sequence[dict[str, Any]] = ()
-    """What the watch has found in this step: spikes, and what was done about them."""
+    """Events that the watch has found in this step, and the answers to spikes."""
     statistics: dict[str, Any] | None = None
-    """What the watch has measured in this step, if it has looked."""
+    """Statistics that the watch has measured in this step; None if it was not due."""
 
     @property
     def seconds_left(self) -> float:
@@ -36,8 +36,8 @@ class Report:
 
 
 class Reporter(Callback):
-    """Calls `tell` with a `Report` of every step, evaluation and event, from the first step on that was taken; where
-    several processes share a run, the first does."""
+    """Callback that calls `tell` with a `Report` of every step, evaluation and event, after the first step that was
+    taken; if several processes share a run, only the first calls it."""
 
     def __init__(self, tell: Callable[[Report], object]):
         self.tell = tell

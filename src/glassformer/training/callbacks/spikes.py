@@ -10,9 +10,9 @@ from glassformer.training.state import Training
 
 
 class SpikePolicy(Callback):
-    """What `recipe.on_spike` does about a step in which the watch has found a spike: go_on takes it, skip leaves it
-    out, roll_back returns to the latest checkpoint and leaves out the batches up to this one (Chowdhery et al. 2022,
-    2204.02311, section 5.1), or skips where there is no checkpoint yet or that has been done often enough."""
+    """Callback that answers a spike by `recipe.on_spike`: go_on takes the step, skip leaves it out, roll_back returns
+    to the latest checkpoint and leaves out the batches up to the spike (Chowdhery et al. 2022, 2204.02311, section
+    5.1), or skips the step before the first checkpoint and after `ROLL_BACKS` returns."""
 
     def __init__(self, run: Training):
         self.run = run
@@ -25,7 +25,7 @@ class SpikePolicy(Callback):
             run.skip()
 
     def _roll_back(self, run: Training, moment: Moment) -> bool:
-        """False where the run cannot go back."""
+        """Returns to the latest checkpoint; returns False, with nothing done, if the run cannot."""
         run.finish_saving()
         found = None if run.folder is None else checkpoint.latest(run.folder)
         if self.times == ROLL_BACKS or found is None:

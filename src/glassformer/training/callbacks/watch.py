@@ -12,7 +12,8 @@ from glassformer.training.state import Training
 
 
 class Watching(Callback):
-    """Finds spikes, and every `recipe.watch` steps looks inside, into dynamics.jsonl (`dynamics.Watch`)."""
+    """Callback that finds spikes, and writes statistics to dynamics.jsonl every `recipe.watch` steps
+    (`dynamics.Watch`)."""
 
     def __init__(self, run: Training):
         self.watch = Watch(run.model, run.recipe.watch, autocast=run.how.autocast, decode=run.text.tokenizer.decode)
@@ -55,7 +56,7 @@ class Watching(Callback):
             self.watch.restore(state["watch"])
 
     def _open(self, run: Training) -> None:
-        """dynamics.jsonl, cut back to the step at which the run stands."""
+        """Opens dynamics.jsonl, cut back to the present step of the run."""
         if run.folder is not None:
             if self.watch.records:
                 self.watch.records.close()

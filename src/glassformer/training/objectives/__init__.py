@@ -1,4 +1,4 @@
-"""Objectives: what a model is trained for. A new one is a config with a `kind` in a file of its own, imported here."""
+"""Objectives: the losses a model is trained on. A new one is a config with a `kind` in a file that is imported here."""
 
 from glassformer.training.objectives.base import Answered, Asked, ObjectiveConfig, usual_objective
 from glassformer.training.objectives.classes import ClassesConfig

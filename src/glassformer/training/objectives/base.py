@@ -1,4 +1,4 @@
-"""What every objective's config shares."""
+"""Base of the configs of objectives."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from glassformer.text.vocabulary import END_OF_TEXT
 
 Decode = Callable[[list[int]], str]
 PROSE, PLACES = 0.8, 64
-"""Least share of letters and spaces in prose; number of stretches of text that are tried."""
+"""Minimum share of letters and spaces in prose; number of slices of the text that are tried."""
 
 NEXT, OF_HEADS = "next_token", ("classes", "spans")
-"""Kind of the usual objective, and kinds of those that heads with the same names are for."""
+"""Kind of the usual objective; kinds of objectives for heads with equal names."""
 
 Text = TypeVar("Text", bound=Tokens)
 
 
 class Steps(Protocol):
-    """Batches by step: a pure function of (seed, step, rank)."""
+    """Interface of batches by step: a pure function of (seed, step, rank)."""
 
     @property
     def tokens_per_step(self) -> float:
-        """In the mean."""
+        """Mean tokens of a step."""
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -52,18 +52,18 @@ class Steps(Protocol):
     def __getitem__(self, step: int) -> Batch: ...
 
     def read(self, steps: int) -> dict[str, int]:
-        """What the first steps read: `tokens`, and what these are made of where there is more to say."""
+        """Returns the counts of the first `steps`: `tokens`, and for pairs those of each side."""
 
 
 class Opening(NamedTuple):
-    """Where a model that was trained for an objective begins to write: ids (s,), and the encoder's source (t,)."""
+    """Start of a generated text, after training for an objective: ids (s,), and the encoder's source (t,)."""
 
     tokens: np.ndarray
     source: np.ndarray | None = None
 
 
 class Asked(NamedTuple):
-    """A held-out question: where the model begins, and the ids of the source and of the target that is right."""
+    """Held-out question: the start of the generated answer, and the ids of the source and of the correct target."""
 
     opening: Opening
     source: np.ndarray
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A held-out question, its right answer, and the model's, as texts."""
+    """Held-out question, its correct answer, and the model's, as texts."""
 
     source: str
     right: str
@@ -79,24 +79,24 @@ class Answered(NamedTuple):
 
 
 class ObjectiveConfig(PartConfig, axis="objective"):
-    """What a model is trained for: the batches that are made of a text, and their loss.
+    """Objective that a model is trained for: makes batches of a text, and computes their loss.
 
     `KIND:VALUE` or `KIND:VALUE:VALUE` names one in a recipe and after --objective, where the values are those of the
     fields `values`.
     """
 
     values: ClassVar[tuple[str, ...]] = ()
-    """The fields that the values behind KIND set, in this order."""
+    """Fields that the values after KIND set, in this order."""
     continues: ClassVar[bool] = True
-    """Whether what it trains reads one text from its beginning on, so that other lengths and writing on from a text
-    can be measured, and its FLOPs are those of so many tokens."""
+    """True if its batches continue one text from its start, so that other lengths and continuations can be measured,
+    and its FLOPs are those of `tokens`."""
     repeats: ClassVar[bool] = True
-    """Whether its batches pass over the training data again and again; False if they are drawn without end."""
+    """True if its batches pass over the training data again and again; False if they are drawn without end."""
     in_nats: ClassVar[bool] = True
-    """Whether the loss is in nats, so that one that climbs by one has diverged; of another only one that is no number
-    has."""
+    """True if the loss is in nats, so that a rise by one is a divergence; otherwise only a loss that is not finite is
+    one."""
     one_length: ClassVar[bool] = True
-    """Whether all batches have one shape; where not, compiling would begin anew for each."""
+    """True if all batches have one shape; otherwise each shape would be compiled separately."""
 
     @classmethod
     def _choose(cls, value: Any) -> PartConfig:
@@ -116,13 +116,14 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     """True if an answer may be right in part, so that the overlap of its words with the right one is measured."""
 
     def data(self, data: Any) -> Any:
-        """Returns data as this objective reads it: of JSON lines the fields of a record, unless a column is named."""
+        """Returns data as this objective reads them: from JSON lines the fields of a record, unless a column is
+        named."""
         if not self.fields or not isinstance(data, str | Path) or Path(data).suffix.lower() not in JSONL_SUFFIXES:
             return data
         return f"{data},column={JOIN.join(self.fields)}"
 
     def fitted(self, config: ModelConfig, text: Tokens) -> ModelConfig:
-        """Returns the config with what the data decide, such as names of classes."""
+        """Returns the config with the values that the data decide, such as names of classes."""
         return config
 
     def labels(self, config: ModelConfig) -> tuple[str, ...]:
@@ -130,12 +131,12 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         return ()
 
     def answered(self, model: Model, text: Tokens, count: int, context: int) -> list[Answered]:
-        """Returns at most `count` held-out questions with the answers of a model that writes none; empty if it writes
-        them (`asked`)."""
+        """Returns at most `count` held-out questions with the answers of a model that does not generate; empty for one
+        that does (`asked`)."""
         return []
 
     def check(self, config: ModelConfig) -> None:
-        """Raises RequestError for a model that cannot learn this, or would learn nothing by it."""
+        """Raises RequestError for a model that cannot learn this objective, or would learn nothing by it."""
         if not config.head.predicts_tokens:
             usual = usual_objective(config)
             remedy = "one of tokens (head.vector=false, no pool)" if usual == NEXT else f"--objective {usual}"
@@ -146,42 +147,43 @@ class ObjectiveConfig(PartConfig, axis="objective"):
             )  # fmt: skip
 
     def among(self, configs: Mapping[str, ModelConfig]) -> Self:
-        """This objective for models that are compared with each other, by their names. Raises RequestError where one
-        cannot learn it, or where they would be trained on different texts."""
+        """Returns this objective for models that are compared, by name. Raises RequestError if one cannot learn it, or
+        if they would be trained on different texts."""
         for config in configs.values():
             self.check(config)
         return self
 
     def with_tokens(self, text: Text) -> Text:
-        """The text with a tokenizer that has the special tokens this objective needs. The ids of the text itself stay
-        as they are. Raises RequestError where a token is missing that cannot be added."""
+        """Returns the text with a tokenizer that has the special tokens this objective needs; the ids of the text do
+        not change. Raises RequestError if a token is missing that cannot be added."""
         return text
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
-        """Raises RequestError where the text is too short for this context, or its pairs are too long."""
+        """Raises RequestError if the text is too short for this context, or its pairs are too long."""
         for name, side in (("training", text.train), ("held-out", text.validation)):
             refuse_long(context, len(side), f"{name} text")
 
     def check_batch(self, text: Tokens, batch: int) -> None:
-        """Raises RequestError where batches of so many texts teach nothing."""
+        """Raises RequestError if batches of `batch` texts teach nothing."""
 
     def batches(self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None) -> Steps:
-        """What each step is trained on, as a model of this config takes it; None: as its kind usually does."""
+        """Returns the training batch of each step, for a model of this config; if None, for a usual model of the
+        objective."""
         return Batches(text.train, batch, context, seed)
 
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> EvaluationWindows:
-        """What the model is scored on, the same at every call: the `EvaluationBatch.bytes` of a target are those whose
-        bits it counts, 0 where bits per byte of text mean nothing."""
+        """Returns the held-out windows, equal at every call. `EvaluationBatch.bytes` counts the bytes of each target, 0
+        if bits per byte of text mean nothing."""
         return evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
 
     def writes(self, config: ModelConfig) -> bool:
-        """Whether what a model of this config learns is to write a text on."""
+        """Returns True if a model of this config learns to continue a text."""
         return config.writes
 
     def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
-        """About `length` held-out tokens from which a model that writes continues: whole words, of prose if the start
+        """Returns about `length` held-out tokens that a generating model continues: whole words, of prose if the start
         of the text has any."""
         tokens, decode = text.validation.tokens, text.tokenizer.decode
         if not self.continues or text.train.task is not None:
@@ -189,8 +191,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         return Opening(whole_words(prose(tokens, length, decode), decode))
 
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:
-        """At most `count` held-out questions to which there is one right answer; none where a model of this config
-        answers none."""
+        """Returns at most `count` held-out questions with one correct answer; empty if a model of this config answers
+        no questions."""
         return []
 
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
@@ -215,24 +217,24 @@ def check_reading_all(objective: ObjectiveConfig, config: ModelConfig) -> None:
 
 
 def read_by(text: Text, tokenizer: Tokenizer) -> Text:
-    """The text with a tokenizer that has more special tokens than its own, and encodes all else as that does."""
+    """Returns the text with a tokenizer that adds special tokens to the text's, and encodes all else equally."""
     lost = np.zeros(tokenizer.vocab_size - len(text.token_bytes), np.int64)
     return replace(text, tokenizer=tokenizer, token_bytes=np.concatenate([text.token_bytes, lost]))
 
 
 def with_end(tokenizer: Tokenizer) -> FileTokenizer:
-    """The tokenizer with a token that ends a text: its own, or a new one."""
+    """Returns the tokenizer with an end-of-text token, which is added if missing."""
     known = as_file(tokenizer)
     return known if known.eos_id is not None else known.with_special("eos_token", END_OF_TEXT)
 
 
 def check_reading_on(config: ModelConfig) -> None:
-    """Raises RequestError where a token would see what follows it, other than within a prefix that is given."""
+    """Raises RequestError if a token would attend to future tokens, other than within a given prefix."""
     check_causal(config, prefix=config.encoder is None)  # with a source, no prefix is given
 
 
 def check_causal(config: ModelConfig, prefix: bool = False) -> None:
-    """Raises RequestError where a token would see what follows it; with `prefix`, other than within a prefix."""
+    """Raises RequestError if a token would attend to future tokens; with `prefix`, other than within a prefix."""
     for layer, block in enumerate(config.layers()):
         if not (block.mixer.causal(config.ctx) or (prefix and block.mixer.takes_prefix(config.ctx))):
             raise RequestError(
@@ -249,8 +251,8 @@ def check_causal(config: ModelConfig, prefix: bool = False) -> None:
 
 
 def prose(ids: np.ndarray, length: int, decode: Decode) -> np.ndarray:
-    """Returns the first `length` of `ids` that are mostly letters, from the start of a word; without such a stretch
-    within PLACES times `length`, the first ones."""
+    """Returns the first `length` of `ids` that are mostly letters, from the start of a word; without any within PLACES
+    times `length`, the first ones."""
     for start in range(0, min(len(ids) - 2 * length, PLACES * length) + 1, max(1, length)):
         shown = decode(ids[start : start + length].tolist())
         if sum(letter.isalpha() or letter == " " for letter in shown) < PROSE * max(1, len(shown)):

@@ -20,7 +20,7 @@ from glassformer.training.objectives.pairs import PairBatches, PairWindows, Reco
 ROWS = 32
 """Held-out texts of a batch."""
 NAMED = 8
-"""Labels that a refusal names."""
+"""Labels named in an error, at most."""
 
 
 class ClassesConfig(ObjectiveConfig, kind="classes"):
@@ -81,7 +81,7 @@ class ClassesConfig(ObjectiveConfig, kind="classes"):
         return PairWindows(held_out, max_tokens, batch)
 
     def writes(self, config: ModelConfig) -> bool:
-        """A class is not a text."""
+        """Returns False: a class is not a text."""
         return False
 
     @torch.no_grad()
@@ -104,7 +104,8 @@ class ClassesConfig(ObjectiveConfig, kind="classes"):
 
 
 class LabelledTexts(RecordStream):
-    """Texts with a label each: what the tokenizer adds, the text, cut to the context, and the number of its label."""
+    """Labelled texts. A row: special tokens around the text, which is cut to the context, and the index of its
+    label."""
 
     fields = ("text", "label")
     counted = ()
@@ -124,7 +125,7 @@ class LabelledTexts(RecordStream):
 
     @cached_property
     def names(self) -> list[str]:
-        """The label of each text."""
+        """Labels (n,) of the texts."""
         known: dict[bytes, str] = {}
         found = []
         for number in range(len(self)):
@@ -141,14 +142,14 @@ class LabelledTexts(RecordStream):
 
 
 def padded(rows: Sequence[np.ndarray], end: int, targets: torch.Tensor) -> FedBatch:
-    """Texts as a batch, each padded with a document that does not count."""
+    """Returns texts as a batch; each row is padded with a document 0, which does not count."""
     inputs = pad_sequence([torch.from_numpy(row.astype(np.int64)) for row in rows], True, end)
     documents = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0)
     return FedBatch.of(inputs, targets, documents=documents)
 
 
 def labels_of(text: Tokens) -> tuple[str, ...]:
-    """Every label of the data, in the order of the alphabet."""
+    """Returns every label of the data, in alphabetical order."""
     sides = (LabelledTexts(side.tokens, text.tokenizer, 1).names for side in (text.train, text.validation))
     return tuple(sorted({name for names in sides for name in names}))
 

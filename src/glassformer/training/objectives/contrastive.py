@@ -16,17 +16,17 @@ from glassformer.training.objectives.pairs import Pair, PairBatches, Pairs, Pair
 
 
 class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
-    """Which target belongs to which source, by the angle between their vectors, among those of one batch.
+    """Matching of sources and targets within a batch, by the angle between their vectors.
 
-    van den Oord et al. 2018, 1807.03748 (InfoNCE); both ways as Radford et al. 2021, 2103.00020. With u_i and v_i the
-    vectors of source i and target i, of length 1, and temperature t,
+    van den Oord et al. 2018, 1807.03748 (InfoNCE); symmetric as in Radford et al. 2021, 2103.00020. With u_i and v_i
+    the vectors of source i and target i, of length 1, and temperature t,
 
         loss = 1/2 mean_i [ -log softmax_j(u_i v_j / t)[i]  -  log softmax_j(u_j v_i / t)[i] ]
 
     Each document of the data is a pair, its two texts with a tab between. A model with a head of vectors reads each
-    text by itself. The other pairs of a batch are what a text is told from (with micro_batch, those of a piece):
-    batches of other sizes have other losses. It is no likelihood, so there are no bits per byte; `perplexity` is the
-    number of pairs among which the model is as lost as one that guesses.
+    text separately. The other pairs of a batch (with micro_batch, of a microbatch) are the negatives, so batches of
+    other sizes have other losses. The loss is not a likelihood, so it has no bits per byte; `perplexity` is the number
+    of pairs among which a uniform guess has the same loss.
     """
 
     values: ClassVar[tuple[str, ...]] = ("temperature",)
@@ -61,7 +61,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
 
     def check_batch(self, text: Tokens, batch: int) -> None:
         pairs = len(Pairs(text.train.tokens, text.tokenizer, Apart()))
-        if not 2 <= batch <= pairs:  # with fewer pairs one would stand beside itself, and be told from itself
+        if not 2 <= batch <= pairs:  # with fewer pairs one would be a negative of itself
             raise RequestError(
                 f"batch_size={batch}: each pair is told from the others of its batch, and the training text has "
                 f"{pairs}; use from 2 to {pairs}",
@@ -76,14 +76,14 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> PairWindows:
-        """In batches of one size, at least one, so that each pair is told from as many."""
+        """Returns held-out batches of one size, at least one, so that each pair has an equal number of negatives."""
         windows = PairWindows(Pairs(text.validation.tokens, text.tokenizer, Apart()), max_tokens, batch)
         count = len(windows.starts)
         windows.starts = windows.starts[: max(count - count % batch, min(count, batch))]
         return windows
 
     def writes(self, config: ModelConfig) -> bool:
-        """A vector writes nothing."""
+        """Returns False: a vector is not a text."""
         return False
 
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
@@ -98,7 +98,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
 
 
 class Apart(SourceLayout):
-    """Source and target each read by itself, with its end; the target of a row is its own number."""
+    """Layout of a pair whose texts are read separately, each with its end; the target of a row is its index."""
 
     def batch(self, pairs: list[Pair], end: int, between: int) -> Batch:  # type: ignore[override]
         whole = super().batch(pairs, end, between)

@@ -1,4 +1,4 @@
-"""Windows of a text, changed row by row, each by a key of its own."""
+"""Windows of a text in which each row is changed by a separate key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from glassformer.text import Batch, Batches, EvaluationBatch, EvaluationWindows,
 from glassformer.text.permutation import keyed
 
 Change = Callable[[Batch, Sequence[int]], Batch]
-"""Texts (b, s), with the token after each, and a key for each row -> what is trained on."""
+"""Function of texts (b, s), with the token after each, and a key for each row; returns the training batch."""
 
 
 class CorruptedBatches(Batches):
-    """The inputs of `Batches`, changed by the seed and the number of the sequence alone."""
+    """Inputs of `Batches`, changed by a function of only the seed and the number of the sequence."""
 
     def __init__(self, change: Change, name: str, tokens: np.ndarray, batch: int, context: int, seed: int,
                  rank: int = 0, world: int = 1):  # fmt: skip
@@ -30,8 +30,8 @@ class CorruptedBatches(Batches):
 
 
 class CorruptedWindows(EvaluationWindows):
-    """The inputs of `EvaluationWindows`, changed alike for every model and seed. Targets have bytes where they are
-    those of the text (`likelihood`)."""
+    """Inputs of `EvaluationWindows`, changed equally for every model and seed. With `likelihood`, targets have the
+    bytes of the text."""
 
     def __init__(self, change: Change, name: str, text: Tokens, context: int, max_tokens: int | None, batch: int,
                  likelihood: bool = False):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows of a task (`text/tasks.py`) as batches: drawn for each step, and never the same twice."""
+"""Batches of rows of a task (`text/tasks.py`), drawn for each step without repetition."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from glassformer.text.tasks import TASKS, Regression, Rows, Task, TokenTask, tas
 Make = Callable[[Rows], Batch]
 
 DRAWN = 1 << 16
-"""Places that are held out where nobody says how many."""
+"""Held-out places if no number is given."""
 
 
 def symbols_in(text: Tokens) -> TokenTask:
-    """The task of symbols of which a text has some rows. Raises RequestError where it is of none."""
+    """Returns the symbol task whose rows the text has. Raises RequestError for other texts."""
     task = _task_in(text)
     if not isinstance(task, TokenTask):
         raise _other(task, "task", TokenTask)
@@ -28,7 +28,7 @@ def symbols_in(text: Tokens) -> TokenTask:
 
 
 def vectors_in(text: Tokens) -> Regression:
-    """The task of vectors of which a text has some rows. Raises RequestError where it is of none."""
+    """Returns the vector task whose rows the text has. Raises RequestError for other texts."""
     task = _task_in(text)
     if not isinstance(task, Regression):
         raise _other(task, "regression", Regression)
@@ -49,7 +49,7 @@ def _other(task: Task | None, objective: str, kind: type) -> RequestError:
 
 
 def check_row(task: Task, context: int) -> None:
-    """Raises RequestError where a row is longer than the context."""
+    """Raises RequestError if a row is longer than the context."""
     if task.length > context:
         raise RequestError(
             f"a row of {task} has {task.length:,} places, and the context is {context:,}; use --context {task.length}",
@@ -58,7 +58,7 @@ def check_row(task: Task, context: int) -> None:
 
 
 class DrawnBatches:
-    """`batches[step]`: a pure function of (seed, step, rank)."""
+    """Batches of drawn rows: `batches[step]` is a pure function of (seed, step, rank)."""
 
     def __init__(self, task: Task, make: Make, batch: int, seed: int, rank: int = 0, world: int = 1):
         self.task, self.make, self.batch, self.seed, self.rank, self.world = task, make, batch, seed, rank, world
@@ -79,7 +79,7 @@ class DrawnBatches:
 
 
 class DrawnWindows(EvaluationWindows):
-    """Held-out rows, the same at every call. Targets have no bytes: what is asked is no text."""
+    """Held-out rows, equal at every call. Targets have no bytes, because they are not text."""
 
     def __init__(self, task: Task, make: Make, max_tokens: int | None, batch: int):
         self.rows = task.rows(max(1, (max_tokens or DRAWN) // task.length), "held out")
@@ -95,12 +95,12 @@ class DrawnWindows(EvaluationWindows):
 
 
 def as_tokens(rows: Rows, ids: np.ndarray) -> Batch:
-    """Rows of symbols as a batch, `ids` the token of each."""
+    """Returns rows of symbols as a batch; `ids`: the token of each symbol."""
     targets = np.where(rows.asked, ids[rows.targets], IGNORED)
     return Batch(torch.from_numpy(ids[rows.inputs]), torch.from_numpy(targets))
 
 
 def as_vectors(rows: Rows) -> Batch:
-    """Rows of vectors as a batch."""
+    """Returns rows of vectors as a batch."""
     targets = np.where(rows.asked, rows.targets, IGNORED)
     return Batch(torch.from_numpy(rows.inputs).float(), torch.from_numpy(targets).float())

@@ -19,14 +19,15 @@ ENDS_SENTENCE = (".", "!", "?", "\n")
 
 
 class InfillConfig(ObjectiveConfig, kind="infill"):
-    """A text from what was left of it: the mean of -log p(x_i | x_<i, source) over the tokens of the text and its end.
+    """Reconstruction of a corrupted text: the mean of -log p(x_i | x_<i, source) over the tokens of the text and its
+    end.
 
     Lewis et al. 2019, 1910.13461 (BART): the sentences are put in a random order (`permute`), then spans whose lengths
     are drawn from a Poisson distribution of mean `mean` are each replaced by one mask token, until a share `p` of the
-    tokens is hidden; a span of length 0 inserts a mask. So the model also finds out how much is missing. A sentence
-    ends with a token that ends in . ! ? or a line end. What is to be written stands in the source for the most part:
-    the loss is no likelihood of the text, and there are no bits per byte. A model without an encoder reads the source,
-    then writes the text.
+    tokens is hidden; a span of length 0 inserts a mask. So the model also predicts the length of each gap. A sentence
+    ends with a token that ends in . ! ? or a line end. Most of the target is in the source, so the loss is not a
+    likelihood of the text and has no bits per byte. A model without an encoder reads the source, then generates the
+    text.
     """
 
     values: ClassVar[tuple[str, ...]] = ("p", "mean")
@@ -36,9 +37,9 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
     p: float = Field(0.3, gt=0, lt=1)
     """Share of the tokens that are hidden."""
     mean: float = Field(3.0, ge=1, le=100)
-    """Tokens of a span, in the mean."""
+    """Mean tokens of a span."""
     permute: bool = True
-    """Whether the sentences of the source stand in a random order."""
+    """True if the sentences of the source are in a random order."""
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
@@ -49,11 +50,11 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
         return super().among(configs)
 
     def writes(self, config: ModelConfig) -> bool:
-        """A text is written again, not on."""
+        """Returns False: a text is reconstructed, not continued."""
         return False
 
     def with_tokens(self, text: Text) -> Text:
-        """With a mask token and an end, which a run's folder then keeps."""
+        """Returns the text with a mask token and an end token added, which a run's folder then keeps."""
         tokenizer = text.tokenizer
         if tokenizer.eos_id is not None and tokenizer.mask_id is not None:
             return text
@@ -66,7 +67,8 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
             refuse_long(self.size(context, config), len(side), f"{name} text")
 
     def size(self, context: int, config: ModelConfig | None) -> int:
-        """Tokens of the text, of which a context holds the source, which is no longer, and the text with its end."""
+        """Returns the tokens of the text: the context holds the source, at most equally long, and the text with its
+        end."""
         found = context - 1 if SourceLayout.of(config).encoder else (context - 1) // 2
         if found < 2:
             raise RequestError(
@@ -90,13 +92,13 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
 
 @dataclass(frozen=True)
 class Infilling:
-    """How a text is spoilt, given the vocabulary."""
+    """Corruption of a text, for a vocabulary."""
 
     how: InfillConfig
     mask_id: int
     end: int
     ends: np.ndarray
-    """(v,) whether a token ends a sentence."""
+    """Boolean array (v,), True for tokens that end a sentence."""
     layout: SourceLayout
 
     @classmethod
@@ -108,18 +110,18 @@ class Infilling:
         return cls(how, tokenizer.mask_id, tokenizer.eos_id, ends, layout)
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Of texts (b, s), each row by a key of its own."""
+        """Returns the batch of texts (b, s), each row corrupted by its key."""
         rows = [(self.row(row, key), row) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         return self.layout.batch(rows, self.end, self.end)
 
     def row(self, tokens: np.ndarray, key: int) -> np.ndarray:
-        """(s,) tokens -> the source, of at most s tokens."""
+        """Returns the corrupted source of tokens (s,), at most s tokens."""
         draw = np.random.default_rng(key)
         if self.how.permute:
             sentences = np.split(tokens, np.flatnonzero(self.ends[tokens[:-1]]) + 1)
             tokens = np.concatenate([sentences[i] for i in draw.permutation(len(sentences))])
         hidden = self.spans(max(1, round(self.how.p * len(tokens))), draw)
-        # Where the spans stand: every way to divide what is left among the places before, between and behind them.
+        # The remaining tokens are divided at random among the places before, between and after the spans.
         left = len(tokens) - sum(hidden)
         cuts = np.sort(draw.integers(left + 1, size=len(hidden)))
         source: list[np.ndarray] = []
@@ -130,13 +132,14 @@ class Infilling:
         return np.concatenate([*source, tokens[at:]])
 
     def spans(self, count: int, draw: np.random.Generator) -> list[int]:
-        """Lengths from the Poisson distribution that add up to `count`, the last one cut; at most as many spans."""
+        """Returns span lengths from the Poisson distribution with sum `count`, the last one cut; at most `count`
+        spans."""
         found: list[int] = []
         missing = count
         while missing:
             length = min(int(draw.poisson(self.how.mean)), missing)
             if length == 0 and len(found) + missing >= count:
-                continue  # each span puts one token where its own were: so many would make the source longer
+                continue  # each span inserts one mask, so more spans would make the source longer
             found.append(length)
             missing -= length
         return found

@@ -16,16 +16,17 @@ from glassformer.training.objectives.base import ObjectiveConfig, Text, read_by
 from glassformer.training.objectives.corrupted import CorruptedBatches, CorruptedWindows
 
 NEW_MASK = "<mask>"
-"""The mask token of a tokenizer that has none."""
+"""Mask token added to a tokenizer without one."""
 
 
 class MaskedConfig(ObjectiveConfig, kind="masked"):
-    """Hidden tokens from all the others: the mean of -log p(x_i | x with some hidden) over the hidden ones.
+    """Prediction of hidden tokens from all the others: the mean of -log p(x_i | x with some hidden) over the hidden
+    ones.
 
-    Devlin et al. 2018, 1810.04805: a share `p` of the tokens is chosen, anew for every batch (RoBERTa, 1907.11692); of
-    those 80 % become the mask token, 10 % a random token, 10 % stay. Special tokens are not chosen; of a sequence at
-    least one token is. With `span` they are chosen in stretches of geometric length (SpanBERT, Joshi et al. 2019,
-    1907.10529), each of which is treated alike. The loss is no likelihood of the text, so there are no bits per byte.
+    Devlin et al. 2018, 1810.04805: a share `p` of the tokens is chosen, again for every batch (RoBERTa, 1907.11692): 80
+    % become the mask token, 10 % a random token, 10 % stay. Special tokens are not chosen; at least one token of a
+    sequence is. With `span` they are chosen in spans of geometric length (SpanBERT, Joshi et al. 2019, 1907.10529), and
+    a span is replaced as a whole. The loss is not a likelihood of the text, so it has no bits per byte.
     """
 
     values: ClassVar[tuple[str, ...]] = ("p", "span")
@@ -33,13 +34,13 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
     p: float = Field(0.15, gt=0, lt=1)
     """Share of the tokens that are to be predicted."""
     span: float = Field(1.0, ge=1, le=100)
-    """Mean length of the stretches; 1: each token by itself."""
+    """Mean tokens of a span; 1 for single tokens."""
     mask: float = Field(0.8, ge=0, le=1)
-    """Share of the chosen that become the mask token."""
+    """Share of the chosen tokens that become the mask token."""
     random: float = Field(0.1, ge=0, le=1)
-    """Share of the chosen that become a random token."""
+    """Share of the chosen tokens that become a random token."""
     token: str | None = None
-    """The mask token. None: the tokenizer's own, and a new one where it has none."""
+    """Mask token; if None, the tokenizer's, or a new one if it lacks one."""
 
     @model_validator(mode="after")
     def _shares(self) -> MaskedConfig:
@@ -48,8 +49,8 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
         return self
 
     one_sided: bool = False
-    """Whether a causal model may learn it too, from what stands before a hidden token alone: to be compared with one
-    that is bidirectional."""
+    """True if a causal model may learn the objective from only the tokens before a hidden one, for a comparison with a
+    bidirectional model."""
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
@@ -67,7 +68,8 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             )  # fmt: skip
 
     def among(self, configs: Mapping[str, ModelConfig]) -> Self:
-        """Causal models may take part next to a bidirectional one: what that is worth can be measured."""
+        """Returns the objective, with `one_sided` if some models are causal and some are not, so that they can be
+        compared."""
         found = self
         if len({config.causal for config in configs.values()}) > 1:
             found = self.replace(one_sided=True)
@@ -76,7 +78,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
         return found
 
     def with_tokens(self, text: Text) -> Text:
-        """With a mask token, which a run's folder then keeps."""
+        """Returns the text with a mask token, which a run's folder then keeps."""
         tokenizer = text.tokenizer
         if self.token is not None:
             return self._named(text, self.token)
@@ -109,13 +111,13 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are hidden, given the vocabulary."""
+    """Choice and replacement of hidden tokens, for a vocabulary."""
 
     how: MaskedConfig
     mask_id: int
     vocab_size: int
     special: np.ndarray
-    """Ids that are never chosen."""
+    """Ids (i,) of special tokens, which are never chosen."""
 
     @classmethod
     def of(cls, how: MaskedConfig, tokenizer: Tokenizer) -> Masking:
@@ -123,16 +125,16 @@ class Masking:
         return cls(how, tokenizer.mask_id, tokenizer.vocab_size, np.array(sorted(tokenizer.special_ids), np.int64))
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Hides tokens of texts (b, s), each row by a key of its own."""
+        """Hides tokens of texts (b, s), each row by its key."""
         rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         hidden, targets = (torch.from_numpy(np.stack(side)) for side in zip(*rows, strict=True))
         return Batch(hidden, targets)
 
     def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
-        """(s,) tokens -> (s,) inputs and (s,) targets, -100 where nothing is to be predicted."""
+        """Returns inputs (s,) and targets (s,) of tokens (s,); targets are -100 except at chosen tokens."""
         draw = np.random.default_rng(key)
         free = ~np.isin(tokens, self.special)
-        if not free.any():  # nothing but special tokens: one of them, as a mean over nothing is no number
+        if not free.any():  # only special tokens: one may be chosen, because a mean over no targets is NaN
             free[:] = True
         chosen, fate = self._tokens(free, draw) if self.how.span == 1 else self._spans(free, draw)
         hidden = np.where(chosen & (fate < self.how.mask), self.mask_id, tokens)
@@ -141,14 +143,14 @@ class Masking:
         return hidden, np.where(chosen, tokens, IGNORED)
 
     def _tokens(self, free: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Which are chosen, each by itself, and a number in [0, 1) that decides what becomes of it."""
+        """Chooses single tokens: (s,) booleans, and (s,) numbers in [0, 1) that decide their replacement."""
         chosen = (draw.random(len(free)) < self.how.p) & free
         if not chosen.any():
             chosen[draw.choice(np.flatnonzero(free))] = True
         return chosen, draw.random(len(free))
 
     def _spans(self, free: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """As `_tokens`, in stretches, of which each has one number; as many tokens as the share, exactly."""
+        """Chooses spans of tokens as `_tokens`, with one number per span; exactly a share `p` of the tokens."""
         left = max(1, round(self.how.p * int(free.sum())))
         chosen, fate = np.zeros(len(free), bool), np.zeros(len(free))
         while left:

@@ -6,10 +6,11 @@ from glassformer.training.objectives.base import ObjectiveConfig, check_causal
 
 
 class NextTokenConfig(ObjectiveConfig, kind="next_token"):
-    """Each token from those before it: the mean of -log p(x_i | x_<i). Held-out text has bits per byte."""
+    """Prediction of each token from those before it: the mean of -log p(x_i | x_<i). Held-out text has bits per
+    byte."""
 
     def check(self, config: ModelConfig) -> None:
-        """A next-token loss means nothing where a token sees what follows it, and a plain text has no source."""
+        """Raises RequestError for a model whose tokens attend to future tokens, or that reads a source."""
         if config.encoder is not None:
             raise RequestError(
                 "objective=next_token gives a model one text, and the encoder of this one reads another; give pairs, "

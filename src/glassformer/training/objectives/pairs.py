@@ -1,4 +1,4 @@
-"""Pairs of a source and a target as batches, for models that read a source with an encoder, or before the target."""
+"""Batches of pairs of a source and a target, for models that read the source with an encoder, or before the target."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class SourceLayout:
-    """Where a model reads the source.
+    """Layout of a pair in a model's inputs.
 
-    encoder      source + end, read by an encoder; the model's own text is end + target, of which target + end are to be
-                 predicted. A batch pads sources behind documents of their own
-    no encoder   source + between + target, of which target + end are to be predicted; with `prefix`, source + between
-                 see each other
+    encoder      source + end, read by an encoder; the decoder reads end + target and predicts target + end. Sources
+                 of a batch are padded with separate documents
+    no encoder   source + between + target; predicts target + end. With `prefix`, tokens of source + between attend to
+                 each other
     """
 
     encoder: bool = True
@@ -44,11 +44,11 @@ class SourceLayout:
         return cls(False, config.takes_prefix)
 
     def length(self, source: int, target: int) -> int:
-        """The context that a pair of so many tokens needs."""
+        """Returns the context that a pair of `source` and `target` tokens needs."""
         return max(source, target) + 1 if self.encoder else source + target + 1
 
     def batch(self, pairs: Sequence[Pair], end: int, between: int) -> Batch:
-        """Each pair a row, padded with what is not scored."""
+        """Returns a batch with a pair per row, padded with tokens that are not scored."""
 
         def padded(rows: list[np.ndarray], filling: int) -> Tensor:
             return pad_sequence([torch.from_numpy(row.astype(np.int64)) for row in rows], True, filling)
@@ -79,7 +79,7 @@ class RecordStream:
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
     """Names of the fields."""
     counted: ClassVar[tuple[str, ...]] = ("sources", "targets")
-    """Names of the columns of `sizes` that a run tells apart."""
+    """Names of the columns of `sizes` that a run counts separately."""
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer):
         between = tokenizer.encode(BETWEEN).tolist()
@@ -112,12 +112,12 @@ class RecordStream:
         return len(self.borders)
 
     def field(self, number: int, place: int) -> np.ndarray:
-        """Tokens of one field of a record."""
+        """Returns the tokens of one field of a record."""
         return self.tokens[self.borders[number, place] + 1 : self.borders[number, place + 1]]
 
     @property
     def sizes(self) -> np.ndarray:
-        """(n, k): tokens of what is counted of each record."""
+        """Counted tokens (n, k) of each record."""
         return np.diff(self.borders)
 
     @abstractmethod
@@ -126,7 +126,7 @@ class RecordStream:
 
 
 class Pairs(RecordStream):
-    """The pairs that lie in a stream of tokens: source, tab, target, end."""
+    """Pairs in a stream of tokens: source, tab, target, end."""
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: SourceLayout | None = None):
         super().__init__(tokens, tokenizer)
@@ -137,7 +137,7 @@ class Pairs(RecordStream):
 
     @property
     def context(self) -> int:
-        """What the longest pair needs."""
+        """Context that the longest pair needs."""
         return max(
             self.layout.length(int(source) - 1, int(target) - 1) for source, target in np.unique(self.sizes, axis=0)
         )
@@ -147,15 +147,15 @@ class Pairs(RecordStream):
 
 
 class PairBatches:
-    """`batches[step]`: pure functions of (seed, step, rank); an epoch takes each record once, in an order of its own.
-    `whole`: it has no batch that ends in the next, where a pair might stand twice; what is left is left out."""
+    """Batches of records: `batches[step]` is a pure function of (seed, step, rank); an epoch takes each record once, in
+    its order. `whole`: no batch crosses into the next epoch, where a pair could occur twice; the rest is left out."""
 
     def __init__(self, pairs: RecordStream, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
         self.pairs, self.batch, self.seed, self.rank, self.world = pairs, batch, seed, rank, world
         self.epoch = len(pairs) - (len(pairs) % (batch * world) if whole else 0)
         self.sizes = pairs.sizes
         self._counted = (0, np.zeros(self.sizes.shape[1], np.int64))
-        """Records, and the tokens of what is counted of each."""
+        """Number of records read, and the counted tokens in them."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -166,7 +166,7 @@ class PairBatches:
         return math.ceil(self.epoch / (self.batch * self.world))
 
     def read(self, steps: int) -> dict[str, int]:
-        """Tokens of the sources and targets, each with its end."""
+        """Returns the tokens of the sources and targets read in the first `steps`, each with its end."""
         last = steps * self.batch * self.world
         first, counted = self._counted if self._counted[0] <= last else (0, np.zeros(self.sizes.shape[1], np.int64))
         for some in self._between(first, last):
@@ -182,7 +182,7 @@ class PairBatches:
         return self.pairs.batch(self.numbers(step))
 
     def _between(self, first: int, last: int) -> Iterator[np.ndarray]:
-        """The numbers of the pairs `first` to `last` of all epochs, piece by piece."""
+        """Yields the indices of records `first` to `last`, counted through all epochs, epoch by epoch."""
         while first < last:
             epoch, place = divmod(first, self.epoch)
             taken = min(self.epoch - place, last - first)
@@ -191,8 +191,8 @@ class PairBatches:
 
 
 class PairWindows(EvaluationWindows):
-    """Held-out records, evenly spread, the same at every call. Targets have no bytes: a likelihood given a source is
-    none of the text."""
+    """Held-out records, evenly spread, equal at every call. Targets have no bytes: a likelihood given a source is not
+    one of the text."""
 
     def __init__(self, pairs: RecordStream, max_tokens: int | None, batch: int):
         fits, scored = len(pairs), int(pairs.sizes[:, -1].sum())
@@ -221,8 +221,8 @@ def check_pairs(pairs: Pairs, context: int, name: str) -> None:
 
 
 def refuse_other_texts(kind: str, configs: Mapping[str, ModelConfig]) -> None:
-    """Raises RequestError where of models that are compared some have an encoder, and others read what that would in
-    front of their own text: the same context then holds less of it."""
+    """Raises RequestError if some of the compared models have an encoder and others read the source before their text,
+    because a context then holds less text."""
     some = {config.encoder is not None: name for name, config in configs.items()}
     if len(some) > 1:
         raise RequestError(

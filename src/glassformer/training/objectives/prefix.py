@@ -17,18 +17,18 @@ from glassformer.training.objectives.corrupted import CorruptedBatches, Corrupte
 
 
 class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
-    """The rest of a text from its beginning: the mean of -log p(x_i | x_<i) over the tokens behind a prefix.
+    """Continuation of a prefix: the mean of -log p(x_i | x_<i) over the tokens after it.
 
-    Raffel et al. 2020, 1910.10683, 3.2.1: tokens of the prefix see each other, those behind it what came before, which
-    is the visibility `prefix` (`+prefix`). How long a prefix is, is drawn for each sequence from 1 up to the context.
-    A causal model reads the same prefixes as any text, and is scored on the same tokens. The loss is a likelihood of
-    the rest, so it has bits per byte.
+    Raffel et al. 2020, 1910.10683, 3.2.1: tokens of the prefix attend to each other, later ones to all tokens before
+    (visibility `prefix`, `+prefix`). The length of a prefix is drawn for each sequence from 1 to the context. A causal
+    model reads the same prefixes as any text, and is scored on the same tokens. The loss is a likelihood of the rest,
+    so it has bits per byte.
     """
 
     values: ClassVar[tuple[str, ...]] = ("tokens",)
 
     tokens: int | None = Field(None, gt=0, le=1 << 28)
-    """Of each prefix; None: drawn."""
+    """Tokens of each prefix; if None, drawn."""
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
@@ -69,12 +69,12 @@ class Prefixes:
 
     length: int | None
     sees: bool
-    """Whether the model is told which tokens are the prefix."""
+    """True if the model receives the mask of prefix tokens."""
 
     def __call__(self, texts: Batch, keys: Sequence[int]) -> Batch:
         inputs, targets = texts.inputs, texts.targets.clone()
         s = inputs.shape[1]
         drawn = [self.length or int(np.random.default_rng(key).integers(1, s + 1)) for key in keys]
         place, lengths = torch.arange(s), torch.tensor(drawn)[:, None]
-        targets[place < lengths - 1] = IGNORED  # the last token of a prefix predicts the first behind it
+        targets[place < lengths - 1] = IGNORED  # the last token of a prefix predicts the first token after it
         return FedBatch.of(inputs, targets, global_tokens=place < lengths) if self.sees else Batch(inputs, targets)

@@ -15,10 +15,10 @@ from glassformer.training.objectives.drawn import DrawnBatches, DrawnWindows, as
 
 
 class RegressionConfig(ObjectiveConfig, kind="regression"):
-    """A function from examples of it: the mean of (y' - y)^2 over the places at which a y is asked.
+    """In-context regression: the mean of (y' - y)^2 over the places that ask for a y.
 
     Garg et al. 2022, 2208.01066; von Oswald et al. 2022, 2212.07677. A model reads real vectors and gives one number
-    for each (`+vectors:R`). It is no likelihood: the loss is in units of y^2, and has no bits per byte.
+    for each (`+vectors:R`). The loss is in units of y^2, not a likelihood, and has no bits per byte.
     """
 
     continues: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class RegressionConfig(ObjectiveConfig, kind="regression"):
                 f"+vectors:{task.size}",
                 code="conflict", field="embedding.vectors.size", value=vectors.size, expected=str(task.size),
             )  # fmt: skip
-        if task.layout == "apart":  # an answer stands behind its question
+        if task.layout == "apart":  # because an answer follows its question
             check_causal(config)
 
     def batches(
@@ -59,7 +59,7 @@ class RegressionConfig(ObjectiveConfig, kind="regression"):
         return DrawnWindows(vectors_in(text), as_vectors, max_tokens, batch)
 
     def writes(self, config: ModelConfig) -> bool:
-        """A number is no text."""
+        """Returns False: a number is not a text."""
         return False
 
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:

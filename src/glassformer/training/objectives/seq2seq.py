@@ -11,12 +11,13 @@ from glassformer.training.objectives.pairs import PairBatches, Pairs, PairWindow
 
 
 class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
-    """A target from its source: the mean of -log p(y_i | y_<i, x) over the tokens of the targets and their ends.
+    """Generation of a target from its source: the mean of -log p(y_i | y_<i, x) over the tokens of the targets and
+    their ends.
 
     Sutskever et al. 2014, 1409.3215; Vaswani et al. 2017, 1706.03762. Each document of the data is a pair, its source
-    and its target with a tab between. An encoder reads the source, where there is one; other models read it in front of
-    the target, with the tab between, those with a prefix read it bidirectionally. All are scored on the same targets.
-    Label smoothing is the head's.
+    and its target with a tab between. An encoder reads the source; models without one read it before the target, with
+    the tab between, and bidirectionally if they have a prefix. All are scored on equal targets. The head sets label
+    smoothing.
     """
 
     continues: ClassVar[bool] = False
@@ -41,7 +42,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
         return PairWindows(Pairs(text.validation.tokens, text.tokenizer, SourceLayout.of(config)), max_tokens, batch)
 
     def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
-        """The source of the first held-out pair."""
+        """Returns the source of the first held-out pair."""
         return self.asked(text, 1, config)[0].opening
 
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:

@@ -15,32 +15,31 @@ from glassformer.training.objectives.corrupted import CorruptedBatches, Corrupte
 from glassformer.training.objectives.pairs import SourceLayout, refuse_other_texts
 
 SENTINEL = "<extra_id_{}>"
-"""T5's name of the token that stands for the n-th span."""
+"""T5's name of the token for the n-th span."""
 
 
 class SpanConfig(ObjectiveConfig, kind="span"):
-    """Spans that were taken out of a text: the mean of -log p(y_i | y_<i, x) over them and the sentinels before each.
+    """Prediction of spans removed from a text: the mean of -log p(y_i | y_<i, x) over their tokens and sentinels.
 
-    Raffel et al. 2020, 1910.10683, 3.1.4: of n tokens a share `density` is taken out in spans of `mean` tokens in the
-    mean. In the source a sentinel of its own stands for each; the target has, span by span, its sentinel and its
-    tokens.
+    Raffel et al. 2020, 1910.10683, 3.1.4: a share `density` of n tokens is removed in spans of `mean` tokens on
+    average. A separate sentinel replaces each in the source; the target has, span by span, its sentinel and its tokens.
 
         x = Thank you <0> me to your party <1> week </s>        y = <0> for inviting <1> last </s>
 
-    The lengths of the spans, and of what is left between, are a random division into that many parts. The text of a
-    sequence is as long as the source then fills the context (568 tokens for 512 as published, with targets of 114). The
-    loss is no likelihood of the text, so there are no bits per byte. A model without an encoder reads x, then writes y.
+    The lengths of the spans, and of the text between them, are random divisions. The text is as long as possible while
+    its source fits the context (568 tokens for 512 as published, with targets of 114). The loss is not a likelihood of
+    the text, so it has no bits per byte. A model without an encoder reads x, then generates y.
     """
 
     values: ClassVar[tuple[str, ...]] = ("density", "mean")
     continues: ClassVar[bool] = False
 
     density: float = Field(0.15, gt=0, lt=1)
-    """Share of the tokens that are taken out."""
+    """Share of the tokens that are removed."""
     mean: float = Field(3.0, ge=1, le=100)
-    """Tokens of a span, in the mean."""
+    """Mean tokens of a span."""
     sentinels: int = Field(100, gt=0, le=10_000)
-    """So many spans at most; special tokens that the tokenizer gets unless it has them."""
+    """Maximum number of spans; the sentinels are special tokens, added to the tokenizer if missing."""
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
@@ -51,11 +50,11 @@ class SpanConfig(ObjectiveConfig, kind="span"):
         return super().among(configs)
 
     def writes(self, config: ModelConfig) -> bool:
-        """What stands in a gap is no text to write on."""
+        """Returns False: removed spans are not a text to continue."""
         return False
 
     def with_tokens(self, text: Text) -> Text:
-        """With sentinels and an end, which a run's folder then keeps."""
+        """Returns the text with sentinels and an end token, which a run's folder then keeps."""
         names = [SENTINEL.format(i) for i in range(self.sentinels)]
         tokenizer = with_end(text.tokenizer)
         if all(tokenizer.id_of(name) is not None for name in names):
@@ -74,7 +73,8 @@ class SpanConfig(ObjectiveConfig, kind="span"):
             refuse_long(sizes.text, len(side), f"{name} text")
 
     def sizes(self, context: int, layout: SourceLayout | None = None) -> Sizes:
-        """Of the longest text that the context holds. Raises RequestError where it holds none."""
+        """Returns the sizes of the longest text that the context holds. Raises RequestError if the context holds
+        none."""
         found = None
         for tokens in range(2, 4 * context + 2):
             sizes = Sizes.of(tokens, self.density, self.mean)
@@ -102,7 +102,7 @@ class SpanConfig(ObjectiveConfig, kind="span"):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of a text, those taken out of it and in how many spans, and of source and target, each with its end."""
+    """Tokens of a text, number of removed tokens and of spans, and lengths of source and target, each with its end."""
 
     text: int
     taken: int
@@ -124,7 +124,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Spans:
-    """How spans are taken out, given the vocabulary and the length."""
+    """Removal of spans, for a vocabulary and a length."""
 
     sizes: Sizes
     sentinels: np.ndarray
@@ -139,12 +139,13 @@ class Spans:
         return cls(how.sizes(context, layout), np.array(ids, np.int64), known.eos_id, layout)
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Of texts (b, s), each row by a key of its own."""
+        """Returns the batch of texts (b, s), each row changed by its key."""
         rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         return self.layout.batch(rows, self.end, self.end)
 
     def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
-        """(s,) tokens -> source and target, without ends. A text begins with what is left and ends with a span."""
+        """Returns source and target of tokens (s,), without ends. A text starts with kept tokens and ends with a
+        span."""
         draw = np.random.default_rng(key)
         taken = divided(self.sizes.taken, self.sizes.spans, draw)
         left = divided(self.sizes.text - self.sizes.taken, self.sizes.spans, draw)
@@ -160,6 +161,6 @@ class Spans:
 
 
 def divided(n: int, parts: int, draw: np.random.Generator) -> np.ndarray:
-    """(parts,) positive numbers that add up to n, every such division as likely as any other."""
+    """Returns (parts,) positive numbers with sum n, drawn uniformly from all such divisions."""
     cuts = np.sort(draw.choice(n - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [n]]))

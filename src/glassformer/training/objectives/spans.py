@@ -22,7 +22,7 @@ from glassformer.training.objectives.pairs import PairBatches, PairWindows, Reco
 
 
 class SpansConfig(ObjectiveConfig, kind="spans"):
-    """The span of a text that answers a question: the mean of -log p(start) and -log p(end) over the questions.
+    """Extraction of the span that answers a question: the mean of -log p(start) and -log p(end) over the questions.
 
     Devlin et al. 2018, 1810.04805, section 4.2. JSON lines have `context`, `question`, `answer` and `start`, the
     character of the context at which the answer starts. A row is question, tab, context; p is over its tokens.
@@ -65,7 +65,7 @@ class SpansConfig(ObjectiveConfig, kind="spans"):
         return PairWindows(Questions(text.validation, text), max_tokens, batch)
 
     def writes(self, config: ModelConfig) -> bool:
-        """A span is part of a text that is given."""
+        """Returns False: a span is part of a given text."""
         return False
 
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
@@ -112,12 +112,12 @@ class Questions(RecordStream):
         return (np.diff(self.borders)[:, :2] - 1).sum(1, keepdims=True) + added
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (s,) of a row, and their segments."""
+        """Returns ids (s,) and segments (s,) of a row."""
         return question_row(self.tokenizer, self.field(number, 1), self.field(number, 0))
 
     def span(self, number: int) -> tuple[int, int]:
-        """First and last token of the answer among those of the context. Raises RequestError if the context has another
-        text at that place."""
+        """Returns the first and last token of the answer within the context. Raises RequestError if the context has
+        another text there."""
         context = self.field(number, 0)
         text, answer, start = (self.tokenizer.decode(self.field(number, i).tolist()) for i in (0, 2, 3))
         place = int(start) if start.strip().isdecimal() else -1

@@ -13,9 +13,9 @@ from glassformer.training.objectives.drawn import DrawnBatches, DrawnWindows, as
 
 
 class TaskConfig(ObjectiveConfig, kind="task"):
-    """What a task of symbols asks: the mean of -log p(answer) over the places at which it asks (`text/tasks.py`).
+    """Answers to a symbol task: the mean of -log p(answer) over the places that ask (`text/tasks.py`).
 
-    Each row begins a context, and rows are drawn for each step, so that none is read twice; held-out ones are others.
+    Each context holds one row. Rows are drawn for each step, so that no row is read twice; held-out rows are separate.
     """
 
     continues: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class TaskConfig(ObjectiveConfig, kind="task"):
         self.ids(text)
 
     def ids(self, text: Tokens) -> np.ndarray:
-        """The token of each symbol of the task. Raises RequestError where one takes several."""
+        """Returns the token of each symbol of the task. Raises RequestError if a symbol takes several tokens."""
         task, tokenizer = symbols_in(text), text.tokenizer
         found = [tokenizer.encode(symbol) for symbol in task.alphabet]
         if any(len(ids) != 1 for ids in found):
@@ -58,5 +58,5 @@ class TaskConfig(ObjectiveConfig, kind="task"):
         return DrawnWindows(symbols_in(text), make, max_tokens, batch)
 
     def writes(self, config: ModelConfig) -> bool:
-        """An answer is no text to write on."""
+        """Returns False: an answer is not a text to continue."""
         return False

@@ -1,4 +1,4 @@
-"""Optimizers: an axis like the schedules. A new one is a config with a `kind` in a file of its own, imported here."""
+"""Optimizers: an axis like the schedules. A new one is a config with a `kind` in a file that is imported here."""
 
 from glassformer.training.optimizers.adafactor import AdafactorConfig
 from glassformer.training.optimizers.adamw import AdamWConfig

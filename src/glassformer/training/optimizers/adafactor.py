@@ -12,8 +12,8 @@ from glassformer.training.optimizers.base import Groups, OptimizerConfig
 
 
 class AdafactorConfig(OptimizerConfig, kind="adafactor"):
-    """Adam's second moment kept as row and column means: of a (n, m) matrix n + m values of state, not 2 n m. Shazeer &
-    Stern 2018, 1804.04235, without momentum.
+    """Adam with the second moment as row and column means: n + m values of state for a (n, m) matrix, not 2 n m.
+    Shazeer & Stern 2018, 1804.04235, without momentum.
 
     u = g / sqrt(v), v the product of row and column means of g^2;  w -= lr max(eps, RMS(w)) u / max(1, RMS(u) / clip)
 
@@ -27,20 +27,21 @@ class AdafactorConfig(OptimizerConfig, kind="adafactor"):
     beta2_decay: float = Field(-0.8, le=0)
     """Exponent c of the second moment's rate, 1 - t^c."""
     eps: float = Field(1e-3, gt=0)
-    """Least RMS that a weight counts as having."""
+    """Minimum RMS assumed for a weight."""
     clip: float = Field(1.0, gt=0)
     """Largest RMS of an update before it is scaled."""
 
     def state_values(self, model: Model) -> dict[str, int]:
         def values(shape: torch.Size) -> int:
-            """Of a stack of matrices the rows and the columns of each; of a vector all."""
+            """Returns the row and column sums of a stack of matrices; for a vector, all elements."""
             n = shape.numel()
             return n // shape[-1] + n // shape[-2] if len(shape) > 1 else n
 
         return {name: values(weight.shape) for name, weight in model.named_parameters()}
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """An update, made while that of the group's weight before is still there."""
+        """Returns the elements of an update, which is computed while the update of the group's previous weight is still
+        alive."""
         at_once = {
             id(weight): weight.numel() + (0 if before is None else before.numel())
             for group in parameter_groups(model, 1.0, 1.0, model.config.rates)

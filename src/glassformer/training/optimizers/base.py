@@ -1,4 +1,4 @@
-"""What every optimizer's config shares."""
+"""Base of the configs of optimizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Groups = list[dict[str, Any]]
 
 
 class OptimizerConfig(PartConfig, axis="optimizer"):
-    """How gradients move the weights.
+    """Optimizer that updates the weights from gradients.
 
     Learning rates and weight decay are given for AdamW. Each kind declares its own: `rate` times AdamW's default
     learning rate, and `decay` times the recipe's weight decay, chosen so that learning rate times decay, the share that
@@ -30,9 +30,9 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
     rate: ClassVar[float] = 1.0
     """Default learning rate, as a multiple of AdamW's."""
     mup: ClassVar[bool] = True
-    """Whether the learning rates of muP, which are derived for Adam, hold."""
+    """True if the learning rates of muP, which are derived for Adam, hold."""
     by_value: ClassVar[bool] = True
-    """Whether a rank that has a piece of a weight steps that piece alone."""
+    """True if a rank that has a shard of a weight can step only that shard."""
 
     @property
     def decay(self) -> float:
@@ -49,23 +49,24 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
             )  # fmt: skip
 
     def create(self, model: Model, learning_rate: float, weight_decay: float) -> Optimizer:
-        """The optimizer over all parameters of the model. Modules declare which weights decay, and the roles by which
-        muP scales learning rates."""
+        """Returns the optimizer over all parameters of the model. Modules declare the weights that decay, and roles, so
+        that muP can scale their learning rates."""
         groups = parameter_groups(model, learning_rate, weight_decay * self.decay, model.config.rates)
         return self.over_groups(unmixed(groups), model)
 
     def state_values(self, model: Model) -> dict[str, int]:
-        """Values of state after a step, in the weights' dtype, for each parameter by name; counters of steps apart."""
+        """Returns the elements of optimizer state after a step, in the weights' dtype, by parameter name; without step
+        counters."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it keeps")
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Values in fp32 that a step on this type of device computes with besides weights, gradients and state, by the
-        name of the weight that it needs them for; empty where it is fused. Weights are stepped one after another, so
-        that what is needed at once is the most of one, unless `steps_at_once`."""
+        """Returns {parameter name: fp32 elements} that a step on this type of device allocates beyond weights,
+        gradients and state; empty if fused. Weights are stepped one after another, so the peak is the maximum, unless
+        `steps_at_once`."""
         return {}
 
     def steps_at_once(self, device: str) -> bool:
-        """Whether a step on this type of device computes with the values of all weights at once."""
+        """Returns True if a step on this type of device computes with all weights at once."""
         return False
 
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
@@ -75,7 +76,7 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
 
 
 def unmixed(groups: Groups) -> Groups:
-    """Each group in two where some of its weights are divided among ranks and others are not: a fused step takes one
+    """Returns the groups, each split in two if only some of its weights are sharded, because a fused step takes one
     kind."""
     found = []
     for group in groups:

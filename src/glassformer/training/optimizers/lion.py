@@ -10,7 +10,7 @@ from glassformer.training.optimizers.base import Beta, Groups, OptimizerConfig
 
 
 class Lion(torch.optim.Optimizer):
-    """The sign of a momentum: w -= lr (sign(b1 m + (1 - b1) g) + decay w);  m = b2 m + (1 - b2) g.
+    """Lion optimizer: w -= lr (sign(b1 m + (1 - b1) g) + decay w);  m = b2 m + (1 - b2) g.
 
     Chen et al. 2023, 2302.06675, algorithm 2."""
 
@@ -48,7 +48,7 @@ class LionConfig(OptimizerConfig, kind="lion"):
         return {name: weight.numel() for name, weight in model.named_parameters()}
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """The sign of a momentum."""
+        """Returns the elements of the sign of the momentum."""
         return {name: weight.numel() for name, weight in model.named_parameters()}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:

@@ -19,8 +19,8 @@ class MuonConfig(OptimizerConfig, kind="muon"):
     `steps` Newton-Schulz iterations in bf16.
 
     The factor 0.2 sqrt(max(n, m)) gives updates the RMS of AdamW's, so that its learning rate and weight decay hold,
-    and muP's rates with them (Liu et al. 2025, 2502.16982, section 2.2). A fused projection is one matrix. Parameters
-    of convolutions, and others that are no matrix of a linear map, are AdamW's.
+    and muP's rates with them (Liu et al. 2025, 2502.16982, section 2.2). A fused projection is one matrix. AdamW
+    updates the parameters of convolutions, and all others that are not the matrix of a linear layer.
     """
 
     by_value: ClassVar[bool] = False
@@ -29,9 +29,9 @@ class MuonConfig(OptimizerConfig, kind="muon"):
     nesterov: bool = True
     steps: int = Field(5, ge=1, lt=100)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Of AdamW."""
+    """Betas of AdamW."""
     eps: float = Field(1e-8, gt=0)
-    """Of AdamW."""
+    """Epsilon of AdamW."""
 
     def state_values(self, model: Model) -> dict[str, int]:
         matrices = {id(weight) for weight in layer_matrices(model)}
@@ -40,7 +40,7 @@ class MuonConfig(OptimizerConfig, kind="muon"):
         }
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Of a matrix (n, m), m <= n: momentum looked ahead; X in bf16 and what it becomes; two (m, m)."""
+        """Returns, for a matrix (n, m) with m <= n, the elements of: Nesterov momentum, two X in bf16, two (m, m)."""
         matrices = {id(weight) for weight in layer_matrices(model)}
         return {
             name: 2 * weight.numel() + min(weight.shape) ** 2
@@ -65,13 +65,13 @@ class MuonConfig(OptimizerConfig, kind="muon"):
 
 
 def layer_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Weights of the linear maps inside the layers, by the roles that their modules declare."""
+    """Returns the weights of the linear layers inside the blocks, by the roles that their modules declare."""
     linear = [module for module in model.modules() if set(getattr(module, "roles", ())) & set(GROWING)]
     return [module.weight for module in linear if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 2]
 
 
 class Joined(torch.optim.Optimizer):
-    """Several optimizers, each over parameters of its own, as one: they share its parameter groups and its state."""
+    """Several optimizers over separate parameters as one; all share its parameter groups and state."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         super().__init__([group for one in optimizers for group in one.param_groups], {})

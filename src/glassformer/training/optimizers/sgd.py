@@ -34,14 +34,15 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
 
     @property
     def decay(self) -> float:
-        """The decay is part of the gradient here, so that momentum multiplies it by 1 / (1 - momentum)."""
+        """Weight decay, scaled by 1 - momentum, because it is part of the gradient, which momentum multiplies by 1 / (1
+        - momentum)."""
         return (1 - self.momentum) / self.rate
 
     def state_values(self, model: Model) -> dict[str, int]:
         return {name: weight.numel() if self.momentum else 0 for name, weight in model.named_parameters()}
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """The gradient with the decay. With Nesterov's momentum, what it looks ahead to besides, which a step of all
+        """Returns the elements of the gradient with decay. Nesterov's momentum adds a look-ahead, which a step of all
         weights at once writes over the gradients (torch.optim.sgd, `_multi_tensor_sgd`)."""
         groups = parameter_groups(model, 1.0, 1.0, model.config.rates)
         decays = {id(weight): group["weight_decay"] > 0 for group in groups for weight in group["params"]}
@@ -49,8 +50,8 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
         return {name: weight.numel() * (decays[id(weight)] + ahead) for name, weight in model.named_parameters()}
 
     def steps_at_once(self, device: str) -> bool:
-        """On GPUs, where torch takes `foreach` unless told otherwise: the weights of a group, and those that decay are
-        one group."""
+        """Returns True on GPUs, where torch takes `foreach` by default: all weights of a group, which are those that
+        decay, at once."""
         return device == "cuda"
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
