@@ -1,4 +1,4 @@
-"""What to watch while a model trains: statistics as pure functions, monitors, and what a failed run died of."""
+"""Statistics of training as pure functions, the watch of a run, and the diagnosis of a failed one."""
 
 from glassformer.dynamics.activations import (
     Massive,

@@ -1,4 +1,4 @@
-"""How alike tokens are, and how large: statistics of activations x (..., t, d), a number per leading index.
+"""Statistics of the similarity and size of activations x (..., t, d), a number per leading index.
 
 Computed in fp32 (fp64 of fp64), in one pass over x. NaN in, NaN out.
 """
@@ -15,13 +15,13 @@ from glassformer.parts.precision import wide
 
 
 def token_cosine(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """rho = 1/(T(T-1)) Σ_{k!=k'} cos(x_k, x_k'), the mean cosine between different tokens; -1/(T-1) to 1.
+    """Returns rho = 1/(T(T-1)) Σ_{k!=k'} cos(x_k, x_k'), the mean cosine between different tokens; -1/(T-1) to 1.
 
     In O(T d): with u_k = x_k / |x_k|, the sum is |Σ u_k|^2 - Σ |u_k|^2. A token of zeros has cosine 0 with every other;
     fewer than two tokens give 0. Noci et al. 2022, arXiv 2206.03126, figure 1.
 
-    Trouble: rho -> 1 over depth is rank collapse: all tokens say the same, and W_Q, W_K get no gradient. Above 0.95,
-    with gradients of q and k below 1e-3 of the median, it is an alarm.
+    Trouble: rho -> 1 over depth is rank collapse: all tokens are equal, and W_Q, W_K get no gradient. Above 0.95, with
+    gradients of q and k below 1e-3 of the median, it is an alarm.
     """
     x, t = wide(x), x.shape[-2]
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -31,12 +31,12 @@ def token_cosine(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
 
 
 def relative_residual(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """mu = ||X - 1 x̄^T||_F / ||X||_F, x̄ the mean token; 0, all tokens equal, to 1, a mean of zero.
+    """Returns mu = ||X - 1 x̄^T||_F / ||X||_F, x̄ the mean token; 0, all tokens equal, to 1, a mean of zero.
 
-    Where all tokens have one norm, mu^2 = (1 - rho) (T-1)/T. X = 0 gives 0. After Dong et al. 2021, arXiv 2103.03404,
-    with the Frobenius norm in place of theirs (`composite_residual`): the mean is then the exact minimiser.
+    If all tokens have one norm, mu^2 = (1 - rho) (T-1)/T. X = 0 gives 0. After Dong et al. 2021, arXiv 2103.03404, with
+    the Frobenius norm in place of theirs (`composite_residual`): the mean is then the exact minimiser.
 
-    Trouble: mu -> 0 over depth is rank collapse. It sees what rho does not: a large common offset.
+    Trouble: mu -> 0 over depth is rank collapse. Unlike rho, mu also falls for a large common offset.
     """
     x = wide(x)
     norm, residual = (torch.linalg.vector_norm(part, dim=(-2, -1)) for part in (x, _centred(x)))
@@ -44,17 +44,17 @@ def relative_residual(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
 
 
 def composite_norm(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """||X||_{1,inf} = sqrt(||X||_1 ||X||_inf): the largest column sum of |X| and the largest row sum.
+    """Returns ||X||_{1,inf} = sqrt(||X||_1 ||X||_inf): the largest column sum of |X| and the largest row sum.
 
-    The measure in which Dong et al. (2021, arXiv 2103.03404) prove that attention alone loses rank doubly
-    exponentially. No norm in the strict sense: the triangle inequality fails."""
+    Dong et al. (2021, arXiv 2103.03404) prove in this measure that pure attention loses rank doubly exponentially. It
+    is not a norm: the triangle inequality fails."""
     size = wide(x).abs()
     return (size.sum(-2).amax(-1) * size.sum(-1).amax(-1)).sqrt()
 
 
 def composite_residual(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """||X - 1 x̄^T||_{1,inf} / ||X||_{1,inf}, the relative residual of Dong et al. 2021, arXiv 2103.03404, with the mean
-    token in place of their minimiser. X = 0 gives 0."""
+    """Returns ||X - 1 x̄^T||_{1,inf} / ||X||_{1,inf}, the relative residual of Dong et al. 2021, arXiv 2103.03404, with
+    the mean token in place of their minimiser. X = 0 gives 0."""
     x = wide(x)
     norm, residual = composite_norm(x), composite_norm(_centred(x))
     return torch.where(norm == 0, 0.0, residual / norm)
@@ -65,39 +65,40 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def residual_rms(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """sqrt(mean x^2) over tokens and features. 0 of no token.
+    """Returns the RMS of x, sqrt(mean x^2) over tokens and features; 0 without a token.
 
-    A Pre-LN stream grows like sqrt(l) with depth at init. Trouble: growth by more than that, a jump at one layer, or a
-    drop to 0 (a dead layer below a Post-LN stack)."""
+    A Pre-LN stream grows like sqrt(l) with depth at init. Trouble: faster growth, a jump at one layer, or a drop to 0
+    (a dead layer below a Post-LN stack)."""
     x = wide(x)
     return torch.linalg.vector_norm(x, dim=(-2, -1)) / max(1, x.shape[-2] * x.shape[-1]) ** 0.5
 
 
 @dataclass(frozen=True)
 class Massive:
-    """What `massive` found, a value per leading index but for the mask."""
+    """Result of `massive`: one value per leading index, and a mask."""
 
     mask: Tensor
-    """Which values are massive, (..., t, d)."""
+    """Mask (..., t, d), True for massive values."""
     count: Tensor
-    """How many."""
+    """Number of massive values."""
     largest: Tensor
-    """max |x|."""
+    """Maximum |x|."""
     median: Tensor
-    """median |x|, the lower one of an even number."""
+    """Median |x|, the lower one of an even number."""
 
     @property
     def ratio(self) -> Tensor:
-        """max |x| / median |x|; 0 where all is zero, inf where the median alone is."""
+        """Ratio max |x| / median |x|; 0 if all are zero, inf if only the median is."""
         return torch.where(self.largest == 0, 0.0, self.largest / self.median)
 
 
 def massive(x: Float[Tensor, "... t d"], above: float = 100.0, times: float = 1000.0) -> Massive:
-    """Massive activations: |x| > 100 and |x| >= about 1,000 times the median |x| of the hidden state (all its tokens).
+    """Finds massive activations: |x| > 100 and |x| >= about 1,000 times the median |x| of the hidden state (all its
+    tokens).
 
-    Sun et al. 2024, arXiv 2402.17762, section 2; `above` and `times` are those two numbers ("at least or around"). In
+    Sun et al. 2024, arXiv 2402.17762, section 2; `above` and `times` are the two thresholds ("at least or around"). In
     trained models a few fixed features of the first token have them: they work as a bias, and break int8 activations.
-    In a run that just began, trouble: one feature carries the stream.
+    Early in a run they are trouble: one feature carries the stream.
     """
     size = wide(x).abs()
     flat = size.flatten(-2)

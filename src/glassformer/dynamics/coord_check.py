@@ -1,8 +1,8 @@
-"""Do activations move as far in a wide model as in a narrow one? The coordinate check of muP.
+"""Coordinate check of muP: activations of wide and narrow models should move equally far.
 
-Yang et al. 2022, 2203.03466, appendix D.1: the same model at several widths takes a few steps of Adam on one batch, at
-one learning rate, and the mean size of what each step changes, mean |x_t - x_0|, is held against the width. Where it
-grows, the best learning rate falls with the width; a right parametrisation keeps it level, or lets it fall.
+Yang et al. 2022, 2203.03466, appendix D.1: one model at several widths takes a few steps of Adam on one batch, at one
+learning rate, and mean |x_t - x_0|, the mean size of the change by a step, is compared between widths. If it grows with
+the width, the best learning rate falls; a correct parametrisation keeps it level, or lets it fall.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from glassformer.progress import counted
 
 WIDTHS = (64, 128, 256, 512)
 HEADS = 4
-"""At most so many, of every width: head dims grow with it."""
+"""Maximum number of heads, at every width: head dims grow with the width."""
 VOCABULARY = 256
-"""At most so many tokens, which are drawn at random."""
+"""Maximum vocabulary; tokens are drawn at random."""
 LEVEL = 0.1
-"""A slope below this one is no growth."""
+"""Largest slope that does not count as growth."""
 
 
 @dataclass(frozen=True)
 class CoordinateCheck(Tabular):
-    """mean |x| and mean |x_t - x_0| of every kind of site (`mixer.q`, `resid_post`, ...; layers, seeds and values
-    averaged), by step 0 ... `steps`, by width. `sizes["mixer.q"][step][width]`."""
+    """Result of a coordinate check: mean |x| and mean |x_t - x_0| of every kind of site (`mixer.q`, `resid_post`, ...;
+    averaged over layers, seeds and elements), by step 0 ... `steps` and width: `sizes["mixer.q"][step][width
+    index]`."""
 
     widths: tuple[int, ...]
     steps: int
@@ -52,12 +53,13 @@ class CoordinateCheck(Tabular):
 
     @property
     def slopes(self) -> dict[str, float]:
-        """Of log2 mean |x_t - x_0| after the last step, against log2 of the width; 1 is growth in proportion."""
+        """Slopes of log2 mean |x_t - x_0| after the last step against log2 of the width, by kind of site; 1 is
+        proportional growth."""
         return {kind: slope(self.widths, by_step[-1]) for kind, by_step in self.changes.items()}
 
     @property
     def growing(self) -> list[str]:
-        """The kinds of site that move the further the wider the model, or ceased to be numbers; steepest first."""
+        """Kinds of site whose changes grow with the width, or are not finite; steepest first."""
         slopes = self.slopes
         return sorted((kind for kind, one in slopes.items() if not one <= LEVEL), key=lambda kind: -slopes[kind])
 
@@ -128,7 +130,8 @@ class CoordinateCheck(Tabular):
         figure.suptitle(f"Coordinate check, learning rate {self.learning_rate:g}: slope against width", fontsize=11)
 
     def save(self, path: str | Path) -> None:
-        """The figure as .png, .svg or .pdf, by the name. Raises RequestError where matplotlib is not installed."""
+        """Writes the figure as .png, .svg or .pdf, by the suffix. Raises RequestError if matplotlib is not
+        installed."""
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -152,9 +155,9 @@ def coordinate_check(
 ) -> CoordinateCheck:
     """Trains `config` at every width for `steps` steps of Adam on one batch of random tokens, and measures every site.
 
-    Heads, layers and tokens stay as few, so that widths alone differ (`at_width`). Raises RequestError for fewer than
-    two widths, a width that the heads do not divide, and numbers below one. An error or interrupt that ends the work
-    has the check of the widths before, if two or more, as `error.so_far`."""
+    Heads, layers and vocabulary stay constant, so that only widths differ (`at_width`). Raises RequestError for fewer
+    than two widths, a width that the heads do not divide, and numbers below one. An error or interrupt that ends the
+    work has the check of the finished widths, if two or more, as `error.so_far`."""
     if len(set(widths)) < 2:
         raise RequestError(
             f"widths={list(widths)}: a slope needs two widths or more", code="range", field="widths", value=list(widths)
@@ -200,8 +203,8 @@ def coordinate_check(
 
 
 def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
-    """The same model `width` wide: hidden layers in proportion, at most `HEADS` heads (grouped as before), at most
-    `VOCABULARY` tokens, nothing dropped."""
+    """Returns the model at d_model `width`: hidden layers in proportion, at most `HEADS` heads (grouped as before), at
+    most `VOCABULARY` tokens, no dropout."""
 
     def fit(block: BlockConfig) -> BlockConfig:
         mixer, ffn = block.mixer, block.ffn
@@ -219,7 +222,8 @@ def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
 
 
 def slope(widths: Sequence[int], values: Sequence[float]) -> float:
-    """Least squares of log2 value on log2 width; 0 where nothing moved at all, nan where something is not a number."""
+    """Returns the least-squares slope of log2 value on log2 width; 0 if all values are 0, nan if a value is 0 or not
+    finite."""
     if not any(values):
         return 0.0
     if not all(math.isfinite(value) and value > 0 for value in values):
@@ -230,13 +234,13 @@ def slope(widths: Sequence[int], values: Sequence[float]) -> float:
 
 
 Measure = list[dict[str, float]]
-"""By step, by kind of site."""
+"""Measurements: by step, by kind of site."""
 
 
 def _measure(
     config: ModelConfig, steps: int, learning_rate: float, seed: int, batch: int, length: int
 ) -> tuple[Measure, Measure]:
-    """(mean |x|, mean |x_t - x_0|)."""
+    """Returns (mean |x|, mean |x_t - x_0|) of one training run."""
     model = config.build(seed=seed)
     text = torch.randint(config.vocab_size, (batch, length + 1), generator=torch.Generator().manual_seed(seed))
     tokens, targets = text[:, :-1], text[:, 1:]
@@ -254,7 +258,7 @@ def _measure(
 
 
 def _seen(model: Model, tokens: Tensor) -> dict[str, Tensor]:
-    """Every site; scores of keys that are not visible count as zero."""
+    """Returns {site: activations}; scores of invisible keys are zero."""
     model.eval()
     seen = {site: x.masked_fill(x.isneginf(), 0.0) for site, x in capture(model, tokens, "*").items()}
     model.train()
@@ -262,7 +266,7 @@ def _seen(model: Model, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _by_kind(seen: dict[str, Tensor]) -> dict[str, float]:
-    """mean |x|, the layers' sites of one name together."""
+    """Returns mean |x| by kind of site, averaged over the layers."""
     found: dict[str, list[float]] = {}
     for site, x in seen.items():
         found.setdefault(re.sub(r"^layers\.\d+\.", "", site), []).append(float(x.abs().mean()))
@@ -270,7 +274,7 @@ def _by_kind(seen: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _mean(runs: list[tuple[Measure, Measure]]) -> tuple[Measure, Measure]:
-    """Over seeds."""
+    """Returns the means over seeds."""
 
     def over(which: list[Measure]) -> Measure:
         return [{kind: sum(one[kind] for one in at) / len(at) for kind in at[0]} for at in zip(*which, strict=True)]

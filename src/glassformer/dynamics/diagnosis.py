@@ -22,12 +22,12 @@ SPARKS = 60
 
 @dataclass(frozen=True)
 class Cause:
-    """One known failure that the run matches."""
+    """Known failure that the run matches."""
 
     cause: str
     confidence: float
     why: str
-    """The evidence, in a sentence."""
+    """Evidence, in a sentence."""
     tries: tuple[str, ...]
     """Changes that the literature offers, as expressions and fields of the recipe."""
     layer: int | None = None
@@ -39,7 +39,7 @@ class Cause:
     """Change of the statistic in standard deviations; without enough earlier values, that of the first mover at its
     site or in its layer."""
     batch: tuple[str, ...] = ()
-    """The text of the batch, if that is the cause."""
+    """Text of the batch, if the batch is the cause."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values: sigmas that cannot be counted are null, a statistic of head 2 is `weight_norm[2]`."""
@@ -56,7 +56,7 @@ class Cause:
 
     @property
     def place(self) -> str:
-        """`layers.2.mixer.q, head 1`."""
+        """Site and head, as in `layers.2.mixer.q, head 1`."""
         return (self.site or "") + (f", head {self.head}" if self.head is not None else "")
 
     @property
@@ -78,7 +78,7 @@ class Diagnosis(Tabular):
     verdict: str
     """`nothing wrong`, or the failure and its cause, in a line."""
     causes: tuple[Cause, ...]
-    """The most likely first."""
+    """Causes, the most likely first."""
     story: tuple[str, ...]
     """Sentences: the failure, the first mover, the most likely cause, changes to try, other causes, notes."""
     losses: tuple[float, ...] = field(default=(), repr=False)
@@ -145,7 +145,7 @@ class Diagnosis(Tabular):
         yield from (f"note: {one_line(note)}" for note in self.notes if note not in self.story)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the causes as a table, and the paragraph."""
+        """Returns HTML for a notebook: the causes as a table, and the paragraph."""
         rows = [cause.cells for cause in self.causes]
         return tag("div", plain_table(self.verdict, HEADINGS, rows), tag("p", self.paragraph()))
 
@@ -156,7 +156,7 @@ def sparkline(values: Sequence[float], width: int = SPARKS) -> str:
     width = min(width, len(values))
     edges = [len(values) * i // width for i in range(width + 1)]
     means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    means = [min(max(mean, -1e300), 1e300) / 4 for mean in means]  # so that no difference of two is infinite
+    means = [min(max(mean, -1e300), 1e300) / 4 for mean in means]  # avoids an infinite difference of two
     low, high = min(means), max(means)
     return "".join(BARS[min(7, int(8 * (mean - low) / ((high - low) or 1.0)))] for mean in means)
 

@@ -1,4 +1,4 @@
-"""What a run left behind, as series that can be asked: when did this move, by how many sigma, is it still so."""
+"""Series of a run's records, with the detection of moves, in sigma, and of failures."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from glassformer.dynamics.spikes import Spikes, forecast
 from glassformer.thresholds import DIVERGENCE_NATS, DIVERGENCE_WINDOW
 
 ALARM = 6.0
-"""Robust sigma from which a statistic has moved."""
+"""Minimum robust sigmas of a statistic that has moved."""
 LOOKBACK = 32
-"""Steps before the onset in which something may have moved first."""
+"""Steps before the onset in which the first move may be."""
 BASE, BASE_ROWS = 96, 12
-"""Steps before those, against which a move is measured; where looks are rare, so many rows, however far back."""
+"""Steps before the look-back, against which a move is measured; if looks are rare, this number of rows, however far
+back."""
 LEAST = 5
-"""Rows without which nothing is said about a move."""
+"""Minimum rows for any statement about a move."""
 LEAST_KNOWN = 12
-"""Values around their lines, of a statistic at all its places, without which its spread is not known."""
+"""Minimum residuals of a statistic, over all its places, for an estimate of its spread."""
 CALM = 64
-"""Values of calm steps, without which it is not known how far a statistic wanders either."""
+"""Minimum values from calm steps for an estimate of how far a statistic wanders."""
 BACK = 10
-"""Steps within which the loss must be back for a spike to have passed."""
+"""Steps within which the loss must recover for a spike to have passed."""
 EARLY = 64
 NATS_ABOVE, NATS_BACK = 0.3, 1.0
-"""Nats of a rise above the first loss, and above the lowest in the first steps, that are more than fluctuation."""
+"""Nats of a rise above the first loss, and above the lowest in the first steps, that exceed fluctuation."""
 COLUMNS = ("step", "loss", "learning_rate", "grad_norm")
 LOGARITHMIC = {
     "weight_norm", "gradient_norm", "gradient_rms", "update_ratio", "residual_rms", "massive", "spectral_norm",
     "effective_rank", "stable_rank", "activation_effective_rank", "activation_stable_rank",
 }  # fmt: skip
 FLOOR = 0.02
-"""The least sigma: two per cent, or 0.02 of what is no ratio."""
+"""Minimum sigma: two per cent, or 0.02 for a statistic that is not a ratio."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """One statistic at one place: steps (r,), values (r, n), n heads or 1."""
+    """Series of one statistic at one place: steps (r,), values (r, n), n heads or 1."""
 
     statistic: str
     where: str
@@ -56,32 +57,34 @@ class Track:
         return layer_of(self.where)
 
     def since(self, step: float) -> np.ndarray:
-        """Values after `step`."""
+        """Returns the values after `step`."""
         return self.values[self.steps > step]
 
     def late(self) -> np.ndarray:
-        """Values of the last third of the run, of its last three rows at least; none where there are fewer."""
+        """Returns the values of the last third of the run, at least the last three rows; empty with fewer rows."""
         if len(self.steps) < 3:
             return self.values[:0]
         return self.values[min(len(self.steps) - 3, int((self.steps <= self.steps[-1] * 2 / 3).sum())) :]
 
     def sigmas(self, at: int, head: int = 0) -> float | None:
-        """How many robust sigma the row `at` stands from those before it: median and MAD, of logarithms where the
-        statistic is a size or a ratio. None where too few are known."""
+        """Returns the distance of row `at` from the rows before, in robust sigmas: median and MAD, of logarithms if the
+        statistic is a size or a ratio. None if there are too few rows."""
         if at < LEAST:
             return None
         return float(self._away(np.arange(max(0, at - BASE), at), np.array([at]))[0, head])
 
     def base(self, onset: int) -> np.ndarray:
-        """The rows against which a move before the onset is measured; none where there are too few."""
+        """Returns the indices of the rows against which a move before the onset is measured; empty if there are too
+        few."""
         early = np.flatnonzero(self.steps <= onset - LOOKBACK)
         within = int((self.steps[early] > onset - LOOKBACK - BASE).sum())
         rows = early[len(early) - min(len(early), max(within, BASE_ROWS)) :]
         return rows if len(rows) >= LEAST else rows[:0]
 
     def line(self, base: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(slope, level, spread) of each head over the rows `base`: the line of Theil and Sen (the median of the slopes
-        of all pairs, the median of what is left), and the MAD around it, in sigma, for the two numbers of the line."""
+        """Returns (slope, level, spread) of each head over the rows `base`, (n,) each: the line of Theil and Sen (the
+        median of the slopes of all pairs, the median of the residuals), and the MAD around it, in sigma, corrected for
+        two parameters."""
         times, values = self.steps[base].astype(float), self._scaled(self.values[base])
         early, late = np.triu_indices(len(base), 1)
         slope = np.median((values[late] - values[early]) / (times[late] - times[early])[:, None], axis=0)
@@ -91,14 +94,14 @@ class Track:
         return slope, level, np.nan_to_num(spread, nan=math.inf)
 
     def strayed(self, onset: int, usual: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, sigma (rows, n)): how far the rows within LOOKBACK steps before the onset, and the row after it, stand
-        from the base; none without a base.
+        """Returns (rows, sigma (rows, n)): the distances from the base of the rows within LOOKBACK steps before the
+        onset, and of the row after it; empty without a base.
 
-        That is from the line through it or from its median, whichever is nearer, 0 between the two: a series that
-        drifts leaves the median, one whose drift slows down leaves the line, and neither has moved. Sigma is the spread
-        around that line, at least `usual`, that of the same statistic at all its places: of some hundreds of series one
-        always has a spread that is small by chance. It grows with the distance from the base as the error of a line
-        does."""
+        The distance is from the line through the base or from its median, whichever is nearer, 0 between the two: a
+        series that drifts leaves the median, one whose drift slows down leaves the line, and neither has moved. Sigma
+        is the spread around that line, at least `usual`, the spread of the statistic at all its places, because one of
+        hundreds of series always has a spread that is small by chance. It grows with the distance from the base as the
+        error of a line does."""
         base = self.base(onset)
         rows = np.flatnonzero((self.steps > onset - LOOKBACK) & (self.steps <= onset))
         if not len(base) or not len(rows):
@@ -115,8 +118,8 @@ class Track:
         return rows, np.where(np.isfinite(spread), away, 0.0)
 
     def first_moved(self, onset: int, usual: float = 0.0, alarm: float = ALARM) -> tuple[int, int, float] | None:
-        """(row, head, sigma) of the first move of more than `alarm` sigma before the onset that lasted until it and, if
-        there is a row beyond, beyond; None if none did."""
+        """Returns (row, head, sigma) of the first move of more than `alarm` sigma before the onset that lasted until
+        the onset and, if there is a later row, beyond; None without one."""
         rows, away = self.strayed(onset, usual)
         before = int((self.steps[rows] <= onset).sum())
         away, after = away[:before][::-1], away[before:]  # backwards from the onset
@@ -131,7 +134,8 @@ class Track:
         return int(rows[before - length[head]]), head, float(largest[head] * np.sign(away[0, head]))
 
     def _away(self, base: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Robust sigma of each of `rows` from the rows `base`, (rows, n); what is not finite is infinitely far."""
+        """Returns robust sigmas (rows, n) of each of `rows` from the rows `base`; inf for values that are not
+        finite."""
         before = self._scaled(self.values[base])
         middle = np.median(before, axis=0)
         spread = 1.4826 * np.median(np.abs(before - middle), axis=0)
@@ -146,7 +150,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Mover:
-    """What moved before a failure showed: a row of a series."""
+    """Statistic that moved before a failure showed, with its row and head."""
 
     track: Track
     row: int
@@ -159,7 +163,7 @@ class Mover:
 
     @property
     def named_head(self) -> int | None:
-        """The head, where the place has several."""
+        """Head, if the place has several; otherwise None."""
         return self.head if self.track.values.shape[1] > 1 else None
 
 
@@ -168,15 +172,15 @@ class Spike:
     step: int
     sigmas: float
     before: float
-    """The loss expected there."""
+    """Loss expected at this step."""
     loss: float
     passed: bool
-    """Whether the loss was back within BACK steps."""
+    """True if the loss recovered within BACK steps."""
 
 
 @dataclass(eq=False)
 class Evidence:
-    """Metrics and records of a run. `metrics` holds one row a step; what is no number in them is left out."""
+    """Metrics and records of a run. `metrics` holds one row a step; values that are not numbers are left out."""
 
     metrics: Sequence[Mapping[str, Any]]
     records: Sequence[Mapping[str, Any]]
@@ -200,7 +204,7 @@ class Evidence:
 
     @cached_property
     def _columns(self) -> dict[str, np.ndarray]:
-        """Of the rows that have all of a step's numbers, finite; of a step that came twice, the later."""
+        """Columns (r,) of the rows with finite values in all of COLUMNS; the later one of two rows of a step."""
         rows: dict[float, list[float]] = {}
         for row in self.metrics:
             try:
@@ -214,7 +218,7 @@ class Evidence:
         return columns | {"step": columns["step"].astype(np.int64)}
 
     def at(self, steps: np.ndarray, name: str) -> np.ndarray:
-        """`learning_rate` or `grad_norm` at each of these steps; nan where there is no row."""
+        """Returns `learning_rate` or `grad_norm` at each of these steps; nan if the step has no row."""
         if not len(self.steps):
             return np.full(len(steps), math.nan)
         found = np.minimum(np.searchsorted(self.steps, steps), len(self.steps) - 1)
@@ -225,24 +229,24 @@ class Evidence:
         return [row for row in self.records if "event" in row]
 
     def event(self, kind: str) -> Mapping[str, Any] | None:
-        """The last event of a kind."""
+        """Returns the last event of a kind, or None."""
         return next((event for event in reversed(self.events) if event["event"] == kind), None)
 
     def batch(self, step: int) -> tuple[str, ...]:
-        """The texts that a watch kept of a step."""
+        """Returns the texts that a watch recorded for the batch of a step."""
         return next((tuple(x["batch"]) for x in self.events if x["step"] == step and x.get("batch")), ())
 
     # What went wrong, if anything did
 
     @cached_property
     def not_finite(self) -> Mapping[str, Any] | None:
-        """The event at which loss or gradients were no numbers, unless the run went on from there."""
+        """Event at which loss or gradients were not finite; None if the run continued from there."""
         event = self.event("not_finite")
         return None if event is None or (len(self.steps) and self.steps[-1] > event["step"] + 1) else event
 
     @cached_property
     def diverged(self) -> int | None:
-        """The step from which the loss rose without return; None if it did not."""
+        """Step at which the loss rose for good; None if it did not."""
         if len(self.losses) < DIVERGENCE_WINDOW or self.not_finite:
             return None
         means = np.convolve(self.losses, np.ones(DIVERGENCE_WINDOW) / DIVERGENCE_WINDOW, "valid")
@@ -279,8 +283,8 @@ class Evidence:
 
     @cached_property
     def relapse(self) -> float:
-        """By how many nats the loss rose above its lowest so far in the first steps, which the detector of spikes does
-        not judge."""
+        """Rise of the loss above its lowest so far, in nats, in the first steps, which the detector of spikes does not
+        judge."""
         early = self.losses[:EARLY]
         return float((early - np.minimum.accumulate(early)).max(initial=0.0))
 
@@ -298,7 +302,7 @@ class Evidence:
 
     @property
     def worst(self) -> Spike | None:
-        """The largest spike of the loss."""
+        """Largest spike of the loss, or None."""
         return max(self.spikes, key=lambda spike: spike.sigmas, default=None)
 
     @cached_property
@@ -312,19 +316,19 @@ class Evidence:
 
     @cached_property
     def followed(self) -> list[int]:
-        """Those of them that the loss followed: a spike of its own within BACK steps, or the failure."""
+        """Steps of the gradient spikes that the loss followed: with a spike within BACK steps, or with the failure."""
         showed = [*(spike.step for spike in self.spikes), *([] if self.onset is None else [self.onset])]
         return [step for step in self.gradient_spikes if any(0 <= later - step <= BACK for later in showed)]
 
     def spiked(self, since: int) -> bool:
-        """Whether loss or gradient norm spiked at a step or within DIVERGENCE_WINDOW steps after it; without a spike no
-        answer to spikes could have acted."""
+        """Returns True if loss or gradient norm spiked at a step or within DIVERGENCE_WINDOW steps after it; without a
+        spike, no answer to spikes could have acted."""
         steps = [*(spike.step for spike in self.spikes), *self.gradient_spikes]
         return any(0 <= step - since <= DIVERGENCE_WINDOW for step in steps)
 
     @cached_property
     def onset(self) -> int | None:
-        """The step at which the failure showed."""
+        """Step at which the failure showed; None without a failure."""
         if self.not_finite:
             return int(self.not_finite["step"])
         lasting = [spike.step for spike in self.spikes if not spike.passed]
@@ -336,7 +340,7 @@ class Evidence:
 
     @cached_property
     def tracks(self) -> dict[tuple[str, str], Track]:
-        """Every series, by statistic and place. Steps that were rolled back are taken out."""
+        """Series by (statistic, place), without steps that were rolled back."""
         rows: dict[tuple[str, str], dict[int, list[float]]] = {}
         for record in self.records:
             step = record["step"]
@@ -355,7 +359,7 @@ class Evidence:
         return bool(self.tracks)
 
     def of(self, statistic: str) -> list[Track]:
-        """Its series at all places."""
+        """Returns the series of a statistic at all its places."""
         return self._by_statistic.get(statistic, [])
 
     @cached_property
@@ -378,12 +382,12 @@ class Evidence:
 
     @cached_property
     def full(self) -> np.ndarray:
-        """Steps at which all was looked at, not the norms alone."""
+        """Steps with all statistics, not only norms."""
         return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.steps for one in self.of("update_ratio"))]))
 
     def together(self, statistic: str, layer: int | None, *names: str) -> Track | None:
-        """A norm over matrices of a layer together: all, or those named (`mixer.q`). None unless all were recorded at
-        the same steps."""
+        """Returns the joint norm over matrices of a layer: all, or those named (`mixer.q`). None unless all were
+        recorded at equal steps."""
         prefix = f"layers.{layer}."
         found = [
             track for track in self.of(statistic)
@@ -395,20 +399,21 @@ class Evidence:
         return Track(statistic, f"layers.{layer}", found[0].steps, total[:, None])
 
     def gradient(self, layer: int | None, *names: str) -> Track | None:
-        """||dL/dW|| over matrices of a layer together."""
+        """Returns ||dL/dW|| over matrices of a layer together; None as in `together`."""
         return self.together("gradient_norm", layer, *names)
 
     def ask(self, rule: Rule) -> list[Any]:
-        """What a rule finds; asked once."""
+        """Returns the findings of a rule, computed once."""
         if rule not in self._answers:
             self._answers[rule] = list(rule(self))
         return self._answers[rule]
 
     def movers(self, onset: int) -> list[Mover]:
-        """All that moved before the onset and stayed so, the first first: by ALARM sigma, and twice as far as anything
-        of the same statistic strayed in the LOOKBACK steps before those, when nothing had happened yet; by half as
-        much again where little is known of then. Hundreds of series are asked, and those of a healthy run wander
-        further than noise would."""
+        """Returns the statistics that moved before the onset and stayed moved, in order of time.
+
+        A move is more than ALARM sigma, and more than twice the largest distance of the statistic in the LOOKBACK steps
+        before, when nothing had happened yet; half as much again if few values are known from then. There are hundreds
+        of series, and those of a healthy run wander further than noise would."""
         found = []
         for tracks in self._by_statistic.values():
             bases = [(track, base) for track in tracks if len(base := track.base(onset))]
@@ -429,7 +434,7 @@ Rule = Callable[[Evidence], Iterator[Any]]
 
 
 def _track(statistic: str, where: str, series: Mapping[int, Sequence[float]]) -> Track | None:
-    """Rows that have another number of heads than the last are left out."""
+    """Returns the series of a statistic at a place, without rows whose number of heads differs from the last."""
     steps = sorted(series)
     heads = len(series[steps[-1]]) if steps else 0
     steps = [step for step in steps if len(series[step]) == heads]
@@ -439,17 +444,17 @@ def _track(statistic: str, where: str, series: Mapping[int, Sequence[float]]) ->
 
 
 def layer_of(where: str) -> int | None:
-    """layers.3.mixer.q -> 3."""
+    """Returns the layer in a site's name: 3 for layers.3.mixer.q; None without one."""
     found = re.match(r"layers\.(\d{1,6})(\.|$)", where)
     return int(found[1]) if found else None
 
 
 def share(holds: np.ndarray) -> float:
-    """The share of rows where a condition holds; 0 of none."""
+    """Returns the share of rows where a condition holds; 0 without a row."""
     return float(np.mean(holds)) if np.size(holds) else 0.0
 
 
 def median(values: Iterable[float]) -> float:
-    """Of what is finite; nan of nothing."""
+    """Returns the median of the finite values; nan without any."""
     kept = [value for value in values if math.isfinite(value)]
     return float(np.median(kept)) if kept else math.nan

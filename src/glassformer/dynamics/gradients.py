@@ -1,4 +1,4 @@
-"""How fast weights are pushed, and how fast they move: statistics of whole tensors, one number each."""
+"""Statistics of the size of gradients and updates: whole tensors, one number each."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from glassformer.parts.precision import wide
 
 
 def gradient_norm(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """||dL/dW||_F.
+    """Returns the gradient norm ||dL/dW||_F.
 
-    At init, that of the last layer falls like L^-0.5 with the depth of a Pre-LN stack and does not depend on the depth
-    of a Post-LN stack (Xiong et al. 2020, arXiv 2002.04745). Trouble: first and last layer more than 100 times apart.
+    At init, the norm of the last layer falls like L^-0.5 with the depth of a Pre-LN stack and does not depend on the
+    depth of a Post-LN stack (Xiong et al. 2020, arXiv 2002.04745). Trouble: first and last layer more than 100 times
+    apart.
     """
     return torch.linalg.vector_norm(wide(gradient))
 
 
 def gradient_rms(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """sqrt(mean (dL/dW)^2), the size of one entry. 0 of an empty tensor.
+    """Returns sqrt(mean (dL/dW)^2), the size of one element; 0 for an empty tensor.
 
     Trouble: within a factor of 10 of AdamW's eps, which then swallows the update (Wortsman et al. 2023, arXiv
     2309.14322, section 3.4: eps 1e-15 in place of 1e-8 cured it)."""
@@ -27,7 +28,8 @@ def gradient_rms(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
 
 
 def update_ratio(update: Float[Tensor, "..."], weight: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """||ΔW||_F / ||W||_F of one step. 0 where nothing moved, inf where a zero weight did ("inf" in dynamics.jsonl).
+    """Returns ||ΔW||_F / ||W||_F of one step; 0 without an update, inf for an update of zero weights ("inf" in
+    dynamics.jsonl).
 
     LARS multiplies the rate of each layer by the trust ratio ||W|| / ||dL/dW||, so that all have the same update ratio
     (You et al. 2017, arXiv 1708.03888). About 1e-3 is usual (a rule of thumb).
@@ -37,5 +39,5 @@ def update_ratio(update: Float[Tensor, "..."], weight: Float[Tensor, "..."]) -> 
 
 
 def share_moved(moved: Float[Tensor, "..."], norm: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The update ratio from norms that are known: 0 where nothing moved, inf where a zero weight did."""
+    """Returns the update ratio of known norms: moved / norm; 0 if `moved` is 0, inf if only `norm` is."""
     return torch.where(moved == 0, 0.0, moved / norm)

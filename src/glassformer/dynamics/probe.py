@@ -1,4 +1,4 @@
-"""What a running model shows of itself in one pass: attention, stream, units, logits."""
+"""Statistics of a model's activations in one pass: attention, residual stream, hidden units, logits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from glassformer.parts.core.running import Look
 from glassformer.parts.ffn import Router
 
 RANKED = 256
-"""Tokens of a sequence, evenly spaced, whose rank is taken."""
+"""Tokens of a sequence, evenly spaced, for the rank of activations."""
 
 
 def probe(model: Model, tokens: Tensor, beside: Mapping[str, Any] | None = None) -> Statistics:
-    """Statistics of the activations of model(tokens), tokens (b, s), in the mode of evaluation and without gradients.
-    `beside` is what else the model is given (`source`).
+    """Returns statistics of the activations of model(tokens), tokens (b, s), in evaluation mode and without gradients.
+    Further inputs of the model (`source`) are given by name.
 
-    Leaves the model as it was. One transfer for all numbers."""
+    Leaves the model unchanged. Needs one device transfer for all numbers."""
     found: dict[str, dict[str, Tensor]] = {}
     looks: dict[str, Look] = {}
     seen: dict[str, MapStatistics] = {}
@@ -54,9 +54,9 @@ def probe(model: Model, tokens: Tensor, beside: Mapping[str, Any] | None = None)
 
 
 def stream(x: Tensor) -> dict[str, Tensor]:
-    """Of the residual stream x (b, s, d); means over the sequences."""
+    """Returns statistics of the residual stream x (b, s, d), means over the sequences."""
     x = x.float()
-    singular = singular_values(x[..., :: -(-x.shape[-2] // RANKED), :])  # its time grows with the cube
+    singular = singular_values(x[..., :: -(-x.shape[-2] // RANKED), :])  # its time grows with the cube of the tokens
     return {
         "token_cosine": token_cosine(x).mean(),
         "relative_residual": relative_residual(x).mean(),
@@ -68,15 +68,15 @@ def stream(x: Tensor) -> dict[str, Tensor]:
 
 
 class Sent:
-    """Experts, by what their router makes of tokens and then by what those make that it chose."""
+    """Statistics of experts: of their router's choices, and then of the hidden units of the chosen experts."""
 
     def __init__(self, router: Router):
         self.router = router
         self.chosen = torch.empty(0)
 
     def routing(self, p: Tensor) -> dict[str, Tensor]:
-        """Of p (b, s, e): the load of each expert, (e,), and what it comes to; with a capacity, the share of
-        assignments beyond it, which training drops."""
+        """Returns statistics of the router's probabilities p (b, s, e): load of each expert, (e,), entropy and maximum
+        violation; with a capacity, the share of assignments beyond it, which training drops."""
         self.chosen = self.router.choose(p)[1]
         load = router_load(self.chosen, p.shape[-1])
         late = {} if self.router.capacity is None else {"router_dropped": self.router.late(self.chosen).float().mean()}
@@ -88,7 +88,7 @@ class Sent:
         }
 
     def units(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Of hidden (b, s, k, f): the dead units among those of the experts that were sent a token."""
+        """Returns the share of dead units of hidden (b, s, k, f) among experts that received a token."""
         size, of = hidden.abs().flatten(0, -2), self.chosen.flatten()
         largest = torch.stack([size[of == expert].amax(0) for expert in of.unique()])
         return {"dead_units": dead_units(largest.flatten()[None])}
@@ -99,11 +99,11 @@ LOOKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
     "hidden": lambda hidden: {"dead_units": dead_units(hidden)},
     "logits": lambda logits: {"log_z": log_z(logits).mean()},
 }
-"""What is taken at a site, by the last step of its name."""
+"""Statistics of a site, by the last part of its name."""
 
 
 class MapStatistics:
-    """Entropy, largest logit and mass on the first key of every head, of maps that arrive by blocks of queries."""
+    """Entropy, largest logit and mass on the first key of every head, from maps that arrive by blocks of c queries."""
 
     def __init__(self) -> None:
         self.visible: Tensor | None = None
@@ -112,21 +112,21 @@ class MapStatistics:
         self.sink: list[Tensor] = []
 
     def scores(self, scores: Tensor, first: int, total: int) -> None:
-        """scores (b, n, c, t), -inf where a key is not seen."""
+        """Receives a block of scores (b, n, c, t), -inf for invisible keys."""
         seen = scores != float("-inf")
         self.visible = seen.sum(-1)
         self.largest.append(scores.abs().where(seen, 0.0).amax((0, 2, 3)))
 
     def pattern(self, pattern: Tensor, first: int, total: int) -> None:
-        """pattern (b, n, c, t), of the scores shown just before."""
+        """Receives the block of the pattern (b, n, c, t) of the scores just received."""
         assert self.visible is not None
-        choice = self.visible > 1  # where one key is seen there is nothing to spread over
+        choice = self.visible > 1  # a single visible key has nothing to spread over
         entropy = torch.special.entr(pattern).sum(-1) / self.visible.clamp_min(2).log()
         self.entropy.append(entropy.where(choice, torch.nan).flatten(2).transpose(0, 1).flatten(1))
         self.sink.append(pattern[..., 0].transpose(0, 1).flatten(1))
 
     def statistics(self) -> dict[str, Tensor]:
-        """(n,) each."""
+        """Returns {statistic: (n,)}; empty without a block."""
         if not self.largest:
             return {}
         return {
@@ -145,7 +145,7 @@ def _look(take: Callable[[Tensor], dict[str, Tensor]], name: str, into: dict[str
 
 
 def numbers(found: dict[str, dict[str, Tensor]]) -> Statistics:
-    """Tensors as numbers and lists of them, in one transfer."""
+    """Returns tensors as numbers and lists of numbers, in one device transfer."""
     flat = [value.float().reshape(-1) for of_sites in found.values() for value in of_sites.values()]
     if not flat:
         return {}

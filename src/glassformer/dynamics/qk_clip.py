@@ -1,11 +1,12 @@
-"""QK-clip: after a step, heads whose largest attention logit passed a threshold have their queries and keys shrunk.
+"""QK-clip: after a step, the query and key weights of heads whose largest attention logit passed a threshold are scaled
+down.
 
 Kimi K2, 2507.20534, section 2.1: W_q and W_k of a head with largest logit S > tau are multiplied by sqrt(tau / S) each.
 A logit is q k scale of a pair that is visible, before any bias and soft cap; S is the largest of a step's training
-batch, micro-batches together.
+batch, over all microbatches.
 
-What it costs: |q| and |k| of every token, per layer. Their product bounds every logit of a head, and only in a layer
-where it passes tau are the logits themselves computed, in blocks, in fp32: once more the product of queries and keys.
+Cost: |q| and |k| of every token, per layer. Their product bounds every logit of a head, and only layers whose bound
+passes tau compute the logits, in blocks, in fp32: one more matmul of queries and keys.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from glassformer.parts.precision import wide
 
 
 class QKClip:
-    """The operation for a whole model: look while a step's batch passes, clip once the weights have moved.
+    """QK-clip for a whole model: records each head's largest logit in the forward pass, rescales W_q and W_k after the
+    optimizer step.
 
     >>> clip = QKClip(model, 100.0)
     >>> with clip.looking():
@@ -37,7 +39,7 @@ class QKClip:
     >>> optimizer.step()
     >>> clip.after_update()
 
-    `threshold=None`: neither looks nor clips."""
+    `threshold=None` disables both."""
 
     def __init__(self, model: Model, threshold: float | None):
         refuse_clipping(model.config, threshold)
@@ -45,11 +47,12 @@ class QKClip:
         mixers: list[Any] = [layer.mixer for layer in model.layers]
         self.mixers: list[DotProduct] = [mixer.dot_product for mixer in mixers if mixer.dot_product is not None]
         self.peaks: dict[int, Tensor] = {}
-        """The largest logit of each head, (n,), by the index in `mixers`, where it may have passed the threshold."""
+        """Largest logit of each head, (n,), by the index in `mixers`; only of mixers that may have passed the
+        threshold."""
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Inside, the logits of every pass of the model are looked at."""
+        """Records the largest logits of every pass of the model inside the context."""
         self.peaks.clear()
         if self.threshold is None:
             yield
@@ -75,7 +78,7 @@ class QKClip:
         return look_q, look_k
 
     def after_update(self) -> None:
-        """Clips what passed the threshold."""
+        """Scales down the heads that passed the threshold."""
         for i, peaks in self.peaks.items():
             assert self.threshold is not None
             clip_heads(self.mixers[i], peaks, self.threshold)
@@ -83,7 +86,7 @@ class QKClip:
 
 
 def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
-    """Raises RequestError where scaling W_q and W_k does not scale the logits."""
+    """Raises RequestError if scaling W_q and W_k does not scale the logits of this model."""
     if threshold is None:
         return
     try:
@@ -106,15 +109,15 @@ def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
 
 @torch.no_grad()
 def largest_possible(mixer: DotProduct, q: Tensor, k: Tensor) -> Tensor:
-    """scale max|q| max|k| of each head, (n,): no logit is larger. q (b, s, n, h), k (b, t, g, h)."""
+    """Returns scale max|q| max|k| of each head, (n,), an upper bound of its logits. q (b, s, n, h), k (b, t, g, h)."""
     longest = [wide(x).norm(dim=-1).amax((0, 1)) for x in (q, k)]
     return mixer.scale * longest[0] * longest[1].repeat_interleave(len(longest[0]) // len(longest[1]))
 
 
 @torch.no_grad()
 def largest_logits(mixer: DotProduct, q: Tensor, k: Tensor) -> Tensor:
-    """The largest q k scale of each head, (n,), over the batch and the pairs its visibility allows.
-    q (b, s, n, h), k (b, s, g, h), of whole sequences; made by blocks of queries."""
+    """Returns the largest logit q k scale of each head, (n,), over the batch and all visible pairs. q (b, s, n, h), k
+    (b, s, g, h), of whole sequences; computed by blocks of queries."""
     b, s, n, _ = q.shape
     k = wide(k).repeat_interleave(n // k.shape[2], dim=2)
     at = torch.arange(s, device=q.device)
@@ -134,9 +137,9 @@ def largest_logits(mixer: DotProduct, q: Tensor, k: Tensor) -> Tensor:
 def clip_heads(mixer: DotProduct, peaks: Tensor, threshold: float) -> Tensor:
     """Scales W_q, W_k and their biases in place, so that logits of head i shrink by f_i = min(1, tau / S_i); returns f.
 
-    peaks (n,): S, the largest logit of each head. Query and key take sqrt(f) each. Query heads that share a key shrink
-    it by the square root of the largest f among them, which leaves it alone where one of them is not to be clipped, and
-    each takes the rest of its own: f_i in all, for every head."""
+    peaks (n,): S, the largest logit of each head. Query and key are scaled by sqrt(f) each. A key that several query
+    heads share is scaled by the square root of the largest f among them (1 if one of them is not clipped), and each
+    query by the rest of its f: f_i in total, for every head."""
     factors = torch.where(peaks > threshold, threshold / peaks, 1.0).to(mixer.queries.parameter.dtype)  # (n,)
     groups = factors.view(mixer.keys.heads or 1, -1)
     keys = groups.amax(1).sqrt()

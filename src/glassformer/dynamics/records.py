@@ -1,9 +1,9 @@
-"""dynamics.jsonl: what a watch found, one JSON object a line.
+"""dynamics.jsonl: records of a watch, one JSON object a line.
 
     {"step": 50, "statistics": {STATISTIC: {WHERE: number, or [one per head]}}}
     {"step": 61, "event": "spike", "what": "loss", "value": 9.1, "sigmas": 8.2, "batch": [text, ...], ...}
 
-Numbers have six significant figures; what is not finite is the string "nan", "inf" or "-inf".
+Numbers have six significant figures; values that are not finite are the strings "nan", "inf" or "-inf".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glassformer.files import atomic_file, disk_errors
 
 NAME = "dynamics.jsonl"
 MOST_BYTES = 1 << 27
-"""Of a file, so much is read: from its end, where what went wrong is found."""
+"""Bytes that are read of a file, from its end, where a failure is recorded."""
 LINE_BYTES = 1 << 22
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MOST_HEADS, MOST_SERIES = 1 << 14, 1 << 16
@@ -29,7 +29,7 @@ LAST_STEP = 1 << 53
 
 
 class Records:
-    """Appends rows to RUN/dynamics.jsonl. The file is made with its first row. Raises WorkError where it cannot be."""
+    """Writer of rows to RUN/dynamics.jsonl. The file is created with its first row. Raises WorkError if that fails."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -37,8 +37,8 @@ class Records:
 
     @classmethod
     def open(cls, folder: Path, resume_step: int) -> Records:
-        """Goes on after `resume_step`: rows of later steps, which the checkpoint does not know, are cut off, and lines
-        that are no rows with them."""
+        """Opens the records of a resumed run, and drops rows after `resume_step`, which the checkpoint precedes, and
+        invalid lines."""
         records = cls(folder / NAME)
         path = records.path
         if path.exists():
@@ -61,27 +61,27 @@ class Records:
 
 
 class Unwritten(Records):
-    """Of a process that looks as the one beside it does, which writes."""
+    """Records that write nothing, for ranks other than the first."""
 
     def write(self, row: dict[str, Any]) -> None:
         pass
 
 
 class Recorded(list[dict[str, Any]]):
-    """The rows of a file, in its order, and how much of it could not be taken."""
+    """Rows of a file, in order, with counts of the lines and bytes that were left out."""
 
     skipped: int = 0
-    """Lines that are no rows; one cut by a crash is among them."""
+    """Number of invalid lines, including one cut by a crash."""
     left_out: int = 0
-    """Bytes at the beginning of a file larger than MOST_BYTES."""
+    """Bytes left out at the start of a file larger than MOST_BYTES."""
 
 
 def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
-    """The rows of a dynamics.jsonl, checked: step a count, statistics {name: {place: float or [float, ...]}}, an event
-    with its fields and no others; words for numbers are numbers again, long texts are cut.
+    """Returns the rows of a dynamics.jsonl, checked: step a count, statistics {name: {place: float or [float, ...]}},
+    an event with known fields only; words for numbers are converted to numbers, long texts are cut.
 
-    No file is no rows: the run was not watched. Lines that are no rows are skipped and counted. Raises RequestError
-    where the file cannot be read, or is of another kind."""
+    A missing file has no rows: the run was not watched. Invalid lines are skipped and counted. Raises RequestError if
+    the file cannot be read, or is of another kind."""
     rows, series = Recorded(), set[tuple[str, str]]()
     try:
         with path.open("rb") as file:
@@ -112,7 +112,7 @@ def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
 
 
 def plain(value: Any) -> Any:
-    """A tree that JSON can hold: numbers to six significant figures, words for what is not finite."""
+    """Returns a tree that JSON can hold: numbers to six significant figures, words for values that are not finite."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -123,7 +123,8 @@ def plain(value: Any) -> Any:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Every line with its row, None where it holds none; lines that are too long come in pieces, none a row."""
+    """Yields every line with its row, or None for an invalid line; lines that are too long come in parts, each
+    invalid."""
     whole = True
     while line := file.readline(LINE_BYTES):
         ended = line.endswith(b"\n")
@@ -132,15 +133,15 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """What a line says, as far as it can be believed."""
+    """Returns the checked row of a line, or None for an invalid line."""
     try:
         return _checked(json.loads(line))
-    except (ValueError, RecursionError):  # also bytes that are no text, and integers of thousands of digits
+    except (ValueError, RecursionError):  # also invalid UTF-8, and integers of thousands of digits
         return None
 
 
 def _checked(found: Any) -> dict[str, Any]:
-    """Raises ValueError for what no watch writes."""
+    """Returns the row with only known fields. Raises ValueError for a value that no watch writes."""
     found = _is(found, dict)
     step, row = _is(found.get("step"), int), {"step": found.get("step")}
     if not 0 <= step < LAST_STEP or not found.keys() & {"statistics", "event"}:
@@ -163,7 +164,7 @@ def _is(value: Any, kind: type) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Without halves of surrogate pairs, which nothing can print."""
+    """Returns a text cut to its limit, without lone surrogates, which cannot be printed."""
     return _is(value, str)[:LONGEST_TEXT].encode("utf-8", "replace").decode()
 
 
@@ -174,7 +175,7 @@ def _name(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """A recorded number, in words or not. Raises ValueError for anything else."""
+    """Returns a recorded number, in words or not. Raises ValueError for anything else."""
     if type(value) is str and value in WORDS:
         return WORDS[value]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -201,4 +202,4 @@ FIELDS = {
     "batch": lambda value: [_text(text) for text in _is(value, list)[:MOST_TEXTS]],
     "batch_losses": lambda value: [number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
 }
-"""What an event may say, and how it is checked."""
+"""Fields of an event and their checks."""

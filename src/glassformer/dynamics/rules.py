@@ -1,8 +1,8 @@
-"""Why a run failed: what moved first, which known failure that is, how sure that is, and what to try.
+"""Rules of diagnosis: the first mover, the known failure that matches, its confidence, and changes to try.
 
-Every failure is a rule on a combination of statistics: each of them alone moves in healthy training, too. Thresholds
-are those of the papers named at the rules; where a paper gives none, they lie between the planted failures and the
-healthy runs of tests/dynamics/test_why.py, all of them small models.
+Every failure is a rule on a combination of statistics, because each statistic by itself moves in healthy training too.
+Thresholds are those of the papers named at the rules; if a paper gives none, they are between the planted failures and
+the healthy runs of tests/dynamics/test_why.py, all of them small models.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from glassformer.units import plural
 
 HEALTHY = "nothing wrong"
 MOST = 0.8
-"""The share of the late rows in which a state must hold to count as one."""
+"""Share of the late rows in which a state must hold to count as one."""
 TOO_LARGE = 0.5
-"""Nats of the first loss above a blind guess that are too many; every fresh family has at most 0.2."""
+"""Nats of the first loss above a uniform guess that are too many; every untrained family has at most 0.2."""
 LARGE_SPIKE = 12.0
-"""Sigma; odd documents of a healthy run reach nine."""
+"""Sigmas of a large spike; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
-"""By how much of itself a step at the peak moves a fresh matrix in healthy runs, 0.15 to 0.5."""
+"""Relative size of an update at the peak rate to a newly initialised matrix in healthy runs, 0.15 to 0.5."""
 RATES_OF_ADAMW = ("adamw", "muon")
 """Optimizers whose updates have the size of AdamW's at the same learning rate."""
 SHOWN_CAUSES = 6
@@ -54,16 +54,16 @@ LONGEST_QUOTE = 60
 
 @dataclass(frozen=True)
 class Leap:
-    """A norm that moved further than updates could have moved it."""
+    """Change of a norm beyond the reach of the updates."""
 
     track: Track
     before: int
     row: int
-    """From one row of the series to another."""
+    """Rows of the series between which the norm changed."""
     head: int
     by: float
     allowed: float
-    """Of the logarithm."""
+    """Largest change of the logarithm that updates allow."""
 
     @property
     def step(self) -> int:
@@ -76,11 +76,11 @@ def diagnose(
     config: ModelConfig | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
-    """What the rows of `metrics.jsonl` and of `dynamics.jsonl` (see `read_records`) say went wrong, if anything did.
+    """Returns the diagnosis of a run from the rows of `metrics.jsonl` and of `dynamics.jsonl` (see `read_records`).
 
-    The config and the fields of the recipe are asked where a rule needs them: where the norms stand, Adam's eps.
-    Without statistics the loss alone is judged. Raises RequestError where there is no step at all."""
-    with np.errstate(all="ignore"):  # what a failed run recorded may be anything
+    Rules read the config and the recipe as needed: the place of norms, Adam's eps. Without statistics only the loss is
+    judged. Raises RequestError without any step."""
+    with np.errstate(all="ignore"):  # records of a failed run may hold any value
         return _diagnose(Evidence(metrics_rows, records, config, recipe or {}))
 
 
@@ -116,7 +116,8 @@ def _diagnose(e: Evidence) -> Diagnosis:
 
 
 def _sigmas(e: Evidence, cause: Cause, movers: Sequence[Mover]) -> float | None:
-    """Those of the cause; else of the first mover at its site, or in its layer; else of the spike of the loss there."""
+    """Returns the sigmas of the cause; else of the first mover at its site, or in its layer; else of the loss spike
+    near it."""
     beside = [
         *(mover.sigmas for mover in movers if mover.track.where == cause.site),
         *(mover.sigmas for mover in movers if cause.layer is not None and mover.track.layer == cause.layer),
@@ -126,7 +127,7 @@ def _sigmas(e: Evidence, cause: Cause, movers: Sequence[Mover]) -> float | None:
 
 
 def _is_so(change: str, recipe: Mapping[str, Any]) -> bool:
-    """Whether the recipe has what a change would give it."""
+    """Returns True if the recipe already has the value that a change would set."""
     name, _, value = change.removeprefix("recipe.").partition("=")
     axis, field = {"warmup": ("schedule", "warmup"), "adam_eps": ("optimizer", "eps")}.get(name, ("", name))
     part = recipe.get(axis)
@@ -140,12 +141,12 @@ def _is_so(change: str, recipe: Mapping[str, Any]) -> bool:
 
 
 def _rank(cause: Cause) -> tuple[float, float]:
-    """The likeliest first, of those the earliest."""
+    """Returns a sort key: the most likely cause first, at equal confidence the earliest."""
     return -cause.confidence, math.inf if cause.step is None else cause.step
 
 
 def _roots_first(found: Sequence[Cause]) -> list[Cause]:
-    """Lowers the confidence in effects: what a root brings with it, a dead layer in itself, and rank collapse in
+    """Lowers the confidence in effects of other causes: of a root, of a dead layer within it, and of rank collapse in
     gradients."""
     root = max((cause.confidence for cause in found if cause.cause in ROOTS), default=0.0)
     dead = {cause.layer for cause in found if cause.cause == "dead layer"}
@@ -164,13 +165,13 @@ def _roots_first(found: Sequence[Cause]) -> list[Cause]:
     ]
 
 
-# The rules: each yields what it finds
+# The rules; each yields the causes that it finds
 
 
 def value_not_finite(e: Evidence) -> Iterator[Cause]:
-    """The first site whose value is not finite. It is the cause if the loss was calm before; if the same step is finite
-    in float32, the precision is; if weights are not finite, they were damaged, as a step that would do it is not
-    taken."""
+    """Finds the first site whose value is not finite. The site is the cause if the loss was calm before; if the step is
+    finite in float32, the precision is; if weights are not finite, they were damaged, because a step that would do it
+    is not taken."""
     event = e.not_finite
     if event is None:
         return
@@ -194,7 +195,8 @@ def value_not_finite(e: Evidence) -> Iterator[Cause]:
 
 
 def weights_rounded(e: Evidence) -> Iterator[Cause]:
-    """Weights that all are numbers of a short format after the first steps: updates below their last bit are lost."""
+    """Finds weights that are all representable in a short format after the first steps: updates below its last bit are
+    lost."""
     event = e.event("rounded_weights")
     if event is not None:
         dtype = event.get("what", "a short format")
@@ -207,7 +209,8 @@ def weights_rounded(e: Evidence) -> Iterator[Cause]:
 
 
 def targets_not_next(e: Evidence) -> Iterator[Cause]:
-    """Targets that are not the next tokens of their inputs: shifted by another number of places, or of other text."""
+    """Finds targets that are not the next tokens of their inputs: shifted by another number of places, or of other
+    text."""
     event = e.event("targets_not_next")
     if event is not None:
         yield Cause(
@@ -219,7 +222,8 @@ def targets_not_next(e: Evidence) -> Iterator[Cause]:
 
 
 def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
-    """A first loss, before any update, above that of a blind guess: logits of the fresh model are far from even."""
+    """Finds a first loss, before any update, above that of a uniform guess: logits of the untrained model are far from
+    even."""
     if not len(e.losses) or e.steps[0] != 1 or not e.losses[0] > e.blind + TOO_LARGE:
         return
     yield Cause(
@@ -231,8 +235,8 @@ def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def rubbish(e: Evidence) -> Iterator[Cause]:
-    """Sequences whose loss is nearly that of a blind guess, in a quarter of the late looks and three at least: parts of
-    the text that cannot be learned."""
+    """Finds sequences whose loss is nearly that of a uniform guess, in at least three and a quarter of the late looks:
+    parts of the text that cannot be learned."""
     half = e.last_step / 2
     looks = sum(event["event"] == "unlike_sequence" and event["step"] > half for event in e.events)
     late = [step for step in e.full.tolist() if step > half]
@@ -249,8 +253,8 @@ def rubbish(e: Evidence) -> Iterator[Cause]:
 
 
 def moved_alone(e: Evidence) -> Iterator[Cause]:
-    """A matrix or head whose norm moved as no update could have moved it, at once or within 32 steps, four times as far
-    at least as is usual among the others: edited, or corrupted."""
+    """Finds a matrix or head whose norm changed faster than updates allow, at once or within 32 steps, and at least
+    four times as far as is usual among the others: edited, or corrupted."""
     for leap in e.ask(_leaps):
         track = leap.track
         head = leap.head if track.values.shape[1] > 1 else None
@@ -268,9 +272,9 @@ def moved_alone(e: Evidence) -> Iterator[Cause]:
 
 
 def dead_layer(e: Evidence) -> Iterator[Cause]:
-    """A layer that gets no gradient, next to layers that do: less than 1e-5 of theirs, or less than a twentieth while
-    the residual stream leaves it as it came, or its weights have fallen. It is zero, or cut off; unless the weights of
-    another layer ran away before, for then it is drowned, not dead."""
+    """Finds a layer without gradient next to layers with one: less than 1e-5 of theirs, or less than a twentieth while
+    the layer leaves the residual stream unchanged, or its weights have fallen. Its output is zero, or cut off; not if
+    the weights of another layer grew before, which then drowns it."""
     grown = [leap for leap in e.ask(_leaps) if leap.by > 0]
     for layer in e.layers:
         own, beside = e.gradient(layer), [t for n in (layer - 1, layer + 1) if (t := e.gradient(n)) is not None]
@@ -298,7 +302,7 @@ def dead_layer(e: Evidence) -> Iterator[Cause]:
 
 
 def dead_units(e: Evidence) -> Iterator[Cause]:
-    """More than nine in ten hidden units silent for every token, and their matrices without gradient."""
+    """Finds more than nine in ten hidden units silent for every token, with no gradient in their matrices."""
     for dead in e.of("dead_units"):
         inner, outer = e.gradient(dead.layer, "ffn.up", "ffn.gate"), e.gradient(dead.layer, "mixer.v", "mixer.out")
         silent = dead.values[:, 0] > 0.9
@@ -319,9 +323,9 @@ def dead_units(e: Evidence) -> Iterator[Cause]:
 
 
 def rate_too_large(e: Evidence) -> Iterator[Cause]:
-    """The learning rate above the stable edge: at its peak one step would replace the first weights, updates stay above
-    1e-2, and something shows for it. Without statistics of the peak: a loss that fell back, at ten times
-    the usual rate."""
+    """Finds a learning rate above the stable edge: at its peak one step would replace the first weights, updates stay
+    above 1e-2, and the run shows trouble. Without statistics of the peak: a loss that fell back, at ten times the usual
+    rate."""
     shown, peak = _shows(e), _peak(e)
     if not shown:
         return
@@ -355,8 +359,8 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def warmup_missing(e: Evidence) -> Iterator[Cause]:
-    """Norms after the residual sum, a learning rate without a rise, and a run that stalls from the beginning (Xiong et
-    al. 2020, 2002.04745)."""
+    """Finds post-norm residuals, a learning rate without a rise, and a run that stalls from its start (Xiong et al.
+    2020, 2002.04745)."""
     if e.config is None or len(e.rates) < 10 or not any(b.residual.wants_warmup for b in e.config.layers()):
         return
     at_peak = int(np.argmax(e.rates >= 0.99 * e.rates.max()))
@@ -374,13 +378,14 @@ def warmup_missing(e: Evidence) -> Iterator[Cause]:
 
 
 def entropy_collapse(e: Evidence) -> Iterator[Cause]:
-    """A head whose largest logit passes `COLLAPSED_LOGIT` while its entropy is below `COLLAPSED_ENTROPY` (Zhai et al.
-    2023, 2303.06296; Wortsman et al. 2023, 2309.14322)."""
+    """Finds a head whose largest logit passes `COLLAPSED_LOGIT` while its entropy is below `COLLAPSED_ENTROPY` (Zhai et
+    al. 2023, 2303.06296; Wortsman et al. 2023, 2309.14322)."""
     yield from _sharp_heads(e, "attention-entropy collapse", 0.85, COLLAPSED_LOGIT, COLLAPSED_ENTROPY)
 
 
 def logit_growth(e: Evidence) -> Iterator[Cause]:
-    """The same on its way: logits past 100, ten times those of the beginning, and an entropy below 0.1."""
+    """Finds a head on its way to entropy collapse: logits past 100, ten times the first ones, and an entropy below
+    0.1."""
     yield from _sharp_heads(e, "attention-logit growth", 0.65, 1e2, 0.1)
 
 
@@ -406,9 +411,9 @@ def _sharp_heads(e: Evidence, name: str, confidence: float, above: float, below:
 
 
 def rank_collapse(e: Evidence) -> Iterator[Cause]:
-    """All tokens alike before a layer (rho > `ALIKE_COSINE`), whose queries and keys get less than 1e-3 of the gradient
-    of its values (Dong et al. 2021, 2103.03404; Noci et al. 2022, 2206.03126), for the last third of the run: early in
-    training both are common, and pass."""
+    """Finds a layer whose input tokens are all alike (rho > `ALIKE_COSINE`), and whose queries and keys get less than
+    1e-3 of the gradient of its values (Dong et al. 2021, 2103.03404; Noci et al. 2022, 2206.03126), for the last third
+    of the run: early in training both are common, and pass."""
     held = []
     for layer in e.layers[1:]:
         alike = e.get("token_cosine", f"layers.{layer - 1}.resid_post")
@@ -432,7 +437,7 @@ def rank_collapse(e: Evidence) -> Iterator[Cause]:
 
 
 def vanishing_gradient(e: Evidence) -> Iterator[Cause]:
-    """Gradients of the first and the last layer more than 1e3 apart, those of one end within ten times Adam's eps."""
+    """Finds gradients of the first and the last layer more than 1e3 apart, the smaller within ten times Adam's eps."""
     low, high = (e.gradient(layer) for layer in (e.layers[0], e.layers[-1])) if len(e.layers) > 2 else (None, None)
     if low is None or high is None or low.late().shape != high.late().shape or len(low.late()) < 3:
         return
@@ -452,8 +457,8 @@ def vanishing_gradient(e: Evidence) -> Iterator[Cause]:
 
 
 def output_divergence(e: Evidence) -> Iterator[Cause]:
-    """log Z more than 5 from log V with an output matrix that doubled or a loss that did not hold, or a loss that did
-    not hold with an output matrix ten times as large (Chowdhery et al. 2022, 2204.02311; Wortsman et al. 2023, 3.4)."""
+    """Finds log Z more than 5 from log V, with an output matrix that doubled or a loss that did not hold; or such a
+    loss with an output matrix ten times as large (Chowdhery et al. 2022, 2204.02311; Wortsman et al. 2023, 3.4)."""
     logz, head = e.get("log_z", "logits"), e.get("weight_norm", "head") or e.get("weight_norm", "embed")
     if logz is None or head is None or len(logz.steps) < 2:
         return
@@ -477,8 +482,9 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
 
 
 def eps_too_large(e: Evidence) -> Iterator[Cause]:
-    """Gradients (clipped, as Adam sees them) within ten times its eps, and updates below a tenth of the learning rate,
-    which are a fifth to a half of it else (Wortsman et al. 2023, 3.4): in a third of all matrices and heads, late."""
+    """Finds gradients (clipped, as Adam receives them) within ten times its eps, and updates below a tenth of the
+    learning rate, where a fifth to a half is usual (Wortsman et al. 2023, 3.4): in a third of all matrices and heads,
+    late."""
     eps, clip = _eps(e), e.recipe.get("clip") or math.inf
     swallowed: dict[str, np.ndarray] = {}
     sizes = []
@@ -510,8 +516,8 @@ def eps_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def bad_batch(e: Evidence) -> Iterator[Cause]:
-    """A spike that stands alone and that nothing led up to: weights as before, the loss back within ten steps. Small
-    ones are the text's own (an odd document); twelve sigma, or a loss as if nothing had been learned, are not."""
+    """Finds an isolated spike without precursors: weights as before, the loss recovered within ten steps. Small ones
+    are usual for text (an odd document); twelve sigma, or a loss as if nothing had been learned, are not."""
     for spike in e.spikes:
         untaught = spike.loss >= e.losses[0] or spike.loss - spike.before > 5
         alone = not any(0 < abs(other.step - spike.step) <= DIVERGENCE_WINDOW for other in e.spikes)
@@ -543,15 +549,15 @@ FOLLOWS = {
     "attention-entropy collapse", "attention-logit growth", "rank collapse", "gradients vanish through depth",
     "gradient RMS near Adam's eps", "output-logit divergence", "dead units", "dead layer",
 }  # fmt: skip
-"""What a root may bring with it."""
+"""Causes that a root may bring about."""
 OF_A_COLLAPSE = {"gradient RMS near Adam's eps", "gradients vanish through depth"}
 """Effects of rank collapse: tokens that are alike give queries and keys no gradient (Noci et al. 2022, 2206.03126)."""
 OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix moved alone"}
 
 
 def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
-    """The step before which something may have moved first: at which the failure showed, or, where the loss knows
-    nothing of it, that of the likeliest cause, unless it lies at no site: nothing inside led up to a bad batch."""
+    """Returns the step before which the first move may be: the onset of the failure, or, if the loss shows none, the
+    step of the most likely cause; None for a cause without a site, such as a bad batch, which has no precursor."""
     if e.onset is not None or not found:
         return e.onset
     likeliest = min(found, key=_rank)
@@ -559,7 +565,7 @@ def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
 
 
 def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
-    """The loss failed and no rule knows why: what moved first is all there is to say."""
+    """Returns the cause of a failure that no rule explains: the first mover, if any."""
     tries = (f"recipe.learning_rate={_rate(e)}", "recipe.warmup=0.1", "recipe.clip=1.0")
     if not movers:
         return Cause(
@@ -573,11 +579,11 @@ def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
     )  # fmt: skip
 
 
-# What several rules ask
+# Questions of several rules
 
 
 def _shows(e: Evidence) -> list[str]:
-    """What shows that training is beside itself, each a clause."""
+    """Returns the signs of unstable training, each a clause."""
     shown = []
     if e.not_finite:
         shown.append(f"the {_what(e)} became {e.not_finite.get('value', math.nan)}")
@@ -602,8 +608,9 @@ def _shows(e: Evidence) -> list[str]:
 
 
 def _leaps(e: Evidence) -> Iterator[Leap]:
-    """Norms that moved further than updates could have moved them, and four times as far as is usual among the others:
-    half as far again from one row to the next, or three times as far, step by step, within LOOKBACK steps."""
+    """Yields the norms that changed further than updates could have changed them, and at least four times as far as is
+    usual among the others: by half as much again from one row to the next, or threefold, step by step, within LOOKBACK
+    steps."""
     groups: dict[tuple[int, ...], list[Track]] = {}
     for track in e.of("weight_norm"):
         groups.setdefault(tuple(track.steps.tolist()), []).append(track)
@@ -619,7 +626,7 @@ def _leaps(e: Evidence) -> Iterator[Leap]:
                 leapt = np.abs(by) > np.maximum(allowed + math.log(1.5 if at_once else 3), 4 * usual)
                 if e.recipe.get("qk_clip") and track.where.endswith((".mixer.q", ".mixer.k")):
                     leapt &= by > 0  # clipping shrinks them
-                if not at_once:  # the first steps of a growth, where it was not sudden
+                if not at_once:  # the first steps of a growth that was not sudden
                     leapt &= (np.cumsum(leapt, axis=0) == 1) & ~sudden[track.where]
                 sudden.setdefault(track.where, leapt.any(0))
                 for row, head in np.argwhere(leapt).tolist():
@@ -627,15 +634,16 @@ def _leaps(e: Evidence) -> Iterator[Leap]:
 
 
 def _moves(track: Track, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """log(norm / norm before) from each of `rows` to that `after`; 0 from a matrix of zeros, which may go anywhere."""
+    """Returns log(norm / norm before) from each of `rows` to that `after`; 0 from a matrix of zeros, which may go
+    anywhere."""
     norms = np.nan_to_num(np.abs(track.values), posinf=1e300)
     logs = np.log(np.maximum(norms, 1e-30))
     return np.where(norms[rows] > 1e-12, logs[after] - logs[rows], 0.0)
 
 
 def _allowed(track: Track, moved: Track | None, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """How far log(norm) may go from each of `rows` to that `after`: three times as fast as the largest update of the
-    last three known, and a tenth more."""
+    """Returns the largest change of log(norm) from each of `rows` to that `after` that counts as usual: three times the
+    largest of the last three known updates per step, and a tenth more."""
     most = np.full((len(track.steps) - 1, track.values.shape[1]), 0.1)
     if moved is not None and moved.values.shape[1] == track.values.shape[1]:
         ratio = np.nan_to_num(moved.values, posinf=1e6)
@@ -648,7 +656,7 @@ def _allowed(track: Track, moved: Track | None, rows: np.ndarray, after: np.ndar
 
 
 def _weights_jumped(e: Evidence, step: int) -> bool:
-    """Whether a matrix moved between the rows around a step as none does in a step."""
+    """Returns True if a matrix changed between the rows around a step more than a step can change one."""
     for track in e.of("weight_norm"):
         rows = np.flatnonzero((track.steps >= step - 1) & (track.steps <= step + 1))
         if len(rows) >= 2 and np.abs(_moves(track, rows[:-1], rows[1:])).max() > math.log(1.5):
@@ -657,7 +665,8 @@ def _weights_jumped(e: Evidence, step: int) -> bool:
 
 
 def _unchanged(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
-    """Whether the stream's statistics after a layer are those before it, to two per cent, at each of `steps`."""
+    """Returns, for each of `steps`, True if the stream's statistics after a layer equal those before it to two per
+    cent."""
     same = np.ones(len(steps), dtype=bool)
     for name in ("residual_rms", "token_cosine", "relative_residual", "activation_effective_rank"):
         before, after = (e.get(name, f"layers.{n}.resid_post") for n in (layer - 1, layer))
@@ -669,7 +678,8 @@ def _unchanged(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
 
 
 def _fallen(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
-    """Whether the weights of a layer are less than a third of what they have been, at each of `steps`."""
+    """Returns, for each of `steps`, True if the weights of a layer are less than a third of their largest norm so
+    far."""
     norm = e.together("weight_norm", layer)
     if norm is None or not np.isin(steps, norm.steps).all():
         return np.zeros(len(steps), dtype=bool)
@@ -678,12 +688,12 @@ def _fallen(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
 
 
 def _since(holds: np.ndarray) -> int:
-    """The row from which on a condition holds to the end, where it does in the last."""
+    """Returns the start index of the trailing run of True."""
     return 0 if holds.all() else len(holds) - int(np.argmin(holds[::-1]))
 
 
 def _odd(texts: Sequence[str]) -> str:
-    """What is strange about a text, by how far it can be compressed; an empty string of ordinary ones."""
+    """Returns the oddity of a text, by how far it can be compressed; an empty string for ordinary ones."""
     raw = "".join(texts).encode()
     if len(raw) < 64:
         return ""
@@ -692,7 +702,7 @@ def _odd(texts: Sequence[str]) -> str:
 
 
 def _again(e: Evidence, since: int) -> tuple[str, ...]:
-    """What to try where weights went wrong by themselves: going back, if a spike would have made it act; once more."""
+    """Returns changes for weights that were damaged: a rollback, if a spike would have triggered it; another seed."""
     return (*(("recipe.on_spike=roll_back",) if e.spiked(since) else ()), "recipe.seed=1")
 
 
@@ -701,7 +711,7 @@ def _peak(e: Evidence) -> float:
 
 
 def _first_update(e: Evidence) -> float:
-    """By how much of itself a step at the peak would have moved a fresh matrix; nan where that is not known."""
+    """Returns the relative size of a step at the peak rate for a newly initialised matrix; nan if unknown."""
     peak = _peak(e)
     return median(
         median(track.values[0]) * peak / e.at(track.steps[:1], "learning_rate")[0]
@@ -711,15 +721,15 @@ def _first_update(e: Evidence) -> float:
 
 
 def _above_usual(e: Evidence) -> float:
-    """How many times AdamW's usual rate for a model of this size the peak is; nan where there is no config, or the
-    optimizer has rates of its own."""
+    """Returns the peak as a multiple of AdamW's usual rate for a model of this size; nan without a config, or if the
+    optimizer has rates of another scale."""
     kind = (e.recipe.get("optimizer") or {}).get("kind", "adamw")
     return _peak(e) / default_learning_rate(e.config) if e.config and kind in RATES_OF_ADAMW else math.nan
 
 
 def _rate(e: Evidence) -> str:
-    """The learning rate to try, in one figure, the same for all causes: a third of the peak, or less where that would
-    still stand above the edge."""
+    """Returns the learning rate to try, to one figure: a third of the peak, or less if a third would still be above the
+    edge."""
     first = _first_update(e)
     if e.watched:
         times = first / USUAL_FIRST if first >= 1 else 3.0
@@ -729,7 +739,7 @@ def _rate(e: Evidence) -> str:
 
 
 def _eps(e: Evidence) -> float:
-    """Adam's eps; 0 for an optimizer that has none."""
+    """Returns Adam's eps; 0 for an optimizer without one."""
     optimizer = e.recipe.get("optimizer") or {}
     return float(optimizer.get("eps") or 1e-8) if optimizer.get("kind") in ("adamw", "muon") else 0.0
 
@@ -742,7 +752,7 @@ def _what(e: Evidence) -> str:
 
 
 def _happened(e: Evidence) -> str:
-    """What one saw, in a clause."""
+    """Returns a clause with the visible failure."""
     if e.not_finite:
         return f"the {_what(e)} became {e.not_finite.get('value', math.nan)} at step {e.not_finite['step']}"
     if e.diverged is not None:
@@ -773,7 +783,7 @@ def _story(e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence
 
 
 def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
-    """What else there is to know, whatever the verdict."""
+    """Yields notes that hold for any verdict."""
     if passed := [spike for spike in e.spikes if spike.passed and not _told(spike, causes)]:
         worst = max(passed, key=lambda spike: spike.sigmas)
         several = f"{len(passed)} spikes of the loss, the largest" if len(passed) > 1 else "A spike of the loss,"
@@ -811,7 +821,8 @@ def _named(mover: Mover) -> str:
 
 
 def _place(where: str) -> str:
-    """What the name of a matrix does not say: `head` is no head of attention."""
+    """Returns the name of a matrix for a sentence; `head` becomes "the output matrix", because it is not an attention
+    head."""
     return "the output matrix (head)" if where == "head" else where
 
 
@@ -821,7 +832,7 @@ def _sure(confidence: float) -> str:
 
 
 def _joined(clauses: Sequence[str]) -> str:
-    """a, b and c."""
+    """Returns the clauses as "a, b and c"."""
     return " and ".join([", ".join(clauses[:-1]), clauses[-1]] if len(clauses) > 1 else clauses)
 
 

@@ -1,7 +1,7 @@
 """Ranks and directions of matrices: statistics of weights (o, i) and activations (t, d), a number per leading index.
 
-Effective rank, stable rank and spectral norm are functions of one spectrum: take `singular_values` once and hand it to
-the `_of` functions. A matrix with a value that is not finite has NaN for each; a zero or empty one has 0.
+Effective rank, stable rank and spectral norm are functions of one spectrum: compute `singular_values` once and pass it
+to the `_of` functions. All are NaN for a matrix with a value that is not finite, and 0 for a zero or empty one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from glassformer.figures import plain_table
 from glassformer.parts.precision import exact, wide
 
 ROWS = 2048
-"""Rows of which the pairwise cosines are taken: that many, evenly spaced, stand for a larger table."""
+"""Maximum rows for pairwise cosines; from a larger table, evenly spaced rows are taken."""
 ALIKE, SHOWN = 0.9, 12
-"""What a map shows in a notebook: pairs of rows with a larger |cosine|, of so many matrices."""
+"""Display of a map in a notebook: |cosine| above which pairs count, and maximum number of matrices."""
 
 
 def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
-    """The min(m, n) singular values, largest first.
+    """Returns the min(m, n) singular values, largest first.
 
     They are the roots of the eigenvalues of the smaller Gram matrix, formed in fp64: as fast as `svdvals` of a square
-    fp32 matrix, and three times faster at 384 x 1536. Squaring halves the digits: what lies below about 3e-7 of the
-    largest value, fp32's own resolution, is rounding and set to 0, so that a matrix of rank r has r values. A Gram
-    matrix in fp32 would take half the time and lose what is looked for: its rounding, 3e-4 of the largest value, gives
-    a 384 x 1536 matrix of rank 1 an effective rank of 1.14.
+    fp32 matrix, and three times faster at 384 x 1536. Squaring halves the digits: values below about 3e-7 of the
+    largest, fp32's resolution, are rounding and set to 0, so that a matrix of rank r has r values. A Gram matrix in
+    fp32 would take half the time and lose the rank: its rounding, 3e-4 of the largest value, gives a 384 x 1536 matrix
+    of rank 1 an effective rank of 1.14.
     """
     finite = a.isfinite().all(-1).all(-1)[..., None]
     b = exact(torch.where(finite[..., None], a, 0.0))
@@ -40,7 +40,7 @@ def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
 
 
 def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n h"]:
-    """The singular values of W_Q W_K^T of each head, largest first: h of them, the rest of the d are 0.
+    """Returns the singular values of W_Q W_K^T of each head, largest first: h of them, the rest of the d are 0.
 
     w_q and w_k hold each head's rows of the projections, as in `Linear.weight.unflatten(0, (n, h))`; n query heads
     share g KV heads. Of thin factors: with Q R = w^T for both, the spectrum is that of R_q R_k^T, h x h; the d x d
@@ -56,8 +56,8 @@ def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g 
 
 
 def product_row_cosine(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n"]:
-    """`row_cosine` of W_Q W_K^T of each head, (d, d), which is never formed: with Q R = w_k^T its rows are those of
-    w_q^T R^T, turned by Q, which leaves cosines as they are. Arguments as in `product_spectrum`."""
+    """Returns `row_cosine` of W_Q W_K^T of each head, (d, d), which is never formed: with Q R = w_k^T its rows are
+    those of w_q^T R^T, rotated by Q, which preserves cosines. Arguments as in `product_spectrum`."""
     w_q, w_k, finite = _by_head(w_q, w_k)
     with torch.autocast(w_q.device.type, enabled=False):
         rows = w_q.mT @ torch.linalg.qr(w_k.mT, mode="r").R.mT
@@ -67,7 +67,8 @@ def product_row_cosine(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... 
 def _by_head(
     w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]
 ) -> tuple[Float[Tensor, "... n h d"], Float[Tensor, "... n h d"], Bool[Tensor, "... n"]]:
-    """Both with a matrix for each query head, in fp32 at least; and which heads are finite: others are zeros."""
+    """Returns w_q and w_k with a matrix for each query head, at least in fp32, and a mask of finite heads; others are
+    zero."""
     w_k = w_k.repeat_interleave(w_q.shape[-3] // w_k.shape[-3], dim=-3)
     finite = (w_q.isfinite() & w_k.isfinite()).all(-1).all(-1)
     w_q, w_k = (torch.where(finite[..., None, None], wide(w), 0.0) for w in (w_q, w_k))
@@ -75,7 +76,7 @@ def _by_head(
 
 
 def effective_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
-    """erank(A) = exp(-Σ p_i log p_i), p_i = s_i / Σ_j s_j of the singular values s; 1 to the rank, 0 of zeros.
+    """Returns erank(A) = exp(-Σ p_i log p_i), p_i = s_i / Σ_j s_j of the singular values s; 1 to the rank, 0 for zeros.
 
     Roy & Vetterli 2007. (Of s_i and not of their squares.) A square Gaussian d x d has about 0.80 d.
 
@@ -86,14 +87,14 @@ def effective_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
 
 
 def stable_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
-    """||A||_F^2 / ||A||_2^2 = Σ s_i^2 / max s_i^2; 1 to the rank, 0 of the zero matrix. A Gaussian d x d has about d/4.
+    """Returns ||A||_F^2 / ||A||_2^2 = Σ s_i^2 / max s_i^2; 1 to the rank, 0 for zeros. A Gaussian d x d has about d/4.
 
     Less swayed by small singular values than the effective rank. Rudelson & Vershynin 2007."""
     return stable_rank_of(singular_values(a))
 
 
 def spectral_norm(w: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
-    """||W||_2, the largest singular value: how much W can stretch a vector.
+    """Returns ||W||_2, the largest singular value: how much W can stretch a vector.
 
     Trouble: steady growth of q and k (logits grow with its square); sigma-reparametrisation holds it at a learned gamma
     (Zhai et al. 2023, arXiv 2303.06296)."""
@@ -101,32 +102,32 @@ def spectral_norm(w: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
 
 
 def effective_rank_of(s: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """`effective_rank` of a spectrum s."""
+    """Returns the `effective_rank` of a spectrum s."""
     total = s.sum(-1, keepdim=True)
     entropy = torch.special.entr(s / torch.where(total == 0, 1.0, total)).sum(-1)
     return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
 
 
 def stable_rank_of(s: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """`stable_rank` of a spectrum s, largest first."""
+    """Returns the `stable_rank` of a spectrum s, largest first."""
     top = spectral_norm_of(s)
     return (s / torch.where(top == 0, 1.0, top).unsqueeze(-1)).square().sum(-1)
 
 
 def spectral_norm_of(s: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """`spectral_norm` of a spectrum s, largest first."""
+    """Returns the `spectral_norm` of a spectrum s, largest first."""
     return s[..., :1].sum(-1)
 
 
 def row_cosine(w: Float[Tensor, "... o i"], rows: int = ROWS) -> Float[Tensor, "..."]:
-    """Mean |cos(w_i, w_j)| over pairs of different rows; 0, all orthogonal, to 1, all on one line (condensed).
+    """Returns the mean |cos(w_i, w_j)| over pairs of different rows; 0, all orthogonal, to 1, all on one line
+    (condensed).
 
     Gaussian rows of i features have about sqrt(2 / (pi i)). A row of zeros has cosine 0 with every other; a single row
-    gives 0. Of more than `rows` rows, that many evenly spaced ones are compared. Chen & Luo 2025, arXiv 2510.06954,
-    definition 1.
+    gives 0. At most `rows` rows, evenly spaced, are compared. Chen & Luo 2025, arXiv 2510.06954, definition 1.
 
     Trouble: nothing under a small init, where neurons condense first and differ later; under an init of usual size, a
-    rise of W_Q or W_K with a falling effective rank says that queries and keys are collapsing.
+    rise of W_Q or W_K with a falling effective rank shows that queries and keys are collapsing.
     """
     kept = min(w.shape[-2], rows)
     at = torch.arange(kept, device=w.device) * w.shape[-2] // max(1, kept)
@@ -136,7 +137,7 @@ def row_cosine(w: Float[Tensor, "... o i"], rows: int = ROWS) -> Float[Tensor, "
 
 
 def cosine_matrix(w: Float[Tensor, "... o i"]) -> Float[Tensor, "... o o"]:
-    """S_ij = cos(w_i, w_j) of the rows; 0 beside a row of zeros."""
+    """Returns S_ij = cos(w_i, w_j) of the rows; 0 for a row of zeros."""
     norms = torch.linalg.vector_norm(wide(w), dim=-1, keepdim=True)
     units = torch.where(norms == 0, 0.0, wide(w) / norms)
     with torch.autocast(w.device.type, enabled=False):
@@ -147,10 +148,10 @@ class CosineMap(NamedTuple):
     cosines: Tensor
     """`cosine_matrix` with rows and columns re-ordered, (..., o, o)."""
     order: Tensor
-    """The row of w that stands at each place, (..., o)."""
+    """Row of w at each place, (..., o)."""
 
     def _repr_html_(self) -> str:
-        """In a notebook: how alike the rows of each matrix are, in numbers."""
+        """Returns HTML for a notebook: the similarity of the rows of each matrix, in numbers."""
         maps = self.cosines.reshape(-1, *self.cosines.shape[-2:]).abs()
         count, size = max(1, maps.shape[-1] * (maps.shape[-1] - 1)), maps.shape[-1]
         off = maps.masked_fill(torch.eye(size, dtype=torch.bool, device=maps.device), 0.0)
@@ -164,10 +165,10 @@ class CosineMap(NamedTuple):
 
 
 def cosine_map(w: Float[Tensor, "... o i"]) -> CosineMap:
-    """C_ab = S_{o(a) o(b)} with S_ij = cos(w_i, w_j), where the order o sorts the entries of the top eigenvector of S:
-    condensed rows form a block.
+    """Returns C_ab = S_{o(a) o(b)} with S_ij = cos(w_i, w_j), where the order o sorts the entries of the top
+    eigenvector of S: condensed rows form a block.
 
-    The picture of condensation in Chen & Luo 2025, arXiv 2510.06954, figures 1 to 3; to be drawn from -1 to 1."""
+    Chen & Luo 2025, arXiv 2510.06954, figures 1 to 3, show condensation so; to be drawn from -1 to 1."""
     cosines = cosine_matrix(w)
     vectors = torch.linalg.eigh(torch.nan_to_num(cosines)).eigenvectors
     order = vectors[..., -1].argsort(-1)

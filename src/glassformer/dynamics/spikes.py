@@ -1,4 +1,4 @@
-"""Spikes: a value far above what the steps before it lead one to expect."""
+"""Detection of spikes: values far above the forecast from earlier steps."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import numpy as np
 from glassformer.errors import RequestError
 
 STAYS = 16
-"""So many spikes in a row are a new level, not a spike."""
+"""Number of consecutive spikes that are a new level, not a spike."""
 FLOOR = 1e-4
-"""The least sigma, as a share of the expected value: a curve without noise does not spike by rounding."""
+"""Minimum sigma, as a share of the expected value: a curve without noise does not spike by rounding."""
 _TINY = sys.float_info.min
 
 
 class Spikes:
-    """Finds spikes in a series such as the loss or the gradient norm, one value at a time.
+    """Detector of spikes in a series such as the loss or the gradient norm, one value at a time.
 
-    Through the last `window` values goes a straight line, by least squares, and its residuals r are taken as
-    r_t = phi r_(t-1) + e_t. The next value is expected at line + phi r, give or take std(e); a spike is more than
-    `sigma` of those above it. The line follows a falling loss and phi its bend, which a mean and its deviation
-    (window 128, sigma 6: OLMo-core's StabilityMonitor) take for noise, so that spikes of the steep part go unseen.
-    Five and a half sigma, as a spike of eight rides on noise that may itself stand 2.5 below. Gaussian noise gets there
-    once in fifty million steps. Real text in batches of 512 tokens never did in 20,000 healthy steps (eight small runs
-    on python-docs), but seven times to five; an odd document may.
+    The forecast is a least-squares line through the last `window` values, whose residuals r follow r_t = phi r_(t-1) +
+    e_t. The next value is expected at line + phi r, with deviation std(e); a spike is more than `sigma` deviations
+    above it. The line follows a falling loss and phi its bend, which a mean and its deviation (window 128, sigma 6:
+    OLMo-core's StabilityMonitor) take for noise, so that spikes of the steep part go undetected. The threshold is five
+    and a half sigma, because a spike of eight is added to noise that may be 2.5 below. Gaussian noise reaches it once
+    in fifty million steps. Real text in batches of 512 tokens never did in 20,000 healthy steps (eight small runs on
+    python-docs), but reached five seven times; an odd document may.
 
-    A spike does not enter the window: the next one is measured against the calm before both. Where 16 values in a row
-    are spikes the level has moved; they enter the window together, and the alarm ends. Nothing is judged before
-    `least` values are known, except that nan and inf are spikes at any time, and never enter.
+    A spike does not enter the window: the next one is measured against the calm before both. After 16 consecutive
+    spikes the level has moved; they enter the window together, and the alarm ends. Nothing is judged before `least`
+    values are known, except that nan and inf are spikes at any time, and never enter.
 
-    `log` judges the logarithm of the values, which must then be positive (0 is taken for the smallest number there is):
-    right for a series whose noise is skewed, such as the gradient norm. A spike is then also at least `times` the
-    expected: the logarithm of a gradient norm has tails that no window of 128 shows. In those 20,000 healthy steps it
-    passed six sigma 58 times, with three times the expected 17 times, and with ten times once.
+    `log` judges the logarithm of the values, which must then be positive (0 counts as the smallest float): for a series
+    whose noise is skewed, such as the gradient norm. A spike is then also at least `times` the expected: the logarithm
+    of a gradient norm has tails that no window of 128 shows. In those 20,000 healthy steps it passed six sigma 58
+    times, with three times the expected 17 times, and with ten times once.
 
     >>> spikes = Spikes()
     >>> [spikes.see(loss) for loss in losses]        # None, or how many sigma above the expected
@@ -57,10 +57,10 @@ class Spikes:
         self.sigma, self.least, self.log, self.times = sigma, least, log, times
         self.calm: deque[float] = deque(maxlen=window)
         self.raised: list[float] = []
-        """The spikes since the last calm value."""
+        """Spikes since the last calm value."""
 
     def see(self, value: float) -> float | None:
-        """How many sigma `value` stands above the expected if it is a spike (inf for nan and inf), else None."""
+        """Returns the sigmas of `value` above the forecast if it is a spike (inf for nan and inf), else None."""
         if not math.isfinite(value):
             return math.inf
         value = math.log(max(value, _TINY)) if self.log else float(value)
@@ -79,11 +79,11 @@ class Spikes:
         return None
 
     def state(self) -> dict[str, Any]:
-        """What the next decision depends on, as JSON can hold it."""
+        """Returns the state of the detector, as JSON can hold it."""
         return {"calm": list(self.calm), "raised": list(self.raised)}
 
     def restore(self, state: Any) -> None:
-        """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
+        """Restores the detector from `state()`. Raises RequestError for an invalid state."""
         most = {"calm": self.calm.maxlen or 0, "raised": STAYS - 1}
         if not isinstance(state, dict) or state.keys() != most.keys():
             raise RequestError(
@@ -103,10 +103,10 @@ class Spikes:
 
 
 def forecast(values: np.ndarray) -> tuple[float, float]:
-    """(expected, sigma) of the value after these: a line whose residuals follow an AR(1).
+    """Returns (expected, sigma) of the next value: a line whose residuals follow an AR(1).
 
     phi = sum r_t r_(t-1) / sum r_(t-1)^2 within [0, 1]; sigma^2 = sum (r_t - phi r_(t-1))^2 / (n - 3), for the two
-    numbers of the line and phi."""
+    parameters of the line and phi."""
     n = len(values)
     times = np.arange(n) - (n - 1) / 2
     slope = times @ values / (times @ times)

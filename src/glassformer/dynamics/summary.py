@@ -1,4 +1,4 @@
-"""A watched run in short: what a report draws of dynamics.jsonl, bounded however long the run was."""
+"""Summary of a watched run for a report, of bounded size for a run of any length."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from glassformer.dynamics import records
 from glassformer.errors import RequestError
 
 WINDOWS = 60
-"""Stretches of steps that are told apart, at most."""
+"""Maximum number of windows of steps."""
 BANDS = 48
-"""Layers that are told apart, at most; of more, neighbours share a row."""
+"""Maximum number of rows of layers; in a deeper model, neighbouring layers share a row."""
 EVENTS = 60
 EXPERTS = 512
-"""Of a layer, at most; the load of more is not kept."""
+"""Maximum number of experts of a layer whose load is kept."""
 LATE = 4
-"""The load of experts is the mean over the last of so many parts of the run."""
+"""Parts of the run; the load of experts is the mean over the last part."""
 PULSE = frozenset({"weight_norm", "gradient_norm", "gradient_rms"})
-"""What every step records; the rest comes once in an interval."""
+"""Statistics recorded at every step; the others come once in an interval."""
 _LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)", re.DOTALL)
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_QK = "mixer.qk"  # a product of two matrices: it has no gradient of its own
+_QK = "mixer.qk"  # product of two matrices: it has no gradient
 
 Row = tuple[int, dict[str, Any]]
 Reduce = Callable[[Sequence[float]], float]
@@ -50,7 +50,7 @@ def _last(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class SummarizedStatistic:
-    """One statistic of the short form: where it is read, how heads and places become one number, and rows one window.
+    """Statistic of the summary: its place, the reduction of heads and places to one number, and of rows to one window.
 
     `site` is the place within a layer, or of a curve the whole place; None takes them all.
     """
@@ -74,7 +74,7 @@ LAYERS = (
     SummarizedStatistic("router_entropy", "router_entropy", "ffn.router", _mean, _mean),
     SummarizedStatistic("router_dropped", "router_dropped", "ffn.router", max, _mean),
 )
-"""One number for each layer and window."""
+"""Statistics with one number for each layer and window."""
 
 CURVES = (
     SummarizedStatistic("max_attention_logit", "max_attention_logit", None, max, max),
@@ -83,13 +83,13 @@ CURVES = (
     SummarizedStatistic("update_ratio", "update_ratio", None, statistics.median, _mean),
     SummarizedStatistic("token_cosine", "token_cosine", None, _last, _mean),
 )
-"""One number for each window; the token cosine is that of the last layer."""
+"""Statistics with one number for each window; the token cosine is that of the last layer."""
 _LOAD = "router_load"
 READ = frozenset(kept.statistic for kept in (*LAYERS, *CURVES)) | {_LOAD}
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """`summarise` of a run's folder; nothing where it was not watched, or what was seen cannot be read."""
+    """Returns `summarise` of a run's folder; empty if it was not watched, or its records cannot be read."""
     try:
         return summarise(records.read_records(run / records.NAME))
     except RequestError:
@@ -97,15 +97,15 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The short form of dynamics.jsonl, of at most WINDOWS steps, BANDS rows of layers and EVENTS events.
+    """Returns the short form of dynamics.jsonl, of at most WINDOWS steps, BANDS rows of layers and EVENTS events.
 
-    {"steps": [last step of each window], "depth": layers, "layers": {STAT: [[value per layer] per window]},
-    "curves": {STAT: [[step, value], ...]}, "experts": [{"layer": 0, "load": [share of each expert]}],
-    "events": [...], "events_left_out": 0}; without records, {}.
+    {"steps": [last step of each window], "depth": layers, "layers": {STAT: [[value per layer] per window]}, "curves":
+    {STAT: [[step, value], ...]}, "experts": [{"layer": 0, "load": [share of each expert]}], "events": [...],
+    "events_left_out": 0}; without records, {}.
 
-    Windows are equal stretches of steps, as long at least as the interval of watching. Their values are means; the
-    worst head and the largest logit stay the worst and the largest. A value is None where nothing was recorded, and
-    "nan", "inf" or "-inf" where a window or a place holds one: what is not finite is never averaged away.
+    Windows are equal numbers of steps, at least the interval of watching. Their values are means; for the worst head
+    and the largest logit, extremes. None marks a value that was not recorded, and "nan", "inf" or "-inf" a window or a
+    place that holds one: values that are not finite are never averaged away.
     """
     records = [record for record in records if _step(record) is not None]
     rows: list[Row] = [(record["step"], record["statistics"]) for record in records if _is_row(record)]
@@ -127,7 +127,7 @@ def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def event_words(record: dict[str, Any]) -> str:
-    """An event in a line: `step 61: spike of loss, 9.13, 7.2 sigma at layers.2.ffn.hidden`."""
+    """Returns an event in a line: `step 61: spike of loss, 9.13, 7.2 sigma at layers.2.ffn.hidden`."""
     kind, what = str(record.get("event")).replace("_", " "), record.get("what")
     words = f"step {record.get('step')}: {kind}" + (f" of {what}" if what else "")
     value, sigmas = number(record.get("value")), number(record.get("sigmas"))
@@ -138,7 +138,7 @@ def event_words(record: dict[str, Any]) -> str:
 
 
 def number(value: object) -> float | None:
-    """A recorded number, not finite ones too; None for anything else."""
+    """Returns a recorded number, finite or not; None for anything else."""
     if type(value) is float:
         return value
     if isinstance(value, str):
@@ -161,7 +161,7 @@ def _is_row(record: dict[str, Any]) -> bool:
 
 
 def _by_place(found: object) -> list[tuple[int, str, list[float]]]:
-    """(layer or -1, site, values) of every place, by layer."""
+    """Returns (layer or -1, site, values) of every place, by layer."""
     places = []
     for where, value in (found if isinstance(found, dict) else {}).items():
         values = [v for one in (value if isinstance(value, list) else [value]) if (v := number(one)) is not None]
@@ -177,10 +177,10 @@ def _place(where: str) -> tuple[int, str]:
 
 
 def _edges(rows: Sequence[Row]) -> list[int]:
-    """The last step of every window.
+    """Returns the last step of every window.
 
-    A window is not shorter than the usual stretch between two full rows: the one in which the middle of the run lies
-    (rows at full resolution, around a spike, are many but cover little).
+    A window is at least as long as the usual gap between two full rows: the gap that holds the middle of the run (rows
+    at full resolution, around a spike, are many but cover little).
     """
     if not rows:
         return []
@@ -198,7 +198,7 @@ def _read(kept: SummarizedStatistic, site: str) -> bool:
 
 
 def _grid(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int], depth: int) -> list[list[Any]]:
-    """[[value per band of layers] per window], or nothing where the statistic was not recorded."""
+    """Returns [[value per band of layers] per window]; empty if the statistic was not recorded."""
     bands = min(depth, BANDS)
     cells: dict[tuple[int, int], list[float]] = defaultdict(list)
     for step, stats in rows:
@@ -217,7 +217,7 @@ def _grid(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int], 
 
 
 def _curve(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int]) -> list[list[Any]]:
-    """[[step, value], ...], each at the last step that its window has."""
+    """Returns [[step, value], ...], each at the last step of its window."""
     windows: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for step, stats in rows:
         values = [v for _, site, found in stats.get(kept.statistic, ()) if _read(kept, site) for v in found]
@@ -227,7 +227,7 @@ def _curve(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int])
 
 
 def _loads(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The share of the assignments that each expert has in the last part of the run, of at most BANDS layers."""
+    """Returns each expert's share of the assignments in the last part of the run, for at most BANDS layers."""
     last = max((step for step, stats in rows if _LOAD in stats), default=0)
     by_layer: dict[int, list[list[float]]] = defaultdict(list)
     for step, stats in rows:
@@ -240,23 +240,23 @@ def _loads(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
-    """One number of several; what is not finite stays so."""
+    """Returns one number of several; a value that is not finite prevails."""
     lost = [value for value in values if not math.isfinite(value)]
     return lost[0] if lost else reduce(values)
 
 
 def _plain(value: float) -> float | str:
-    """A number in five significant figures, in words where JSON has no number for it."""
+    """Returns a number to five significant figures, as a word if JSON has no number for it."""
     return float(f"{value:.5g}") if math.isfinite(value) else str(value)
 
 
 def _event(record: dict[str, Any]) -> dict[str, Any]:
-    """An event without the text of its batch."""
+    """Returns an event without the text of its batch."""
     words = {key: str(record[key])[:200] if record.get(key) is not None else None for key in ("event", "what", "site")}
     numbers = {key: _plain(v) if (v := number(record.get(key))) is not None else None for key in ("value", "sigmas")}
     return {"step": record["step"], **words, **numbers}
 
 
 def _ends(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first and the last events, where there are many."""
+    """Returns the events, only the first and last ones if there are many."""
     return events if len(events) <= EVENTS else events[: EVENTS // 2] + events[-EVENTS // 2 :]

@@ -1,11 +1,11 @@
-"""The watch of a training run: statistics at an interval, spikes at every step, and what was going on around them.
+"""Watch of a training run: statistics at an interval, spikes at every step, and detail around spikes.
 
-Watching changes nothing: values come from a pass of its own over a few sequences of the batch, in the mode of
-evaluation and without gradients, and from the gradients and weights that are there. `weight_norm`, `gradient_norm` and
-`gradient_rms` go into a ring at every step. At a spike the ring is written whole, so that these three are known of each
-of the RING steps before it; the step of the spike and the DENSE steps after it are looked at in full, one by one.
-Activations, updates and spectra are not in the ring, as they cost a pass: before a spike they are known at the interval
-alone. Windows and ring are part of the checkpoint.
+Watching does not change the run: values come from a separate pass over a few sequences of the batch, in evaluation mode
+and without gradients, and from the existing gradients and weights. `weight_norm`, `gradient_norm` and `gradient_rms` go
+into a ring at every step. At a spike the whole ring is written, so that these three are known for each of the RING
+steps before; the step of the spike and the DENSE steps after it are recorded in full, one by one. Activations, updates
+and spectra are not in the ring, because they cost a pass: before a spike they are known only at the interval. Windows
+and ring are part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,46 +33,47 @@ from glassformer.parts.loss import IGNORED
 RING = 64
 """Steps before a spike whose norms are kept."""
 GRADIENT_TIMES = 10.0
-"""A gradient norm that is so many times the expected is a spike; a few times it, it is the text's own (see Spikes)."""
+"""Minimum ratio of a spike of the gradient norm to its forecast; smaller ones are usual for text (see Spikes)."""
 DENSE = 16
-"""Steps after a spike that are looked at one by one."""
+"""Steps after a spike that are recorded one by one."""
 SPECTRA = 8
-"""Spectra of weights are taken every so many looks: they cost the most and move the least."""
+"""Number of looks between spectra of weights, which cost the most and move the least."""
 PROBE_TOKENS, PROBE_LENGTH = 256, 1024
-"""Of the batch, in whole sequences and at least one, are run once more to look inside; of long ones the beginning."""
+"""Tokens of the batch that are run again for statistics, in whole sequences and at least one; maximum length of one."""
 BATCH_TOKENS = 4096
-"""Of the batch of a spike are run at once, to see which of its sequences it is."""
+"""Tokens of a spike's batch that are run at once, to find the sequences with the largest losses."""
 SHOWN = 3
 ROUNDED_AT = 10
 """Step at which weights are checked for lost bits: by then each has moved."""
 ROUNDED, FOLLOWING, KNOWN = 0.999, 0.9, 0.8
 """Shares: of weights in a short format, above which bits are lost; of targets that are the next inputs, below which
-they are not the next tokens; of the loss of a blind guess, below which a model has learned enough to tell rubbish."""
+they are not the next tokens; of the loss of a uniform guess, below which a model has learned enough to detect
+rubbish."""
 NEARLY = 0.9
-"""Share of the way from the mean loss to that of a blind guess, above which a sequence is rubbish. Tables and drawings
-of a healthy text reached 0.75; noise costs more than a blind guess."""
+"""Share of the way from the mean loss to that of a uniform guess, above which a sequence is rubbish. Tables and
+drawings of a healthy text reached 0.75; noise costs more than a uniform guess."""
 LONGEST_TEXT = 240
 
 
 @dataclass
 class Moment:
-    """One step as it happens, for whoever looks from inside."""
+    """State of one training step, for the watch and for callbacks."""
 
     step: int
-    """The number this step has when it is done; from 1."""
+    """Number of the step, from 1."""
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     learning_rate: float
     inputs: Tensor
     targets: Tensor
     model: Model
     optimizer: torch.optim.Optimizer
     beside: dict[str, Tensor] = field(default_factory=dict)
-    """What else the model was given, by the names of `Model.loss`: a row for each sequence."""
+    """Further inputs of the model, by the names of `Model.loss`, with a row for each sequence."""
 
     def given(self, rows: slice) -> dict[str, Any]:
-        """Of these sequences, where the model computes."""
+        """Returns the further inputs of these sequences, on the model's device."""
         return {name: tensor[rows].to(self.model.device) for name, tensor in self.beside.items()}
 
     @property
@@ -81,11 +82,11 @@ class Moment:
 
 
 class Watch:
-    """Looks at a run from inside: call `before_update` and `after_update` around every step of the optimizer.
+    """Watch of a model in training: call `before_update` and `after_update` around every step of the optimizer.
 
-    `every`: steps between looks; None looks for spikes alone. `records` takes what is found; without it events are
-    only returned. `autocast` is the context the run computes in, `decode` turns tokens into text. A step whose loss or
-    gradient norm is no number goes to `not_finite`, one that is not taken to `skipped` in place of `after_update`.
+    `every`: steps between statistics; None for spikes only. `records` receives the rows; without it events are only
+    returned. `autocast` is the context the run computes in, `decode` turns tokens into text. A step whose loss or
+    gradient norm is not finite goes to `not_finite`, one that is not taken to `skipped` in place of `after_update`.
 
     >>> config = gf.preset("llama@1m+layers=2+d_model=32+heads=2+vocab_size=65+context=32")
     >>> model = config.build(seed=0)
@@ -130,19 +131,19 @@ class Watch:
         self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True, times=GRADIENT_TIMES)}
         self.matrices = named_matrices(model)
         self.whole = model.embedding is not None and model.head is not None
-        """Whether all layers lie here, so that a pass can be looked at."""
+        """True if all layers are on this rank, so that a pass can be observed."""
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.written: list[int] = []
         """Steps of the ring whose rows are in the file."""
         self.dense_until = 0
         self.before: dict[int, Tensor] = {}
         self.spiked: list[dict[str, Any]] = []
-        """What was found in the last step."""
+        """Events of the last step."""
         self.latest: dict[str, Any] | None = None
-        """The row of the last look."""
+        """Latest row of statistics."""
 
     def before_update(self, moment: Moment) -> list[dict[str, Any]]:
-        """Gradients are there as the loss left them, the weights have not moved. Returns the spikes of this step."""
+        """Records the gradients of a step, before clipping and before the weights move. Returns its spikes."""
         found = []
         for what, spikes in self.spikes.items():
             value = getattr(moment, what)
@@ -165,8 +166,8 @@ class Watch:
         return found
 
     def check_targets(self, moment: Moment) -> list[dict[str, Any]]:
-        """Returns the event of targets that are not the next tokens of their inputs, for which a model would learn
-        something else than to continue a text; nothing for targets that are."""
+        """Returns the event of targets that are not the next tokens of their inputs, which would teach a model
+        something else than to continue a text; empty for next tokens."""
         next_tokens, targets = moment.inputs[:, 1:], moment.targets[:, :-1]
         asked = targets != IGNORED
         share = 1 - float((next_tokens == targets)[asked].float().mean()) if asked.any() else 0.0
@@ -177,7 +178,7 @@ class Watch:
         return [event]
 
     def after_update(self, moment: Moment) -> None:
-        """The weights have moved."""
+        """Records the updated weights of a step."""
         if not self.before:
             return
         row = self.ring[-1]["statistics"]
@@ -196,20 +197,20 @@ class Watch:
             self._look_for_rubbish(moment)
 
     def skipped(self, moment: Moment) -> None:
-        """The step was not taken."""
+        """Records that the step was not taken."""
         self.before = {}
         self._write(*self._unwritten(), {"step": moment.step, "event": "skipped"})
 
     def rolled_back(self, step: int, to: int) -> list[dict[str, Any]]:
-        """The run has gone back from `step` to the checkpoint of `to`, with this watch's state of then: what came
-        between is no part of it any more, but for the spikes that made it go back. Returns the event."""
+        """Records the return from `step` to the checkpoint of `to`, whose state this watch has been given. Later rows
+        no longer count, except the spikes that caused the return. Returns the event."""
         self.before = {}
         event = {"step": to, "event": "rolled_back", "from": step, "to": to}
         self._write(*({**one, "step": to, "from": step} for one in self.spiked), event)
         return [event]
 
     def not_finite(self, moment: Moment) -> dict[str, Any]:
-        """Loss or gradient are no numbers: where that begins. Returns the event."""
+        """Records a loss or gradient that is not finite, with its first site. Returns the event."""
         what = "loss" if not math.isfinite(moment.loss) else "grad_norm"
         event = {"step": moment.step, "event": "not_finite", "what": what, "value": getattr(moment, what)}
         event["site"] = self._first_not_finite(moment)
@@ -220,13 +221,13 @@ class Watch:
         return event
 
     def ended(self, step: int, why: str) -> None:
-        """The run is given up."""
+        """Records the end of a diverged run."""
         self._write(*self._unwritten(), {"step": step, "event": "diverged", "what": "loss", "why": why})
 
     # State
 
     def state(self) -> dict[str, Any]:
-        """What the next step depends on, as JSON can hold it."""
+        """Returns the state that the next step depends on, as JSON can hold it."""
         return {
             **{what: spikes.state() for what, spikes in self.spikes.items()},
             "ring": list(self.ring),
@@ -235,7 +236,7 @@ class Watch:
         }
 
     def restore(self, state: Any) -> None:
-        """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
+        """Restores the watch from `state()`. Raises RequestError for an invalid state."""
         rows = state.get("ring") if isinstance(state, dict) else None
         if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
             raise RequestError(
@@ -252,13 +253,13 @@ class Watch:
         self.ring = deque(rows, maxlen=RING)
         self.written, self.dense_until = written[-RING:], state["dense_until"]
 
-    # What is done at the sites
+    # Statistics and events
 
     def _parameters(self) -> list[Tensor]:
         return [matrix.parameter for matrix in self.matrices.values()]
 
     def _paced(self, what: str) -> AbstractContextManager[None]:
-        """A unit of its own, whose time is not the training step's."""
+        """Returns the context of a separately timed unit, which does not count as training."""
         return paced(self.model, f"watch: {what}", free=False, apart=True)
 
     def _due(self, step: int) -> bool:
@@ -278,14 +279,14 @@ class Watch:
         return tokens.to(self.model.device)
 
     def _some(self, moment: Moment, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The beginnings of the first sequences, and what goes with them."""
+        """Returns the first sequences, cut to PROBE_LENGTH, and their further inputs."""
         inputs, given = moment.inputs[:rows], moment.given(slice(rows))
         if not given:
             inputs = inputs[:, :PROBE_LENGTH]
         return self._here(inputs), given
 
     def _batch(self, moment: Moment) -> dict[str, Any]:
-        """The sequences of the batch with the largest losses, as text; nothing where nobody keeps it."""
+        """Returns the sequences of the batch with the largest losses, as text; empty without `records`."""
         if self.records is None:
             return {}
         losses: list[float] = []
@@ -308,7 +309,7 @@ class Watch:
         return text[:LONGEST_TEXT]
 
     def _look_at_precision(self, step: int) -> None:
-        """Records weights that all are numbers of a short format: updates smaller than its last bit are lost."""
+        """Records that weights are all representable in a short format, in which smaller updates are lost."""
         moving = [one.detach() for one in self._parameters() if one.grad is not None]
         weights = [weight[weight != 0] for weight in moving]
         total = sum(weight.numel() for weight in weights)
@@ -320,7 +321,7 @@ class Watch:
                 return
 
     def _look_for_rubbish(self, moment: Moment) -> None:
-        """Records a sequence of the batch whose loss is nearly that of a blind guess, once the mean is well below."""
+        """Records a sequence of the batch whose loss is nearly that of a uniform guess, once the mean is well below."""
         blind = math.log(max(2, moment.model.vocab_size)) if self.whole else 0.0
         if self.records is None or not moment.loss < KNOWN * blind:
             return
@@ -330,7 +331,7 @@ class Watch:
             self._write({"step": moment.step, "event": "unlike_sequence", "value": worst, **found})
 
     def _in_float32(self, moment: Moment) -> dict[str, Any]:
-        """In a run of lower precision: whether the step is finite in float32."""
+        """Returns whether the step is finite in float32, for a run of lower precision; otherwise empty."""
         with self.autocast():
             lower = torch.is_autocast_enabled(moment.model.device.type)
         if not lower or not self.whole:
@@ -346,12 +347,13 @@ class Watch:
         return {"finite_in_float32": True}
 
     def _pieces(self, moment: Moment) -> Iterator[slice]:
-        """Sequences of the batch that are run at once."""
+        """Returns slices of the sequences of the batch that are run at once."""
         rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
         return (slice(first, first + rows) for first in range(0, len(moment.inputs), rows))
 
     def _first_not_finite(self, moment: Moment) -> str | None:
-        """The first place, in the order of computation, whose value is no number: a weight, a site, a gradient."""
+        """Returns the first place, in the order of computation, with a value that is not finite: a weight, a site, a
+        gradient."""
         for name, matrix in self.matrices.items():
             if not torch.isfinite(rows_of(matrix, matrix.parameter)).all():
                 return f"{name} (its weights)"
@@ -384,5 +386,5 @@ def _is_row(row: Any) -> bool:
 
 
 def merged(row: dict[str, Any], more: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Statistics of one name at different places side by side."""
+    """Returns statistics merged by name, over their places."""
     return {name: {**row.get(name, {}), **places} for name, places in more.items()}

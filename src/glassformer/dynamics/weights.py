@@ -23,13 +23,13 @@ from glassformer.model import Model, Tower
 from glassformer.parts.linear import Matrix, Pieces
 
 Statistics = dict[str, dict[str, float | list[float]]]
-"""{statistic: {where: number, or one for each head}}."""
+"""Statistics: {statistic: {place: number, or one for each head}}."""
 
 
 def named_matrices(model: Model) -> dict[str, Matrix]:
-    """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
-    `head`, and of an encoder as `encoder.layers.3.mixer.q`. In the order of computation. Of a model whose layers lie
-    on several ranks, those that lie here; of one whose matrices are divided, whole matrices with their pieces."""
+    """Returns every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`,
+    `layers.3.ffn.down`, `head`, for an encoder `encoder.layers.3.mixer.q`; in the order of computation. If layers are
+    divided among ranks, only this rank's layers; if matrices are sharded, whole matrices that gather their shards."""
     return _matrices(model) if model.division is None else _joined(model)
 
 
@@ -54,7 +54,7 @@ def _of_tower(tower: Tower) -> dict[str, Matrix]:
 
 
 def _joined(model: Model) -> dict[str, Matrix]:
-    """Matrices as they were before the model was divided, each that was cut with this rank's piece of its parameter."""
+    """Returns the matrices as before the model was sharded, each with this rank's shard of its parameter."""
     outline, division, found = model.config.outline(), model.division, _matrices(model)
     names = {id(parameter): name for name, parameter in outline.named_parameters()}
     for where, matrix in _matrices(outline).items():
@@ -65,21 +65,21 @@ def _joined(model: Model) -> dict[str, Matrix]:
 
 
 def rows_of(matrix: Matrix, values: Tensor) -> Tensor:
-    """A matrix's rows, (o, i) or (heads, o/heads, i), of its parameter or of anything of that shape, joined where ranks
-    hold shards or pieces of it. Every rank asks for it, in the same order."""
+    """Returns a matrix's rows, (o, i) or (heads, o/heads, i), of its parameter or of a tensor of that shape, gathered
+    if ranks hold shards. All ranks must call it, in one order."""
     gathered: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
     return matrix.within(gathered if matrix.pieces is None else matrix.pieces.join(gathered))
 
 
 def _applied(matrix: Matrix) -> Tensor:
-    """`rows_of` what the map does to its input, in fp32."""
+    """Returns `rows_of` the effective weight of the linear layer, in fp32."""
     return rows_of(matrix, matrix.parameter if matrix.linear is None else matrix.linear.applied()).float()
 
 
 def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | None]) -> dict[str, list[float]]:
-    """||.||_F of every matrix, one for each head where it has heads: of the weights, or of their gradients.
+    """Returns ||.||_F of every matrix, one for each head if it has heads: of the weights, or of their gradients.
 
-    One transfer for all. A matrix without values (nothing trained it) is left out."""
+    Needs one device transfer for all. A matrix without values (it was not trained) is left out."""
     made: dict[str, Tensor] = {}
     for name, matrix in matrices.items():
         tensor = values(matrix.parameter)
@@ -95,7 +95,7 @@ def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | No
 
 
 def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
-    """What is cheap enough for every step: one reading of weights and gradients."""
+    """Returns the norms that are cheap enough for every step: one pass over weights and gradients."""
     weights = norms(matrices, lambda parameter: parameter)
     gradients = norms(matrices, lambda parameter: parameter.grad)
     size = {name: matrix.size // (matrix.heads or 1) for name, matrix in matrices.items()}
@@ -110,7 +110,8 @@ def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
 
 
 def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Statistics:
-    """||dW|| / ||W|| as in `update_ratio`, W before the step; `before` holds each parameter as it was, by its id."""
+    """Returns ||dW|| / ||W|| as in `update_ratio`, W before the step; `before` holds the old value of each parameter by
+    id."""
     moved = norms(matrices, lambda parameter: parameter.detach() - before[id(parameter)])
     was = norms(matrices, lambda parameter: before[id(parameter)])
     ratio = {name: share_moved(torch.tensor(moved[name]), torch.tensor(was[name])).tolist() for name in moved}
@@ -118,9 +119,9 @@ def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Sta
 
 
 def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
-    """Spectral norm, effective and stable rank, and row cosine of every matrix of the layers, by head where it has
-    heads; of W_Q W_K^T by head at `layers.N.mixer.qk`, where both read the same stream: the keys of latent attention do
-    not. The vocabulary's matrices are left out: they cost the most."""
+    """Returns spectral norm, effective and stable rank, and row cosine of every matrix of the layers, by head if it has
+    heads; and of W_Q W_K^T by head at `layers.N.mixer.qk`, if both read one stream, which excludes latent attention.
+    The vocabulary's matrices are left out, because they cost the most."""
     made: Statistics = {"spectral_norm": {}, "effective_rank": {}, "stable_rank": {}, "row_cosine": {}}
 
     def note(name: str, singular: Tensor) -> None:
