@@ -1,8 +1,8 @@
-"""Losses that arise inside the model, and join the gradient of the loss at its end.
+"""Auxiliary losses that arise inside the model and join the gradient of its loss.
 
-A part says `add(loss)` where its loss arises. Whoever makes the loss of the whole pass opens `gathering()` around it
-and lets it `join`: its value stays what it is, its gradient is that of the sum. Whatever factor the whole loss is then
-multiplied by (a share of a batch that comes in pieces, a scale against underflow) multiplies what joined it as well.
+A part calls `add(loss)`. The caller that computes the loss of the whole pass opens `gathering()` around it and then
+calls `join`: the value of the loss does not change, its gradient is that of the sum. A factor on the whole loss (a
+microbatch's share, a loss scale against underflow) so multiplies the joined losses too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from glassformer.parts.core.running import thread
 
 @contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """The losses that are added inside."""
+    """Yields the list of the losses added inside the context."""
     added: list[Tensor] = []
     thread.added.append(added)
     try:
@@ -29,13 +29,13 @@ def gathering() -> Iterator[list[Tensor]]:
 
 
 def add(loss: Tensor) -> None:
-    """Of a pass whose loss nobody makes here (generation, logits alone) nothing is kept."""
+    """Adds a loss to the innermost `gathering()`; without one (generation, logits only) does nothing."""
     if thread.added:
         thread.added[-1].append(loss)
 
 
 def join(loss: Tensor, added: Sequence[Tensor]) -> Tensor:
-    """`loss`, with the gradient of loss + the sum of `added`. A loss of many values is taken to be averaged later, with
+    """Returns `loss` with the gradient of loss + the sum of `added`. A loss of many values must be averaged later, with
     weights that sum to 1."""
     return _Join.apply(loss, *added) if added else loss
 

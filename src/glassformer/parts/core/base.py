@@ -1,8 +1,8 @@
-"""What every part's config shares: it is a frozen value, its class is the choice, and it knows what it costs.
+"""Base of the configs of all parts: a frozen value whose class is the choice, and which knows its costs.
 
-A part is an `nn.Module` plus, beside it, a frozen config that builds it. `kind` names the config's class in
-files and nowhere else. A class outside this package that subclasses an axis (say `NormConfig`) and gives
-itself a `kind` can be written to and read from files as soon as it is imported.
+A part is an `nn.Module` and, in the same file, a frozen config that builds it. `kind` names the config's class in files
+and nowhere else. A class outside this package that subclasses an axis (such as `NormConfig`) and sets `kind` can be
+written to and read from files as soon as it is imported.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from glassformer.parts.core.words import Word, Words, as_words
 
 
 class Reference:
-    """A module of another part, outside the module tree of the part that holds this: parameters, state_dict and sites
-    have the module once, where its owner is."""
+    """Reference to a module of another part, outside the module tree of the part that holds it: parameters, state_dict
+    and sites have the module once, at its owner."""
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -43,45 +43,45 @@ class Reference:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a part may know of the model around it; passed down, never looked up."""
+    """Facts about the model that a part is built for, passed down to it."""
 
     d_model: int
     vocab_size: int
     context: int
-    """Tokens the model is trained to read at once."""
+    """Tokens of a sequence in training."""
     n_layers: int
     reparam: Any = None
-    """Config of how linear maps hold their matrices (`parts/reparam.py`); None: as they are."""
+    """Config of the reparametrisation of linear layers (`parts/reparam.py`); None for plain weights."""
     mup: Any = None
-    """What scales with the width (`parts/mup.py`); None: the standard parametrisation."""
+    """Config of muP, the scaling with the width (`parts/mup.py`); None for the standard parametrisation."""
     branches: int | None = None
-    """Residual additions in the whole stack; None: two for each layer."""
+    """Residual additions in the whole stack; None for two per layer."""
     memory_width: int | None = None
-    """Width of the other sequence that layers read; None: d_model."""
+    """Width of the other sequence that layers attend to; None for d_model."""
     tower: str = ""
-    """Which tower of the model this is: the model itself, or its "encoder"."""
+    """Tower that is built: "" for the model's main one, or "encoder"."""
 
-    # What the part around it says, by `within`
+    # Fields that an enclosing part sets by `within`
 
     width: int | None = None
-    """Values of the vectors that a norm or a reparametrised map works on; None: d_model."""
+    """Width of the vectors that a norm or a reparametrised linear layer processes; None for d_model."""
     sets: int | None = None
-    """Vectors per token, each with weights of its own, (..., sets, width); None: one set of weights."""
+    """Vectors per token with separate weights, (..., sets, width); None for one set of weights."""
     outs: tuple[int, ...] = ()
-    """Outputs of each of the maps stacked in one matrix."""
+    """Output widths of the linear layers stacked in one matrix."""
     n_heads: int = 0
     n_kv_heads: int = 0
     head_dim: int = 0
     value_dim: int | None = None
-    """Values per head of v and z; by default head_dim."""
+    """Width of v and z per head; None for head_dim."""
     bias: bool = False
-    """Whether its linear maps have a bias."""
+    """True if linear layers have a bias."""
     sees_later: bool = False
-    """Whether a token may attend to later ones."""
+    """True if a token may attend to later ones."""
     norm: PartConfig | None = None
-    """The norm that the wiring of a block places."""
+    """Norm that the residual wiring of a block places."""
     feeds_products: bool = False
-    """True if only matrix products read what a norm makes."""
+    """True if only matmuls read the output of a norm."""
     has_ffn: bool = True
 
     _layer: int = 0
@@ -91,27 +91,28 @@ class BuildContext:
 
     @property
     def n_branches(self) -> int:
-        """2 L: the residual additions of the whole stack, on which depth factors of weights and wirings depend."""
+        """Residual additions of the whole stack, by default 2 L; depth factors of weights and residual wirings depend
+        on it."""
         return 2 * self.n_layers if self.branches is None else self.branches
 
     @property
     def layer(self) -> int:
-        """Which layer of the stack is built; blocks whose parts do not ask are alike where their configs are."""
+        """Index of the layer that is built; parts that do not read it are equal in layers with equal configs."""
         self._asked.append(self._layer)
         return self._layer
 
     @property
     def asked(self) -> bool:
-        """Whether somebody wanted to know which layer this is."""
+        """True if a part has read the index of the layer, or anything else that may differ between layers."""
         return bool(self._asked)
 
     def shared(self, key: Hashable, make: Callable[[], nn.Module]) -> nn.Module | Reference:
-        """A module that several parts of a model share, as T5's layers share a table of relative biases: `make()` for
-        the first part that asks for `key`, which owns it, and a `Reference` to it for the others. Both are called
-        alike.
+        """Returns a module that several parts of a model share, as T5's layers share a table of relative biases:
+        `make()` for the first part with this `key`, which owns it, and a `Reference` to it for the others. Both are
+        called alike.
 
-        The key names everything that `make` depends on. A part that asks is built for each layer by itself. Share a
-        module that holds a `Linear` rather than the `Linear`, which quantisation replaces."""
+        The key names everything that `make` depends on. A part that shares a module is built separately for each layer.
+        Share a module that holds a `Linear` rather than the `Linear`, which quantisation replaces."""
         self._asked.append(self._layer)
         if key in self._shared:
             return Reference(self._shared[key])
@@ -119,12 +120,13 @@ class BuildContext:
         return made
 
     def offer(self, key: Hashable, value: Any) -> None:
-        """Tells the layers above what this one will hand them in each pass (`Pass.share`), the latest for a key."""
+        """Offers later layers a value that this one will share in each pass (`Pass.share`); the latest for a key
+        counts."""
         self._asked.append(self._layer)
         self._offered[key] = value
 
     def offered(self, key: Hashable) -> Any:
-        """What the nearest layer below has offered. Raises RequestError where none has."""
+        """Returns the value that the nearest earlier layer has offered. Raises RequestError if none has."""
         self._asked.append(self._layer)
         if key not in self._offered:
             given = ", ".join(map(repr, self._offered)) or "nothing"
@@ -135,12 +137,13 @@ class BuildContext:
         return self._offered[key]
 
     def within(self, **changes: Any) -> BuildContext:
-        """The context of a part inside this one: the same model, with some of the fields above changed."""
+        """Returns the context of a part inside this one: the same model, with some fields changed."""
         return replace(self, **changes)
 
     @property
     def make_reparam(self) -> Callable[[int, tuple[int, ...]], Any] | None:
-        """(in_features, outs) -> the reparametrisation of such a map; None where maps are as they are."""
+        """Function of (in_features, outs) that builds the reparametrisation of a linear layer; None for plain
+        weights."""
         config = self.reparam
         return None if config is None else lambda i, outs: config.build(self.within(width=i, outs=outs))
 
@@ -149,14 +152,14 @@ class BuildContext:
 
 
 def refuse_truth(value: Any) -> Any:
-    """For a validator of numbers: to Python, True is 1."""
+    """Refuses True and False in a validator of numbers, because Python counts True as 1. Raises ValueError."""
     if isinstance(value, bool):
         raise ValueError("a number is right here, not true or false")
     return value
 
 
 class Value(BaseModel):
-    """A frozen tree of plain values; unknown keys are refused."""
+    """Frozen tree of plain values; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -186,12 +189,12 @@ class Value(BaseModel):
         return refuse_truth(value) if bool not in kinds and (int in kinds or float in kinds) else value
 
     def replace(self, **changes: Any) -> Any:
-        """A validated copy with some fields changed."""
+        """Returns a validated copy with some fields changed."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
 def to_plain(value: Any) -> Any:
-    """A config as dicts, lists and scalars, `kind` first; the inverse of validation."""
+    """Returns a config as dicts, lists and scalars, `kind` first; the inverse of validation."""
     if isinstance(value, PartConfig):
         fields = {name: to_plain(getattr(value, name)) for name in type(value).model_fields}
         return {"kind": value.kind, **fields}
@@ -208,8 +211,8 @@ WORDS: dict[str, tuple[Word, type[PartConfig]]] = {}
 
 
 def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
-    """A part, as `to_plain` gives it, as another kind of its axis, with the fields that both have. One that its axis
-    does not have is left for validation to refuse."""
+    """Returns a part, as given by `to_plain`, converted to another kind of its axis, with the fields that both have. An
+    unknown kind is set as it is, and refused by validation."""
     fields = part.keys() - {"kind"}
     was = [known for known in _CLASSES if known.kind == part["kind"] and known.model_fields.keys() == fields]
     chosen = next((one for one in _CLASSES if one.kind == kind and one.axis in {known.axis for known in was}), None)
@@ -221,21 +224,21 @@ def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 class PartConfig(Value):
-    """The config of one part.
+    """Config of a part.
 
-    An axis subclasses this with `axis="norm"`; a choice subclasses the axis with `kind="rmsnorm"`. Fields of an
-    axis' type accept an instance, or a mapping with the `kind` of any registered choice.
+    An axis subclasses this with `axis="norm"`; a choice subclasses the axis with `kind="rmsnorm"`. Fields of an axis'
+    type accept an instance, or a mapping with the `kind` of any registered choice.
     """
 
     axis: ClassVar[str] = "part"
     kind: ClassVar[str] = ""
 
     words: ClassVar[tuple[Word, ...]] = ()
-    """Its short names in expressions (`parts/core/words.py`)."""
+    """Short names of the part in expressions (`parts/core/words.py`)."""
     caution: ClassVar[str] = ""
-    """A sentence that a change to this part warns of."""
+    """Sentence with which a change to this part warns."""
     homonyms: ClassVar[frozenset[str]] = frozenset()
-    """Fields that mean something else than the fields of that name of other choices."""
+    """Fields that mean something else than equally named fields of other choices."""
 
     def __init_subclass__(cls, *, axis: str = "", kind: str = "", words: Words = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -245,8 +248,8 @@ class PartConfig(Value):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Registers a finished class; of two with one kind, the later. Raises TypeError for a choice that does not
-        answer all that its axis asks, and ValueError for a short name that another part has."""
+        """Registers a finished class; of two with one kind, the later counts. Raises TypeError for a choice that lacks
+        a method its axis requires, and ValueError for a short name that another part has."""
         if cls.kind and (missing := sorted(cls.__abstractmethods__)):
             raise TypeError(f"{cls.axis} kind={cls.kind!r}: {cls.__name__} must define {', '.join(missing)}")
         me = (cls.axis, cls.kind)
@@ -261,7 +264,7 @@ class PartConfig(Value):
 
     @classmethod
     def choices(cls) -> dict[str, type[PartConfig]]:
-        """kind -> class, for every registered choice of this axis."""
+        """Returns {kind: class} for every registered choice of this axis."""
         return {known.kind: known for known in _CLASSES if issubclass(known, cls)}
 
     @classmethod
@@ -292,7 +295,7 @@ class PartConfig(Value):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if cls.kind:  # a concrete choice: its own fields, with `kind` allowed and checked
+        if cls.kind:  # a concrete choice: its fields, with `kind` allowed and checked
             return core_schema.no_info_before_validator_function(cls._without_kind, handler(source))
         return core_schema.no_info_plain_validator_function(
             cls._choose, serialization=core_schema.plain_serializer_function_ser_schema(to_plain)
@@ -340,25 +343,26 @@ class PartConfig(Value):
             )  # fmt: skip
         return found
 
-    # What a part answers about itself. Block and Model only add the costs.
+    # Answers of a part about itself. Block and Model only add the costs.
 
     def build(self, ctx: BuildContext) -> Any:
-        """The module this config describes, or a plain object where the axis has no weights; each axis names the type.
-        A part builds its own parts by `self.part.build(ctx)`, or `ctx.within(...)` where they need to know more."""
+        """Returns the module that this config describes, or a plain object for an axis without weights; each axis names
+        the type. A part builds its inner parts by `self.part.build(ctx)`, or with `ctx.within(...)` if they need
+        further facts."""
         raise NotImplementedError(f"{type(self).__name__} builds nothing")
 
     def resolved(self, ctx: BuildContext) -> Any:
-        """The same part with the defaults that depend on the model written out, and without what only training and
-        speed know (dropout, kernel): equal for parts that compute the same with the same weights."""
+        """Returns the part with the defaults that depend on the model filled in, and without fields that matter only
+        for training and speed (dropout, kernel): equal for parts that compute the same function of equal weights."""
         return self
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Parameters, FLOPs and bytes of what `build` returns, for this shape (`parts/core/cost.py`). Axes whose parts
-        have weights leave no default."""
+        """Returns parameters, FLOPs and bytes of the built part for a shape (`parts/core/cost.py`). Axes whose parts
+        have weights must define it."""
         return Cost()
 
     def num_params(self, ctx: BuildContext) -> int:
-        """Exact number of trainable values in what `build` returns."""
+        """Returns the exact number of trainable values of the built part."""
         return self.costs(ctx, Shape()).parameters
 
 
@@ -372,7 +376,7 @@ def same_type(one: type[BaseModel], other: type[BaseModel], name: str) -> bool:
 
 
 def part_classes(value: Any) -> Iterator[type[PartConfig]]:
-    """The class of every part in a tree of configs."""
+    """Yields the class of every part in a tree of configs."""
     if isinstance(value, PartConfig):
         yield type(value)
     inner = [part for _, part in value] if isinstance(value, BaseModel) else value
@@ -381,7 +385,8 @@ def part_classes(value: Any) -> Iterator[type[PartConfig]]:
 
 
 def after_step(model: nn.Module) -> None:
-    """To be called after every optimizer step: modules with an `after_step()` move what no gradient moves."""
+    """Calls `after_step()` of every module that has one, for updates without a gradient; to be called after each
+    optimizer step."""
     for module in model.modules():
-        if (move := getattr(type(module), "after_step", None)) is not None:  # of a module itself torch searches longer
+        if (move := getattr(type(module), "after_step", None)) is not None:  # torch extends the lookup of a module
             move(module)

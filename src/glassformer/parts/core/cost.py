@@ -1,8 +1,8 @@
-"""What parts cost: numbers that add up to a tree, known from configs alone.
+"""Costs of parts: numbers that add up along a tree, computed from configs without building.
 
-Conventions. A part counts what it keeps for the backward pass with its input and without its output, so that a chain of
-parts adds up: the part that reads a tensor counts it. Of a selective recomputation it counts the results of its matrix
-products and of its fused attention kernel, as `torch.utils.checkpoint` keeps where matrix products are saved.
+Conventions. The activations that a part keeps for the backward pass include its input and exclude its output, so that a
+chain of parts adds up: a tensor is counted by the part that reads it. With selective recomputation a part counts the
+results of its matmuls and of its fused attention kernel, as `torch.utils.checkpoint` keeps them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model computes at once: b sequences with s new tokens each.
+    """Workload of a model: b sequences with s new tokens each.
 
-    t               tokens of a sequence, those read before included
+    t               tokens of a sequence, including those read before
     phase           "train": forward and backward pass; "prefill", "decode": forward pass with a decode state
     dtype           of the weights and of the residual stream
-    product_dtype   of matrix products, where autocast changes it; None: `dtype`
-    state_dtype     of the decode state; None: `dtype`
-    input_dtype     of what a part reads; None: `dtype`. The wiring of a block sets it
+    product_dtype   of matmuls, if autocast changes it; None for `dtype`
+    state_dtype     of the decode state; None for `dtype`
+    input_dtype     of a part's input; None for `dtype`. The residual wiring of a block sets it
     device          type of the device, on which the choice of a kernel depends
-    every_key       FLOPs count every query against all t keys, as 6 N + 12 L d t does and FLOP counters measure;
-                    False: only the keys that it attends to
+    every_key       True to count FLOPs of every query against all t keys, as 6 N + 12 L d t and FLOP counters do; False
+                    for only the keys that it attends to
     """
 
     b: int = 1
@@ -55,7 +55,7 @@ class Shape:
 
     @classmethod
     def training(cls, b: int, s: int, dtype: torch.dtype = torch.float32, products: torch.dtype | None = None) -> Shape:
-        """A training step of b sequences of s tokens; `products`: autocast's dtype."""
+        """Returns the shape of a training step of b sequences of s tokens; `products`: autocast's dtype."""
         return cls(b, s, s, "train", dtype, products)
 
     @property
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def passes(self) -> int:
-        """Matrix products for each one of the forward pass: those of the gradients of both operands besides."""
+        """Matmuls for each one of the forward pass: in training two more, for the gradients of both operands."""
         return 3 if self.phase == "train" else 1
 
     @property
@@ -80,41 +80,41 @@ class Shape:
         return self.state_dtype or self.dtype
 
     def reading(self, dtype: torch.dtype) -> Shape:
-        """The shape of a part that reads tensors of this dtype."""
+        """Returns the shape of a part that reads tensors of this dtype."""
         return replace(self, input_dtype=dtype)
 
     def keeps(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Bytes of `values` numbers per token in `dtype`, by default the products'; 0 where nothing is trained."""
+        """Returns the bytes of `values` elements per token in `dtype`, by default the matmuls'; 0 outside training."""
         return self.keeps_once(self.tokens * values, dtype)
 
     def keeps_mask(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Bytes that dropout keeps: on CPUs a factor per value, elsewhere a bool."""
+        """Returns the bytes of a dropout mask: on CPUs a factor per element, elsewhere a bool."""
         return self.keeps(values, dtype if self.device == "cpu" else torch.bool)
 
     def keeps_once(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """The same of `values` numbers in all, however many tokens there are."""
+        """Returns the bytes of `values` elements in total, for any number of tokens; 0 outside training."""
         return round(values * (dtype or self.products).itemsize) if self.phase == "train" else 0
 
     def reads(self, weights: int) -> int:
-        """Bytes moved for weights: they are read, in training twice, and their gradient is written."""
+        """Returns the bytes moved for weights: they are read, in training twice, and their gradient is written."""
         return self.passes * weights * self.products.itemsize
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part, or a whole model, costs for one `Shape`. Costs add; `n * cost` is n equal parts.
+    """Cost of a part, or a whole model, for one `Shape`. Costs add; `n * cost` is n equal parts.
 
     parameters          trainable values, shared ones once
-    active_parameters   those that one token meets: of experts, the chosen ones alone
-    flops               of matrix products (a multiply and an add are two), in training forward and backward
+    active_parameters   those that one token uses: only the chosen experts
+    flops               of matmuls (a multiply and an add are two), in training forward and backward
     state_bytes         decode state of the b sequences
-    kept                bytes kept for the backward pass where nothing is recomputed
-    kept_selective      the same where elementwise parts and attention patterns are computed again
-    kept_full           the same where blocks are computed again from their inputs
-    moved_bytes         read and written at least: weights, the decode state, operands and results of matrix products;
-                        what is elementwise counts as fused with its neighbours, so this is a lower bound
-    children            by site name; equal parts are one object
-    shared              what several parts share, by a key of theirs, contained in the numbers above: it adds once
+    kept                bytes kept for the backward pass without recomputation
+    kept_selective      bytes kept if elementwise parts and attention patterns are recomputed
+    kept_full           bytes kept if blocks are recomputed from their inputs
+    moved_bytes         lower bound of bytes read and written: weights, decode state, operands and results of matmuls;
+                        elementwise operations count as fused with their neighbours
+    children            costs by site name; equal parts are one object
+    shared              costs that several parts share, by key; contained in the numbers above and added once
     """
 
     parameters: int = 0
@@ -130,29 +130,29 @@ class Cost:
 
     @classmethod
     def weights(cls, values: int, **others: Any) -> Cost:
-        """Parameters that every token meets."""
+        """Returns the cost of parameters that every token uses."""
         return cls(values, values, **others)
 
     @classmethod
     def state(cls, shape: Shape, held: int, moved: int | None = None) -> Cost:
-        """A decode state of so many bytes per sequence; `moved` of them are read and written, by default all of both.
-        Nothing in training."""
+        """Returns the cost of a decode state of `held` bytes per sequence; `moved` bytes are read and written, by
+        default all are both. Zero in training."""
         if shape.phase == "train":
             return cls()
         return cls(state_bytes=shape.b * held, moved_bytes=shape.b * (2 * held if moved is None else moved))
 
     @classmethod
     def of(cls, children: Mapping[str, Cost]) -> Cost:
-        """The sum of named parts."""
+        """Returns the sum of named parts."""
         return _total(Counter(map(id, children.values())), children.values(), children)
 
     @classmethod
     def once(cls, key: Hashable, cost: Cost) -> Cost:
-        """A cost that adds once however many parts have it: a tensor or a mask that they share."""
+        """Returns a cost that is added once, even if several parts have it: of a tensor or mask that they share."""
         return replace(cost, shared={key: cost})
 
     def activation_bytes(self, recompute: str = "none") -> int:
-        """Bytes kept for the backward pass. Raises RequestError for an unknown policy."""
+        """Returns the bytes kept for the backward pass. Raises RequestError for an unknown policy."""
         kept = {"none": self.kept, "selective": self.kept_selective, "full": self.kept_full}
         if recompute not in kept:
             options = ", ".join(kept)
@@ -162,11 +162,11 @@ class Cost:
         return kept[recompute]
 
     def outside_blocks(self) -> Cost:
-        """The cost of a part that no policy computes again."""
+        """Returns the cost of a part that no policy recomputes."""
         return replace(self, kept_selective=self.kept, kept_full=self.kept)
 
     def without(self, *numbers: str) -> Cost:
-        """The same tree with 0 for these numbers: of a tower that reads without a decode state, or not at all."""
+        """Returns the tree with 0 for these numbers: for a tower that reads without a decode state, or not at all."""
         made: dict[int, Cost] = {}
 
         def zero(cost: Cost) -> Cost:
@@ -191,14 +191,15 @@ class Cost:
     __rmul__ = __mul__
 
     def __getitem__(self, site: str) -> Cost:
-        """The part at a site: cost["layers.3.mixer"]. Raises KeyError for a name that is not there."""
+        """Returns the cost at a site, as in cost["layers.3.mixer"]. Raises KeyError for an unknown name."""
         cost = self
         for name in site.split("."):
             cost = cost.children[name]
         return cost
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and children as plain values; siblings that are one object stand once, as "0-31" with `times`."""
+        """Returns numbers and children as plain values; siblings that are one object appear once, as "0-31" with
+        `times`."""
         numbers = {name: getattr(self, name) for name in NUMBERS if not name.startswith("kept")}
         numbers["activation_bytes"] = {policy: self.activation_bytes(policy) for policy in RECOMPUTE}
         children = {name: (n, child) for name, n, child in self.grouped()}
@@ -237,11 +238,11 @@ NUMBERS = (
 )  # fmt: skip
 
 OF_WORK = tuple(name for name in NUMBERS if not name.endswith("parameters"))
-"""Those of them that count only where something is computed."""
+"""Names of NUMBERS that depend on the workload: all but parameter counts."""
 
 
 def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[str, Cost]) -> Cost:
-    """The sum of costs, each as often as `times` says of its id, less what is shared and counted more than once."""
+    """Returns the sum of costs, each multiplied by the count in `times` under its id, less repeated shared costs."""
     distinct = {id(cost): cost for cost in costs}
     terms = [(times[key], cost) for key, cost in distinct.items()]
     shared = {key: one for cost in distinct.values() for key, one in cost.shared.items()}
@@ -252,7 +253,7 @@ def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[st
 
 
 def _spans(names: list[str]) -> str:
-    """["0", "1", "2", "5"] -> "0-2,5"."""
+    """Returns sorted names as ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
     if not all(name.isdecimal() for name in names):
         return ",".join(names)
     runs: list[list[int]] = []

@@ -1,8 +1,8 @@
-"""What experts that lie with several owners are told: whose rows go where, and come back.
+"""Exchange of token rows between ranks that hold different experts.
 
-An owner has the maps of some experts, and the tokens of its own texts. Each row of a token goes to the owner of its
-expert, and its result comes back; that is all that is different from experts in one place. Parts know no processes:
-the functions are another's (`parallel/experts.py`).
+An expert-parallel rank ("owner") has the linear layers of some experts, and the tokens of its texts. Each row of a
+token goes to the owner of its expert, and its result comes back. Parts do not know processes: `parallel/experts.py`
+provides the functions.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from glassformer.parts.grouped import Groups
 
 
 class Journey(Protocol):
-    """Of the rows of one pass. r rows are sent from here; r' rows of all owners meet the experts that are here."""
+    """Exchange of the rows of one pass: r rows are sent from this owner; r' rows of all owners use its experts."""
 
     def there(self, rows: Float[Tensor, "r d"]) -> tuple[Float[Tensor, "r2 d"], Groups]:
-        """Rows in the order of their experts -> the rows that are here, in the order of the experts that are here, and
-        which of these each meets."""
+        """Sends the rows, in the order of their experts; returns the received rows, in the order of this owner's
+        experts, and their groups by expert."""
 
     def back(self, rows: Float[Tensor, "r2 d"]) -> Float[Tensor, "r d"]:
-        """Results, or whatever else there is of the rows that are here -> of the rows that were sent."""
+        """Sends results of the received rows back; returns those of the rows that this owner had sent."""
 
 
 Exchange = Callable[[Int[Tensor, " r"]], Journey]
-"""The expert of each row, which ascends -> the journey of these rows."""
+"""Function of the expert of each row (r,), ascending; returns the exchange of these rows."""
 
 
 @runtime_checkable
 class Exchanging(Protocol):
-    """A part whose experts may lie with several owners."""
+    """Interface of a part whose experts may be divided among owners."""
 
     exchange: Exchange | None
     n_experts: int
 
     def keep(self, first: int, last: int, exchange: Exchange) -> None:
-        """Keeps the maps of the experts `first` .. `last`-1; the rows of all go by `exchange`."""
+        """Keeps only the weights of the experts `first` .. `last`-1; the rows of all go through `exchange`."""

@@ -6,7 +6,7 @@ from glassformer.errors import RequestError
 
 
 class Heads(NamedTuple):
-    """Heads of a mixer: n query heads, g key/value heads, h values in each."""
+    """Heads of a mixer: n query heads, g KV heads, h elements in each."""
 
     n_heads: int
     n_kv_heads: int
@@ -14,7 +14,7 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, d_model: int, n_heads: int, n_kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
-        """g defaults to n, h to d / n. Raises RequestError with numbers that would fit."""
+        """Returns the checked heads; g defaults to n, h to d / n. Raises RequestError with numbers that would fit."""
         n, g = n_heads, n_kv_heads or n_heads
         if n % g:
             fitting = _either(divisors(n))
@@ -33,13 +33,13 @@ class Heads(NamedTuple):
 
     @staticmethod
     def fitting(d_model: int, head_dim: int = 64) -> int:
-        """A number of heads that divides the width: the largest that leaves each `head_dim` values or more."""
+        """Returns a number of heads that divides the width: the largest with `head_dim` elements or more in each."""
         return max((n for n in divisors(d_model) if n * head_dim <= d_model), default=1)
 
 
 def nearest_groups(n_heads: int, n: int, g: int | None) -> int | None:
-    """Key/value heads for `n_heads` query heads that keep the share of g among n as nearly as a divisor allows. One
-    stays one, and None (as many as query heads) stays None."""
+    """Returns the number of KV heads for `n_heads` query heads that keeps the ratio g / n as nearly as a divisor
+    allows. 1 stays 1, and None (one per query head) stays None."""
     share = n / (g or n)
     nearest = min(divisors(n_heads), key=lambda i: (abs(i - n_heads / share), -i))
     return {None: None, 1: 1}.get(g, nearest)

@@ -1,19 +1,19 @@
-"""How weights begin: declared beside the part as a role, filled by a rule.
+"""Initialisation of weights: a role, declared by the part, that a rule turns into a distribution.
 
-A part says what each of its matrices is for (its role); the model's init config turns roles into distributions, given
-the width and the depth. Nothing is matched by parameter name. Vectors (norm weights, biases) begin at one and zero.
+A part declares the role of each of its matrices; the model's init config turns roles into distributions, given the
+width and the depth. Nothing is matched by parameter name. Norm weights are initialised to one, biases to zero.
 
-L is half the number of residual additions (`BuildContext.n_branches`): the number of layers, where each has a mixer and
-an ffn. A layer may be written as several blocks.
+L is half the number of residual additions (`BuildContext.n_branches`): the number of layers if each has a mixer and an
+FFN. A layer may be written as several blocks.
 
-role        what it is                                     GPT-2           small-init / Wang
+role        purpose                                        GPT-2           small-init / Wang
 score       W_Q and W_K, whose product makes scores        N(0, 0.02)      N(0, 2/(5d))
 hidden      reads the residual stream or a branch          N(0, 0.02)      N(0, 2/(5d))
 output      writes a branch's result to the stream         0.02/sqrt(2L)   std 2/(L sqrt(d))
 embedding   rows looked up by token or position            N(0, 0.02)      N(0, 2/(5d))
 head        the stream to logits                           N(0, 0.02)      N(0, 2/(5d))
 
-The numbers of a tensor depend on the seed and on the parameter's name alone, and any rows of it are drawn without the
+The values of a tensor depend only on the seed and the parameter's name, and any of its rows are drawn without the
 others (`Numbers`): neither the other parts of the model nor the order of building changes them.
 """
 
@@ -32,40 +32,41 @@ from torch import Tensor
 from glassformer.parts.core.base import BuildContext, PartConfig
 
 WEIGHTS_RULE = 2
-"""The rule by which weights are drawn from a seed; runs of one seed begin alike only where this is the same.
+"""Version of the rule that draws weights from a seed; runs of one seed have equal initial weights only with equal
+versions.
 
 1: one generator, over the modules in their order. 2: a stream for each parameter, from (seed, parameter name)."""
 
 BLOCK = 1 << 18
-"""Values that one generator draws, up to whole rows; part of the rule."""
+"""Elements that one generator draws, up to whole rows; part of the rule."""
 
 Role = Literal["score", "hidden", "output", "embedding", "head"]
 
 Spread = Callable[[Role, float, float], float]
-"""(role, fan_in, fan_out) -> standard deviation."""
+"""Function of (role, fan_in, fan_out); returns the standard deviation."""
 
 
 def xavier(gain: float = 1.0, others: float = 1.0) -> Spread:
-    """sqrt(2 / (fan_in + fan_out)) times `gain` where values pass from token to token or through the ffn (hidden,
-    output), times `others` elsewhere."""
+    """Returns the rule sqrt(2 / (fan_in + fan_out)), times `gain` for the roles hidden and output, times `others`
+    elsewhere."""
     gains = {"hidden": gain, "output": gain}
     return lambda role, fan_in, fan_out: gains.get(role, others) * math.sqrt(2.0 / (fan_in + fan_out))
 
 
 def by_role(rest: float, output: float) -> Spread:
-    """The same for every shape: `output` for what writes to the stream, `rest` for all else."""
+    """Returns a rule that ignores the shape: `output` for that role, `rest` for all others."""
     return lambda role, fan_in, fan_out: output if role == "output" else rest
 
 
 def key_of(*words: object) -> int:
-    """A 63-bit seed from the hash of the words; torch's CPU generator takes the lower 32 bits of it."""
+    """Returns a 63-bit seed from the hash of the words; torch's CPU generator uses its lower 32 bits."""
     text = "/".join(map(str, (WEIGHTS_RULE, *words)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of a tensor of `shape`: scale times N(0, 1), or low + scale times U(0, 1) where `low` is given.
+    """Random values of a tensor of `shape`: scale times N(0, 1), or low + scale times U(0, 1) if `low` is given.
 
     Drawn on the CPU in fp32 whatever the device and dtype of the tensor, in blocks of whole rows with a generator each,
     so that any rows are drawn without the others.
@@ -83,7 +84,7 @@ class Numbers:
         return max(1, BLOCK // max(1, math.prod(self.shape[1:])))
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int, Tensor]]:
-        """Rows first .. last-1 as (a, b, rows a .. b-1), one block after the other."""
+        """Yields rows first .. last-1 as (a, b, rows a .. b-1), one block after the other."""
         rows, *rest = self.shape
         last, generator = rows if last is None else last, torch.Generator()
         for begin in range(first - first % self.size, last, self.size):
@@ -94,18 +95,18 @@ class Numbers:
 
     @torch.no_grad()
     def write(self, weight: Tensor) -> None:
-        """All of them into a weight of `shape`, on any device, of any dtype."""
+        """Writes all values into a weight of `shape`, on any device, in any dtype."""
         weight = weight.view(self.shape) if weight.dim() == 0 else weight
         if weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():
             size, generator = self.size, torch.Generator()
-            for begin in range(0, self.shape[0], size):  # in place: without a copy
+            for begin in range(0, self.shape[0], size):  # in place, without a copy
                 self._draw(weight[begin : begin + size], begin, generator)
             return
         for a, b, values in self.blocks():
             weight[a:b] = values
 
     def _draw(self, block: Tensor, begin: int, generator: torch.Generator) -> None:
-        """The block that begins at row `begin`."""
+        """Draws the block that starts at row `begin`."""
         generator.manual_seed(key_of(self.seed, self.name, begin // self.size))
         if self.low is None:
             block.normal_(0.0, self.scale, generator=generator)
@@ -115,11 +116,11 @@ class Numbers:
 
 @dataclass
 class Init:
-    """Fills the weights of a part: `init.fill(self.weight, "hidden")` is all that a part needs to write.
+    """Initialiser of the weights of a part: `init.fill(self.weight, "hidden")` is all that a part needs to call.
 
     `std` and `uniform` are the rule of the model's init config. While a model is built, `seed` is its seed, `names` the
-    full name of the parameter in each storage, and `path` that of the module whose `init_weights` is called. Without a
-    seed (a part made alone, in a notebook) torch's own generator chooses one.
+    full name of the parameter in each storage, and `path` the module whose `init_weights` is called. Without a seed (a
+    single part, in a notebook) torch's global generator chooses one.
     """
 
     std: Spread = field(default_factory=xavier)
@@ -128,24 +129,24 @@ class Init:
     names: Mapping[Any, str] = field(default_factory=dict)
     path: str = ""
     of_towers: Mapping[str, Spread] = field(default_factory=dict)
-    """Rules of parts of the model that have a depth of their own, by how their paths begin."""
+    """Rules of towers with another depth, by the prefix of their paths."""
     recorded: dict[str, list[tuple[Tensor, Numbers]]] | None = None
-    """Of weights on the meta device: what would be drawn into which view of the parameter; None: not kept."""
+    """Values that would be drawn into each view of a parameter on the meta device; None if they are not recorded."""
     _unnamed: int = 0
 
     def at(self, path: str) -> Init:
-        """The same for the module at `path`."""
+        """Returns the initialiser of the module at `path`."""
         own = next((rule for begin, rule in self.of_towers.items() if path.startswith(begin)), self.std)
         return replace(self, path=path, std=own)
 
     @property
     def generator(self) -> torch.Generator:
-        """A generator of (seed, path of the module), for distributions of a part's own. Prefer the methods below, whose
-        numbers can be drawn in slices."""
+        """Generator of (seed, path of the module), for special distributions. Prefer the methods below, whose values
+        can be drawn in slices."""
         return torch.Generator("cpu").manual_seed(key_of(self._seed(), self.path))
 
     def fill(self, weight: Tensor, role: Role) -> None:
-        """weight (o, i), or a view of some of a parameter's rows, in place."""
+        """Fills weight (o, i), or a view of some rows of a parameter, in place."""
         if weight.is_meta and self.recorded is None:
             return
         fan_out, fan_in = map(float, weight.shape)
@@ -156,11 +157,11 @@ class Init:
             self._fill(weight, self._numbers(weight, std))
 
     def fill_uniform(self, weight: Tensor, low: float, high: float) -> None:
-        """U(low, high), in place, for a weight of any shape."""
+        """Fills a weight of any shape from U(low, high), in place."""
         self._fill(weight, self._numbers(weight, high - low, low))
 
     def uniform_like(self, weight: Tensor, low: float, high: float) -> Tensor:
-        """The numbers that `fill_uniform` would fill the weight with, in fp32, to be transformed first."""
+        """Returns the values that `fill_uniform` would write into the weight, in fp32, for a transformation."""
         made = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
         if not made.is_meta:
             self._numbers(weight, high - low, low).write(made)
@@ -173,8 +174,8 @@ class Init:
             self.recorded.setdefault(numbers.name.rpartition("@")[0], []).append((weight, numbers))
 
     def _numbers(self, weight: Tensor, scale: float, low: float | None = None) -> Numbers:
-        """The stream is named by the parameter and by where in it the weight begins, so that each map of a fused matrix
-        has its own."""
+        """Returns the random values of a weight. The stream is named by the parameter and the weight's offset in it, so
+        that each layer of a fused matrix has a separate one."""
         name = self.names.get(storage_of(weight))
         if name is None:
             name, self._unnamed = f"{self.path}#{self._unnamed}", self._unnamed + 1
@@ -186,20 +187,20 @@ class Init:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """A key that a tensor shares with its views, on the meta device too."""
+    """Returns a key that a tensor shares with its views, on the meta device too."""
     return tensor.untyped_storage()._cdata
 
 
 class InitConfig(PartConfig, axis="init"):
-    """A rule from roles to distributions."""
+    """Rule from roles to distributions."""
 
     def build(self, ctx: BuildContext) -> Init:
         raise NotImplementedError
 
 
 class Gpt2InitConfig(InitConfig, kind="gpt2"):
-    """N(0, std^2); branches that write to the stream are divided by sqrt(2 L), one for each of the 2 L additions,
-    so that the stream's variance does not grow with depth. Radford et al. 2019, section 2.3."""
+    """N(0, std^2); weights that write to the stream are divided by sqrt(2 L), for the 2 L additions, so that the
+    stream's variance does not grow with depth. Radford et al. 2019, section 2.3."""
 
     std: float = Field(0.02, gt=0)
     depth_scaled: bool = True
@@ -223,10 +224,10 @@ class XavierInitConfig(InitConfig, kind="xavier"):
 
 
 class DeepNormInitConfig(InitConfig, kind="deepnorm"):
-    """Xavier, normal, with W_V, W_O and the ffn shrunk by beta = (8 L)^(-1/4). Wang et al. 2022, 2203.00555."""
+    """Xavier, normal, with W_V, W_O and the FFN scaled by beta = (8 L)^(-1/4). Wang et al. 2022, 2203.00555."""
 
     beta: float | None = Field(None, gt=0)
-    """None: (8 L)^(-1/4) of L layers."""
+    """Scale of W_V, W_O and the FFN; None for (8 L)^(-1/4) of L layers."""
 
     def build(self, ctx: BuildContext) -> Init:
         return Init(xavier(self.beta or (4 * ctx.n_branches) ** -0.25))

@@ -16,10 +16,10 @@ ATOMS = (bool, int, float, str, type(None), torch.dtype, FunctionType, BuiltinFu
 
 
 class ModuleTemplate:
-    """`make()` gives what `copy.deepcopy(module)` would: nothing of it is shared but what never changes.
+    """Template of a module: `make()` returns a copy like `copy.deepcopy(module)`, which shares only immutable values.
 
-    For modules on the meta device, of which a large model has many that are alike: it looks at each of them once, and
-    torch's `nn.Module.__init__` and `__setattr__` do not run again."""
+    For modules on the meta device, because a large model has many equal ones: it examines the module once, and torch's
+    `nn.Module.__init__` and `__setattr__` do not run again."""
 
     def __init__(self, module: nn.Module):
         self._root = id(module)
@@ -42,7 +42,7 @@ class ModuleTemplate:
 
 
 class _Form:
-    """What one module holds, by how it is copied."""
+    """Contents of one module, grouped by the way they are copied."""
 
     def __init__(self, module: nn.Module):
         self.module, self.id, self.kind = module, id(module), type(module)
@@ -74,6 +74,6 @@ def _like(tensor: Tensor | None, memo: dict[int, Any]) -> Tensor | None:
     if tensor is None:
         return None
     if id(tensor) not in memo:
-        made = tensor.detach()  # holds nothing that two could share
+        made = tensor.detach()  # has no storage that two copies could share
         memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
     return memo[id(tensor)]

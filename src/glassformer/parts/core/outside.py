@@ -1,5 +1,5 @@
-"""Parts that stand outside this package: they register when their module is imported, or are installed with a package
-that names the module as an entry point of the group `glassformer.parts`."""
+"""Parts outside this package: they register when their module is imported, or are installed with a package that names
+the module as an entry point of the group `glassformer.parts`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HOME = __name__.partition(".")[0]
 
 @cache
 def load_installed() -> tuple[str, ...]:
-    """Imports the modules of the group's entry points, once in a process, and returns their names. One that cannot be
-    imported is left out, with a warning that says why: it must not stop a user who does not need it."""
+    """Imports the modules of the group's entry points, once in a process, and returns their names. A module that fails
+    to import is left out with a warning, because users may not need it."""
     names = []
     for entry in entry_points(group=GROUP):
         try:
@@ -40,9 +40,8 @@ def is_outside(one: type) -> bool:
 
 
 def modules_of(classes: Iterable[type]) -> dict[str, str]:
-    """{module: the folder from which it is imported} of the classes that stand outside this package, for another
-    process to import. Raises RequestError for a class that another process cannot find: one of a script, a notebook or
-    a function."""
+    """Returns {module: folder of its import} of the classes from outside this package, for another process to import.
+    Raises RequestError for a class that another process cannot find: one of a script, a notebook or a function."""
     found: dict[str, str] = {}
     for one in classes:
         name = one.__module__
@@ -79,8 +78,8 @@ def sources_of(classes: Iterable[type]) -> dict[str, dict[str, str]]:
 
 
 def check_sources(hashes: Mapping[str, str], start: str) -> None:
-    """Raises RequestError if a module that is imported here has another source than the one hashed. `start` is the
-    event at which it was."""
+    """Raises RequestError if a module that is imported here has another source than the one hashed. `start` names the
+    event at which it was hashed."""
     for name, sha in hashes.items():
         if name in SOURCES and SOURCES[name]["sha256"] != sha:
             raise RequestError(
@@ -96,7 +95,7 @@ def import_options(classes: Iterable[type]) -> list[str]:
 
 
 def import_files(paths: Iterable[str]) -> None:
-    """Imports .py files, which makes their parts known. Raises RequestError."""
+    """Imports .py files, which registers their parts. Raises RequestError."""
     for path in paths:
         file = Path(path).expanduser().resolve()
         if file.suffix != ".py" or not file.is_file():
@@ -105,7 +104,7 @@ def import_files(paths: Iterable[str]) -> None:
                 code="missing", field="import", value=path, expected="a .py file",
             )  # fmt: skip
         name, folder = file.stem, file.parent
-        while (folder / "__init__.py").is_file():  # of a package: under its name in Python
+        while (folder / "__init__.py").is_file():  # in a package: under its name in Python
             name, folder = f"{folder.name}.{name}", folder.parent
         name = name.removesuffix(".__init__")
         import_modules({name: str(folder)})
@@ -118,10 +117,10 @@ def import_files(paths: Iterable[str]) -> None:
 
 
 def import_modules(modules: Mapping[str, str]) -> None:
-    """Imports what `modules_of` named in another process. Raises RequestError."""
+    """Imports the modules that `modules_of` named in another process. Raises RequestError."""
     for name, folder in modules.items():
         if folder not in sys.path:
-            sys.path.append(folder)  # last: a file of the user's may be called as a module of a library is
+            sys.path.append(folder)  # last, because a user's file may have the name of a library's module
         try:
             import_module(name)
         except Exception as error:

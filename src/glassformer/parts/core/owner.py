@@ -1,17 +1,18 @@
-"""What a part is told that becomes one owner's share of itself, and how owners' results are joined.
+"""Division of a part among tensor-parallel ranks ("owners"), and the functions that join their results.
 
-A branch that reads x, the same on every owner, and whose result is a sum over owners,
+A branch that reads x, equal on every owner, and whose result is a sum over owners,
 
     y = f_1(enter(x)) + ... + f_w(enter(x)) = leave(f_r(x)),
 
-is right in its values and gradients whatever f is: `enter` passes x on and adds up its gradients, `leave` adds up the
-results and passes their gradient on (f and g of Shoeybi et al. 2019, 1909.08053). Weights that every owner has, inside
-such a branch, get a share of their gradient from each (`parallel/tensor.py`).
+has correct values and gradients for any f: `enter` passes x on and sums its gradients, `leave` sums the results and
+passes their gradient on (f and g of Shoeybi et al. 2019, 1909.08053). Weights that every owner has, inside such a
+branch, get a share of their gradient from each (`parallel/tensor.py`).
 
-A part whose class defines `divide(owner)` is such a branch: the walk has cut the parameters that it declares
-(`parts/core/shard.py`), and it takes its share of whatever else it counts. Inside it, `take_share(owner)` of maps,
-positions and norms does the same for these. A subclass defines `divide` anew: what it adds may not be divided alike. A
-part that does not is computed whole by every owner. Parts know no processes: the functions are another's.
+A part whose class defines `divide(owner)` is such a branch: the parameters that it declares are already cut
+(`parts/core/shard.py`), and it takes its share of everything else that it counts. `take_share(owner)` does the same for
+linear layers, positions and norms inside. A subclass must define `divide` again, because its additions may need another
+division. A part that does not is computed whole by every owner. Parts do not know processes: the functions are passed
+in.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ Seam = Callable[[Tensor], Tensor]
 
 
 def same(x: Tensor) -> Tensor:
-    """A seam of one owner alone."""
+    """Returns x: the communication of a single owner."""
     return x
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens `first` .. `last`-1 of `size`, of which an owner has the rows.
+    """Vocabulary share of an owner: tokens `first` .. `last`-1 of `size`, whose rows it has.
 
-    `most`: the largest over the owners, without a gradient; `gather`: logits (..., last - first) -> (..., size)."""
+    `most`: maximum over the owners, without a gradient; `gather`: logits (..., last - first) -> (..., size)."""
 
     size: int
     first: int
@@ -48,26 +49,27 @@ class Vocabulary:
     gather: Seam = same
 
     def here(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of tokens, 0 for those of other owners, and which are this owner's."""
+        """Returns the local row of each token, 0 for tokens of other owners, and a mask of this owner's tokens."""
         inside = (tokens >= self.first) & (tokens < self.last)
         return (tokens - self.first).where(inside, 0), inside
 
     def log_z(self, logits: Tensor) -> Tensor:
-        """(..., 1): log of the sum of exp(logits) over the tokens of all owners."""
+        """Returns log of the sum of exp(logits) over the tokens of all owners, (..., 1)."""
         top = self.most(logits.detach().amax(-1, keepdim=True))
         return self.leave((logits - top).exp().sum(-1, keepdim=True)).log() + top
 
 
 @dataclass(frozen=True)
 class Owner:
-    """One of `of` owners of a model's maps, and the seams between them; without seams, for shapes alone.
+    """Owner number `number` of `of` owners of a model's linear layers, with their communication; without it, only for
+    shapes.
 
-    enter         x -> x; gradients are added up
-    leave         results are added up; their gradient -> itself
-    enter_memory  as `enter`, of another sequence, which every owner has whole
-    mix           results are added up, and their gradients too: inside a branch, before maps that are cut again
-    most          the largest, without a gradient
-    gather        (x, axis, size) -> the pieces of all owners along it; of the gradient, its own piece
+    enter         x -> x; gradients are summed
+    leave         results are summed; their gradient passes unchanged
+    enter_memory  `enter` for the other sequence, which every owner has whole
+    mix           results are summed, and their gradients too: inside a branch, before layers that are cut again
+    most          maximum, without a gradient
+    gather        (x, axis, size) -> the shards of all owners along the axis; the gradient is cut to the own shard
     """
 
     number: int
@@ -80,7 +82,8 @@ class Owner:
     gather: Callable[[Tensor, int, int], Tensor] = lambda x, axis, size: x
 
     def share(self, field: str, count: int) -> int:
-        """An owner's share of so many heads, groups, channels. Raises RequestError where they cannot be shared."""
+        """Returns an owner's share of `count` heads, groups or channels. Raises RequestError if they cannot be
+        shared."""
         if count % self.of:
             fitting = [str(n) for n in divisors(count) if n <= 2 * self.of][-4:]
             *most, last = fitting
@@ -92,14 +95,14 @@ class Owner:
         return count // self.of
 
     def refuse(self, field: str, value: object, why: str) -> None:
-        """Raises RequestError where a value cannot be divided."""
+        """Raises RequestError if a value is set that cannot be divided, and there are several owners."""
         if value and self.of > 1:
             raise RequestError(
                 f"tp={self.of}: {field} {why}; use tp=1", code="conflict", field=field, value=value, expected="tp=1"
             )
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """The tokens whose rows it has, as `Shard("vocab")` cuts them."""
+        """Returns the tokens whose rows the owner has, as `Shard("vocab")` cuts them."""
         first, last = self.number * size // self.of, (self.number + 1) * size // self.of
         if size < self.of:
             self.share("vocab_size", size)
@@ -107,37 +110,37 @@ class Owner:
 
 
 class Spread(Protocol):
-    """How owners share the tokens of a stream (b, s, d)."""
+    """Division of the tokens of a stream (b, s, d) among owners."""
 
     def spread(self, x: Tensor) -> Tensor:
-        """(b, s, d), the same on every owner -> its own tokens (b, s', d)."""
+        """Returns the owner's tokens (b, s', d) of x (b, s, d), which is equal on every owner."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """(b, s', d) -> (b, s, d), which every owner goes on with alike."""
+        """Returns all tokens (b, s, d) on every owner, from the owner's tokens (b, s', d)."""
 
 
 def reads_gathered(mixer: nn.Module) -> bool:
-    """Whether a mixer's own class says that the keys and values which its state hands it may be of other processes."""
+    """Returns True if the mixer's own class declares that keys and values from its state may be of other processes."""
     return bool(vars(type(mixer)).get("reads_gathered", False))
 
 
 def says_how(part: nn.Module) -> bool:
-    """Whether a part's own class, and not one that it was made of, says how an owner takes its share."""
+    """Returns True if the part's class itself, not a base class, defines its division."""
     return "divide" in vars(type(part))
 
 
 def is_branch(part: nn.Module) -> bool:
-    """Whether its input enters, as that of a mixer and of an FFN does."""
+    """Returns True if the part's input passes `enter`, as that of a mixer or an FFN does."""
     return hasattr(part, "enter")
 
 
 def take_share(inner: nn.Module, owner: Owner) -> None:
-    """Has a module inside such a part take its share, where it counts anything besides its parameters."""
+    """Divides a module inside such a part, if it counts anything other than its parameters."""
     if callable(take := getattr(inner, "take_share", None)):
         take(owner)
 
 
 def of_owner(values: Sequence[float], owner: Owner) -> list[float]:
-    """An owner's share of values for each head."""
+    """Returns an owner's share of a list of values per head."""
     n = len(values) // owner.of
     return list(values[owner.number * n : (owner.number + 1) * n])

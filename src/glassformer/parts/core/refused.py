@@ -1,4 +1,4 @@
-"""Complaints of pydantic as RequestErrors of one sentence."""
+"""Errors of pydantic as RequestErrors of one sentence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from glassformer.errors import Code, RequestError
 
 
 def first_problem(error: ValidationError) -> Any:
-    """The first thing wrong, unknown keys first: a misspelt key often explains the rest."""
+    """Returns the first error, unknown keys first, because a misspelt key often explains the rest."""
     return min(error.errors(), key=lambda one: one["type"] != "unknown_field")
 
 
 def request_error(error: ValidationError, where: str = "", what: str = "config") -> RequestError:
-    """The RequestError that says what pydantic found; its sentence starts with `where`, and its field is `what` if
-    fields contradict each other."""
+    """Returns pydantic's finding as a RequestError; its sentence starts with `where`, and its field is `what` if fields
+    contradict each other."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
@@ -26,14 +26,14 @@ def request_error(error: ValidationError, where: str = "", what: str = "config")
         value = value.get(first["ctx"]["name"])
     expected = first["msg"].removeprefix("Value error, ")
     message, field = f"{where}{explain(error)}", (field if unknown else path) or what
-    if isinstance(cause := first.get("ctx", {}).get("error"), RequestError):  # from a check of the config's own
+    if isinstance(cause := first.get("ctx", {}).get("error"), RequestError):  # from a validator of the config
         field = ".".join(filter(None, (path, cause.field))) or what
         return RequestError(message, code=cause.code, field=field, value=cause.value, expected=cause.expected)
     return RequestError(message, code=_code_of(first["type"]), field=field, value=value, expected=expected)
 
 
 def _code_of(kind: str) -> Code:
-    """The code of a RequestError for a kind of complaint of pydantic's."""
+    """Returns the code of a RequestError for a kind of pydantic error."""
     if kind.endswith(("_type", "_parsing", "_from_float")):
         return "type"
     known: dict[str, Code] = {
@@ -44,7 +44,7 @@ def _code_of(kind: str) -> Code:
 
 
 def explain(error: ValidationError) -> str:
-    """One sentence about the first thing wrong."""
+    """Returns one sentence about the first error."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "unknown_field":

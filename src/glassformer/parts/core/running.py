@@ -1,8 +1,8 @@
-"""Facts that hold for the code a thread runs now: who looks and who edits, how regions run, what ranks add up.
+"""State of the code that a thread runs now: observers and edits, compilation of regions, sums over ranks.
 
-They are one frozen value, replaced by whoever enters a `with`. Each thread has its own, so that two threads may look
-into one model at once, and what one enters neither slows nor changes the other. A `threading.local` and no
-`ContextVar` holds it: `torch.compile` reads and guards the first, and cannot trace the second.
+It is one frozen value, replaced while a `with` block runs. Each thread has a separate one, so that two threads may
+observe one model at once without slowing or changing each other. A `threading.local` holds it, not a `ContextVar`,
+because `torch.compile` reads and guards only the first.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ import torch
 from torch import Tensor
 
 Look = Callable[[Tensor, int, int], None]
-"""look(x, first, total): x holds rows first, first + 1, ... of `total` along the axis s; most sites show all at
-once."""
+"""Function look(x, first, total): x holds rows first, first + 1, ... of `total` along the axis s; most sites show all
+rows at once."""
 
 Edit = Callable[[Tensor], Tensor]
-"""edit(x) -> the value that takes the place of x."""
+"""Function edit(x); returns the value that replaces x."""
 
 
 @dataclass(frozen=True)
 class Tap:
-    """Functions that a site calls with what passes it, in this order."""
+    """Functions that a site calls with the value that passes it, in this order."""
 
     edits: tuple[Edit, ...] = ()
     looks: tuple[Look, ...] = ()
 
 
 class Eagerly:
-    """A stretch in which all runs as it is written: the number of contexts that are open in it, and the warnings given
-    in it."""
+    """Stretch of code in which nothing is compiled: the number of its open contexts, and its warnings so far."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -49,16 +48,16 @@ class Eagerly:
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """The facts of one thread; those of a thread that has entered nothing are the defaults."""
+    """State of one thread; the defaults are that of a thread outside any context."""
 
     taps: Mapping[Any, Tap] | None = None
-    """Functions that sites call (`parts/core/site.py`); None: there are none."""
+    """Functions that sites call (`parts/core/site.py`); None without any."""
     compiles: bool = False
     """True if regions are compiled (`parts/region.py`)."""
     eagerly: Eagerly | None = None
-    """Set while a model is looked at or edited: nothing runs compiled, whatever `compiles` says."""
+    """Set while a model is observed or edited: nothing runs compiled, whatever `compiles` is."""
     reduce: Callable[[Tensor], Tensor] | None = None
-    """The sum over the processes that share a batch (`parts/core/reduce.py`); None: there is one process."""
+    """Sum over the processes that share a batch (`parts/core/reduce.py`); None for one process."""
 
 
 NOTHING = Running()
@@ -66,7 +65,7 @@ KEY = "glassformer.running"
 
 
 class _Thread(threading.local):
-    """The value of this thread, `now`, and the losses that arise in the passes it runs, the innermost last
+    """State of this thread, `now`, and the losses that arise in its passes, the innermost last
     (`parts/core/auxiliary.py`)."""
 
     now: Running
@@ -77,8 +76,8 @@ class _Thread(threading.local):
             self.now = NOTHING
 
     def __getattr__(self, name: str) -> Running:
-        """`now` in one of autograd's own threads: that of the thread which called `backward`, whose values torch
-        brings along."""
+        """Returns `now` in one of autograd's threads: the value of the thread that called `backward`, which torch
+        copies."""
         if name != "now":
             raise AttributeError(name)
         found = torch._C._get_obj_in_tls(KEY) if torch._C._is_key_in_tls(KEY) else None
@@ -94,7 +93,7 @@ thread = _Thread()
 
 
 def put(now: Running) -> None:
-    """Makes `now` the value of this thread, and of the backward passes that it calls."""
+    """Sets the state of this thread, and of the backward passes that it calls."""
     if ordinary():
         thread.now = now
     if now.taps is None and not now.compiles and now.eagerly is None and now.reduce is None:
@@ -104,7 +103,8 @@ def put(now: Running) -> None:
 
 
 def _forget() -> None:
-    """A thread that ends with something kept there waits forever for Python; torch before 2.13 cannot remove it."""
+    """Removes the stored value, because a thread that ends with one waits forever for Python; torch before 2.13 cannot
+    remove it, and stores None."""
     if hasattr(torch._C, "_remove_obj_from_tls"):
         torch._C._remove_obj_from_tls(KEY)
     else:
@@ -113,7 +113,7 @@ def _forget() -> None:
 
 @contextmanager
 def running(**changes: Any) -> Iterator[None]:
-    """Inside, in this thread, these fields have these values."""
+    """Sets these fields of the thread's state inside the context."""
     before = {name: getattr(thread.now, name) for name in changes}
     put(replace(thread.now, **changes))
     try:

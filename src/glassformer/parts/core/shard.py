@@ -1,16 +1,16 @@
-"""How a parameter may be divided among owners: declared as data beside the part that holds it.
+"""Division of a parameter among tensor-parallel ranks ("owners"), declared as data next to the part that holds it.
 
-A module's `shards` maps the names of its own parameters to the cut of each map stacked in them; a parameter that is not
-named is replicated. For y = x W^T with W (o, i):
+A module's `shards` maps the names of its parameters to the cut of each linear layer stacked in them; a parameter that
+is not named is replicated. For y = x W^T with W (o, i):
 
 column      rows of W, outputs:     y = [x W_1^T, x W_2^T]          W_Q, W_K, W_V, W_gate, W_up and their biases
 row         columns of W, inputs:   y = x_1 W_1^T + x_2 W_2^T       W_O, W_down; the bias is added once
-expert      rows of W, by experts:  y = y_1 + y_2                   the experts' maps
+expert      rows of W, by experts:  y = y_1 + y_2                   the experts' layers
 vocab       rows of a table (v, d), by tokens: logits = [l_1, l_2]  embedding and head
 replicated  every owner holds all of it
 
-The names are Megatron's (Shoeybi et al. 2019, 1909.08053). A fused matrix must be cut map by map: half of the rows of
-[W_Q; W_K; W_V] is not half of each.
+The names are Megatron's (Shoeybi et al. 2019, 1909.08053). A fused matrix must be cut layer by layer: half of the rows
+of [W_Q; W_K; W_V] is not half of each.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Cut = Literal["column", "row", "expert", "vocab", "replicated"]
 
 @dataclass(frozen=True)
 class Shard:
-    """The cut of one map; `units` are the equal pieces that stay whole (heads, experts); None: single rows or columns.
+    """Cut of one linear layer; `units` are equal pieces that stay whole (heads, experts); None for single rows or
+    columns.
 
-    `rows`: those of the map in its parameter; None: all of them."""
+    `rows`: rows of the layer in its parameter; None for all of them."""
 
     cut: Cut = "replicated"
     units: int | None = None
@@ -39,23 +40,23 @@ class Shard:
 
     @property
     def axis(self) -> int:
-        """The axis of the parameter that is cut."""
+        """Axis of the parameter that is cut."""
         return 1 if self.cut == "row" else 0
 
     def piece(self, values: Tensor, owner: int, owners: int) -> Tensor:
-        """The part of a map (o, i), or of a bias (o,), that belongs to owner number `owner` of `owners`.
+        """Returns the shard of a layer (o, i), or of a bias (o,), of owner number `owner` of `owners`.
 
-        Raises RequestError where `owners` does not divide the units."""
+        Raises RequestError if `owners` does not divide the units."""
         if self.cut == "replicated" or self.axis >= values.dim():
             return values
         first, last = self.span(values.shape[self.axis], owner, owners)
         return values.narrow(self.axis, first, last - first)
 
     def span(self, size: int, owner: int, owners: int) -> tuple[int, int]:
-        """(first, last): owner number `owner` of `owners` has first .. last-1 of `size` rows or columns. Shares are
-        equal, but for those of a vocabulary, which differ by one where they must.
+        """Returns (first, last): owner number `owner` of `owners` has first .. last-1 of `size` rows or columns. Shares
+        are equal, except those of a vocabulary, which may differ by one.
 
-        Raises RequestError where `owners` does not divide the units."""
+        Raises RequestError if `owners` does not divide the units."""
         units = self.units or size
         if self.cut != "vocab" and units % owners:
             raise RequestError(code="range", field="owners", value=owners, expected=f"a divisor of {units}")
@@ -65,17 +66,17 @@ class Shard:
 REPLICATED = Shard()
 
 Shards = dict[str, tuple[Shard, ...]]
-"""Name of a parameter -> the cuts of the maps stacked by rows in it."""
+"""Mapping from the name of a parameter to the cuts of the layers stacked by rows in it."""
 
 
 def declared(module: nn.Module) -> Shards:
-    """What a module declares of its own parameters; nothing where it says nothing."""
+    """Returns the cuts that a module declares for its parameters; empty without a declaration."""
     found: Shards = getattr(module, "shards", {})
     return found
 
 
 def shards_of(model: nn.Module) -> Shards:
-    """The declared cuts of every parameter of a model, by its full name."""
+    """Returns the declared cuts of every parameter of a model, by its full name."""
     found: Shards = {}
     for path, module in model.named_modules():
         own = declared(module)
@@ -85,12 +86,12 @@ def shards_of(model: nn.Module) -> Shards:
 
 
 Region = tuple[tuple[int, int], ...]
-"""(first, last) of each axis of a tensor."""
+"""Range (first, last) of each axis of a tensor."""
 
 
 def regions(shape: Sequence[int], shards: tuple[Shard, ...], owner: int, owners: int) -> list[Region]:
-    """Where an owner's part of a parameter of this shape lies in it: a region for each map, which stand one below the
-    other in the part."""
+    """Returns the regions of an owner's shard in a parameter of this shape, one for each layer; the shard stacks them
+    by rows."""
     made, row = [], 0
     for shard in shards:
         rows = shape[0] if len(shards) == 1 else shard.rows or 0
@@ -105,7 +106,7 @@ def regions(shape: Sequence[int], shards: tuple[Shard, ...], owner: int, owners:
 
 
 def piece_of(values: Tensor, shards: tuple[Shard, ...], owner: int, owners: int) -> Tensor:
-    """An owner's part of a parameter: that of each of its maps, stacked by rows again."""
+    """Returns an owner's shard of a parameter: the shards of its layers, stacked by rows."""
     if len(shards) == 1:
         return shards[0].piece(values, owner, owners)
     maps = values.split([shard.rows or 0 for shard in shards])

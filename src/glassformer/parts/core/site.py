@@ -1,4 +1,4 @@
-"""A named place inside the model where one can look or reach in."""
+"""Named places inside the model, at which activations can be observed and edited."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from glassformer.parts.core.running import Edit, Look, Tap, put, thread
 
 
 class Joint(Protocol):
-    """A value of which each of several owners has a piece (`parallel/tensor.py`)."""
+    """Interface of a value that is divided among several owners (`parallel/tensor.py`)."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """The pieces of all, joined."""
+        """Returns the joined shards of all owners."""
 
     def cut(self, x: Tensor) -> Tensor:
-        """This owner's piece of the whole."""
+        """Returns this owner's shard of the whole value."""
 
 
 @runtime_checkable
 class Choosy(Protocol):
-    """A look that wants some heads alone, which a part that computes for it need not do for the others."""
+    """Look that wants only some heads; a part then need not compute the others for it."""
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
-        """A look at these heads, and which of so many they are."""
+        """Returns a look for the wanted heads, and their indices among `heads`."""
 
 
 class Site(nn.Module):
-    """The identity, with a name: `Site()(x) is x`.
+    """Identity with a name: `Site()(x) is x`.
 
-    Its path in the module tree is its public name (`layers.3.mixer.pattern`). `edit_at` and `look_at` say what the
-    thread that enters them does with the value: it is changed by the edits, of which forward hooks come first, and
-    shown to the looks. Without any the call returns at once and costs about 0.2 us.
+    Its path in the module tree is its public name (`layers.3.mixer.pattern`). `edit_at` and `look_at` set the functions
+    of a thread: the value is changed by the edits, after any forward hooks, and shown to the looks. Without any the
+    call returns at once and costs about 0.2 us.
     """
 
     axes: str
     name: str | None
     joint: Joint | None = None
-    """How pieces become the value that is shown, and edited; None: this is all of it."""
+    """Conversion between shards and the value that is shown and edited; None if the value is whole."""
 
     def __init__(self, axes: str = "bsd", name: str | None = None):
-        """`axes`: what the value's dimensions are, in the alphabet of the field. `name` replaces the last step of the
-        path, where an attribute of that name stands already."""
+        """`axes`: dimensions of the value, in the alphabet of the field. `name` replaces the last part of the path, if
+        that is already the name of an attribute."""
         super().__init__()
-        # Half of all modules are sites: a quarter of the time a model takes to build is torch looking for parameters.
+        # bypasses __setattr__: half of all modules are sites, and a quarter of the time a model takes to build is torch
+        # looking for parameters
         self.__dict__.update(axes=axes, name=name)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,12 +56,12 @@ class Site(nn.Module):
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Functions by which this thread changes what passes."""
+        """Functions of this thread that change the value."""
         return self._tap.edits
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """Functions to which this thread shows what passes."""
+        """Functions to which this thread shows the value."""
         return self._tap.looks
 
     @property
@@ -70,18 +71,18 @@ class Site(nn.Module):
 
     @property
     def edited(self) -> bool:
-        """Whether somebody may change what passes: the part must then compute with it."""
-        taps = thread.now.taps  # asked of several sites at every token
+        """True if the value may be changed: the part must then compute with the result."""
+        taps = thread.now.taps  # read at several sites for every token
         return bool(self._forward_hooks) or (taps is not None and bool(taps.get(self, _NO_TAP).edits))
 
     @property
     def watched(self) -> bool:
-        """Whether somebody looks: a part may then compute what it would otherwise not hand out."""
-        taps = thread.now.taps  # asked of every site at every token
+        """True if the value is observed: a part may then compute a value that it would otherwise skip."""
+        taps = thread.now.taps  # read at every site for every token
         return bool(self._forward_hooks) or (taps is not None and self in taps)
 
     def show(self, x: Tensor, first: int, total: int) -> None:
-        """Rows first, first + 1, ... of `total` to whoever looks."""
+        """Shows rows first, first + 1, ... of `total` to all looks."""
         looks = self._tap.looks
         if looks and self.joint is not None:
             x = self.joint.gather(x)
@@ -89,9 +90,9 @@ class Site(nn.Module):
             look(x, first, total)
 
     def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
-        """Everybody who looks, and which of so many heads to show it: those alone it has asked for, if any."""
+        """Yields (look, heads to show) for every look: all heads, or those that a `Choosy` look wants."""
         looks = self._tap.looks
-        if self.joint is not None and looks:  # each owner has heads of its own, which are shown together
+        if self.joint is not None and looks:  # each owner has separate heads, which are shown together
             yield self.show, list(range(heads))
             return
         for look in looks:
@@ -121,8 +122,8 @@ _NO_TAP = Tap()
 
 @contextmanager
 def tapped(taps: Iterable[tuple[Site, Tap]]) -> Iterator[None]:
-    """Inside, in this thread, each site calls these besides what it called before. Leaving takes these away, whatever
-    has been added or taken away since."""
+    """Makes each site call these functions inside the context, after its earlier ones. Leaving removes exactly these,
+    whatever was added or removed since."""
     ours = list(taps)
     held = dict(thread.now.taps or {})
     for site, tap in ours:
@@ -142,7 +143,7 @@ def tapped(taps: Iterable[tuple[Site, Tap]]) -> Iterator[None]:
 
 
 def _without(entries: tuple[Any, ...], gone: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The entries less the last one that is each of `gone`."""
+    """Returns the entries without the last occurrence of each of `gone`."""
     kept = list(entries)
     for one in gone:
         if places := [i for i, entry in enumerate(kept) if entry is one]:
@@ -151,17 +152,17 @@ def _without(entries: tuple[Any, ...], gone: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def look_at(looks: Iterable[tuple[Site, Look]]) -> AbstractContextManager[None]:
-    """Inside, in this thread, each look is shown what passes its site."""
+    """Shows each look the values that pass its site, inside the context, in this thread."""
     return tapped((site, Tap(looks=(look,))) for site, look in looks)
 
 
 def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
-    """Inside, in this thread, each edit changes what passes its site, behind those entered before."""
+    """Changes the values that pass each site by its edit, inside the context, in this thread, after earlier edits."""
     return tapped((site, Tap(edits=(edit,))) for site, edit in edits)
 
 
 def unseen(module: nn.Module) -> bool:
-    """Whether nobody looks at or reaches into what a module and its parts compute, by a site or a hook of torch."""
+    """Returns True if no site or hook of torch observes or edits the module or its parts."""
     return not any(
         each._forward_hooks
         or each._forward_pre_hooks

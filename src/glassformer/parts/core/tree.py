@@ -1,4 +1,4 @@
-"""Values set by a path in the plain tree of a config."""
+"""Setting of values by a path in the plain tree of a config."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from glassformer.parts.core.base import WORDS, of_kind
 
 
 def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
-    """tree[step]...[last] = value, in place. Another `kind` of a part keeps the fields that both have. `path` is what
-    the user wrote, `also` what else could have stood at its beginning. Raises RequestError."""
+    """Sets tree[step]...[last] = value, in place. Another `kind` of a part keeps the fields that both have. `path` is
+    the user's text, `also` other valid first steps, for messages. Raises RequestError."""
     *way, last = steps
     known = also
     for step in way:
@@ -32,7 +32,7 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
 
 
 def _adding(step: str) -> str:
-    """Returns the short names that put in a part of this name, as the end of a sentence."""
+    """Returns the short names that add a part of this name, as the end of a sentence."""
     some = [str(word) for word, part in WORDS.values() if step in (word.change, part.axis.rpartition("_")[2])]
     return f", such as {', '.join(f'+{word}' for word in some[:4])}" if some else ""
 
@@ -56,7 +56,7 @@ def _key(tree: Any, step: str, path: str, also: Sequence[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """A number, true, false, none, [a list of those], or the text itself."""
+    """Returns a number, true, false, none, [a list of those], or the text itself."""
     if text.startswith("[") and text.endswith("]"):
         return [read_value(one.strip()) for one in text[1:-1].split(",")] if text[1:-1].strip() else []
     if text.lower() in ("none", "null"):

@@ -3,8 +3,8 @@
     class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     class SlidingWindowConfig(VisibilityConfig, kind="...", words=Word("window", whole("window"), "256")):
 
-A word puts its part in the place of the one that the model has on that axis. A word with `change` changes a property of
-the mixers that have it. A word of an axis' base class sets fields of whatever choice the model has.
+A word replaces the model's part on that axis. A word with `change` changes a property of the mixers that have it. A
+word of an axis' base class sets fields of the model's present choice.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from glassformer.errors import RequestError
 
 Reader = Callable[[str, str], Mapping[str, Any]]
-"""(word, text after its colon) -> fields. Raises RequestError."""
+"""Function of (word, text after its colon); returns fields. Raises RequestError."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """One short name, `+name` or `+name:value`.
+    """Short name, `+name` or `+name:value`.
 
-    read      makes fields of the value; None: the word takes none
+    read      function that makes fields of the value; None for a word without a value
     example   a value, for listings and messages
-    optional  the value may be left out
-    fields    what the word sets besides
-    change    the property of mixers that it changes, whose value is the field of that name; a function is called with
-              the value before and the norm of the block
+    optional  True if the value may be left out
+    fields    further fields that the word sets
+    change    property of mixers that the word changes, to the value of the field of that name; a function gets the
+              old value and the norm of the block
     """
 
     name: str
@@ -39,12 +39,12 @@ class Word:
     change: str = ""
 
     def __str__(self) -> str:
-        """`gqa:2`, `swiglu[:1024]`, `rope`."""
+        """Returns the word for a listing: `gqa:2`, `swiglu[:1024]`, `rope`."""
         value = f":{self.example}" if self.read else ""
         return f"{self.name}[{value}]" if self.optional else f"{self.name}{value}"
 
     def given(self, value: str | None) -> dict[str, Any]:
-        """The fields of `+name:value`, or of `+name` if `value` is None. Raises RequestError."""
+        """Returns the fields of `+name:value`, or of `+name` without a `value`. Raises RequestError."""
         if self.read is None:
             if value is not None:
                 raise RequestError(
@@ -76,12 +76,12 @@ def as_words(words: Words) -> tuple[Word, ...]:
 
 
 def whole(name: str) -> Reader:
-    """Reads a whole number from 1 up into the field."""
+    """Returns a reader of a whole number from 1 up into the field."""
     return lambda word, text: {name: whole_number(word, text)}
 
 
 def positive(name: str) -> Reader:
-    """Reads a number above 0 into the field."""
+    """Returns a reader of a number above 0 into the field."""
     return lambda word, text: {name: positive_number(word, text)}
 
 

@@ -1,4 +1,4 @@
-"""How softmax(q k^T) v is computed. `naive` is the definition; every other kernel equals it."""
+"""Kernels of attention, which compute softmax(q k^T) v. `naive` is the definition; every other kernel equals it."""
 
 from glassformer.parts.kernel.auto import Auto, AutoConfig
 from glassformer.parts.kernel.banded import Banded, BandedConfig

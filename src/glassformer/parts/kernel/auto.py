@@ -18,8 +18,8 @@ from glassformer.parts.visibility import Visibility
 
 
 class Auto(Kernel):
-    """The first kernel of the `ranking` for the device, dtype, shape and visibility that serves the call; in fp32
-    where no gradient is wanted and the processor is slow in bf16."""
+    """Kernel that delegates to the first of the `ranking` for the device, dtype, shape and visibility that serves the
+    call; in fp32 if no gradient is wanted and the processor is slow in bf16."""
 
     name = "auto"
     kernels: ClassVar[dict[str, Kernel]] = {kernel.name: kernel for kernel in (Sdpa(), Banded(), Direct(), Flex())}
@@ -39,7 +39,7 @@ class Auto(Kernel):
         return self.fastest(facts).has_pairs(facts)
 
     def fastest(self, facts: CallFacts) -> Kernel:
-        """The kernel that computes a call with these facts."""
+        """Returns the kernel that computes a call with these facts."""
         for name in ranking(facts):
             if not self.kernels[name].refusal(facts):
                 break
@@ -51,4 +51,4 @@ class AutoConfig(KernelConfig, kind="auto"):
         return Auto()
 
     def for_gpu(self) -> OnGpuConfig:
-        return OnGpuConfig.model_construct()  # without a kind there is nothing to validate it by
+        return OnGpuConfig.model_construct()  # it has no kind to be validated by

@@ -31,7 +31,8 @@ LEAST_BLOCK = 32
 
 
 class Tile(NamedTuple):
-    """Queries `begin` .. `end`-1 against the keys of `spans`; `mask` is added to the columns from `since` on."""
+    """Tile of attention: queries `begin` .. `end`-1 against the keys of `spans`; `mask` is added to the columns from
+    `since`."""
 
     begin: int
     end: int
@@ -41,12 +42,12 @@ class Tile(NamedTuple):
 
 
 class Banded(Kernel):
-    """Blocks of queries against only those keys that one of them can see.
+    """Attention by blocks of queries, each against only the keys that one of its queries attends to.
 
-    Under a causal mask block i reads keys 0 .. its end, half the work of the whole square; under a window of w it
-    reads its own block and the w - 1 keys before, so time and memory are O(s (w + block)) for any s; of several
-    intervals (`Visibility.spans`) it reads those. A window with gaps is a plain one of every rate-th token. For the
-    backward pass it keeps the pattern of each block in the products' dtype.
+    Under a causal mask block i reads keys 0 .. its end, half the work of the whole square; under a window of w it reads
+    its own block and the w - 1 keys before, so time and memory are O(s (w + block)) for any s; with several intervals
+    (`Visibility.spans`) it reads those. A window with gaps is a plain one over every rate-th token. For the backward
+    pass the kernel keeps the pattern of each block in the matmuls' dtype.
     """
 
     name = "banded"
@@ -60,14 +61,15 @@ class Banded(Kernel):
             s = call.q.shape[1]
             z = self.attend(_folded(call, rate))
             return z.unflatten(0, (-1, rate)).transpose(1, 2).flatten(1, 2)[:, :s]
-        # Masks travel outside autograd: a learned bias takes the other path, which torch differentiates.
+        # Masks travel outside autograd, so a learned bias takes the other path, which torch differentiates.
         if call.dropout or call.learned or not call.additive or not call.sees_itself:
             return self._general(call)
         tiles = call.once(("tiles", self.block, *call.key), lambda: self.tiles(call))
         return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles, call.sinks)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """The pattern of each block; keys and values that lie token by token, head by head."""
+        """Returns the bytes kept: the pattern of each block, and keys and values laid out token by token or head by
+        head."""
         if (rate := visibility.stride) > 1:
             folds = facts._replace(batch=facts.batch * rate, s=-(-facts.s // rate), t=-(-facts.t // rate))
             kept = self.keeps(folds, visibility.folded(0), heads._replace(by_head=False))
@@ -79,29 +81,29 @@ class Banded(Kernel):
         pairs = facts.batch * n * area
         per_head = facts.batch * facts.head_dim * facts.dtype.itemsize
         if facts.additive and not facts.dropout and not facts.learned:
-            apart = not heads.by_head or facts.sinks  # k and v, filled up with a key for the sinks
+            apart = not heads.by_head or facts.sinks  # k and v, padded with a key for the sinks
             width = heads.value_dim or facts.head_dim
             copies = facts.batch * g * (facts.t + facts.sinks) * (width + facts.head_dim * apart)
             pairs += facts.batch * n * facts.s * facts.sinks
             return KeptTensors((pairs + copies) * facts.dtype.itemsize, given="q" if apart else "qk")
         read = sum(_width(spans) for _, spans in blocks)
         copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
-        visible = area + facts.s  # bools: of a query and a key, and of a query with any key
+        visible = area + facts.s  # bools: for pairs of query and key, and for queries with any key
         return KeptTensors(pattern_bytes(facts, pairs) + visible + copies * per_head)
 
     def pairs(self, visibility: Visibility, s: int, t: int) -> int:
         return sum((end - begin) * _width(spans) for begin, end, spans in self.blocks(visibility, s, t))
 
     def blocks(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, Spans]]:
-        """(begin, end, spans): queries begin .. end-1, and the intervals of keys that one of them may see, the queries
-        being the last s of t tokens."""
+        """Returns [(begin, end, spans)]: queries begin .. end-1, and the intervals of keys that one of them may attend
+        to; the queries are the last s of t tokens."""
         size, before = self._size(visibility), t - s
         ends = {*range(size - before % size, s, size), *(cut - before for cut in visibility.cuts(t))}
         edges = [0, *sorted(end for end in ends if 0 < end < s), s]
         return [(begin, end, visibility.spans(before + begin, before + end, t)) for begin, end in pairwise(edges)]
 
     def _size(self, visibility: Visibility) -> int:
-        """How many queries make a block: as many as see alike, or a part of them, or a few times as many."""
+        """Returns the queries of a block: the number with equal visibility, or a part of it, or a multiple."""
         tile = visibility.tile or self.block
         if tile < self.block:
             return tile * max(1, LEAST_BLOCK // tile) if self.block >= LEAST_BLOCK else tile
@@ -109,14 +111,14 @@ class Banded(Kernel):
         return tile // parts if tile % parts == 0 else self.block
 
     def tiles(self, call: AttentionCall) -> list[Tile]:
-        """The blocks with their masks, -inf where invisible, plus the bias where there is one."""
+        """Returns the blocks with their masks: -inf for invisible pairs, plus the bias if any."""
         visibility, s, t = call.visibility, call.q.shape[1], call.k.shape[1]
         b, n, q_idx, k_idx = call.at
         made = []
         masks: dict[Hashable, Tensor] = {}
         for begin, end, spans in self.blocks(visibility, s, t):
             first, last, since, alike = t - s + begin, t - s + end, 0, None
-            if call.plain:  # keys before the block are all visible to it when nothing but order decides
+            if call.plain:  # keys before the block are all visible if only order decides
                 since = first if visibility.causal else t
             elif call.bias is None:
                 since = visibility.sure(first, last, t)
@@ -135,7 +137,7 @@ class Banded(Kernel):
         return made
 
     def _general(self, call: AttentionCall) -> Tensor:
-        """Any bias, any indices, any intervals, dropout: the same blocks, differentiated by torch."""
+        """Computes attention for any bias, indices, intervals and dropout: equal blocks, differentiated by torch."""
         q, k, v = call.q, call.k, call.v
         batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
@@ -144,7 +146,7 @@ class Banded(Kernel):
         keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)  # (b, g, h, t), (b, g, t, h)
         out = []
         for begin, end, spans in self.blocks(call.visibility, s, t):
-            if call.index is not None:  # keys lie in no order
+            if call.index is not None:  # keys have no order
                 spans = [(0, t)]
             rows = queries[:, :, :, begin:end].reshape(batch, g, -1, h)
             scores = wide(rows @ _within(keys, spans, 3)).view(batch, n, end - begin, -1) * call.score_scale
@@ -160,8 +162,8 @@ class Banded(Kernel):
 
 
 def _folded(call: AttentionCall, rate: int) -> AttentionCall:
-    """The call with every `rate`-th token as a sequence of its own: row b becomes rows b rate .. b rate + rate - 1,
-    filled up with tokens that no query attends to."""
+    """Returns the call with every `rate`-th token as a separate sequence: row b becomes rows b rate .. b rate + rate -
+    1, padded with tokens that no query attends to."""
     rest = -call.q.shape[1] % rate
 
     def fold(x: Tensor) -> Tensor:
@@ -184,17 +186,17 @@ def _width(spans: Spans) -> int:
 
 
 def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
-    """The intervals of x, one after another; a single one is not copied."""
+    """Returns the intervals of x, one after another; a single one is not copied."""
     parts = [x.narrow(dim, begin, end - begin) for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 class _Tiles(torch.autograd.Function):
-    """Attention over tiles. Every query attends to itself here, so no row of a pattern is empty. Sinks are one key
-    more, of zeros, which every tile reads last.
+    """Attention over tiles. Every query attends to its own key here, so no row of a pattern is empty. Sinks are an
+    additional key of zeros, which every tile reads last.
 
-    Grouped heads become rows: the n/g query heads that share keys stand below each other in one product. Scores become
-    the pattern, and its gradient theirs, in the place where they lie: the cache still holds them."""
+    Grouped heads become rows: the n/g query heads that share keys are stacked in one matmul. Scores are overwritten in
+    place by the pattern, and its gradient by theirs, while they are still in cache."""
 
     @staticmethod
     def forward(
@@ -225,7 +227,7 @@ class _Tiles(torch.autograd.Function):
             made = torch.bmm(pattern.view(b * g, -1, pattern.shape[-1]), _within(values, spans, 1))
             z[:, begin:end] = made.view(b, n, end - begin, width).transpose(1, 2)
         ctx.save_for_backward(queries, keys, values, *patterns)
-        spans_alone = [tile._replace(mask=None) for tile in tiles]  # what a context holds lives until the loss is gone
+        spans_alone = [tile._replace(mask=None) for tile in tiles]  # the context's tensors live until the loss is freed
         ctx.scale, ctx.tiles, ctx.groups, ctx.sinks = scale, spans_alone, g, sinks
         return z
 
@@ -257,13 +259,12 @@ class _Tiles(torch.autograd.Function):
 
 
 def scaled_product(x: Tensor, y: Tensor, scale: float) -> Tensor:
-    """scale x y, x (B, r, i), y (B, i, c): scaled as it is written, not in a pass of its own."""
+    """Returns scale x y, x (B, r, i), y (B, i, c), scaled while it is written, without a separate pass."""
     return torch.baddbmm(x.new_empty(x.shape[0], x.shape[1], y.shape[2]), x, y, beta=0, alpha=scale)
 
 
 class Sum:
-    """Adds up parts (B, width, h) of intervals into (B, t, h); one that covers everything and comes first is not
-    copied."""
+    """Sum of parts (B, width, h) of intervals in (B, t, h); a first part that covers everything is not copied."""
 
     def __init__(self, like: Tensor):
         self.like = like

@@ -13,23 +13,24 @@ from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.visibility import Visibility
 
 Index = tuple[Tensor, Tensor]
-"""(q_idx (s,) or (b, s), k_idx (t,) or (b, t)): which tokens the queries and keys are, counted from the sequence's
+"""Tuple (q_idx (s,) or (b, s), k_idx (t,) or (b, t)): positions of the queries and keys, counted from the sequence's
 start."""
 
 At = tuple[Tensor, Tensor, Tensor, Tensor]
-"""(b, n, q_idx, k_idx): index tensors that broadcast to (b, n, s, t)."""
+"""Tuple (b, n, q_idx, k_idx): index tensors that broadcast to (b, n, s, t)."""
 
 Once = Callable[[Hashable, Callable[[], Any]], Any]
-"""once(key, make): returns make(), computed at the first call with this key and kept for the rest of the pass."""
+"""Function once(key, make): returns make(), computed at the first call with this key and kept for the rest of the
+pass."""
 
 
 def anew(key: Hashable, make: Callable[[], Any]) -> Any:
-    """The Once that keeps nothing."""
+    """Returns make(): the `Once` that keeps nothing."""
     return make()
 
 
 class ScoreBias:
-    """bias(score, b, n, q_idx, k_idx) -> score, the convention of `torch.nn.attention.flex_attention`.
+    """Function bias(score, b, n, q_idx, k_idx) -> score, in the convention of `torch.nn.attention.flex_attention`.
 
     additive    promises bias(score, ...) = score + bias(0, ...), so that a mask can carry it
     key         equal for equal biases within one pass of the model
@@ -46,7 +47,7 @@ class ScoreBias:
 
     @property
     def learned(self) -> bool:
-        """Whether a gradient is wanted for any of its parameters."""
+        """True if one of the parameters wants a gradient."""
         return any(parameter.requires_grad for parameter in self.parameters)
 
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class ScoreBias:
 
     @staticmethod
     def chain(first: ScoreBias | None, then: ScoreBias | None) -> ScoreBias | None:
-        """Both, in this order."""
+        """Returns the bias that applies `first`, then `then`."""
         if first is None or then is None:
             return first or then
         both = first.additive and then.additive
@@ -63,54 +64,54 @@ class ScoreBias:
 
 
 def softcap(cap: float) -> ScoreBias:
-    """score -> cap tanh(score / cap), bounding |score| by cap (Gemma 2, 2408.00118)."""
+    """Returns the bias score -> cap tanh(score / cap), which bounds |score| by cap (Gemma 2, 2408.00118)."""
     return ScoreBias(lambda score, b, n, q_idx, k_idx: cap * torch.tanh(score / cap), False, ("softcap", cap))
 
 
 class CallFacts(NamedTuple):
-    """What the choice of a kernel depends on, as plain values: no tensor, no device needed. The defaults are a call
-    that every kernel serves."""
+    """Facts of a call that decide the choice of a kernel, as plain values, without tensors or a device. The defaults
+    describe a call that every kernel serves."""
 
     device: str = ""
-    """Type of the device; empty where it is not known yet."""
+    """Type of the device; empty if it is not known yet."""
     dtype: torch.dtype = torch.float32
     batch: int = 1
     s: int = 1
     t: int = 1
     head_dim: int = 64
     width: int | None = None
-    """About how many keys most queries attend to at most; None: there is no bound."""
+    """Approximate bound of the keys that most queries attend to; None without a bound."""
     plain: bool = True
-    """As `AttentionCall.plain`."""
+    """See `AttentionCall.plain`."""
     masked: bool = False
-    """As `AttentionCall.masked`."""
+    """See `AttentionCall.masked`."""
     additive: bool = True
-    """No bias, or an additive one."""
+    """True without a bias, or with an additive one."""
     learned: bool = False
-    """The bias has parameters that want a gradient."""
+    """True if the bias has parameters that want a gradient."""
     dropout: bool = False
     grad: bool = False
-    """A gradient is wanted of the result."""
+    """True if the result wants a gradient."""
     sinks: bool = False
-    """As `AttentionCall.sinks`."""
+    """True with `AttentionCall.sinks`."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """One call of a kernel: z = dropout(softmax(bias(q k^T scale) where visible)) v.
+    """Call of a kernel: z = dropout(softmax(bias(q k^T scale) where visible)) v.
 
-    With `sinks`, the softmax of head i has one score more, sinks[i], whose weight is dropped: the others sum to
-    sigmoid(log sum exp(scores) - sinks[i]). A head can so look at nothing.
+    With `sinks`, the softmax of head i has an additional score, sinks[i], whose weight is dropped: the others sum to
+    sigmoid(log sum exp(scores) - sinks[i]). A head can thus attend to nothing.
 
     q           (b, s, n, h)
-    k, v        (b, t, g, h), g dividing n: query head i reads key/value head i // (n/g); v may have another width hv
-    visibility  which keys a query attends to
-    bias        what happens to the scores; None: nothing
-    scale       None: 1 / sqrt(h)
+    k, v        (b, t, g, h), g dividing n: query head i reads KV head i // (n/g); v may have another width hv
+    visibility  keys that a query attends to
+    bias        function of the scores, or None
+    scale       factor on scores; None for 1 / sqrt(h)
     dropout     probability with which an entry of the pattern is dropped
-    index       which tokens the queries and keys are; None: the queries are the last s of the t tokens
+    index       positions of the queries and keys; None if the queries are the last s of the t tokens
     once        keeps masks for the other layers of a pass
-    sinks       (n,)
+    sinks       (n,), or None
     """
 
     q: Float[Tensor, "b s n h"]
@@ -125,59 +126,59 @@ class AttentionCall:
     sinks: Float[Tensor, " n"] | None = None
 
     def replace(self, **changes: Any) -> AttentionCall:
-        """A copy with some fields changed."""
+        """Returns a copy with some fields changed."""
         return replace(self, **changes)
 
     @property
     def score_scale(self) -> float:
-        """`scale`, or its default 1 / sqrt(h)."""
+        """Factor on scores: `scale`, or its default 1 / sqrt(h)."""
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def additive(self) -> bool:
-        """Whether a mask can carry the bias, if there is one."""
+        """True without a bias, or with one that a mask can carry."""
         return self.bias is None or self.bias.additive
 
     @property
     def learned(self) -> bool:
-        """Whether the bias wants a gradient for its parameters now."""
+        """True if the bias wants a gradient for its parameters now."""
         return self.bias is not None and self.bias.learned and torch.is_grad_enabled()
 
     @property
     def sees_itself(self) -> bool:
-        """Whether every query attends to at least its own key, so that no row of the pattern is empty."""
+        """True if every query attends to at least its own key, so that no row of the pattern is empty."""
         return self.visibility.sees_itself and self.index is None
 
     @property
     def near(self) -> bool:
-        """Whether all t keys are within the visibility's reach."""
+        """True if all t keys are within the visibility's reach."""
         reach = self.visibility.reach
         return reach is None or reach >= self.k.shape[1]
 
     @property
     def plain(self) -> bool:
-        """Whether the order of the tokens alone decides what is visible, and nothing is added to the scores."""
+        """True if only the order of the tokens decides visibility, and the scores have no bias."""
         return self.bias is None and self.index is None and self.visibility.only_order and self.near
 
     @property
     def sees_past(self) -> bool:
-        """Whether query i attends to exactly keys 0 .. i, the causal square that kernels know without a mask."""
+        """True if query i attends to exactly keys 0 .. i, the causal square that kernels know without a mask."""
         s, t = self.q.shape[1], self.k.shape[1]
         return s > 1 and self.visibility.causal and self.plain and bool(s == t)  # lengths are symbols to a compiler
 
     @property
     def sees_all(self) -> bool:
-        """Whether every query attends to every key."""
+        """True if every query attends to every key."""
         return (self.q.shape[1] == 1 or not self.visibility.causal) and self.plain
 
     @property
     def masked(self) -> bool:
-        """Whether a kernel that knows but `sees_all` and `sees_past` needs a mask."""
+        """True if a kernel that knows only `sees_all` and `sees_past` needs a mask."""
         return not (self.sees_all or self.sees_past)
 
     @property
     def grad(self) -> bool:
-        """Whether a gradient is wanted of the result."""
+        """True if the result wants a gradient."""
         if not torch.is_grad_enabled():
             return False
         sinks = self.sinks is not None and self.sinks.requires_grad
@@ -185,7 +186,7 @@ class AttentionCall:
 
     @property
     def facts(self) -> CallFacts:
-        q, bias, plain = self.q, self.bias, self.plain  # asked at every layer of every token: written for speed
+        q, bias, plain = self.q, self.bias, self.plain  # read at every layer for every token: written for speed
         b, s, _, h = q.shape
         return CallFacts(
             q.device.type, q.dtype, b, s, self.k.shape[1], h, self.visibility.width, plain, not plain or self.masked,
@@ -195,7 +196,7 @@ class AttentionCall:
 
     @property
     def tokens(self) -> Index:
-        """`index`, written out."""
+        """Positions (q_idx, k_idx): `index`, or its default filled in."""
         s, t, device = self.q.shape[1], self.k.shape[1], self.q.device
         return self.index or (torch.arange(t - s, t, device=device), torch.arange(t, device=device))
 
@@ -205,17 +206,18 @@ class AttentionCall:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Equal for two calls of one pass whose masks are equal. Tensors in it count by identity."""
+        """Key that is equal for two calls of one pass with equal masks. Tensors in it count by identity."""
         where = self.index or (self.q.shape[1], self.k.shape[1])
         return (self.visibility.key, self.bias and self.bias.key, *where, self.q.dtype)
 
     def additive_mask(self, dtype: torch.dtype) -> Tensor:
-        """0 or the bias where visible and -inf elsewhere, broadcastable to (b, n, s, t). Differentiable in the bias."""
+        """Returns the mask: 0 or the bias where visible, -inf elsewhere, broadcastable to (b, n, s, t). Differentiable
+        in the bias."""
         return masked_bias(self.visibility, self.bias, self.at).to(dtype)
 
 
 def indices(q: Tensor, k: Tensor, index: Index) -> At:
-    """b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1), k_idx (1 or b,1,1,t): they broadcast to (b, n, s, t)."""
+    """Returns b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1), k_idx (1 or b,1,1,t), which broadcast to (b, n, s, t)."""
     b, s, n, t, device = q.shape[0], q.shape[1], q.shape[2], k.shape[1], q.device
     return (
         torch.arange(b, device=device).view(b, 1, 1, 1),
@@ -226,7 +228,8 @@ def indices(q: Tensor, k: Tensor, index: Index) -> At:
 
 
 def softmax_over(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of scores (b, n, s, t), with the sinks (n,) as one score more, whose weight is dropped."""
+    """Returns the softmax of scores (b, n, s, t), with the sinks (n,) as an additional score, whose weight is
+    dropped."""
     if sinks is None:
         return torch.softmax(scores, -1)
     column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -234,61 +237,62 @@ def softmax_over(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tensor:
-    """0 or the additive bias where visible and -inf elsewhere, broadcastable to (b, n, s, t)."""
+    """Returns 0 or the additive bias where visible, -inf elsewhere, broadcastable to (b, n, s, t)."""
     zero = torch.zeros((), device=at[0].device)
     return torch.where(visibility.visible(*at), zero if bias is None else bias(zero, *at), float("-inf"))
 
 
 class HeadLayout(NamedTuple):
-    """How the heads of a call lie in memory."""
+    """Memory layout of the heads of a call."""
 
     n: int
-    """Query heads."""
+    """Number of query heads."""
     g: int
-    """Key/value heads."""
+    """Number of KV heads."""
     biased: bool = False
-    """The bias differs from head to head."""
+    """True if the bias differs from head to head."""
     by_head: bool = False
-    """q and k lie in memory head by head, as rotary positions leave them; otherwise token by token."""
+    """True if q and k are stored head by head, as rotary positions leave them; False for token by token."""
     value_dim: int | None = None
-    """Width of a value; None: that of a key."""
+    """Width of a value; None for that of a key."""
 
 
 class KeptTensors(NamedTuple):
-    """What a kernel keeps of a call for the backward pass."""
+    """Tensors that a kernel keeps of a call for the backward pass."""
 
     own: int
-    """Bytes of tensors that it makes, but for z."""
+    """Bytes of tensors that the kernel makes, without z."""
     mask: int = 0
     """Bytes of the mask that calls of one pass share."""
     given: str = ""
-    """Which of q, k, v and z it keeps as they are: "qkvz"."""
+    """Names among q, k, v and z of inputs and outputs kept unchanged, as in "qkvz"."""
 
 
 class Kernel:
-    """kernel(call) -> z (b, s, n, hv): how attention is computed. A row that attends to no key is zero.
+    """Implementation of attention: kernel(call) -> z (b, s, n, hv). A row that attends to no key is zero.
 
-    Every kernel equals `naive` in outputs and gradients, or refuses the call and says why. A subclass implements
-    `attend`, and `refusal` where there is something it cannot do.
+    Every kernel equals `naive` in outputs and gradients, or refuses the call with a reason. A subclass implements
+    `attend`, and `refusal` if there are calls that it cannot compute.
     """
 
     name: ClassVar[str]
 
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b s n hv"]:
-        """Raises RequestError where `serves` has a reason not to."""
+        """Computes z. Raises RequestError if `serves` has a reason not to."""
         self.check(call.facts)
         return self.attend(call)
 
     def serves(self, call: AttentionCall) -> str | None:
-        """None, or the reason why this kernel cannot compute the call."""
+        """Returns None, or the reason why this kernel cannot compute the call."""
         return self.refusal(call.facts)
 
     def refusal(self, facts: CallFacts) -> str | None:
-        """`serves`, from the facts of a call: a clause that goes on from the kernel's name."""
+        """Returns the reason for `serves` from the facts of a call: a clause that continues the kernel's name, or
+        None."""
         return None
 
     def check(self, facts: CallFacts) -> None:
-        """Raises RequestError where `refusal` gives a reason; at construction with what is known then."""
+        """Raises RequestError if `refusal` gives a reason; called at construction with the facts known then."""
         if reason := self.refusal(facts):
             others = "auto, banded or naive"  # these serve every call on every device
             raise RequestError(
@@ -297,33 +301,33 @@ class Kernel:
             )  # fmt: skip
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """What autograd keeps of a training call; by default what the definition needs."""
+        """Returns the tensors that autograd keeps of a training call; by default those of the definition."""
         pairs = facts.batch * heads.n * facts.s * facts.t
         widths = 2 * facts.head_dim + (heads.value_dim or facts.head_dim)
         expanded = facts.batch * heads.n * facts.t * widths
         return KeptTensors(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + expanded * facts.dtype.itemsize)
 
     def has_pairs(self, facts: CallFacts) -> bool:
-        """Whether memory holds a value for every pair of a query and a key at once: a score, a weight or a mask. By
-        default, as in the definition."""
+        """Returns True if memory holds a value for every pair of a query and a key at once: a score, a weight or a
+        mask. By default True, as in the definition."""
         return True
 
     def pairs(self, visibility: Visibility, s: int, t: int) -> int:
-        """Pairs of a query and a key whose scores are computed, of each head."""
+        """Returns the number of pairs of a query and a key whose scores are computed, per head."""
         return s * t
 
     def check_training(self, device: str) -> None:
-        """Raises RequestError where the kernel has no backward pass on this type of device."""
+        """Raises RequestError if the kernel has no backward pass on this type of device."""
         self.check(CallFacts(device=device, grad=True))
 
     def attend(self, call: AttentionCall) -> Float[Tensor, "b s n hv"]:
-        """z, for a call that this kernel serves."""
+        """Returns z for a call that this kernel serves."""
         raise NotImplementedError
 
 
 def pattern_bytes(facts: CallFacts, pairs: int) -> int:
-    """Bytes that autograd keeps of so many scores: their softmax, at least in fp32, the pattern in the dtype of values,
-    the factors of dropout, and what bends the scores."""
+    """Returns the bytes that autograd keeps for `pairs` scores: their softmax, at least in fp32, the pattern in the
+    dtype of values, the factors of dropout, and the inputs of a bias that is not additive."""
     wide_size = torch.promote_types(facts.dtype, torch.float32).itemsize
     return pairs * (wide_size * (1 if facts.additive else 2) + facts.dtype.itemsize * (2 if facts.dropout else 1))
 
@@ -333,5 +337,5 @@ class KernelConfig(PartConfig, axis="kernel"):
         raise NotImplementedError
 
     def for_gpu(self) -> KernelConfig:
-        """The kernel whose memory a plan for a GPU counts: this one, unless it chooses by the device."""
+        """Returns the kernel whose memory a plan for a GPU counts: this one, unless it chooses by the device."""
         return self

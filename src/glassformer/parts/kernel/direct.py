@@ -12,15 +12,15 @@ BLOCK = 64
 
 
 class Direct(Kernel):
-    """Two matrix products and a softmax in fp32, each key/value head read once for all its queries: for few queries.
+    """Kernel of two matmuls and a softmax in fp32, which reads each KV head once for all its queries: for few queries.
 
-    Decoding reads every key that may be visible for one query per head, so memory decides: repeating keys for grouped
-    queries, or tiling over queries that are not there, only costs.
+    Decoding reads every key that may be visible for one query per head, so it is bound by memory: repeating keys for
+    grouped queries, or tiling over absent queries, only adds costs.
 
-    Keys come in blocks of one size, the last filled up with zeros, and values are added up block by block. So keys
-    that a row does not see add zeros at the end and change no bit of it, however many they are: in a batch of
-    sequences a row's z depends on its own alone. (Products of another length would add in another order. In 16 bits
-    that is enough to part two texts within a few words.)
+    Keys come in blocks of one size, the last padded with zeros, and values are added up block by block. So keys that a
+    row does not attend to add zeros at the end and change no bit of it, for any number of them: in a batch of sequences
+    a row's z depends only on that row. (Matmuls of another length would add in another order. In 16 bits that is enough
+    to make two texts differ within a few words.)
     """
 
     name = "direct"
@@ -29,7 +29,7 @@ class Direct(Kernel):
         call = _near(call)
         q, k, v = call.q, call.k, call.v
         (b, s, n, h), (t, g) = q.shape, k.shape[1:3]
-        compiling = torch.compiler.is_compiling()  # how many blocks there are would be compiled in
+        compiling = torch.compiler.is_compiling()  # the number of blocks would be compiled in
         size, blocks = (t, 1) if compiling else (BLOCK, (t + BLOCK - 1) // BLOCK)
         end = size * blocks
         rows = (wide(q) * call.score_scale).transpose(1, 2).reshape(b * g, 1, n // g * s, h)
@@ -40,7 +40,7 @@ class Direct(Kernel):
             scores = _masked(scores, call, end)
         elif end > t:
             scores = scores + call.once(("direct", t), lambda: _hidden(scores.new_zeros(t), end))
-        if call.sinks is not None:  # no row is then without a score
+        if call.sinks is not None:  # so that no row is without a score
             pattern = softmax_over(scores, call.sinks)
         else:
             softmax = torch.softmax if call.sees_itself else torch.ops.aten._safe_softmax  # zero for a row without keys
@@ -48,12 +48,12 @@ class Direct(Kernel):
         pattern = F.dropout(pattern, call.dropout, call.dropout > 0)
         pattern = pattern.reshape(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
         z = torch.bmm(pattern, values).view(b * g, blocks, -1, v.shape[-1])
-        z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # first to last; `sum` would choose an order by the size
+        z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # in order; `sum` chooses one by the size
         return z.reshape(b, n, s, -1).transpose(1, 2).to(q.dtype)
 
 
 def _near(call: AttentionCall) -> AttentionCall:
-    """The call with the keys of `Visibility.spans` alone, where these are few of many."""
+    """Returns the call with only the keys of `Visibility.spans`, if these are few of many."""
     s, t, width = call.q.shape[1], call.k.shape[1], call.visibility.width
     if width is None or call.index is not None or torch.compiler.is_compiling() or width > t // 4:
         return call
@@ -69,7 +69,7 @@ def _near(call: AttentionCall) -> AttentionCall:
 
 
 def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
-    """The scores (b, n, s, end) with the bias, -inf where invisible."""
+    """Returns the scores (b, n, s, end) with the bias, -inf where invisible."""
     if call.additive:
         dtype = scores.dtype
         return scores + call.once(("direct", *call.key), lambda: _hidden(call.additive_mask(dtype), end))
@@ -80,7 +80,7 @@ def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
 
 
 def _filled(x: Tensor, end: int) -> Tensor:
-    """(b, t, g, h) -> (b, g, end, h), in fp32 at least, zeros behind the last."""
+    """Converts (b, t, g, h) to (b, g, end, h), at least in fp32, with zeros after the last token."""
     x = x.transpose(1, 2)
     if x.shape[2] == end:
         return wide(x).contiguous()
@@ -91,7 +91,7 @@ def _filled(x: Tensor, end: int) -> Tensor:
 
 
 def _hidden(scores: Tensor, end: int) -> Tensor:
-    """Scores of the slots up to `end` too, which hold no key."""
+    """Pads scores with -inf up to the slot `end`, because these slots hold no key."""
     return F.pad(scores, (0, end - scores.shape[-1]), value=float("-inf"))
 
 

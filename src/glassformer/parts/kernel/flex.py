@@ -14,10 +14,10 @@ from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
 GPUS = {"cuda", "xpu"}
-"""Types of devices for which FlexAttention writes Triton code."""
+"""Types of devices for which FlexAttention generates Triton code."""
 DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 LEAST_HEAD_DIM = 16
-"""The smallest head dimension of its Triton code."""
+"""Minimum head dimension of the Triton code."""
 TILE = 128
 """Queries in a block of a mask. For fewer queries torch has other Triton code, which puts the queries of all heads that
 share a KV head into one block, and fails to compile if these exceed the block."""
@@ -44,7 +44,7 @@ def _has_triton() -> bool:
 
 
 def cannot_compile(device: str) -> str | None:
-    """None, or what is missing on this machine to compile for this type of device."""
+    """Returns None, or the reason why this machine cannot compile for this type of device."""
     if torch._dynamo.config.disable:
         return "needs torch.compile, which is switched off"
     if device == "cpu" and not torch.compiler.is_compiling() and not _found(os.environ.get("CXX", "g++")):
@@ -55,11 +55,11 @@ def cannot_compile(device: str) -> str | None:
 
 
 class Flex(Kernel):
-    """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks that no query attends to
-    are skipped.
+    """Kernel of FlexAttention: visibility and bias are compiled into one tiled kernel, and blocks that no query attends
+    to are skipped.
 
     Dong et al. 2024, 2412.05496. On a GPU it trains; on the CPU it has no backward pass and needs a C++ compiler. Sinks
-    come after it: z sigmoid(log sum exp(scores) - sinks).
+    are applied afterwards: z sigmoid(log sum exp(scores) - sinks).
     """
 
     name = "flex"
@@ -87,8 +87,8 @@ class Flex(Kernel):
         return False
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """q, k, v, z and the logarithm of each row's sum; masks are computed, not kept. With sinks z before they took
-        their part, and what they left."""
+        """Returns the bytes of q, k, v, z and the logarithm of each row's sum; masks are computed, not kept. With sinks
+        also z before and after them."""
         rows = facts.batch * heads.n * facts.s
         if not facts.sinks:
             return KeptTensors(rows * 4, given="qkvz")
@@ -100,7 +100,7 @@ class Flex(Kernel):
         _, flex_attention = _flex()
         q, k, v, bias = call.q, call.k, call.v, call.bias
         at = _tokens(call)
-        # Without annotations: torch counts the arguments, which a checker of annotations would hide.
+        # without annotations, because torch counts the arguments, which a checker of annotations would hide
         bend = None if bias is None else lambda score, b, n, i, j: bias(score, b, n, *at(b, i, j))
         crowded = q.shape[1] * (q.shape[2] // k.shape[2]) > TILE
         z, about = flex_attention(
@@ -122,7 +122,8 @@ def _request(sums: bool) -> Any:
 
 
 def block_mask(call: AttentionCall) -> Any:
-    """Which blocks of queries attend to which blocks of keys; for all rows and heads at once where they see alike."""
+    """Returns the block mask: for each block of queries, the blocks of keys that it attends to; shared by rows and
+    heads with equal visibility."""
     create_block_mask, _ = _flex()
     visibility, at = call.visibility, _tokens(call)
     b, n, q_idx, k_idx = call.at
@@ -133,7 +134,7 @@ def block_mask(call: AttentionCall) -> Any:
 
 
 def _tokens(call: AttentionCall) -> Any:
-    """at(b, i, j) -> (q_idx, k_idx): which tokens query i and key j of row b are."""
+    """Returns the function at(b, i, j) -> (q_idx, k_idx): positions of query i and key j of row b."""
     q_idx, k_idx = call.tokens
     by_row = [x.dim() == 2 for x in (q_idx, k_idx)]
     return lambda b, i, j: (q_idx[b, i] if by_row[0] else q_idx[i], k_idx[b, j] if by_row[1] else k_idx[j])

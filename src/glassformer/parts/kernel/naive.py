@@ -18,8 +18,8 @@ def _same(x: Tensor) -> Tensor:
 
 
 def attention_pattern(call: AttentionCall, on_scores: Callable[[Tensor], Tensor] = _same) -> Tensor:
-    """softmax of the scores over the keys each query attends to, (b, n, s, t); a row that attends to none is zero.
-    Sinks, which are no keys, take their part of it."""
+    """Returns the softmax of the scores over the keys each query attends to, (b, n, s, t); zero for a row without keys.
+    Sinks, which are not keys, take a share of the weight."""
     k = call.k.repeat_interleave(call.q.shape[2] // call.k.shape[2], dim=2)  # (b, t, n, h)
     scores = wide(torch.einsum("bsnh,btnh->bnst", call.q, k)) * call.score_scale
     at = call.at
@@ -35,7 +35,8 @@ def naive_attention(
     on_scores: Callable[[Tensor], Tensor] = _same,
     on_pattern: Callable[[Tensor], Tensor] = _same,
 ) -> Tensor:
-    """The definition, one line per symbol. `on_scores` and `on_pattern` may replace scores and pattern (b, n, s, t)."""
+    """Computes attention by its definition, one line per symbol. `on_scores` and `on_pattern` may replace scores and
+    pattern (b, n, s, t)."""
     pattern = on_pattern(attention_pattern(call, on_scores))
     pattern = F.dropout(pattern.to(call.v.dtype), call.dropout)
     v = call.v.repeat_interleave(call.q.shape[2] // call.v.shape[2], dim=2)  # (b, t, n, h)
@@ -43,7 +44,8 @@ def naive_attention(
 
 
 def attention_rows(call: AttentionCall) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first row, scores, pattern) by blocks of queries: what `attention_pattern` makes, in bounded memory."""
+    """Yields (first row, scores, pattern) by blocks of queries: the results of `attention_pattern`, in bounded
+    memory."""
     b, s, n, _ = call.q.shape
     q_idx, k_idx = call.tokens
     rows = max(1, VALUES_PER_BLOCK // (b * n * call.k.shape[1]))
@@ -60,7 +62,7 @@ def attention_rows(call: AttentionCall) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 class Naive(Kernel):
-    """`naive_attention`, the definition; memory O(s t)."""
+    """Kernel of `naive_attention`, the definition; memory O(s t)."""
 
     name = "naive"
 

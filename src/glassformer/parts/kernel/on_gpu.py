@@ -13,11 +13,11 @@ from glassformer.parts.visibility import Bidirectional, Visibility
 
 
 class OnGpu(Kernel):
-    """What a plan counts for a GPU in place of `auto`, on a machine that may have none: SDPA, and FlexAttention for
-    sinks and for biases that are not additive, or `banded` where those meet dropout or a bias that learns.
+    """Kernel that a plan counts for a GPU in place of `auto`, on a machine that may have no GPU: SDPA, and
+    FlexAttention for sinks and for biases that are not additive, or `banded` if these meet dropout or a learned bias.
 
-    For tensors without data alone. FlexAttention takes none, and has the shapes of SDPA without a mask: what this makes
-    in its place has its size and means nothing."""
+    Only for tensors without data. FlexAttention accepts none, and has the shapes of SDPA without a mask: the result
+    computed in its place has the correct size and no meaning."""
 
     name = "on_gpu"
 
@@ -44,7 +44,7 @@ class OnGpu(Kernel):
 
 
 class OnGpuConfig(KernelConfig):
-    """Of no kind: no model is written with it."""
+    """Config without a kind: it appears in no model's file."""
 
     def build(self, ctx: BuildContext) -> OnGpu:
         return OnGpu()

@@ -10,10 +10,10 @@ from glassformer.parts.visibility import Visibility
 
 
 class Sdpa(Kernel):
-    """`F.scaled_dot_product_attention`: tiled, no (s, t) matrix kept (Dao et al. 2022, 2205.14135).
+    """Kernel of `F.scaled_dot_product_attention`: tiled, without a full (s, t) matrix (Dao et al. 2022, 2205.14135).
 
-    Plain causal and bidirectional calls need no mask; windows, documents and additive biases travel as one. A sink is
-    one key more, of zeros, with the sink as its bias.
+    Plain causal and bidirectional calls need no mask; windows, documents and additive biases are passed as one. A sink
+    is an additional key of zeros, with the sink as its bias.
     """
 
     name = "sdpa"
@@ -28,8 +28,9 @@ class Sdpa(Kernel):
         return facts.sinks or (facts.dropout and facts.device == "cpu")
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """q, k, v, z and the logarithm of each row's sum, v and z as they were filled up where values are narrower.
-        On CPUs torch computes dropout by the definition, and values wider than keys by one that is fp32 throughout."""
+        """Returns the bytes of q, k, v, z and the logarithm of each row's sum; v and z padded if values are narrower
+        than keys. On CPUs torch computes dropout by the definition, and values wider than keys by another one, all in
+        fp32."""
         if self._by_definition(facts):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
@@ -70,8 +71,8 @@ class Sdpa(Kernel):
 
 
 def narrow(device: str, h: int, width: int, dropout: bool) -> bool:
-    """Whether values are filled up with zeros to the width of keys: torch computes other widths than theirs by the
-    definition on CPUs, with all scores at once, as it does dropout, where filling up would gain nothing."""
+    """Returns True if values are padded with zeros to the width of keys: on CPUs torch computes other widths by the
+    definition, with all scores at once. With dropout it always does, so padding would gain nothing."""
     return device == "cpu" and width < h and not dropout
 
 

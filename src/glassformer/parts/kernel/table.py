@@ -1,5 +1,5 @@
-"""Which kernel is fastest for a call. On CPUs by measurement: `python -m benchmarks kernels` prints the rows behind it,
-docs/benchmarks/kernels.md keeps them. On GPUs by rule, which an H200 has run and not measured."""
+"""Ranking of kernels by speed. On CPUs by measurement: `python -m benchmarks kernels` prints the rows behind it,
+docs/benchmarks/kernels.md keeps them. On GPUs by rule, which an H200 has run but not measured."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import torch
 
 from glassformer.parts.kernel.base import CallFacts
 
-# CPU, forward and backward: numbers of queries s for which blocks beat SDPA, from <= s < to. Under a window they go on
-# winning. From 8192 the patterns that blocks keep for the backward pass outgrow what speed is worth. At 2048 in fp32
-# they win by 7 % on one processor and lose by 6 % on another (docs/log.md).
+# CPU, forward and backward: numbers of queries s for which blocks beat SDPA, from <= s < to. Under a window they win
+# for more too. From 8192 the patterns that blocks keep for the backward pass outweigh the speed. At 2048 in fp32 they
+# win by 7 % on one processor and lose by 6 % on another (docs/log.md).
 CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
 CPU_BANDED_OTHER = (256, 4096)
 
 CPU_DIRECT = 4
-"""CPU, forward alone: as many queries after others are better served by two products, but for one row in fp32 without a
-mask. How many keys there are does not matter: a row of a batch may meet more of them than it does alone."""
+"""CPU, forward only: maximum number of continuing queries for which two matmuls are faster, except for one row in fp32
+without a mask. The number of keys does not matter, because a row of a batch may have more of them than by itself."""
 
 GPU_FEW = 32
-"""GPU: for as many queries after others, a mask costs less than a kernel compiled for it. Not measured."""
+"""GPU: maximum number of continuing queries for which a mask costs less than a kernel compiled for them. Not
+measured."""
 
 
 def ranking(facts: CallFacts) -> tuple[str, ...]:
-    """Names of kernels for a call with these facts, fastest first. The last one serves it on every machine."""
+    """Returns names of kernels for a call with these facts, fastest first. The last one serves it on every machine."""
     goes_on = facts.s < facts.t or facts.s == 1
     return _on_cpu(facts, goes_on) if facts.device == "cpu" else _elsewhere(facts, goes_on)
 
@@ -39,9 +40,9 @@ def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
 
 
 def _elsewhere(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
-    """Flex wherever SDPA would need a mask or cannot serve. Where Flex cannot serve either (dropout, no Triton, another
-    device): SDPA with a mask, or blocks for a bias that is not additive and for sinks, whose gradient would have SDPA
-    make all scores at once."""
+    """Returns the ranking on other devices: Flex if SDPA would need a mask or cannot serve. If Flex cannot serve either
+    (dropout, no Triton, another device): SDPA with a mask, or blocks for a bias that is not additive and for sinks, for
+    whose gradient SDPA would compute all scores at once."""
     few = facts.s <= GPU_FEW and goes_on
     if not facts.additive or facts.sinks:
         return ("direct",) if few else ("flex", "banded")
