@@ -1,4 +1,4 @@
-"""Weights for a model that has modules and shapes: the whole of them, or any slice of any tensor alone."""
+"""Initial weights of a model: all of them, or slices of single tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from glassformer.parts.core.init import Init, Numbers, key_of, storage_of
 
 
 def fill(module: nn.Module, init: Init, path: str = "") -> None:
-    """Fills the parameters and buffers of a module on the CPU, which is at `path` in its model.
+    """Fills the parameters and buffers of a module on the CPU; `path` is its path in the model.
 
-    Every module's `init_weights(init)` is called, parents first; what is then still unfilled is left to torch's own
-    `reset_parameters`. Raises RequestError where a module has neither."""
+    Calls every module's `init_weights(init)`, parents first, and torch's `reset_parameters` for values that are still
+    unfilled. Raises RequestError if a module has neither."""
     held = dict(_tensors(module, path))
     init = replace(init, names={storage_of(tensor): name for name, tensor in reversed(held.items())})
     with _all_filled(module, held, init, path):
@@ -27,7 +27,13 @@ def fill(module: nn.Module, init: Init, path: str = "") -> None:
 
 
 class InitialWeights:
-    """The weights that a model begins with, a slice at a time.
+    """Initial weights of a model, a slice at a time.
+
+    >>> initial = config.initial_weights(seed=0)
+    >>> initial.piece("layers.0.ffn.up_proj.weight", rows=slice(0, 64))  # equal to those rows of config.build(seed=0)
+
+    Values that `Init` fills are drawn for only the requested rows. Other values of a part (a norm's weights, a bias, a
+    spectral norm) are computed by filling that one part.
 
     >>> initial = config.initial_weights(seed=0)
     >>> initial.piece("layers.0.ffn.up_proj.weight", rows=slice(0, 64))  # equal to those rows of config.build(seed=0)
@@ -54,7 +60,8 @@ class InitialWeights:
         }
 
     def piece(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """Rows, and columns of these, of a parameter or buffer, on the CPU. Columns cost the drawing of whole rows."""
+        """Returns rows, and columns of these, of a parameter or buffer, on the CPU. Columns cost the drawing of whole
+        rows."""
         if name not in self.tensors:
             raise RequestError(code="unknown", field="name", value=name, expected="the name of a parameter or buffer")
         if any(one.step not in (None, 1) for one in (rows, columns)):
@@ -75,12 +82,13 @@ class InitialWeights:
         return made
 
     def _filled(self, name: str) -> Tensor:
-        """A tensor of a part that is filled alone: the outermost around it that has `init_weights`, or its own."""
+        """Returns a tensor from the smallest part that can be filled by itself: the outermost enclosing module with
+        `init_weights`, or else the tensor's module."""
         steps = name.split(".")[:-1]
         paths = (".".join(steps[:n]) for n in range(len(steps)))
         having = (path for path in paths if hasattr(self.outline.get_submodule(path), "init_weights"))
         path = next(having, ".".join(steps))
-        if path not in self._part:  # names come part by part, and several of a part are often asked for
+        if path not in self._part:  # names come part by part, and several of a part are often requested
             part = copy.deepcopy(self.outline.get_submodule(path)).to_empty(device="cpu")
             fill(part, self.init, path)
             self._part = {path: {name: one.detach() for name, one in _tensors(part, path)}}
@@ -88,20 +96,20 @@ class InitialWeights:
 
 
 def _filling(module: nn.Module, path: str = "") -> Iterator[tuple[str, Callable[[Init], None]]]:
-    """(path, init_weights) of the modules that have such a method, parents first."""
+    """Yields (path, init_weights) of the modules that have such a method, parents first."""
     for name, part in module.named_modules(prefix=path):
         if callable(init_weights := getattr(part, "init_weights", None)):
             yield name, init_weights
 
 
 def _tensors(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(full name, tensor) of what a module at `path` holds."""
+    """Yields (full name, tensor) of the parameters and buffers of a module at `path`."""
     yield from module.named_parameters(prefix=path)
     yield from module.named_buffers(prefix=path)
 
 
 def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
-    """True if the views are whole rows of the tensor, every row once, in their order."""
+    """Returns True if the views are whole rows of the tensor, every row once, in their order."""
     row = max(1, tensor[0].numel()) if tensor.dim() else 0
     end = 0
     for view in views:
@@ -113,14 +121,15 @@ def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
 
 @contextmanager
 def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: str) -> Iterator[None]:
-    """What the block inside leaves as the allocator gave it is filled by `reset_parameters`, from (seed, path)."""
+    """Fills the tensors that the block inside leaves uninitialised by `reset_parameters`, with the seed (seed,
+    path)."""
     with torch.no_grad():
         for tensor in held.values():
             if tensor.is_floating_point():
                 tensor.fill_(torch.nan)
     before = {name: tensor._version for name, tensor in held.items()}
     yield
-    # What `.data` was filled through has no other version, but is a number now.
+    # tensors filled through `.data` keep their version, but are not NaN any more
     same = [(name, tensor) for name, tensor in held.items() if tensor.numel() and tensor._version == before[name]]
     left = {name for name, tensor in same if not tensor.is_floating_point() or tensor.isnan().any()}
     for name, one in module.named_modules(prefix=path) if left else ():
@@ -137,5 +146,5 @@ def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: st
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """On the CPU. Raises RequestError as `check_seed`."""
+    """Returns a generator on the CPU. Raises RequestError as `check_seed`."""
     return torch.Generator("cpu").manual_seed(check_seed(seed))

@@ -1,4 +1,4 @@
-"""Figures of a built module, against the counts of its configs: parameters, FLOPs by torch's counter, state bytes."""
+"""Checks of a built module against the costs of its config: parameters, FLOPs by torch's counter, state bytes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_ALLOCATED = 1 << 25
 
 @dataclass(frozen=True)
 class Counting:
-    """The outline of a model and its costs for a shape; the same of a model with at most two layers of each kind, and
-    that model with its weights."""
+    """Outline and costs of a model, and of a copy with at most two layers of each kind, which can also be built with
+    weights."""
 
     outline: Callable[[], Any]
     costs: Callable[[Shape], Cost]
@@ -36,7 +36,7 @@ class Counting:
     context: int
 
     def check_tensors(self) -> None:
-        """Raises RequestError, with both figures, if the parameters or the state are others than the module's."""
+        """Raises RequestError, with both figures, if the parameters or the state differ from the module's."""
         model = self.outline()
         self.check_parameters(model)
         self.check_state(model)
@@ -48,7 +48,8 @@ class Counting:
         _agree("parameters", self.costs(Shape()), has, model)
 
     def check_state(self, model: Any) -> None:
-        """Checks the state of a model that generates, in bfloat16, which shows what a recurrence sums up in float32."""
+        """Checks the state of a model that generates, in bfloat16, which shows sums that a recurrence keeps in
+        float32."""
         if not model.writes:
             return
         t, dtype = min(TOKENS, self.context), torch.bfloat16
@@ -62,11 +63,11 @@ class Counting:
         _agree("state_bytes", said, lambda path: held.get(path, 0), model)
 
     def check_flops(self) -> None:
-        """Raises RequestError, with both figures, if FLOPs are others than torch's counter sees; and for a parameter of
-        a small model that nothing fills.
+        """Raises RequestError, with both figures, if FLOPs differ from torch's counter, or if a parameter of a small
+        model is never filled.
 
-        It counts a forward pass on a CPU, because a part may ask for values; that of a large model on the meta device,
-        which allocates nothing."""
+        It counts a forward pass on a CPU, because a part may read values; for a large model on the meta device, which
+        allocates nothing."""
         model = self.short_outline()
         given = example(model, self.context)
         t = model.embedding.places(given["tokens"]).shape[1]
@@ -102,7 +103,7 @@ def flops_of(model: nn.Module, given: dict[str, Tensor]) -> dict[str, Number]:
     counter has no formula for fused kernels on a CPU."""
 
     def grouped(x: tuple[int, int], maps: tuple[int, int, int], *rest: object, **more: object) -> int:
-        return 2 * x[0] * maps[1] * maps[2]  # every row meets one map; torch 2.13 has no formula for it
+        return 2 * x[0] * maps[1] * maps[2]  # every row is multiplied by one matrix; torch 2.13 has no formula for it
 
     change_kernels(model, lambda kernel: kernel if is_outside(type(kernel)) else Naive())
     products = torch.ops.aten._grouped_mm, torch.ops.glassformer.grouped_product
@@ -123,8 +124,8 @@ NAMES = {
 
 
 def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Module) -> None:
-    """Raises RequestError where a number of a tree of costs is another than that of the model, about the innermost
-    part at which both differ."""
+    """Raises RequestError if a number of a tree of costs differs from the model's, about the innermost part with a
+    difference."""
     if round(getattr(said, number)) == found(""):
         return
     site, path = "", ""

@@ -24,8 +24,8 @@ from glassformer.parts.vectors import Vectors, VectorsConfig
 
 
 class Segments(nn.Module):
-    """S[segment]: a row for each kind of text in a sequence, weight (n, d); the first where none is named (BERT's token
-    types: Devlin et al. 2018, 1810.04805)."""
+    """Segment embedding S[segment]: a row for each kind of text in a sequence, weight (n, d); row 0 without segments
+    (BERT's token types: Devlin et al. 2018, 1810.04805)."""
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
@@ -48,17 +48,17 @@ class Segments(nn.Module):
 class Embedding(nn.Module):
     """x = dropout(norm(E[token] scale + P[position] + S[segment])); tokens (b, s), E (v, d), x (b, s, d).
 
-    With `patches` images (b, c, h, w) are read, with `vectors` real vectors (b, s, size), and what those make of them
-    stands for E[token]; there is no E then.
+    With `patches` the input is images (b, c, h, w), with `vectors` real vectors (b, s, size), and their embedding
+    replaces E[token]; E is then absent.
 
-    scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
-    Tied, E is the table of another embedding, which comes with the call: an encoder's that shares its decoder's words.
+    scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100). Tied, E is
+    the table of another embedding, passed with the call: for an encoder that shares its decoder's table.
     """
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),)}
     vocabulary: Vocabulary | None = None
-    """The tokens whose rows are here (`parts/core/owner.py`); None: all."""
+    """Share of the tokens whose rows are on this rank (`parts/core/owner.py`); None for all."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Embedding(nn.Module):
 
     @property
     def reader(self) -> Patches | Vectors | None:
-        """What reads in the place of a table; None: there is a table, and it reads tokens."""
+        """Embedding of images or vectors that replaces the table; None if the model reads tokens."""
         return self.patches if self.vectors is None else self.vectors
 
     def forward(self, tokens: Tensor, pass_: Pass, table: Embedding | None = None) -> Float[Tensor, "b s d"]:
@@ -104,7 +104,7 @@ class Embedding(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def look_up(self, tokens: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-        """E[token]."""
+        """Returns E[token]."""
         if self.vocabulary is None:
             return F.embedding(tokens, self.weight)
         rows, here = self.vocabulary.here(tokens)
@@ -115,8 +115,8 @@ class Embedding(nn.Module):
             self.vocabulary = owner.vocabulary(self.vocab_size)
 
     def _check_segments(self, given: Tensor, shape: torch.Size) -> None:
-        """Raises RequestError for another shape than the tokens', and for a kind of text that the model does not
-        tell from others: one without segments knows the first alone."""
+        """Raises RequestError unless `given` has the tokens' shape, and only segments that the model knows: without an
+        embedding of segments, 0."""
         if given.shape != shape:
             raise RequestError(
                 f"segments has the shape {tuple(given.shape)} and the tokens {tuple(shape)}; say of each token which "
@@ -136,8 +136,8 @@ class Embedding(nn.Module):
             )  # fmt: skip
 
     def places(self, tokens: Tensor) -> Tensor:
-        """A tensor (b, s) with a value for each vector that it makes: the tokens themselves, or of images and vectors
-        anything. Raises RequestError for what it cannot read."""
+        """Returns a tensor (b, s) with an element for each vector of the result: the tokens, or for images and vectors
+        an empty tensor. Raises RequestError for an input that the model cannot read."""
         if self.vectors is not None:
             self.vectors.check(tokens)
             return torch.empty(tokens.shape[:2], device=tokens.device)
@@ -152,7 +152,8 @@ class Embedding(nn.Module):
         return tokens
 
     def matrices(self) -> dict[str, Matrix]:
-        """Its table, or the map of its patches or vectors, by the name of the site it makes; none where it is tied."""
+        """Returns the table, or the projection of patches or vectors, by the name of the site it makes; empty if
+        tied."""
         if self.tied:
             return {}
         own = self.reader
@@ -174,7 +175,7 @@ class Embedding(nn.Module):
         return self.weight if self.patches is None else self.patches.first.weight
 
     def _own(self, table: Embedding | None) -> Embedding:
-        """The embedding that holds the table."""
+        """Returns the embedding that holds the table."""
         if not self.tied:
             return self
         if table is None:
@@ -183,19 +184,20 @@ class Embedding(nn.Module):
 
     @property
     def limit(self) -> int | None:
-        """The first position that cannot be represented, if there is one."""
+        """First position that cannot be represented; None without a limit."""
         return None if self.position is None else self.position.limit
 
     def unembed(self, x: Float[Tensor, "... d"], bias: Tensor | None = None) -> Float[Tensor, "... v"]:
-        """x E^T + b: the logits of a head that shares the table."""
+        """Returns x E^T + b: the logits of a head that shares the table."""
         return F.linear(x, self.weight, bias)
 
     def cross_entropy(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"], **how: Any) -> Tensor:
-        """The loss of those logits, without keeping them: `linear_cross_entropy` with E as the weight."""
+        """Returns the loss of the logits of `unembed`, without keeping them: `linear_cross_entropy` with E as the
+        weight."""
         return linear_cross_entropy(x, self.weight, targets, **how)
 
     def applied(self) -> Float[Tensor, "v d"]:
-        """The matrix of `unembed`: E. Raises RequestError where there is none."""
+        """Returns the matrix of `unembed`: E. Raises RequestError for a model without a table."""
         if self.reader is not None:
             what, field = ("images", "patches") if self.vectors is None else ("vectors", "vectors")
             raise RequestError(
@@ -205,7 +207,7 @@ class Embedding(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it knows; 1 where it reads none."""
+        """Number of tokens in the table; 1 for a model without a table."""
         if self.vocabulary is not None:
             return self.vocabulary.size
         return self.weight.shape[0] if self.reader is None else 1
@@ -218,18 +220,18 @@ class Embedding(nn.Module):
 
 class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     scale: float | None = Field(None, gt=0)
-    """None: 1."""
+    """Factor on token embeddings; None for 1."""
     norm: NormConfig | None = None
     position: EmbeddingPositionConfig | None = None
     dropout: float = Field(0.0, ge=0, lt=1)
     tied: bool = False
-    """Whether an encoder's table is that of the model around it."""
+    """True if an encoder shares the table of the model around it."""
     segments: int | None = Field(None, gt=0, le=1 << 16)
-    """Kinds of text that a sequence may hold, each with a vector of its own; None: they are not told apart."""
+    """Number of kinds of text in a sequence, each with a separate vector; None without segments."""
     patches: PatchesConfig | None = None
-    """How images become a sequence; None: the model reads none."""
+    """Embedding of images; None if the model does not read images."""
     vectors: VectorsConfig | None = None
-    """How vectors of real numbers are read; None: the model reads none."""
+    """Embedding of vectors of real numbers; None if the model does not read vectors."""
 
     @model_validator(mode="after")
     def _reads_one_thing(self) -> EmbeddingConfig:
@@ -241,13 +243,13 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
 
     @property
     def reads(self) -> Literal["tokens", "images", "vectors"]:
-        """What the model is given."""
+        """Kind of the model's input."""
         if self.vectors is not None:
             return "vectors"
         return "tokens" if self.patches is None else "images"
 
     def limit(self, ctx: BuildContext) -> int | None:
-        """The first position that cannot be represented, if there is one."""
+        """Returns the first position that cannot be represented, or None."""
         return None if self.position is None else self.position.limit(ctx)
 
     def build(self, ctx: BuildContext) -> Embedding:
@@ -267,7 +269,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         return self.replace(scale=self.scale or 1.0, position=position, dropout=0.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """A row is read and written per token, and in training its gradient."""
+        """Returns the cost: a row is read and written per token, and in training its gradient."""
         rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
         masks = shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0
         moved = (4 if shape.phase == "train" else 2) * rows

@@ -1,4 +1,4 @@
-"""What the layers of one forward pass share."""
+"""State that the layers of one forward pass share."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from glassformer.parts.visibility import Borders, SameDocument, Visibility
 
 
 class Memory(NamedTuple):
-    """Another sequence that layers read beside their own: x (b, t, m), and the document ids (b, t) of its tokens, 0 for
-    padding; None: every token is real."""
+    """Another sequence that layers attend to: x (b, t, m), and the document ids (b, t) of its tokens, 0 for padding;
+    None if no token is padding."""
 
     x: Float[Tensor, "b t m"]
     documents: Int[Tensor, "b t"] | None = None
 
     def row(self, i: int) -> Memory:
-        """That of row i alone."""
+        """Returns the memory of only row i."""
         return Memory(self.x[i : i + 1], None if self.documents is None else self.documents[i : i + 1])
 
 
 class Pass:
-    """One forward pass of s tokens: their positions, and what its layers share.
+    """One forward pass of s tokens: their positions, and values that its layers share.
 
-    The model makes one for every call and hands it to every layer.
+    The model makes one for every call and passes it to every layer.
 
     start, end  slots in the sequence: tokens start .. end-1, after `start` tokens read before (end = t)
     ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
     documents   (b, t) ids of all tokens so far, or None when each row is one document
-    rows        (b,) tokens that each row had read, where they differ; start is then the longest row's, and end is the
-                number of slots that queries look at
-    given       (b, t) true positions of all tokens so far, where a caller gave them; None: within a document they go up
-                by one from slot to slot
-    global_tokens  (b, t) whether each token is global, for a visibility that takes them (`Longformer`); None: its own
-    memory      another sequence for layers that read one; None: there is none, or a decode state has read it
-    segments    (b, s) which kind of text each token belongs to (`embedding.segments`); None: all to the first
-    targets     (b, s) what is to be predicted, where the caller knows and no token depends on later ones; None: unknown
+    rows        (b,) tokens that each row had read, if they differ; start is then the longest row's, and end is the
+                number of slots that queries attend to
+    given       (b, t) true positions of all tokens so far, if a caller passed them; None if they grow by one per slot
+                within a document
+    global_tokens  (b, t) True for global tokens, for a visibility that takes them (`Longformer`); None for its default
+    memory      another sequence for layers that attend to one; None without one, or if a decode state has read it
+    segments    (b, s) segment of each token (`embedding.segments`); None for all 0
+    targets     (b, s) tokens to predict, if the caller knows them and no token depends on later ones; else None
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Pass:
 
     @classmethod
     def of(cls, x: Tensor) -> Pass:
-        """A pass of x (b, s, d) at positions 0 .. s-1."""
+        """Returns a pass of x (b, s, d) at positions 0 .. s-1."""
         return cls(0, x.shape[1], x.device)
 
     @property
     def slots(self) -> Tensor:
-        """(s,) slot of each token; (b, s) where rows differ."""
+        """Slot of each token, (s,); (b, s) if rows differ."""
 
         def make() -> Tensor:
             if self.rows is None:
@@ -87,7 +87,7 @@ class Pass:
 
     @property
     def age(self) -> Tensor:
-        """Each token's distance from the start of its document, (1, s) or (b, s)."""
+        """Distance of each token from the start of its document, (1, s) or (b, s)."""
 
         def make() -> Tensor:
             if self.documents is None:
@@ -98,13 +98,13 @@ class Pass:
 
     @property
     def begins(self) -> Tensor | None:
-        """Whether a document begins at each token, (1, s) or (b, s); None where each row is one document."""
+        """True at the first token of each document, (1, s) or (b, s); None if each row is one document."""
         return None if self.documents is None else self.age == 0
 
     @property
     def real(self) -> Tensor | None:
-        """(b, s) which tokens are no padding: those of no document 0, and without documents those up to the last
-        target of a row that counts; None where nobody has said."""
+        """Mask (b, s) of tokens that are not padding: those outside document 0; without documents, those up to the last
+        target of a row that counts; None if neither is known."""
 
         def make() -> Tensor | None:
             if self.documents is not None:
@@ -115,13 +115,13 @@ class Pass:
 
     @property
     def borders(self) -> Borders:
-        """Where its documents begin and end."""
+        """Borders of the documents."""
         assert self.documents is not None
         documents = self.documents
         return self.once("borders", lambda: Borders(documents))
 
     def seen(self, visibility: Visibility) -> Visibility:
-        """The keys that each query attends to in this pass, its documents apart."""
+        """Returns the visibility for this pass, with its documents separated."""
         if self.start or self.rows is not None:
             visibility = visibility.going_on
         if (tokens := self.global_tokens) is not None:
@@ -135,7 +135,7 @@ class Pass:
         return None if k_idx is None else (self.slots, k_idx)
 
     def need_memory(self) -> Memory:
-        """The memory. Raises RequestError where there is none."""
+        """Returns the memory. Raises RequestError without one."""
         if self.memory is None:
             raise RequestError(
                 "this model reads another sequence beside its own: give a source, memory=Memory(x), or a state that "
@@ -145,17 +145,17 @@ class Pass:
         return self.memory
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value of `make()`, computed by the first layer that asks for `key` and kept for the rest of the pass."""
+        """Returns `make()`, computed by the first layer that requests `key` and kept for the rest of the pass."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def share(self, key: Hashable, value: Any) -> None:
-        """Hands a value of this layer to the layers above, as where they attend to one layer's keys and values."""
+        """Passes a value of this layer to later layers, such as keys and values that they reuse."""
         self._shared[key] = value
 
     def shared(self, key: Hashable) -> Any:
-        """What a layer below has shared. Raises RequestError where none has."""
+        """Returns the value that an earlier layer has shared. Raises RequestError without one."""
         if key not in self._shared:
             given = ", ".join(map(str, self._shared)) or "nothing"
             raise RequestError(
@@ -166,22 +166,24 @@ class Pass:
 
 
 LossOf = Callable[[Tensor, Tensor, str], Tensor]
-"""(x, targets, reduction) -> loss."""
+"""Function of (x, targets, reduction); returns the loss."""
 
 
 class Along(Protocol):
-    """How several processes share the tokens of each sequence, from the first layer to the loss."""
+    """Division of the tokens of each sequence among several processes, from the first layer to the loss."""
 
     def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
-        """Of all tokens x (b, s, d): this process' own (b, s', d), where they stand, and a state for each layer."""
+        """Returns, from all tokens x (b, s, d): this process' tokens (b, s', d), their pass, and a state for each
+        layer."""
 
     def loss(self, loss_of: LossOf, x: Tensor, targets: Tensor, reduction: str, added: Sequence[Tensor]) -> Tensor:
-        """The loss of all tokens, of this process' x (b, s', d) and all targets (b, s), with what parts have added."""
+        """Returns the loss of all tokens, from this process' x (b, s', d), all targets (b, s), and the losses added by
+        parts."""
 
     def join(self, y: Tensor) -> Tensor:
-        """(b, s', v) of each process -> (b, s, v)."""
+        """Returns (b, s, v) from (b, s', v) of each process."""
 
 
 def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """Each token's distance from the start of its run of equal ids."""
+    """Returns each token's distance from the start of its run of equal ids."""
     return torch.arange(documents.shape[1], device=documents.device) - Borders(documents).begins

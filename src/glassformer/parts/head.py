@@ -28,8 +28,8 @@ Pool = Literal["cls", "mean", "last"]
 
 
 def pool(x: Float[Tensor, "b s d"], how: Pool, documents: Int[Tensor, "b s"] | None = None) -> Float[Tensor, "b d"]:
-    """One vector for each text: that of its first token (cls), the mean over its tokens, or that of its last. A text is
-    the tokens whose id in `documents` is the row's first other than 0, which is padding on either side; without ids,
+    """Returns one vector for each text, (b, d): that of its first token (cls), the mean over its tokens, or that of its
+    last. A text is the tokens whose id in `documents` is the row's first other than 0, which is padding; without ids,
     the whole row."""
     if documents is None:
         return x.mean(1) if how == "mean" else x[:, 0 if how == "cls" else -1]
@@ -42,7 +42,8 @@ def pool(x: Float[Tensor, "b s d"], how: Pool, documents: Int[Tensor, "b s"] | N
 
 
 class Transform(nn.Module):
-    """y = norm(phi(x W + b)): what BERT's heads do to hidden states before the matrix of the logits; x, y (..., d)."""
+    """Transform of BERT's heads: y = norm(phi(x W + b)) of hidden states, before the matrix of the logits; x, y (...,
+    d)."""
 
     def __init__(
         self,
@@ -83,16 +84,15 @@ class TransformConfig(Value):
 class Head(nn.Module):
     """logits = softcap(scale x W^T + b); x (b, s, d), W (v, d), logits (b, s, v).
 
-    With a `transform`, of what it makes of x. With `pool`, of one vector for each text: logits (b, c) of classes, or
+    A `transform` is applied to x first. With `pool`, x is one vector for each text: logits (b, c) of classes, or
     without W (`vector`) the vector itself, (b, d), with `normalize` of length 1.
 
-    Tied, W is the embedding's table (Press & Wolf 2017, 1608.05859): the embedding comes with the call and computes the
-    product.
-    softcap(z) = cap tanh(z / cap), as Gemma 2; scale is Cohere's logit_scale, and one over Granite's logits_scaling.
-    While training, the loss has z_loss (log Z)^2 on top, and targets are smoothed by `smoothing` (`parts/loss.py`).
-    `offset`: numbers (1, v) added to the logits that a checkpoint brings and training leaves alone, 0 at first (BART,
-    Marian).
-    `reparam` makes a W of its own from `weight` (`parts/reparam.py`); a tied one is the embedding's table as it is.
+    Tied, W is the embedding's table (Press & Wolf 2017, 1608.05859): the embedding is passed with the call and computes
+    the matmul. softcap(z) = cap tanh(z / cap), as Gemma 2; scale is Cohere's logit_scale, and one over Granite's
+    logits_scaling. In training, z_loss (log Z)^2 is added to the loss, and targets are smoothed by `smoothing`
+    (`parts/loss.py`). `offset`: constants (1, v) added to the logits, loaded from a checkpoint and not trained,
+    initialised to 0 (BART, Marian). `reparam` makes W from `weight` (`parts/reparam.py`); a tied W is the embedding's
+    unchanged table.
     """
 
     decays = True
@@ -100,7 +100,7 @@ class Head(nn.Module):
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),), "bias": (Shard("vocab"),)}
     offset: Tensor | None
     vocabulary: Vocabulary | None = None
-    """The tokens, or classes, whose rows are here (`parts/core/owner.py`); None: all."""
+    """Share of the tokens, or classes, whose rows are on this rank (`parts/core/owner.py`); None for all."""
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class Head(nn.Module):
         reduction: str = "mean",
         documents: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
-        """Logits (b, s, v), or with `targets` their cross-entropy in nats, without keeping the logits: the mean over
-        targets that are not -100; `reduction="none"` gives (b, s) losses. A tied head needs the `embedding`. Of pooled
-        texts logits are (b, c) and targets (b,); `documents` say which tokens are theirs."""
+        """Returns logits (b, s, v), or with `targets` their cross-entropy in nats, without keeping the logits: the mean
+        over targets that are not -100; `reduction="none"` gives (b, s) losses. A tied head needs the `embedding`. For
+        pooled texts logits are (b, c) and targets (b,); `documents` gives the tokens of each text."""
         if self.pool is not None:
             x = pool(x, self.pool, documents)
         if self.transform is not None:
@@ -163,7 +163,7 @@ class Head(nn.Module):
         return logits if self.vocabulary is None else self.vocabulary.gather(logits)
 
     def _entered(self, x: Tensor) -> Tensor:
-        """What the matrix is multiplied with, by every owner."""
+        """Returns the operand of the matrix, equal on every owner."""
         x = self.scaled(x)
         return x if self.vocabulary is None else self.vocabulary.enter(x)
 
@@ -195,7 +195,7 @@ class Head(nn.Module):
 
     @property
     def _added(self) -> Tensor | None:
-        """What is added to each token's logit."""
+        """Constant and bias added to the logits, (v,), or None."""
         if self.offset is None:
             return self.bias
         offset = self.offset[0]
@@ -207,7 +207,7 @@ class Head(nn.Module):
         return weight if self.reparam is None else self.reparam(weight)
 
     def applied(self, embedding: Embedding | None = None) -> Tensor:
-        """W (v, d): what is made from `weight`, or the table of the embedding that it is tied to."""
+        """Returns W (v, d): made from `weight`, or the table of the tied embedding."""
         if self.weight is None:
             return _given(embedding).applied()
         return self.weight if self.reparam is None else self.reparam.applied(self.weight)
@@ -216,7 +216,7 @@ class Head(nn.Module):
         return x if self.scale == 1.0 else x * self.scale
 
     def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Embedding) -> None:
-        """Logits from now on come from a quantised copy of the matrix (`parts/quantized.py`)."""
+        """Computes logits by a quantised copy of the matrix from now on (`parts/quantized.py`)."""
         if self.vector:
             return
         weight = self.applied(embedding)
@@ -226,7 +226,7 @@ class Head(nn.Module):
     def loss_of(
         self, logits: Float[Tensor, "b ... v"], targets: Int[Tensor, "b ..."], reduction: str = "mean"
     ) -> Tensor:
-        """The cross-entropy of logits that were made."""
+        """Returns the cross-entropy of given logits."""
         return cross_entropy(logits, targets, reduction, **self._in_training)
 
     @property
@@ -281,25 +281,26 @@ class HeadConfig(
     bias: bool = False
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
-    """None: 1. Under muP, times base width / width."""
+    """Factor on logits; None for 1. Under muP, times base width / width."""
     z_loss: float = Field(0.0, ge=0)
     smoothing: float = Field(0.0, ge=0, lt=1)
-    """How much of a target in training is spread over all tokens."""
+    """Share of a training target that is spread over all tokens."""
     offset: bool = False
-    """Whether a checkpoint brings numbers that are added to the logits and not trained."""
+    """True if the logits have an untrained offset, loaded from a checkpoint."""
 
     transform: TransformConfig | None = None
-    """What is done to hidden states before W; None: nothing."""
+    """Transform of hidden states before W; None without one."""
     pool: Pool | None = None
-    """One vector for each text, not for each token: that of the first token, the mean, that of the last."""
+    """Pooling to one vector for each text: that of the first token, the mean, or that of the last; None for one per
+    token."""
     classes: int | None = Field(None, gt=0, le=1 << 20)
-    """Rows of W; None: one for each token of the vocabulary."""
+    """Rows of W; None for one for each token of the vocabulary."""
     labels: tuple[str, ...] | None = None
     """Names of the classes, one for each row of W; None if they have none."""
     vector: bool = False
-    """Whether there is no W, and the model's output are the vectors themselves."""
+    """True if W is absent, and the model's outputs are the vectors themselves."""
     normalize: bool = False
-    """Whether those have length 1."""
+    """True if output vectors are normalised to length 1."""
 
     @model_validator(mode="after")
     def _consistent(self) -> HeadConfig:
@@ -327,7 +328,7 @@ class HeadConfig(
 
     @property
     def predicts_tokens(self) -> bool:
-        """Whether it gives logits of the vocabulary for each token."""
+        """True if the outputs are logits of the vocabulary for each token."""
         return not (self.vector or self.pool or self.classes)
 
     @property
@@ -355,7 +356,8 @@ class HeadConfig(
         return (self.scale or 1.0) * (ctx.mup.ratio(ctx.d_model) if ctx.mup else 1.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The loss keeps its gradients by x, W and b, and no logits. A tied W counts with the embedding."""
+        """Returns the cost. The loss keeps its gradients by x, W and b, and no logits. A tied W counts with the
+        embedding."""
         d, v = ctx.d_model, self.classes or ctx.vocab_size
         if self.pool is not None:
             shape = replace(shape, s=1)

@@ -1,4 +1,4 @@
-"""Affine maps, and how their weights begin."""
+"""Linear layers, and the initialisation of their weights."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, where W may hold several maps that share their input, stacked by rows.
+    """y = x W^T + b, where W may hold several layers that share their input, stacked by rows.
 
     x (..., i), W (o, i), b (o,), y (..., o). With `out=(a, b, c)`, o = a + b + c, `split` returns the three results,
-    one matrix product computes them, and each begins as if it stood alone, by a role of its own where `role` names
-    several. With `reparam`, W is made from `weight` at every call (`parts/reparam.py`). `shard`: how the map, or each
-    of the maps, may be divided among owners (`parts/core/shard.py`).
+    one matmul computes them, and each is initialised like a single layer, by a separate role if `role` names several.
+    With `reparam`, W is made from `weight` at every call (`parts/reparam.py`). `shard`: the division of each layer
+    among owners (`parts/core/shard.py`).
     """
 
     decays = True
     packable = True
-    """Whether its matrix may be kept in a few bits (`parts/quantized.py`)."""
+    """True if the weight may be quantised (`parts/quantized.py`)."""
     leave: Seam | None = None
-    """Joins the results of several owners, before the bias (`parts/core/owner.py`); None: there is one."""
+    """Function that joins the results of several owners, before the bias (`parts/core/owner.py`); None for one
+    owner."""
     in_half = True
-    """Whether autocast rounds its weights before the product, in every pass."""
+    """True if autocast rounds the weight before the matmul, in every pass."""
 
     def __init__(
         self,
@@ -67,12 +68,12 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def applied(self) -> Tensor:
-        """The matrix of the map, (o, i): W, or what is made from it."""
+        """Returns the effective matrix (o, i): W, or its reparametrisation."""
         return self.weight if self.reparam is None else self.reparam.applied(self.weight)
 
     @property
     def operand(self) -> Tensor | None:
-        """W where it lies ready for a product; None where it is made, or unpacked, at every call."""
+        """W if it can be used in a matmul directly; None if it is computed, or unpacked, at every call."""
         return self.weight if self.reparam is None else None
 
     @property
@@ -80,7 +81,7 @@ class Linear(nn.Module):
         return {"weight": self.cuts, "bias": self.cuts}
 
     def take_share(self, owner: Owner) -> None:
-        """Its matrix has been cut."""
+        """Updates the sizes after the matrix was cut."""
         owner.refuse("reparam", self.reparam is not None, "makes a matrix of the whole one")
         columns = [cut.cut == "column" for cut in self.cuts]
         self.outs = tuple(out // owner.of if own else out for out, own in zip(self.outs, columns, strict=True))
@@ -105,10 +106,10 @@ class Linear(nn.Module):
 
 
 class GroupedLinear(Linear):
-    """y_r = W_j x_r + b_j, j the group of row r: every row passes through one of n maps, stacked by rows in W.
+    """y_r = W_j x_r + b_j, j the group of row r: every row passes through one of n linear layers, stacked by rows in W.
 
-    x (r, i), rows in the order of their groups, W (n o, i), b (n o,), y (r, o). Reads the maps of groups that have
-    rows, and no others (`parts/grouped.py`).
+    x (r, i), rows in the order of their groups, W (n o, i), b (n o,), y (r, o). Reads only the layers of groups that
+    have rows (`parts/grouped.py`).
     """
 
     packable = False
@@ -134,7 +135,7 @@ class GroupedLinear(Linear):
 
     @torch.no_grad()
     def keep(self, first: int, last: int) -> None:
-        """Keeps the maps `first` .. `last`-1 alone."""
+        """Keeps only the layers `first` .. `last`-1."""
         if self.reparam is not None:
             raise RequestError(
                 "the maps of experts lie with several ranks, and their reparametrisation needs all of them; use ep=1",
@@ -155,13 +156,13 @@ class GroupedLinear(Linear):
 
 
 def linears(module: nn.Module) -> list[Linear]:
-    """Every linear map of a module that all rows pass; those of groups apart."""
+    """Returns every linear layer of a module that all rows pass, without grouped ones."""
     return [one for one in module.modules() if isinstance(one, Linear) and not isinstance(one, GroupedLinear)]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One map inside a parameter: its rows first .. last-1, and how many heads they belong to, if to any."""
+    """Linear layer inside a parameter: its rows first .. last-1, and the number of heads, if it has heads."""
 
     parameter: nn.Parameter
     first: int
@@ -169,53 +170,56 @@ class Matrix:
     heads: int | None = None
     linear: Linear | None = None
     pieces: Pieces | None = None
-    """Where `parameter` is this rank's piece of a whole one: `first` and `last` are rows of that."""
+    """Gathering of shards, if `parameter` is this rank's shard; `first` and `last` are then rows of the whole."""
 
     @classmethod
     def of(cls, linear: Linear, part: int = 0, heads: int | None = None) -> Matrix:
-        """Map number `part` of a linear."""
+        """Returns layer number `part` of a stacked linear."""
         first = sum(linear.outs[:part])
         return cls(linear.weight, first, first + linear.outs[part], heads, linear)
 
     def within(self, values: Tensor) -> Tensor:
-        """Its rows in the parameter, in its gradient, or in anything of that shape: (o, i), (heads, o/heads, i)."""
+        """Returns the layer's rows of the parameter, its gradient, or any tensor of that shape: (o, i), or (heads,
+        o/heads, i)."""
         rows = values[self.first : self.last]
         return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
 
     @property
     def size(self) -> int:
-        """How many values it has."""
+        """Number of elements."""
         shape = self.parameter.shape if self.pieces is None else self.pieces.shape
         return (self.last - self.first) * math.prod(shape[1:])
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """The bias of the whole linear, of which `within` gives this map's part."""
+        """Bias of the whole stacked linear; `within` selects this layer's part. None without a bias."""
         return None if self.linear is None else self.linear.bias
 
     def applied(self) -> Tensor:
-        """What the map does to its input: its rows, or what a reparametrisation makes of them."""
+        """Returns the effective matrix: the layer's rows, or their reparametrisation."""
         return self.within(self.parameter if self.linear is None else self.linear.applied())
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """A parameter of which several ranks hold a piece each."""
+    """Gathering of a parameter that is sharded over several ranks."""
 
     shape: torch.Size
-    """Of the whole."""
+    """Shape of the whole parameter."""
     join: Callable[[Tensor], Tensor]
-    """From this rank's piece of the parameter, or of anything of its shape: the whole. All ranks call it together."""
+    """Function of this rank's shard of the parameter, or of any tensor of its shape; returns the whole. All ranks call
+    it."""
 
 
 def matrices_of(module: nn.Module) -> dict[str, Matrix]:
-    """Every parameter of two axes by its name, `weight` left out: for parts whose matrices have no other names."""
+    """Returns every parameter of two axes by its name, without `weight`: for parts whose matrices have no other
+    names."""
     named = ((name.removesuffix(".weight"), weight) for name, weight in module.named_parameters())
     return {name: Matrix(weight, 0, len(weight)) for name, weight in named if weight.dim() == 2}
 
 
 def linear_cost(ctx: BuildContext, shape: Shape, inputs: int, *outs: int | tuple[int, ...], bias: bool = False) -> Cost:
-    """Linear maps of the same input, a matrix product each; maps stacked in one matrix are a tuple.
+    """Returns the cost of linear layers of one input, a matmul each; layers stacked in one matrix are a tuple.
 
     >>> linear_cost(ctx, shape, d, f, f) + linear_cost(ctx, shape, f, d)
     """
@@ -226,7 +230,8 @@ def linear_cost(ctx: BuildContext, shape: Shape, inputs: int, *outs: int | tuple
         product = Cost.weights(
             (inputs + bias) * o,
             flops=shape.passes * 2 * shape.tokens * inputs * o,
-            # What autocast makes of the weights and, for every product anew, of an input in another dtype is kept too.
+            # autocast's copies of the weights are kept, and for every matmul a converted copy of an input in another
+            # dtype
             kept=shape.keeps(inputs if i == 0 or shape.inputs != shape.products else 0)
             + (shape.keeps_once(inputs * o) if shape.products != shape.dtype else 0),
             kept_selective=shape.keeps(o),

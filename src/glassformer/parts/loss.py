@@ -1,11 +1,11 @@
 """Cross-entropy of a linear head, without the logits of the whole batch.
 
-With `z_loss` every token adds z_loss (log Z)^2, Z = sum of exp(logits): it holds the logits where a softmax, which
-would not mind, lets them drift (PaLM, Chowdhery et al. 2022, 2204.02311, section 5; 1e-4 there).
-With `smoothing` e the target is (1 - e) of the right token and e / v of each of the v tokens, so that a model is not
-asked for certainty (Szegedy et al. 2016, 1512.00567, section 7; 0.1 in Vaswani et al. 2017).
-With a `vocabulary` the logits are those of one owner's tokens, and the loss is that of all: the largest logit, the sum
-of exp and the target's logit are joined, three numbers for each row (Shoeybi et al. 2019, 1909.08053, section 3).
+With `z_loss` every token adds z_loss (log Z)^2, Z = sum of exp(logits): it bounds the logits, whose drift softmax
+ignores (PaLM, Chowdhery et al. 2022, 2204.02311, section 5; 1e-4 there). With `smoothing` e the target is 1 - e for the
+correct token plus e / v for each of the v tokens, so that a model need not be certain (Szegedy et al. 2016, 1512.00567,
+section 7; 0.1 in Vaswani et al. 2017). With a `vocabulary` the logits are those of one owner's tokens, and the loss is
+that of all: the largest logit, the sum of exp and the target's logit are combined over owners, three numbers for each
+row (Shoeybi et al. 2019, 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from glassformer.parts.precision import at_hand, wide
 
 IGNORED = -100
 _ROWS_ROUNDED = 128
-"""Rows that carry a target are filled up to a multiple of this by others, so that compiled code meets few shapes."""
+"""Multiple to which rows with a target are padded by other rows, so that compiled code meets few shapes."""
 _VALUES_PER_CHUNK = 1 << 20
-_LEAST_ROWS = 512  # fewer, and adding up the weight's gradient costs more than the logits
+_LEAST_ROWS = 512  # with fewer, adding up the weight's gradient costs more than the logits
 
 
 def rows_with_targets(targets: Tensor) -> Tensor | None:
-    """The numbers (n,) among the b s tokens of those whose targets are not -100, and of a few others, in their order:
-    of a text with hidden tokens, whatever stands behind the last mixer need be computed for these alone. None where
-    that is all of them, and where their number is not known in advance: to a compiler, and elsewhere than on CPUs. The
-    others fill a chunk of 128; there is one at least."""
+    """Returns the sorted indices (n,) among the b s tokens of those whose targets are not -100, padded to a multiple of
+    128 by others: for a text with hidden tokens, everything after the last mixer need be computed only for them. At
+    least one chunk. None if that is all tokens, and if their number is not known in advance: to a compiler, and on
+    other devices than CPUs."""
     if type(targets) is not Tensor or not at_hand(targets):
         return None
     ignored = targets.flatten() == IGNORED
@@ -52,7 +52,7 @@ def naive_linear_cross_entropy(
     smoothing: float = 0.0,
     vocabulary: Vocabulary | None = None,
 ) -> Tensor:
-    """The definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
+    """Computes the definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
     logits = wide(F.linear(x, weight, bias))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -64,7 +64,7 @@ def naive_linear_cross_entropy(
 def _of_owned(
     logits: Tensor, targets: Tensor, reduction: str, z_loss: float, smoothing: float, vocabulary: Vocabulary
 ) -> Tensor:
-    """`_of_logits`, of the logits (N, last - first) of one owner."""
+    """Computes `_of_logits` from the logits (N, last - first) of one owner."""
     counted = targets != IGNORED
     place, here = vocabulary.here(targets.where(counted, -1))
     log_z = vocabulary.log_z(logits)[:, 0]
@@ -85,7 +85,7 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
 def cross_entropy(
     logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0, smoothing: float = 0.0
 ) -> Tensor:
-    """Nats; logits (b, s, v), targets (b, s). `reduction="none"` gives (b, s)."""
+    """Returns the cross-entropy in nats of logits (b, s, v) and targets (b, s). `reduction="none"` gives (b, s)."""
     loss = _of_logits(wide(logits).flatten(0, -2), targets.flatten(), reduction, z_loss, smoothing)
     return loss if reduction == "mean" else loss.view_as(targets)
 
@@ -110,10 +110,10 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     vocabulary: Vocabulary | None = None,
 ) -> Tensor:
-    """Equals `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
+    """Computes `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
 
-    With `reduction="mean"` the gradients are made in the same pass as the loss, chunk by chunk. `reduction="none"`
-    returns (N,) losses, zero where a target is ignored."""
+    With `reduction="mean"` the gradients are computed together with the loss, chunk by chunk. `reduction="none"`
+    returns (N,) losses, zero for ignored targets."""
     if reduction == "mean":
         return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap, z_loss, smoothing, vocabulary)
     if reduction != "none":
@@ -125,7 +125,7 @@ def linear_cross_entropy(
 
 
 def _chunk(weight: Tensor, vocabulary: Vocabulary | None) -> int:
-    """Rows of a chunk, the same for every owner."""
+    """Returns the rows of a chunk, equal for every owner."""
     tokens = weight.shape[0] if vocabulary is None else vocabulary.size
     return max(_LEAST_ROWS, _VALUES_PER_CHUNK // tokens)
 

@@ -1,4 +1,4 @@
-"""Memory of decode states, which a CPU takes as it is written."""
+"""Memory of decode states, which a CPU allocates as it is written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 LEAST_MAPPED = 1 << 20
-"""Least bytes of a tensor that is a separate mapping of pages."""
+"""Minimum bytes of a tensor that is a separate mapping of pages."""
 
 
 def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
-    """Returns zeros that take memory as they are written: on a CPU, pages of the system.
+    """Returns zeros whose memory is allocated as it is written: on a CPU, pages of the system.
 
-    Small tensors, and those of other devices, take their memory at once."""
+    Small tensors, and those of other devices, are allocated at once."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LEAST_MAPPED or torch.device(device or "cpu").type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(*shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Widths that share their best learning rate: the maximal update parametrisation."""
+"""Maximal update parametrisation (muP): widths that share their best learning rate."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from glassformer.parts.core.base import BuildContext, Value
 from glassformer.parts.core.init import Init, InitConfig, Role
 
 GROWING: tuple[Role, ...] = ("score", "hidden", "output")
-"""Roles of matrices both of whose sides grow with the width."""
+"""Roles of matrices with both sides growing with the width."""
 
 
 class Mup(Value):
-    """What is tuned at `base_width` holds at every width. Yang et al. 2022, 2203.03466, table 8, for Adam.
+    """Scaling that makes learning rates tuned at `base_width` hold at every width. Yang et al. 2022, 2203.03466, table
+    8, for Adam.
 
-    With r = base_width / d_model, and against the same model at the base width, where nothing changes:
+    With r = base_width / d_model, relative to the model at the base width, which does not change:
 
         matrices of the layers   variance times r, learning rate times r (and weight decay over r: their product stays)
         scores                   q k sqrt(base_head_dim) / head_dim, not q k / sqrt(head_dim)
-        logits                   times r; the head's weights, tied or not, begin and learn as at the base width
+        logits                   times r; the head's weights, tied or not, as at the base width
         tables and vectors       as at the base width
     """
 
     base_width: int = Field(128, gt=0, le=1 << 20)
     base_head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """Of the model at the base width; None: a quarter of it."""
+    """Head dim of the model at the base width; None for a quarter of the base width."""
 
     def ratio(self, d_model: int) -> float:
         return self.base_width / d_model
@@ -39,11 +40,11 @@ class Mup(Value):
         return math.sqrt(self.base_head_dim or self.base_width / 4) / head_dim
 
     def rates(self, d_model: int) -> dict[Role, float]:
-        """Learning rates by role, over the recipe's."""
+        """Returns learning rates by role, relative to the recipe's."""
         return dict.fromkeys(GROWING, self.ratio(d_model))
 
     def rule(self, init: InitConfig, ctx: BuildContext) -> Init:
-        """`init`'s rule at the base width, carried to this one."""
+        """Returns the initialisation of `init` at the base width, scaled to this width."""
         base, r = init.build(replace(ctx, d_model=self.base_width)), self.ratio(ctx.d_model)
 
         def std(role: Role, fan_in: float, fan_out: float) -> float:
@@ -57,14 +58,14 @@ class Mup(Value):
 def parameter_groups(
     model: nn.Module, learning_rate: float, weight_decay: float, rates: Mapping[Role, float]
 ) -> list[dict[str, Any]]:
-    """The parameters as an optimizer is to treat them, as modules declare it: those that decay first.
+    """Returns the parameters in groups for an optimizer, as modules declare it: those that decay first.
 
     A weight whose role has a rate other than 1 learns at that multiple of `learning_rate`, kept as the group's `scale`,
-    and decays by `weight_decay` over it."""
+    and decays by `weight_decay` divided by it."""
     declared = {}
     for module in model.modules():
         roles = getattr(module, "roles", ())
-        if roles and hasattr(module, "weight"):  # a tied table is another module's
+        if roles and hasattr(module, "weight"):  # a tied table belongs to another module
             declared[id(module.weight)] = (getattr(module, "decays", False), rates.get(roles[0], 1.0))
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():

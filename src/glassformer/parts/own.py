@@ -1,4 +1,4 @@
-"""Names that a user's part is made of, in one place to import from.
+"""Names for writing a part, in one place to import from.
 
 >>> from glassformer.parts.own import FFN, FFNConfig, Linear, linear_cost
 """

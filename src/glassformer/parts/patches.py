@@ -1,4 +1,4 @@
-"""Images as a sequence of vectors."""
+"""Embedding of images as a sequence of vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class First(nn.Module):
-    """A trained vector that stands before those of an image, weight (1, d): the place of BERT's [CLS]."""
+    """Trained vector before those of an image, weight (1, d), as BERT's [CLS]."""
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
@@ -39,8 +39,8 @@ class First(nn.Module):
 class Patches(nn.Module):
     """x_0 = first, x_i = patch_i W + b: images (b, c, h, w) -> x (b, 1 + n, d). Dosovitskiy et al. 2020, 2010.11929.
 
-    An image of size x size pixels is cut into n squares of patch x patch, row by row; the c patch^2 numbers of each,
-    one channel after the other, are a vector. What is left over at the right and below is not looked at.
+    An image of size x size pixels is cut into n squares of patch x patch, row by row; the c patch^2 elements of each,
+    one channel after the other, are a vector. Remaining pixels at the right and bottom are ignored.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Patches(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """Vectors of an image, the first one included."""
+        """Number of vectors of an image, the first one included."""
         return 1 + (self.size // self.patch) ** 2
 
     def check(self, images: Tensor) -> None:
-        """Raises RequestError for what are no images of this size."""
+        """Raises RequestError for a tensor that does not hold images of this size."""
         wanted = (self.channels, self.size, self.size)
         if images.dim() != 4 or tuple(images.shape[1:]) != wanted or not images.is_floating_point():
             kind = "floating" if images.is_floating_point() else "whole"
@@ -95,13 +95,13 @@ class PatchesConfig(Value):
 
     @property
     def tokens(self) -> int:
-        """Vectors of an image, the first one included."""
+        """Number of vectors of an image, the first one included."""
         return 1 + (self.size // self.patch) ** 2
 
     def build(self, ctx: BuildContext) -> Patches:
         return Patches(ctx.d_model, self.size, self.patch, self.channels, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Each token but the first is a product."""
+        """Returns the cost of a linear layer over the patches, and of the first vector."""
         read = replace(shape, s=max(shape.s - 1, 1))
         return linear_cost(ctx, read, self.channels * self.patch**2, ctx.d_model, bias=True) + Cost.weights(ctx.d_model)

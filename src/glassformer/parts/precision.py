@@ -1,4 +1,4 @@
-"""Where half precision is not enough, and where it is; questions to device and compiler that several parts ask."""
+"""Precision of computations, and properties of device and compiler that several parts read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from glassformer.machine.device import bf16_gain
 
 SLOW = 0.8
-"""Below this gain (`bf16_gain`), products of many rows of bf16 numbers are computed in fp32."""
+"""Gain (`bf16_gain`) below which matmuls of many rows in bf16 are computed in fp32."""
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in fp32 if it came in 16 bits, unchanged otherwise: for exponentials, means and sums."""
+    """Returns x in fp32 if it is in 16 bits, unchanged otherwise: for exponentials, means and sums."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -32,27 +32,27 @@ def at_hand(x: Tensor) -> bool:
 
 
 WITHOUT_FP64 = {"mps"}
-"""Kinds of device that have no numbers of 64 bits."""
+"""Types of devices without fp64."""
 
 
 def exact_device(device: torch.device | str) -> torch.device:
-    """The device, or the CPU where that has no fp64."""
+    """Returns the device, or the CPU if the device has no fp64."""
     device = torch.device(device)
     return torch.device("cpu") if device.type in WITHOUT_FP64 else device
 
 
 def exact(x: Tensor) -> Tensor:
-    """x in fp64, on its `exact_device`."""
+    """Returns x in fp64, on its `exact_device`."""
     return x.to(exact_device(x.device)).double()
 
 
 def finest_dtype(x: Tensor) -> torch.dtype:
-    """fp64, or the dtype of x where its device has none."""
+    """Returns fp64, or the dtype of x if its device has no fp64."""
     return x.dtype if x.device.type in WITHOUT_FP64 else torch.float64
 
 
 WITH_RECURRENCES = {"cpu", "cuda", "mps", "xpu", "meta"}
-"""Kinds of device on which torch has whole LSTMs and GRUs; elsewhere their equations run token by token."""
+"""Types of devices on which torch has whole LSTMs and GRUs; elsewhere their equations run token by token."""
 
 
 def has_recurrences(x: Tensor) -> bool:
@@ -61,18 +61,18 @@ def has_recurrences(x: Tensor) -> bool:
 
 
 WITHOUT_AUTOCAST = {"meta"}
-"""Kinds of device that have no autocast. `torch.amp` knows them too, but torch 2.11 cannot trace the question."""
+"""Types of devices without autocast. `torch.amp` knows them too, but torch 2.11 cannot trace the question."""
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that matrix products of x run in: autocast's, where it is on."""
+    """Returns the dtype of matmuls of x: autocast's, if it is on."""
     kind = x.device.type
     on = kind not in WITHOUT_AUTOCAST and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else x.dtype
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Inside, autocast leaves the products of x alone."""
+    """Disables autocast for matmuls of x inside the context."""
     kind = x.device.type
     return nullcontext() if kind in WITHOUT_AUTOCAST else torch.autocast(kind, enabled=False)
 
@@ -81,8 +81,9 @@ LONGEST_ALONE = 1024
 
 
 def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """product(x), x (..., i), with the bits that a row has beside other rows: oneDNN adds up a row of more than
-    `LONGEST_ALONE` numbers of 16 bits in another order where it is the only one. Two take as long as one."""
+    """Returns product(x), x (..., i), batch-invariant: a single row gives the same bits as in a batch. oneDNN adds up a
+    single row of more than `LONGEST_ALONE` elements of 16 bits in another order, so it is doubled. Two rows take no
+    longer."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
     if not half or x.shape[-1] <= LONGEST_ALONE or torch.compiler.is_compiling() or x.numel() != x.shape[-1]:
         return product(x)
@@ -90,10 +91,10 @@ def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def rowwise_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T in fp32 or wider, x (..., i), W (o, i), with the same bits for a row whatever rows are beside it.
+    """Returns x W^T in fp32 or wider, x (..., i), W (o, i), with the same bits for a row in any batch.
 
-    On CPUs the order of a sum in fp32 depends on the number of rows, so it is added up in fp64 there, except where
-    gradients are recorded: in training no row is compared with another batch's."""
+    On CPUs the order of a sum in fp32 depends on the number of rows, so sums are in fp64 there, except while gradients
+    are recorded: in training no row is compared with another batch's."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.linear(x, weight)
     return F.linear(x.double(), weight.double()).to(x.dtype)
@@ -101,12 +102,12 @@ def rowwise_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 @cache
 def onednn_in_bf16(device: str = "cpu") -> bool:
-    """Whether torch has oneDNN's products in bf16 for this processor."""
+    """Returns True if torch has oneDNN's matmuls in bf16 for this processor."""
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return device == "cpu" and known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def slow_in_bf16(device: str) -> bool:
-    """Whether products of many rows of bf16 numbers are better computed in fp32; no, where somebody compiles what
-    asks, as nothing can be measured there."""
+    """Returns True if matmuls of many bf16 rows are faster in fp32; False while a compiler traces, because nothing can
+    be measured then."""
     return device == "cpu" and not torch.compiler.is_compiling() and onednn_in_bf16() and bf16_gain() < SLOW

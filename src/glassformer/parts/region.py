@@ -1,8 +1,8 @@
-"""Elementwise bodies that `torch.compile` fuses into one loop, where that is switched on.
+"""Regions: elementwise functions that `torch.compile` fuses into one loop, if that is switched on.
 
-A region is a plain function of tensors. Eagerly it runs as it stands; inside `compiled_regions()` it is compiled at its
-first call. Only such bodies are compiled: matrix products are at the machine's peak already, and small regions compile
-in seconds, whatever the model around them looks like.
+A region is a plain function of tensors. By default it runs eagerly; inside `compiled_regions()` it is compiled at its
+first call. Only such functions are compiled: matmuls are at the machine's peak already, and small regions compile in
+seconds, for any model around them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from glassformer.parts.core.running import Eagerly, put, running, thread
 
 
 def compiled_regions(on: bool = True) -> AbstractContextManager[None]:
-    """Regions that this thread calls inside are compiled, for the shapes they see: for training steps, whose shapes do
-    not change."""
+    """Compiles the regions that this thread calls inside the context, for each of their shapes: for training steps,
+    whose shapes do not change."""
     return running(compiles=on)
 
 
 @contextmanager
 def eager_regions() -> Iterator[Eagerly]:
-    """Regions that this thread calls inside run as they stand, for who looks at what the model says of itself, even in
-    `compiled_regions`; a warning then says so, once."""
+    """Runs regions of this thread eagerly inside the context, even in `compiled_regions`, so that the model can be
+    observed; a warning then reports it, once."""
     eagerly = thread.now.eagerly or Eagerly()
     eagerly.open += 1
     put(replace(thread.now, eagerly=eagerly))
@@ -42,7 +42,7 @@ def eager_regions() -> Iterator[Eagerly]:
 
 
 def compiling_regions() -> bool:
-    """Whether a region called now is compiled."""
+    """Returns True if a region called now is compiled."""
     now = thread.now
     if now.compiles and now.eagerly is not None and now.eagerly.first("regions"):
         warnings.warn("the elementwise regions of this model are compiled; looked at or edited, they run eagerly")
@@ -50,13 +50,14 @@ def compiling_regions() -> bool:
 
 
 def forget_compiled() -> None:
-    """The next region called is compiled anew: torch keeps a few shapes of each, and leaves any more eager."""
+    """Discards compiled regions: torch keeps only a few shapes of each, and runs further shapes eagerly."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
 
 class region:
-    """Decorator: `@region def f(...)`. Called while somebody else compiles, it is part of their graph."""
+    """Decorator of a region: `@region def f(...)`. Called while an outer function is compiled, it is part of that
+    graph."""
 
     def __init__(self, body: Callable[..., Any]):
         self.body = body
@@ -67,6 +68,6 @@ class region:
         if torch.compiler.is_compiling() or not thread.now.compiles or not compiling_regions():
             return self.body(*args)
         if self.fused is None:
-            # Not `fullgraph`: past torch's limit of shapes a body must run eagerly, not fail.
+            # not `fullgraph`: past torch's limit of shapes a region must run eagerly, not fail
             self.fused = torch.compile(self.body, dynamic=False)
         return self.fused(*args)

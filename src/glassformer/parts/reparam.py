@@ -1,4 +1,4 @@
-"""Linear maps that apply another matrix than the one that is trained."""
+"""Reparametrisation of linear layers, whose effective matrix differs from the trained one."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ _LEAST = 1e-12
 
 
 Vectors = list[tuple[Tensor, Tensor]]
-"""(right, left) singular vectors of maps, or what comes near them."""
+"""(right, left) singular vectors of linear layers, or approximations of them."""
 
 
 class Reparam(nn.Module):
-    """The matrix applied, made from the one trained: W (o, i), maps stacked by rows, to W_hat (o, i)."""
+    """Effective matrix W_hat (o, i) made from the trained W (o, i), layers stacked by rows."""
 
     def forward(self, weight: Tensor) -> Tensor:
-        """W_hat; while training, what is kept beside W may follow it."""
+        """Returns W_hat; in training, may update the buffers kept with W."""
         raise NotImplementedError
 
     def applied(self, weight: Tensor) -> Tensor:
-        """W_hat, changing nothing."""
+        """Returns W_hat without changing buffers."""
         raise NotImplementedError
 
     def begin(self, weight: Tensor) -> None:
-        """Takes W as the weights to begin from."""
+        """Initialises the buffers and scales for the initial weights W."""
         raise NotImplementedError
 
 
 MakeReparam = Callable[[int, tuple[int, ...]], Reparam]
-"""(in_features, outs) -> the part for maps of so many outputs each, stacked by rows."""
+"""Function of (in_features, outs); returns the reparametrisation of layers with these output widths, stacked by
+rows."""
 
 
 class SigmaReparam(Reparam):
-    """W_hat = (gamma / sigma(W)) W for each of the maps stacked in W (o, i), sigma its largest singular value.
+    """W_hat = (gamma / sigma(W)) W for each of the linear layers stacked in W (o, i), sigma its largest singular value.
 
-    Zhai et al. 2023, 2303.06296: the spectral norm of what is applied is the learned scalar gamma alone, so attention
-    scores cannot grow without it. Every forward takes one step of power iteration, v = W u / |W u| and
-    u' = W^T v / |W^T v|, and sigma = v^T W u': three matrix-vector products per map. The gradient of sigma goes to W;
-    u' and v are constants. While training u' is kept for the next step, in the buffer u (maps, i) that is part of a
-    checkpoint; evaluation keeps nothing.
+    Zhai et al. 2023, 2303.06296: the spectral norm of W_hat is the learned scalar gamma, so attention scores cannot
+    grow without it. Every forward takes one step of power iteration, v = W u / |W u| and u' = W^T v / |W^T v|, and
+    sigma = v^T W u': three matrix-vector products per layer. The gradient of sigma goes to W; u' and v are constants.
+    While training u' is kept for the next step, in the buffer u (layers, i) that is part of a checkpoint; evaluation
+    keeps nothing.
 
-    `gamma`: where it begins; None: at sigma(W_0), which leaves the function of W_0 as it is.
+    `gamma`: initial value; None for sigma(W_0), so that W_hat is W_0 at first.
     """
 
     u: Tensor
@@ -72,12 +73,12 @@ class SigmaReparam(Reparam):
         return self._made(weight, self.step(weight))
 
     def sigmas(self, weight: Tensor) -> Tensor:
-        """The estimate of each map's largest singular value, from below: (maps,), at least fp32."""
+        """Returns the estimate of each layer's largest singular value, a lower bound: (layers,), at least fp32."""
         return self._sigmas(weight, self.step(weight))
 
     @torch.no_grad()
     def step(self, weight: Tensor) -> Vectors:
-        """(u', v) of each map, at least fp32."""
+        """Returns (u', v) of each layer, at least fp32."""
         with full_precision(weight):
             return [_power_step(wide(part), wide(u)) for part, u in zip(weight.split(self.outs), self.u, strict=True)]
 
@@ -87,7 +88,7 @@ class SigmaReparam(Reparam):
 
     @torch.no_grad()
     def begin(self, weight: Tensor) -> None:
-        """Takes W as W_0: its leading singular vectors, exactly, and gamma."""
+        """Sets u to the exact leading singular vectors of W_0, and gamma."""
         if weight.is_meta:
             return
         self.u.copy_(torch.stack([leading_right_vector(wide(part)) for part in weight.split(self.outs)]))
@@ -110,20 +111,22 @@ def _power_step(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leading_right_vector(weight: Tensor) -> Tensor:
-    """The right singular vector (i,) of the largest singular value of W (o, i), by the smaller of W W^T and W^T W."""
+    """Returns the right singular vector (i,) of the largest singular value of W (o, i), by the smaller of W W^T and W^T
+    W."""
     if weight.shape[1] <= weight.shape[0]:
         return torch.linalg.eigh(weight.t() @ weight).eigenvectors[:, -1]
     return F.normalize(weight.t().mv(torch.linalg.eigh(weight @ weight.t()).eigenvectors[:, -1]), dim=0)
 
 
 class ReparamConfig(PartConfig, axis="reparam"):
-    """How every linear map of the model holds its matrix: those of the layers, and of a head that is not tied."""
+    """Reparametrisation of every linear layer of the model, and of a head that is not tied."""
 
     counts_passes: ClassVar[bool] = False
-    """Whether every pass in training changes what is kept, so that the result depends on how many there are."""
+    """True if every pass in training updates buffers, so that the result depends on the number of passes."""
 
     def build(self, ctx: BuildContext) -> Reparam:
-        """For maps of `ctx.width` inputs and `ctx.outs` outputs each, stacked by rows."""
+        """Returns the reparametrisation of layers with `ctx.width` inputs and `ctx.outs` outputs each, stacked by
+        rows."""
         raise NotImplementedError
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
@@ -136,12 +139,12 @@ class SigmaReparamConfig(
     counts_passes: ClassVar[bool] = True
 
     gamma: float | None = Field(None, gt=0)
-    """None: sigma(W_0)."""
+    """Initial gamma; None for sigma(W_0)."""
 
     def build(self, ctx: BuildContext) -> SigmaReparam:
         return SigmaReparam(ctx.width or ctx.d_model, ctx.outs, self.gamma)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The matrix made at every call is kept."""
+        """Returns the cost of gamma, and of keeping the matrix computed at every call."""
         made = sum(ctx.outs) * (ctx.width or ctx.d_model)
         return Cost.weights(len(ctx.outs), kept=shape.keeps_once(made, shape.dtype))

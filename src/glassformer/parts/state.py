@@ -1,7 +1,7 @@
-"""Decode state: what a model keeps of the tokens it has read, so that the next ones need not read them again.
+"""Decode state: memory of the tokens that a model has read, so that later calls need not read them again.
 
 Every mixer allocates its own typed state; the model holds one per layer, outside the module tree, and passes it in.
-States are preallocated and updated in place; memory on a CPU is taken as tokens are read. One counter,
+States are preallocated and updated in place; memory on a CPU is allocated as tokens are read. One counter,
 `ModelState.length`, is advanced by the model. Only methods of a state write its fields.
 """
 
@@ -19,75 +19,76 @@ from glassformer.errors import RequestError
 
 
 class State(ABC):
-    """One mixer's memory of b sequences."""
+    """Decode state of one mixer, for b sequences."""
 
     kind = "other"
-    """What it is, for those who add up bytes: a cache, a window, a latent, a recurrent state, a source's keys."""
+    """Kind of memory, for sums of bytes: a cache, a window, a latent, a recurrent state, a source's keys."""
     rewind: int | None = None
-    """How many tokens `truncate` can take back from the furthest ever read; None: any number."""
+    """Number of tokens that `truncate` can take back from the furthest ever read; None without a bound."""
 
     @property
     def memory_len(self) -> int:
-        """Tokens of another sequence that it has room for."""
+        """Number of tokens of another sequence that the state has room for."""
         return 0
 
     @property
     def furthest(self) -> int:
-        """Number of tokens ever read since the state was empty, where going back is bounded by it; 0 elsewhere."""
+        """Number of tokens ever read since the state was empty, if that bounds `truncate`; otherwise 0."""
         return 0
 
     def mark(self, length: int) -> None:
-        """Notes that `length` tokens have been read, where something else than this state's methods wrote them."""
+        """Records that `length` tokens have been read, if other code than this state's methods wrote them."""
         return
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes allocated."""
+        """Allocated bytes."""
 
     def by_kind(self) -> dict[str, int]:
-        """`nbytes` by kind."""
+        """Returns `nbytes` by kind."""
         return {self.kind: self.nbytes}
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What it consists of, row by row along the first axis: the memory itself, not a copy."""
+        """Returns the tensors of the state, with rows along the first axis: the memory itself, not a copy."""
 
     @abstractmethod
     def over(self, tensors: Mapping[str, Tensor]) -> State:
-        """The same kind of state with these as its memory, named and shaped as in `tensors` (slots may be more)."""
+        """Returns a state of this kind with these tensors as memory, named and shaped as in `tensors` (more slots are
+        allowed)."""
 
     def upto(self, length: int) -> dict[str, Tensor]:
-        """The part of `tensors` that `length` tokens have filled."""
+        """Returns the part of `tensors` that `length` tokens have filled."""
         return self.tensors()
 
     def reorder(self, index: Tensor, length: int) -> None:
-        """Row i becomes what row index[i] was (beam search); rows have read `length` tokens; index (b,)."""
+        """Moves the old row index[i] to row i (beam search); rows have read `length` tokens; index (b,)."""
         for tensor in self.upto(length).values():
             tensor.copy_(torch.index_select(tensor, 0, index))
 
     def put(self, row: int, other: State, length: int) -> None:
-        """Row `row` becomes the only row of `other`, which has read `length` tokens."""
+        """Copies the only row of `other`, which has read `length` tokens, to row `row`."""
         given = other.upto(length)
         for name, mine in self.upto(length).items():
             mine[row] = given[name][0]
 
     def clear(self, row: int, length: int) -> None:
-        """Row `row`, which has read `length` tokens, holds zeros again."""
+        """Zeroes row `row`, which has read `length` tokens."""
         for tensor in self.upto(length).values():
             tensor[row].zero_()
 
     def reserve(self, memory_len: int) -> None:
-        """Makes room for a memory of `memory_len` tokens, in states that keep what they read of another sequence."""
+        """Makes room for a memory of `memory_len` tokens, in states that keep values of another sequence."""
         return
 
     @abstractmethod
     def truncate(self, length: int) -> None:
-        """Forgets every token after the first `length` (rejected speculation)."""
+        """Drops every token after the first `length` (rejected speculation)."""
 
 
 def added_up(kinds: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Bytes of several states by kind."""
+    """Returns the bytes of several states by kind."""
     found = Counter[str]()
     for one in kinds:
         found.update(one)
@@ -99,7 +100,7 @@ class BoundedState(State):
 
     rewind: int = 0
     read = 0
-    """Tokens before this one have been read, since the state was empty; going back does not lower it."""
+    """Number of tokens read since the state was empty; going back does not lower it."""
 
     @property
     def furthest(self) -> int:
@@ -113,7 +114,8 @@ class BoundedState(State):
         self.mark(other.furthest)
 
     def go_back(self, length: int, why: str) -> None:
-        """Whether `truncate` may: RequestError that says why not, and 0 tokens are read once none are left."""
+        """Checks that `truncate` may go back to `length`; with 0, sets `read` to 0. Raises RequestError, starting with
+        `why`."""
         if length == 0:
             self.read = 0
         elif length < self.read - self.rewind:
@@ -125,13 +127,13 @@ class BoundedState(State):
 
 
 class ModelState:
-    """The states of all layers, the number of tokens read, and which document each token belongs to.
+    """States of all layers, the number of tokens read, and the document of each token.
 
     layers     one State per layer, in order
-    length     tokens read so far; of the longest row, where they differ
-    rows       (b,) tokens read by each row, once rows go on at lengths of their own (`spread`)
-    seen       with `rows`: queries look at so many slots, filled or not, so that compiled code meets few shapes
-    rewind     how many tokens a window or a recurrence can be taken back
+    length     tokens read so far, by the longest row
+    rows       (b,) tokens read by each row, once rows have separate lengths (`spread`)
+    seen       with `rows`: slots that queries attend to, filled or not, so that compiled code meets few shapes
+    rewind     number of tokens that a window or a recurrence can be taken back
     documents  (b, max_len) ids, present once a call has named documents
     positions  (b, max_len) true positions, present once a call has given some
     """
@@ -153,26 +155,27 @@ class ModelState:
         return sum(layer.nbytes for layer in self.layers if layer is not None)
 
     def by_kind(self) -> dict[str, int]:
-        """`nbytes` by kind of state."""
+        """Returns `nbytes` by kind of state."""
         return added_up(layer.by_kind() for layer in self.layers if layer is not None)
 
     @property
     def memory_len(self) -> int:
-        """Tokens of another sequence that the layers which read one have room for."""
+        """Number of tokens of another sequence that the layers have room for."""
         return max((layer.memory_len for layer in self.layers if layer is not None), default=0)
 
     @property
     def furthest(self) -> int:
-        """Number of tokens ever read, where a layer's going back is bounded by it (`truncate`); 0 elsewhere."""
+        """Number of tokens ever read, if that bounds how far a layer can go back (`truncate`); otherwise 0."""
         return max((layer.furthest for layer in self.layers if layer is not None), default=0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The memory of all layers, by `layer.name`."""
+        """Returns the memory of all layers, by `layer.name`."""
         held = [(i, layer) for i, layer in enumerate(self.layers) if layer is not None]
         return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.tensors().items()}
 
     def over(self, tensors: Mapping[str, Tensor], rows: Tensor | None = None, seen: int | None = None) -> ModelState:
-        """A state like this one that lives in `tensors`, named as in `tensors()`, with these `rows` and `seen`."""
+        """Returns a state like this one with `tensors` as memory, named as in `tensors()`, and with these `rows` and
+        `seen`."""
         other = copy.copy(self)
         parts: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -183,7 +186,7 @@ class ModelState:
         return other
 
     def first(self, count: int) -> ModelState:
-        """The first `count` rows, in the same memory."""
+        """Returns the first `count` rows, in the same memory."""
         other = self.over({name: tensor[:count] for name, tensor in self.tensors().items()})
         other.batch = count
         return other
@@ -199,7 +202,8 @@ class ModelState:
         return other
 
     def row(self, i: int) -> ModelState:
-        """Row i alone, in the same memory; `put` then says what it has read. ValueError where rows were padded."""
+        """Returns only row i, in the same memory; `put` afterwards sets its length. Raises ValueError if rows were
+        padded."""
         if self.documents is not None or self.positions is not None:
             raise ValueError("rows that were padded on the left do not go on alone")
         other = self.over({name: tensor[i : i + 1] for name, tensor in self.tensors().items()})
@@ -207,22 +211,22 @@ class ModelState:
         return other
 
     def advance(self, end: int, tokens: int) -> None:
-        """Every row has read `tokens` more; the longest now ends at `end`. With 0 `tokens`, rows have been counted."""
+        """Advances every row by `tokens`; the longest now ends at `end`. With 0 `tokens`, rows are already advanced."""
         self.length = end
         if self.rows is not None and tokens:
             self.rows += tokens
 
     def seek(self, length: int, furthest: int = 0) -> None:
-        """Places all rows after `length` tokens, which the layers hold already: another state, a file or compiled code
-        wrote them. `furthest`: the number of tokens that had been read there, where it is larger."""
+        """Sets the length of all rows to `length` tokens, already in the layers: another state, a file or compiled code
+        wrote them. `furthest`: the number of tokens that had been read before, if larger."""
         self.length, self.rows = length, None
         for layer in self.layers:
             if layer is not None:
                 layer.mark(max(length, furthest))
 
     def spread(self, lengths: Sequence[int]) -> None:
-        """From now on rows have lengths of their own, and these. A row whose length goes down forgets what came after;
-        what right-padding a row has read is forgotten so, where the layers can still go back (`truncate`)."""
+        """Gives rows separate lengths. A row that becomes shorter drops its later tokens, such as right-padding, as far
+        as the layers can go back (`truncate`)."""
         if self.documents is not None or self.positions is not None:
             raise ValueError("rows that were padded on the left already share one length")
         if self.rows is None:
@@ -236,27 +240,27 @@ class ModelState:
         self.length = max(lengths)
 
     def put(self, row: int, other: ModelState) -> None:
-        """Row `row` becomes the only row of `other`: a request joins a running batch. `spread` then says how long
-        all rows are."""
+        """Copies the only row of `other` to row `row`: a request joins a running batch. `spread` afterwards sets the
+        lengths."""
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             if mine is not None and theirs is not None:
                 mine.put(row, theirs, other.length)
 
     def move(self, row: int, to: int, length: int) -> None:
-        """Copies row `row`, which has read `length` tokens, to row `to`, which is empty."""
+        """Copies row `row`, which has read `length` tokens, to the empty row `to`."""
         moved = self.row(row)
         moved.length = length
         self.put(to, moved)
 
     def clear(self, row: int, length: int) -> None:
-        """Row `row`, which has read `length` tokens, holds zeros again: what is no number would reach whoever has the
-        row next, as 0 * NaN is NaN and masked slots are multiplied by 0."""
+        """Zeroes row `row`, which has read `length` tokens, because a NaN in it would reach the row's next user: masked
+        slots are multiplied by 0, and 0 * NaN is NaN."""
         for layer in self.layers:
             if layer is not None:
                 layer.clear(row, length)
 
     def reorder(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was; index (b,) of whole numbers."""
+        """Moves the old row index[i] to row i; index (b,) of integers."""
         if index.shape != (self.batch,) or index.dtype not in (torch.int64, torch.int32):  # else it is spread silently
             raise RequestError(
                 f"index is {index.dtype} of shape {tuple(index.shape)}; a state of {self.batch} rows is reordered by "
@@ -297,8 +301,8 @@ class ModelState:
         return self.documents[:, :end]
 
     def record_positions(self, positions: Tensor, before: Tensor) -> Tensor:
-        """Stores the true positions (b, s) of the tokens about to be read, and those of the tokens `before` where none
-        were stored; returns those of all tokens so far (b, t)."""
+        """Stores the true positions (b, s) of the tokens about to be read, and those of the tokens `before` if they
+        were not stored; returns those of all tokens so far (b, t)."""
         end = self.length + positions.shape[-1]
         if self.positions is None:
             self.positions = positions.new_zeros(self.batch, self.max_len)

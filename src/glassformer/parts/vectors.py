@@ -1,4 +1,4 @@
-"""Vectors of real numbers as a sequence."""
+"""Embedding of vectors of real numbers as a sequence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class ReadIn(Linear):
-    """The map of `Vectors`: numbers of variance 1 begin as such in the stream, U(-a, a) with a = sqrt(3 / size), where
-    the tables of words begin small. At .02 positions are as loud as what is read."""
+    """Linear layer of `Vectors`: numbers of variance 1 keep it in the stream, U(-a, a) with a = sqrt(3 / size), where
+    the tables of tokens are initialised small. At .02 positions are as large as the input."""
 
     packable = False
 
@@ -34,7 +34,7 @@ class ReadIn(Linear):
 
 
 class Vectors(nn.Module):
-    """x_i = v_i W + b: vectors (b, s, size) -> x (b, s, d). The read-in of Garg et al. 2022, 2208.01066."""
+    """x_i = v_i W + b: vectors (b, s, size) -> x (b, s, d). The input layer of Garg et al. 2022, 2208.01066."""
 
     def __init__(self, d_model: int, size: int, bias: bool = True, reparam: MakeReparam | None = None):
         super().__init__()
@@ -42,7 +42,7 @@ class Vectors(nn.Module):
         self.projection = ReadIn(size, d_model, bias, reparam=reparam)
 
     def check(self, vectors: Tensor) -> None:
-        """Raises RequestError for what are no vectors of this size."""
+        """Raises RequestError for a tensor that does not hold vectors of this size."""
         if vectors.dim() != 3 or vectors.shape[2] != self.size or not vectors.is_floating_point():
             kind = "floating" if vectors.is_floating_point() else "whole"
             raise RequestError(
@@ -62,7 +62,7 @@ class VectorsConfig(Value):
     """Config of `Vectors`. The vocabulary of a model that reads vectors has no meaning."""
 
     size: int = Field(gt=0, le=1 << 16)
-    """Numbers of a vector."""
+    """Elements of a vector."""
     bias: bool = True
 
     def build(self, ctx: BuildContext) -> Vectors:

@@ -1,4 +1,4 @@
-"""Feed-forward networks: what happens inside one token."""
+"""Feed-forward networks, which transform each token by itself."""
 
 from glassformer.parts.ffn.base import FFN, FFNConfig
 from glassformer.parts.ffn.expert_choice import ExpertChoice, ExpertChoiceConfig

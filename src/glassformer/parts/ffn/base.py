@@ -51,7 +51,7 @@ class _GeluTanh(torch.autograd.Function):
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """`F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
+    """Returns `F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
     return _GeluTanh.apply(x)
 
 
@@ -70,34 +70,35 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "relu2": 1}
-"""Values that each activation keeps for the backward pass besides its result."""
+"""Elements that each activation keeps for the backward pass beyond its result."""
 
 
 class FFN(nn.Module):
-    """forward(x (b,s,d), pass_) -> (b,s,d), every token by itself, or at least without the later ones where it is
-    `causal`. The pass tells an FFN that counts tokens which of them are padding; without one, none is."""
+    """Feed-forward network: forward(x (b,s,d), pass_) -> (b,s,d), for every token separately, or at least independent
+    of later tokens if `causal`. The pass marks padding for an FFN that counts tokens; without a pass, no token is
+    padding."""
 
     causal: bool = True
-    """No output depends on later tokens."""
+    """True if no output depends on later tokens."""
     separates_documents: bool = True
-    """No output depends on tokens of other documents."""
+    """True if no output depends on tokens of other documents."""
     by_token: bool = False
-    """Whether each output depends on its own token alone, whatever the others are."""
+    """True if each output depends only on its token."""
     enter: Seam | None = None
-    """What x passes first where several owners share the FFN (`parts/core/owner.py`)."""
+    """Function applied to x first, if several owners share the FFN (`parts/core/owner.py`)."""
 
     @property
     def spreads(self) -> bool:
-        """Whether processes may share the tokens of a sequence, as those of a batch."""
+        """True if processes may share the tokens of a sequence, as those of a batch."""
         return self.by_token
 
     def matrices(self) -> dict[str, Matrix]:
-        """Weight matrices by the name of the site each makes, or of its parameter."""
+        """Returns weight matrices by the name of the site each makes, or of its parameter."""
         return matrices_of(self)
 
 
 def _matched(hidden: int | None, before: int, after: int) -> int | None:
-    """The width at which `after` matrices have as many weights as `before` have; a smaller one is rounded up to 8."""
+    """Returns the width at which `after` matrices have the weights of `before`; a smaller width is rounded up to 8."""
     if hidden is None or before == after:
         return hidden
     return -(-before * hidden // (8 * after)) * 8 if after > before else round(hidden * before / after)
@@ -105,14 +106,14 @@ def _matched(hidden: int | None, before: int, after: int) -> int | None:
 
 class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
-    """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
+    """Width f of the hidden layer; None for the width that keeps 8 d^2 weights."""
     causal: ClassVar[bool] = True
-    """No output depends on later tokens."""
+    """True if no output depends on later tokens."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> FFN:
-        """Returns the module: forward(x (b, s, d), pass_) -> (b, s, d), d = `ctx.d_model`, inside it `width(ctx)`
-        values for each token. Raises RequestError for widths that it cannot have."""
+        """Returns the module: forward(x (b, s, d), pass_) -> (b, s, d), d = `ctx.d_model`, with a hidden layer of
+        `width(ctx)`. Raises RequestError for an impossible width."""
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
@@ -120,10 +121,10 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     @abstractmethod
     def width(self, ctx: BuildContext) -> int:
-        """`hidden`, or the width that its default stands for."""
+        """Returns `hidden`, or its default."""
 
     def divided(self, ctx: BuildContext, owners: int) -> FFNConfig:
-        """What one of so many owners computes: an FFN of its share of the hidden layer."""
+        """Returns the config of one owner's share: an FFN with its part of the hidden layer."""
         return self.replace(hidden=self.width(ctx) // owners)
 
     def check_built(self, ffn: FFN) -> None:
@@ -136,25 +137,27 @@ class FFNConfig(PartConfig, axis="ffn"):
             )  # fmt: skip
 
     def n_matrices(self) -> int:
-        """Matrices of d x hidden weights: by their number a change of kind keeps the number of weights."""
+        """Returns the number of matrices of d x hidden weights, so that a change of kind can keep the number of
+        weights."""
         return 2
 
     def as_experts(self) -> dict[str, Any] | None:
-        """Fields of `ExpertsConfig` whose experts compute what this network does; None if there are none."""
+        """Returns the fields of an `ExpertsConfig` whose experts equal this network; None if experts cannot."""
         return None
 
     def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
-        """This network with the kind of `new` inside it, rather than `new` in its place; None if it has no inside."""
+        """Returns this network with the kind of `new` inside it, in place of `new`; None if it has no networks
+        inside."""
         return None
 
     def with_bias(self, bias: bool) -> Any:
-        """With or without biases on its matrices, if it has the choice."""
+        """Returns the config with or without biases on its matrices, if it has the choice."""
         return self.replace(bias=bias) if "bias" in type(self).model_fields else self
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Keeps the number of weights: three matrices of 2/3 the width for two, and back; and whether there are biases,
-        chosen or not. Experts stay experts."""
+        """Returns this kind in place of `old`. Keeps the number of weights (three matrices of 2/3 the width for two,
+        and back) and the biases, chosen or not. Experts stay experts."""
         size = fields.pop("hidden", None)
         if type(old) is cls:
             return old.replace(**fields, hidden=size or old.hidden)

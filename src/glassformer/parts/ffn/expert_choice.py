@@ -26,16 +26,16 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class ExpertChoice(FFN):
-    """Every expert takes the c tokens of a text that want it most, c = ceil(s k / e): all have the same load, without a
-    loss for it, and a token meets k experts on average, or none. Zhou et al. 2022, 2202.09368.
+    """Mixture in which every expert takes its c tokens of highest affinity, c = ceil(s k / e): all have equal load
+    without a balance loss, and a token has k experts on average, possibly none. Zhou et al. 2022, 2202.09368.
 
         p = softmax(x W^T)    I_i = the c tokens of largest p_i    y_t = sum over the i with t in I_i of p_ti E_i(x_t)
 
-    x, y (b, s, d), p (b, s, e), I (b, e, c); E_i as in `Experts`. Which tokens are taken depends on all tokens of the
-    text, so it is **not causal**: training to predict the next token would leak it, and a step of decoding would choose
-    among one (the paper's section on limitations says so). Both are refused. Texts of a batch choose for themselves.
+    x, y (b, s, d), p (b, s, e), I (b, e, c); E_i as in `Experts`. The choice depends on all tokens of the text, so it
+    is **not causal**: next-token training would leak the target, and a decoding step would choose from a single token
+    (see the paper's section on limitations). Both are refused. Each text of a batch is separate.
 
-    Sites: affinity, the p from which the choice is made, and out.
+    Sites: affinity (the p of the choice), and out.
     """
 
     causal = False
@@ -62,7 +62,7 @@ class ExpertChoice(FFN):
         self.affinity, self.out = Site("bse"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Its maps by name; those of the experts have one for each."""
+        """Returns the matrices by name; those of the experts have one "head" for each expert."""
         maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
         own = {
             name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
@@ -75,14 +75,15 @@ class ExpertChoice(FFN):
         return self.out(self.mix(x, *self.take(self.affinity(self.router.score(self.router(x))))))
 
     def take(self, p: Float[Tensor, "b s e"]) -> tuple[Float[Tensor, "b e c"], Int[Tensor, "b e c"]]:
-        """The tokens that each expert takes: their weights and places."""
+        """Returns the weights and indices of the tokens that each expert takes."""
         count = taken_of(p.shape[1], self.top_k, p.shape[2])
         by_expert = p.transpose(1, 2)
         taken = by_expert.detach().topk(count, dim=-1).indices
         return by_expert.gather(-1, taken), taken
 
     def mix(self, x: Float[Tensor, "b s d"], weights: Tensor, taken: Tensor) -> Float[Tensor, "b s d"]:
-        """As many rows for every expert: its maps are factors of one batched product."""
+        """Returns the mixed output; all experts have equally many rows, so their matrices are factors of one batched
+        matmul."""
         (b, s, d), e = x.shape, taken.shape[1]
         at = (taken + s * torch.arange(b, device=x.device)[:, None, None]).transpose(0, 1).reshape(e, -1)
         rows = x.flatten(0, 1)[at]  # (e, b c, d)
@@ -93,7 +94,7 @@ class ExpertChoice(FFN):
         return y.new_zeros(b * s, d).index_add(0, at.flatten(), y.flatten(0, 1)).view(b, s, d)
 
     def naive_mix(self, x: Float[Tensor, "b s d"], weights: Tensor, taken: Tensor) -> Float[Tensor, "b s d"]:
-        """The definition: every expert computes every token, and counts for nothing where it did not take it."""
+        """Computes the definition: every expert computes every token, with weight 0 for tokens that it did not take."""
         y = torch.zeros_like(x)
         shares = weights.new_zeros(*taken.shape[:2], x.shape[1]).scatter(-1, taken, weights)  # (b, e, s)
         for i in range(taken.shape[1]):
@@ -103,12 +104,12 @@ class ExpertChoice(FFN):
 
 
 def taken_of(s: int, k: int, e: int) -> int:
-    """c, the tokens that each of e experts takes of s."""
+    """Returns c, the number of tokens that each of e experts takes of s."""
     return min(s, math.ceil(s * k / e))
 
 
 def _each(linear: GroupedLinear, rows: Float[Tensor, "e r i"]) -> Float[Tensor, "e r o"]:
-    """Rows of expert i times its map."""
+    """Returns the rows of expert i times its matrix, for all experts."""
     y = torch.bmm(rows, linear.maps().transpose(1, 2))
     return y if linear.bias is None else y + linear.bias.to(y.dtype).view(len(linear.outs), 1, -1)
 
@@ -122,15 +123,15 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
     """y_t = sum of p_ti E_i(x_t) over the experts i that take token t; each takes the ceil(s k / e) tokens of largest
     p_i. Zhou et al. 2022, 2202.09368.
 
-    For bidirectional models. It loses wherever the next token is to be predicted: the choice looks ahead, and is
-    refused there; and a token that no expert takes passes as it is.
+    For bidirectional models. It loses for next-token prediction: the choice depends on future tokens, and is refused;
+    and a token that no expert takes passes unchanged.
     """
 
     causal: ClassVar[bool] = False
 
     n_experts: int = Field(8, gt=0, le=1 << 16)
     top_k: int = Field(2, gt=0, le=1 << 16)
-    """Experts that a token meets on average: the paper's capacity factor."""
+    """Mean number of experts of a token: the paper's capacity factor."""
     gated: bool = True
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu", "relu2"] = "silu"
     bias: bool = False
@@ -149,7 +150,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:
-        """As for `ExpertsConfig`: experts of the kind of the FFN there, each 1/K of its width."""
+        """Returns experts of the kind of `old`, each of 1/K of its width, as for `ExpertsConfig`."""
         if old is None or type(old) is cls:
             return old and old.replace(**fields)
         if (like := old.as_experts()) is None:
@@ -161,12 +162,13 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         return cls(**{**like, **fields, "hidden": hidden})
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
-        """A network as the experts are, of another width."""
+        """Returns the config of a dense network of the experts' kind, of another width."""
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias)
 
     def divided(self, ctx: BuildContext, owners: int) -> ExpertChoiceConfig:
-        """Experts belong to owners of experts, each of them whole."""
+        """Returns the config with its width resolved; whole experts are divided among owners, not their hidden
+        layer."""
         return self.replace(hidden=self.width(ctx))
 
     def width(self, ctx: BuildContext) -> int:
@@ -179,7 +181,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Of an expert, c rows for every text; weights move of all experts."""
+        """Returns the cost: c rows for each expert in every text; the weights of all experts are moved."""
         e, k = self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         wide = Shape(**{**vars(shape), "product_dtype": fp32, "input_dtype": fp32})
@@ -187,8 +189,8 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         rows = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * e, "s": count, "t": max(count, shape.t)})
         one = self.dense(self.width(ctx)).costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
-        taken = rows.keeps(2, torch.int64) + rows.keeps(1, fp32) + shape.keeps(e, fp32)  # places, weights; all p
-        kept = one.kept + cast + taken + rows.keeps(2 * ctx.d_model)  # results, and weighted
+        taken = rows.keeps(2, torch.int64) + rows.keeps(1, fp32) + shape.keeps(e, fp32)  # indices, weights; all p
+        kept = one.kept + cast + taken + rows.keeps(2 * ctx.d_model)  # results, and weighted results
         return linear_cost(ctx, wide, ctx.d_model, e) + Cost(
             parameters=e * one.parameters, active_parameters=k * one.parameters, flops=one.flops, kept=kept,
             kept_selective=one.kept_selective, moved_bytes=one.moved_bytes + (e - 1) * shape.reads(one.parameters),

@@ -1,4 +1,4 @@
-"""Mixture of experts: many feed-forward networks, of which every token is sent to a few."""
+"""Mixture of experts: many feed-forward networks; a few process each token."""
 
 from __future__ import annotations
 
@@ -37,32 +37,34 @@ _SCORES = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoi
 
 
 class Router(Linear):
-    """Which experts a token goes to, and how much each of them counts.
+    """Router: chooses the experts of a token and their weights.
 
         p = softmax(x W^T + b), or sigmoid      I = the k experts of largest p + c      w_i = scale p_i (/ sum_I p)
 
-    x (b, s, d), W (e, d), p (b, s, e), w and I (b, s, k). Products and p are in fp32 at least: rounding flips choices.
-    An expert whose p is 0 is never chosen while there is another.
+    x (b, s, d), W (e, d), p (b, s, e), w and I (b, s, k). Matmuls and p are at least in fp32, because rounding flips
+    choices. An expert with p = 0 is chosen only if no other is left.
 
     With `n_groups`, experts i of equal i // (e / n_groups) are a group (those on one machine), and only experts of the
     `top_groups` groups count whose `group_best` largest p + c have the largest sum: DeepSeek-V2, 2405.04434, section
     2.2.2 (group_best 1), V3, 2412.19437, section 2.1.2 (2).
 
-    What keeps the load level, while training alone; f_i is the share of assignments that expert i receives, P_i the
-    mean of its p (over the sum of p), over the tokens of one pass, but for padding:
-    - `balance_loss` alpha: alpha e sum_i f_i P_i, alpha where all is level. Fedus et al. 2021, 2101.03961, eq. 4.
+    Load balancing, in training only; f_i is the share of assignments that expert i receives, P_i the mean of its p
+    (over the sum of p), over the tokens of one pass, without padding:
+    - `balance_loss` alpha: alpha e sum_i f_i P_i, alpha for a level load. Fedus et al. 2021, 2101.03961, eq. 4.
     - `z_loss`: times the mean of (log sum exp(logits))^2. Zoph et al. 2022, 2202.08906, eq. 5.
-    - `balance_rate` gamma: the selection bias c, which no gradient moves: after every optimizer step (`after_step`)
-      c_i += gamma sign(1/e - f_i), f over the tokens since the last. Wang et al. 2024, 2408.15664. None: no c.
+    - `balance_rate` gamma: the selection bias c, which has no gradient: after every optimizer step (`after_step`)
+      c_i += gamma sign(1/e - f_i), f over the tokens since the last. Wang et al. 2024, 2408.15664. None for no c.
 
+    While training, the load of an expert may be bounded:
     - `capacity` c: an expert serves the first ceil(c n k / e) of the assignments that the n tokens of a pass give it.
-      The others count for nothing, and are counted (`dropped`, the share of the last pass). Lepikhin et al. 2020,
-      2006.16668, section 2.2. First is first in the batch, so no token depends on a later one of its text; it does on
-      the texts before. None: every token is served.
+      The others are dropped (`dropped`: their share in the last pass). Lepikhin et al. 2020, 2006.16668, section 2.2.
+      First is first in the batch, so no token depends on a later one of its text; it does on earlier texts. None to
+      serve every token.
 
-    The two losses join the gradient of `Model.loss` and leave its value (`parts/core/auxiliary.py`). A batch that comes
-    in pieces has the mean of its pieces' losses, each of which is level by itself. Processes that share a batch sum f
-    and the load (`parts/core/reduce.py`); with that, the mean of their gradients is the gradient of the whole batch.
+    The two losses join the gradient of `Model.loss` and leave its value (`parts/core/auxiliary.py`). A batch in
+    microbatches has the mean of their losses, each for a level load within the microbatch. Processes that share a batch
+    sum f and the load (`parts/core/reduce.py`); with that, the mean of their gradients is the gradient of the whole
+    batch.
     """
 
     packable = False
@@ -92,7 +94,7 @@ class Router(Linear):
         super().__init__(d_model, n_experts, bias, reparam=reparam)
         self.n_groups, self.top_groups, self.group_best = n_groups, top_groups, group_best
         self.capacity = capacity
-        share = Fraction(capacity or 0).limit_denominator(1 << 20)  # counted in whole numbers, on every device alike
+        share = Fraction(capacity or 0).limit_denominator(1 << 20)  # integers, equal on every device
         self._room = share.numerator, share.denominator * n_experts
         self.dropped: Tensor | float = 0.0
         self.top_k, self.score, self.normalised, self.scale = top_k, _SCORES[score], normalised, scale
@@ -101,14 +103,14 @@ class Router(Linear):
             self.register_buffer(name, None if balance_rate is None else torch.zeros(n_experts))
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Logits."""
+        """Returns the logits (..., e)."""
         with full_precision(x):
             weight = self.weight if self.reparam is None else self.reparam(self.weight)
             logits = rowwise_linear(wide(x), wide(weight))
             return logits if self.bias is None else logits + wide(self.bias)
 
     def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
-        """w and I."""
+        """Returns w and I, (..., k) each."""
         rank = p.detach() if self.selection_bias is None else p.detach() + self.selection_bias
         rank = rank.masked_fill(p <= 0, -torch.inf)
         if self.n_groups > 1:
@@ -120,7 +122,7 @@ class Router(Linear):
         return weights * self.scale, chosen
 
     def _in_groups(self, rank: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
-        """-inf outside the groups that count."""
+        """Returns rank with -inf outside the chosen groups."""
         of_group = rank.unflatten(-1, (self.n_groups, -1))
         best = of_group.topk(self.group_best, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
         counts = torch.zeros_like(of_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
@@ -129,7 +131,7 @@ class Router(Linear):
     def serve(
         self, weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"], real: Bool[Tensor, "*b"] | None = None
     ) -> Float[Tensor, "*b k"]:
-        """The weights, 0 where an expert has its fill of the tokens of this pass."""
+        """Returns the weights, with 0 for assignments beyond an expert's capacity in this pass."""
         if self.capacity is None:
             return weights
         late = self.late(chosen, real)
@@ -137,12 +139,12 @@ class Router(Linear):
         return weights.masked_fill(late, 0.0)
 
     def late(self, chosen: Int[Tensor, "*b k"], real: Bool[Tensor, "*b"] | None = None) -> Bool[Tensor, "*b k"]:
-        """Which assignments come after an expert has its fill, where there is a capacity. Padding fills none."""
+        """Returns a mask of assignments beyond an expert's capacity; all False without one. Padding takes no place."""
         if self.capacity is None:
             return torch.zeros_like(chosen, dtype=torch.bool)
         flat, e = chosen.flatten(), self.outs[0]
         given: Tensor | int = len(flat)
-        if real is not None:  # padding waits behind an expert that is not there
+        if real is not None:  # padding is assigned to a nonexistent expert
             flat, given = chosen.masked_fill(~real[..., None], e).flatten(), real.sum() * self.top_k
         by_expert, order = flat.sort(stable=True)
         first = torch.searchsorted(by_expert, torch.arange(e + 1, device=flat.device))
@@ -154,8 +156,8 @@ class Router(Linear):
         self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"],
         real: Bool[Tensor, " n"] | None = None,
     ) -> None:  # fmt: skip
-        """Adds the losses of a pass, and its load; `counts`: how many of the tokens that are real (None: of all) chose
-        each expert."""
+        """Adds this pass's balance and z loss to the training loss and accumulates expert load. `counts` (e,): tokens
+        routed to each expert; `real`: mask of tokens that are not padding, None for all."""
         if self.balance_loss:
             everywhere = total(counts)
             share, mean = everywhere / everywhere.sum().clamp_min(1), mean_of(p / p.sum(-1, keepdim=True), real)
@@ -167,7 +169,7 @@ class Router(Linear):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """The optimizer has moved the weights: the selection bias moves too."""
+        """Updates the selection bias after an optimizer step."""
         if self.balance_rate is not None and self.selection_bias is not None and self.load is not None:
             load = total(self.load)
             self.selection_bias += self.balance_rate * torch.sign(load.mean() - load)
@@ -181,7 +183,7 @@ class Router(Linear):
 
 
 def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tensor:
-    """The mean over the rows that are real (None: all are; 0 where none is), bit for bit `x.mean(0)` where all are."""
+    """Returns the mean over the rows in `real` (None for all; 0 without any), bit for bit `x.mean(0)` if all are."""
     if real is None:
         return x.mean(0)
     rows = real.flatten()
@@ -190,7 +192,7 @@ def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tenso
 
 
 def check_routing(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> None:
-    """Raises RequestError where no router can choose k of e experts so."""
+    """Raises RequestError if no router can choose k of e experts in these groups."""
     sizes = {"n_experts": e, "top_k": k, "n_groups": n_groups, "top_groups": top_groups, "group_best": group_best}
     for name, value in sizes.items():
         check_whole(name, value)
@@ -212,17 +214,17 @@ def check_routing(e: int, k: int, n_groups: int, top_groups: int, group_best: in
 class Experts(FFN):
     """y = sum over the k chosen experts i of w_i(x) E_i(x) (+ shared(x)). Shazeer et al. 2017, 1701.06538.
 
-    x, y (b, s, d); w and the choice are the `Router`'s. E_i(x) = (phi(x W_gate) * x W_up) W_down if `gated`, else
+    x, y (b, s, d); the `Router` computes w and the choice. E_i(x) = (phi(x W_gate) * x W_up) W_down if `gated`, else
     phi(x W_up) W_down, with matrices of e experts stacked by rows: W_gate, W_up (e f, d), W_down (e d, f), and `clamp`
-    as in `Glu`. Every token is served, however many choose one expert, unless the router has a capacity. `shared` sees
-    every token (Dai et al. 2024, 2401.06066); with `shared_gate`, times sigmoid(x w) (Qwen2-MoE, 2407.10671). With
-    weigh="input" the weight is the input's: E_i(w_i x) (Llama 4).
+    as in `Glu`. Every token is served, even if many choose one expert, unless the router has a capacity. `shared`
+    processes every token (Dai et al. 2024, 2401.06066); with `shared_gate`, times sigmoid(x w) (Qwen2-MoE, 2407.10671).
+    With weigh="input" the weight multiplies the input: E_i(w_i x) (Llama 4).
 
-    Sites: router, the p of every expert, from which the choice is made, so that an edit changes it; out; those of
-    `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
-    `router.choose(p)` names them. The rows are brought into that order only while somebody looks or edits.
+    Sites: router, the p of every expert, before the choice, so that an edit changes the choice; out; the sites of
+    `shared`; and gate, up and hidden (b,s,k,f) of the k chosen experts of a token, in the order of `router.choose(p)`.
+    The rows are sorted into that order only for observers and edits.
 
-    With an `exchange`, the maps that are here are of some experts alone, and rows travel (`parts/core/exchange.py`).
+    With an `exchange`, only some experts are on this rank, and rows are sent between ranks (`parts/core/exchange.py`).
     """
 
     exchange: Exchange | None = None
@@ -259,14 +261,14 @@ class Experts(FFN):
         return self.router.outs[0]
 
     def keep(self, first: int, last: int, exchange: Exchange) -> None:
-        """`parts.exchange.Exchanging`."""
+        """Keeps only some experts, as `parts.exchange.Exchanging` defines."""
         for linear in (self.gate_proj, self.up_proj, self.down_proj):
             if linear is not None:
                 linear.keep(first, last)
         self.exchange = exchange
 
     def matrices(self) -> dict[str, Matrix]:
-        """Its maps by name; those of the experts have one for each."""
+        """Returns the matrices by name; those of the experts have one "head" for each expert."""
         maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
         own = {
             name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
@@ -279,7 +281,7 @@ class Experts(FFN):
         return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
-        """Padding does not count for the router."""
+        """Computes the mixture. Padding does not count for the router."""
         real = None if pass_ is None else pass_.real
         logits = self.router(x)
         p = self.routing(self.router.score(logits))
@@ -298,11 +300,11 @@ class Experts(FFN):
 
     @property
     def spreads(self) -> bool:
-        """Not where an expert serves the first tokens of a pass alone."""
+        """True unless an expert serves only the first tokens of a pass."""
         return self.router.capacity is None and (self.shared is None or self.shared.spreads)
 
     def of_shared(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """What the shared experts add, behind their gate where they have one."""
+        """Returns the output of the shared experts, times their gate if any."""
         assert self.shared is not None
         seen = self.shared(x)
         return seen if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * seen
@@ -310,7 +312,7 @@ class Experts(FFN):
     def mix(
         self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]
     ) -> Float[Tensor, "*b d"]:
-        """sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
+        """Returns sum_k w_k E_k(x). The rows of an expert are brought together, so that its matrices are read once."""
         by_expert, order = chosen.flatten().sort(stable=True)
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
@@ -319,7 +321,7 @@ class Experts(FFN):
         if journey is None:
             groups = Groups.sorted(by_expert, len(self.up_proj.outs))
             if wants_blocks(x, len(order), len(groups.ends)):
-                groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
+                groups, place = groups.in_blocks(BLOCK)  # padded with the first token, whose results are dropped
                 tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
                 share = None if share is None else share.new_zeros(len(tokens)).index_copy(0, place, share)
         rows = flat.index_select(0, tokens)
@@ -329,7 +331,8 @@ class Experts(FFN):
             rows, groups = journey.there(rows)
 
         def at(site: Site, rows: Tensor) -> Tensor:
-            """`rows` as the site changes them, who sees them (*b, k, f): token by token, in the order of the choice."""
+            """Returns `rows` after the site's edits; the site receives them as (*b, k, f): by token, in the order of
+            the choice."""
             if not site.watched:
                 return rows
             own = rows if journey is None else journey.back(rows)
@@ -351,10 +354,11 @@ class Experts(FFN):
         return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
-        """The definition: every expert computes every token, and counts for nothing where it was not chosen."""
+        """Computes the definition: every expert computes every token, with weight 0 for tokens that did not choose
+        it."""
 
         def every(linear: GroupedLinear, x: Tensor) -> Tensor:
-            """(n, i) or (n, e, i) -> (n, e, o)."""
+            """Maps (n, i) or (n, e, i) to (n, e, o)."""
             y = torch.einsum("...i,eoi->...eo" if x.dim() == 2 else "...ei,eoi->...eo", x, linear.maps())
             return y if linear.bias is None else y + linear.bias.view(len(linear.outs), -1)
 
@@ -369,7 +373,7 @@ class Experts(FFN):
 
 
 def read_experts(word: str, text: str) -> dict[str, Any]:
-    """moe:E:K or moe:E:K:F, with E experts of which a token meets K, each F wide."""
+    """Returns the fields of moe:E:K or moe:E:K:F: E experts, K per token, each F wide."""
     if not 2 <= text.count(":") + 1 <= 3:
         raise RequestError(
             f"{word}:{text}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden",
@@ -380,8 +384,8 @@ def read_experts(word: str, text: str) -> dict[str, Any]:
 
 
 class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "8:2")):
-    """`hidden` is that of one expert; None: so that those that see a token, shared ones too, have the weights of one
-    dense network together, up to a multiple of 8."""
+    """Mixture of experts. `hidden` is the width of one expert; if None, such that the experts of a token, shared ones
+    included, together have the weights of one dense network, up to a multiple of 8."""
 
     n_experts: int = Field(8, gt=0, le=1 << 16)
     top_k: int = Field(2, gt=0, le=1 << 16)
@@ -389,30 +393,31 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu", "relu2"] = "silu"
     bias: bool = False
     n_shared: int = Field(0, ge=0, le=1 << 16)
-    """Experts that see every token, as one FFN of n_shared times the width."""
+    """Number of experts that process every token, as one FFN of n_shared times the width."""
     shared_hidden: int | None = Field(None, gt=0, le=1 << 24)
-    """Width of that network; None: n_shared times `hidden`."""
+    """Width of the shared FFN; None for n_shared times `hidden`."""
     shared_gate: bool = False
-    """Whether what it adds is multiplied by sigmoid(x w)."""
+    """True if the output of the shared FFN is multiplied by sigmoid(x w)."""
     weigh: Weigh = "output"
-    """What the router's weight of an expert multiplies."""
+    """Factor that the router's weight of an expert multiplies: its output or its input."""
     clamp: Clamp | None = None
-    """Bounds of a SwiGLU; None: there are none."""
+    """Bounds of a SwiGLU; None without bounds."""
     router_bias: bool = False
     n_groups: int = Field(1, gt=0, le=1 << 16)
     top_groups: int = Field(1, gt=0, le=1 << 16)
     group_best: int = Field(1, gt=0, le=1 << 16)
     score: Score = "softmax"
     normalised: bool = True
-    """Whether the weights of those chosen sum to `scale`. With softmax this is the softmax over the chosen alone."""
+    """True if the weights of the chosen experts sum to `scale`. With softmax this is the softmax over only the
+    chosen."""
     scale: float = Field(1.0, gt=0)
-    """Multiplies what the chosen experts add."""
+    """Factor on the sum of the chosen experts."""
     balance_loss: float = Field(0.01, ge=0)
     z_loss: float = Field(0.0, ge=0)
     balance_rate: float | None = Field(None, ge=0)
-    """Of the selection bias; 0: there is one, and it stays."""
+    """Rate of the selection bias; 0 for a constant bias, None for no bias."""
     capacity: float | None = Field(None, gt=0)
-    """While training, an expert serves at most this many times its even share of a pass; None: all."""
+    """In training, an expert serves at most this multiple of its even share of a pass; None for no limit."""
 
     @model_validator(mode="after")
     def _fits(self) -> ExpertsConfig:
@@ -445,8 +450,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Experts of the kind of the FFN there, none where there is none. A token meets as many weights as before:
-        each of the K that it is sent to has 1/K of the width. Raises RequestError for a kind that experts cannot be."""
+        """Returns experts of the kind of `old`; None without an FFN. A token uses equally many weights as before: each
+        of its K experts has 1/K of the width. Raises RequestError for a kind that experts cannot have."""
         if old is None:
             return None
         if type(old) is cls:
@@ -460,7 +465,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return cls(**like, **fields, hidden=hidden)
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
-        """A network as the experts are, of another width."""
+        """Returns the config of a dense network of the experts' kind, of another width."""
         more = {"clamp": self.clamp} if self.gated else {}
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias, **more)
@@ -469,7 +474,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k + self.n_shared)
 
     def divided(self, ctx: BuildContext, owners: int) -> ExpertsConfig:
-        """The shared experts are divided; the routed ones belong to owners of experts, each of them whole."""
+        """Returns the config of one owner: the shared experts are divided; routed ones stay whole and are divided by
+        expert."""
         shared = (self._shared(ctx).hidden or 0) // owners if self.n_shared else None
         return self.replace(hidden=self.width(ctx), shared_hidden=shared)
 
@@ -504,8 +510,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return self.dense(self.shared_hidden or self.n_shared * self.width(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Of an expert, k rows for every token. Weights move of k experts at least. Beside what networks keep: each
-        result, the choice and its weights."""
+        """Returns the cost: k rows of an expert for every token. The weights of at least k experts are moved. Results,
+        the choice and its weights are kept in addition to the tensors of the networks."""
         d, e, k = ctx.d_model, self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e, bias=self.router_bias)
@@ -523,7 +529,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
             return router + experts
         read_by_both = shape.keeps(d) if shape.inputs == fp32 == shape.products else 0
         shared = self._shared(ctx).costs(ctx, shape) + Cost(kept=-read_by_both)
-        if self.shared_gate:  # of it, its logit, the gate and both factors
+        if self.shared_gate:  # kept: its logit, the gate and both factors
             gate = linear_cost(ctx, shape, d, 1)
             shared += gate + Cost(kept=shape.keeps(d + 1) - gate.kept)
         return router + experts + shared
@@ -540,5 +546,5 @@ def kind_inside(new: FFNConfig) -> dict[str, Any]:
 
 
 def share_of(hidden: int, experts: int) -> int:
-    """The width of each of so many experts that make up an FFN of this width, up to a multiple of 8."""
+    """Returns the width of each of `experts` experts that together have the width `hidden`, up to a multiple of 8."""
     return hidden if experts == 1 else -(-hidden // (8 * experts)) * 8

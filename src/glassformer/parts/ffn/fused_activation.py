@@ -1,8 +1,8 @@
-"""Activations with what stands around them in one pass: of reading, a product and its activation; of training, a
-gating with as little kept as there can be.
+"""Fused activations: in inference, a matmul with its activation; in training, a gating that keeps as little as
+possible.
 
-A product that ends with its activation is one pass of oneDNN where three operations would read and write it thrice:
-for bf16 read on a CPU, without gradients. Its result is rounded less often than that of the three.
+A matmul with its activation is one pass of oneDNN in place of three that would each read and write the result: for bf16
+on a CPU, without gradients. The result is rounded less often.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ ENDINGS = {
     "silu": ("swish", ""),
     "sigmoid": ("sigmoid", ""),
 }
-"""oneDNN's name and algorithm of each activation that it has."""
+"""oneDNN's name and algorithm of each supported activation."""
 ROWS = 32
-"""Tokens from which a product is bound by arithmetic, and what surrounds it by memory."""
+"""Number of tokens at which a matmul becomes bound by arithmetic, and the operations around it by memory."""
 
 Product = tuple[Linear, Site]
-"""A linear map, and the site of its result."""
+"""Tuple of a linear layer and the site of its result."""
 
 
 def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
-    """phi(x W^T + b), x (..., i) -> (..., o), in one pass; None where the definition must compute it."""
+    """Returns phi(x W^T + b), x (..., i) -> (..., o), in one pass; None if the definition must compute it."""
     if not _serves(x, activation, up):
         return None
     _show(x, up)
@@ -43,7 +43,7 @@ def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
 
 
 def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product) -> Tensor | None:
-    """phi(x W_gate^T + b) * (x W_up^T + b), x (..., d) -> (..., f), in two passes; None where the definition must
+    """Returns phi(x W_gate^T + b) * (x W_up^T + b), x (..., d) -> (..., f), in two passes; None if the definition must
     compute it."""
     if not _serves(x, activation, gate, up):
         return None
@@ -54,7 +54,7 @@ def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product)
 
 
 def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
-    """Returns True where oneDNN computes these of x (..., s, i), and no edit changes a result in between."""
+    """Returns True if oneDNN can compute these matmuls of x (..., s, i), and no edit changes a result in between."""
     return (
         activation in ENDINGS
         and x.dtype == torch.bfloat16
@@ -62,7 +62,7 @@ def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
         and x.dim() > 1
         and x.shape[-2] >= ROWS
         and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")  # whose rounding is that of training, wherever the weights lie
+        and not torch.is_autocast_enabled("cpu")  # autocast's rounding is that of training, for any weights
         and not torch.compiler.is_compiling()
         and all((w := linear.operand) is not None and w.dtype == x.dtype for linear, _ in products)
         and not any(site.edited for _, site in products)
@@ -71,7 +71,7 @@ def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
 
 
 def _show(x: Tensor, *products: Product) -> None:
-    """Results for whoever looks, beside the pass that never makes them."""
+    """Shows the unfused results to observers, because the fused pass does not produce them."""
     if any(site.watched for _, site in products):
         for linear, site in products:
             site(linear(x))
@@ -97,7 +97,7 @@ def _swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor
 
 
 class _SwiGlu(torch.autograd.Function):
-    """silu(gate) * up, keeping only gate and up for the backward pass."""
+    """Autograd function of silu(gate) * up, keeping only gate and up for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -111,10 +111,10 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
+    """Returns silu(gate) * up."""
     if torch.is_grad_enabled():
         return _SwiGlu.apply(gate, up)
-    if gate.dtype != wide(gate).dtype:  # torch's own rounds twice, and is many times faster than three passes in fp32
+    if gate.dtype != wide(gate).dtype:  # torch's silu rounds twice, and is many times faster than three passes in fp32
         return (F.silu(gate) * up).to(gate.dtype)
     return _swiglu(gate, up)
 
@@ -150,6 +150,6 @@ class _ClampedGlu(torch.autograd.Function):
 
 
 def clamped_glu(gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
-    """Equals `naive_clamped_glu`, keeping only gate and up for the backward pass."""
+    """Computes `naive_clamped_glu`, keeping only gate and up for the backward pass."""
     numbers = limit, alpha, shift
     return _ClampedGlu.apply(gate, up, *numbers) if torch.is_grad_enabled() else _clamped(gate, up, *numbers)

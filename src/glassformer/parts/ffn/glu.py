@@ -42,7 +42,7 @@ class Glu(FFN):
         clamp: Clamp | None = None,
     ):
         super().__init__()
-        # Two products: one of twice the width strides by powers of two and ran slower (docs/log.md, 2026-11-21).
+        # two matmuls: one of twice the width strides by powers of two and ran slower (docs/log.md, 2026-11-21)
         self.gate_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
@@ -51,7 +51,7 @@ class Glu(FFN):
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Its maps by name."""
+        """Returns the matrices by name."""
         return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def divide(self, owner: Owner) -> None:
@@ -67,39 +67,39 @@ class Glu(FFN):
 
 
 def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:
-    """(gate, up) -> activation(gate) * up, the definition."""
+    """Returns the function (gate, up) -> activation(gate) * up, the definition."""
     return lambda gate, up: activation(gate) * up
 
 
 class Clamp(Value):
-    """How gpt-oss bounds a SwiGLU (2508.10925): h = g sigmoid(alpha g) (u + shift), g = min(gate, limit) and
-    u = up, between -limit and limit. Outliers cannot grow, and no gradient reaches what was cut off."""
+    """Bounds of a SwiGLU as in gpt-oss (2508.10925): h = g sigmoid(alpha g) (u + shift), g = min(gate, limit) and u =
+    up, between -limit and limit. Outliers cannot grow, and clipped values have no gradient."""
 
     limit: float = Field(7.0, gt=0)
     alpha: float = Field(1.702, gt=0)
-    """1: silu; 1.702: nearly gelu."""
+    """Factor in the sigmoid: 1 for silu; 1.702 for nearly gelu."""
     shift: float = 1.0
-    """With 1, an `up` of zero lets the gate through."""
+    """Constant added to u; with 1, an `up` of zero passes the gate."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_a_number(cls, value: Any) -> Any:
-        """A number is the limit."""
+        """Converts a number to the limit."""
         return {"limit": value} if isinstance(value, (int, float)) else value
 
 
 def naive_clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
-    """The definition."""
+    """Computes the definition."""
     g, u = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
     return g * torch.sigmoid(clamp.alpha * g) * (u + clamp.shift)
 
 
-# Gatings with a fused twin; every other activation takes the definition.
+# gatings with a fused twin; every other activation takes the definition
 FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 
 
 def gating(activation: str, clamp: Clamp | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    """(gate, up) -> phi(gate) * up, the fastest there is."""
+    """Returns the fastest function (gate, up) -> phi(gate) * up."""
     if clamp is not None:
         return partial(clamped_glu, limit=clamp.limit, alpha=clamp.alpha, shift=clamp.shift)
     return FUSED.get(activation) or gated(ACTIVATIONS[activation])
@@ -112,7 +112,7 @@ _WORDS = tuple(
 
 
 def refuse_clamp(clamp: Clamp | None, activation: str) -> None:
-    """For a validator: bounds are those of one gating."""
+    """Raises RequestError, in a validator, if bounds are set for another activation than silu."""
     if clamp is not None and activation != "silu":
         raise RequestError(
             f"clamp bounds a gate of silu, and activation={activation}; use silu, or leave clamp out",
@@ -124,9 +124,9 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu"] = "silu"
     bias: bool = False
     multiple_of: int = Field(8, gt=0, le=1 << 20)
-    """When `hidden` is not given: 8/3 d rounded up to a multiple of this."""
+    """Multiple to which 8/3 d is rounded up, if `hidden` is not set."""
     clamp: Clamp | None = None
-    """Bounds of a SwiGLU; None: there are none."""
+    """Bounds of a SwiGLU; None without bounds."""
 
     @model_validator(mode="after")
     def _clamps_silu(self) -> GluConfig:
@@ -151,6 +151,6 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)
         down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
-        fused = self.activation in FUSED  # keeps gate and up; others phi(gate), up, and what phi keeps
+        fused = self.activation in FUSED  # keeps gate and up; others phi(gate), up, and the tensors of phi
         gating = Cost(kept=shape.keeps((2 if fused else 2 + EXTRA_KEPT[self.activation]) * f))
         return linear_cost(ctx, shape, d, f, f, bias=self.bias) + gating + down

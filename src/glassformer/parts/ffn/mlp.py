@@ -41,7 +41,7 @@ class Mlp(FFN):
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Its maps by name."""
+        """Returns the matrices by name."""
         return {"up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def divide(self, owner: Owner) -> None:

@@ -16,10 +16,10 @@ FP32 = torch.float32
 
 
 class Norm(nn.Module):
-    """A map (..., d) -> (..., d) that fixes a token's scale.
+    """Norm: a function (..., d) -> (..., d) that fixes a token's scale.
 
-    It returns x's dtype; with `feeds_products` (for norms whose output only matrix products read) the dtype of those,
-    which saves every product its own conversion.
+    The result has x's dtype; with `feeds_products` (for norms whose output only matmuls read) the dtype of matmuls,
+    which saves every matmul a conversion.
     """
 
     def __init__(self, feeds_products: bool = False):
@@ -28,13 +28,13 @@ class Norm(nn.Module):
 
     @property
     def shards(self) -> Shards:
-        """Weights of each head, (n, h), are cut by heads; those of a vector are on every owner."""
+        """Cuts of the weights: those of each head, (n, h), by heads; those of a vector are replicated."""
         own = self.named_parameters(recurse=False)
         return {name: (Shard("column") if weight.dim() == 2 else REPLICATED,) for name, weight in own}
 
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """(below, constant) with the scale held at the one of x (d,): direction . norm(x) = below . x + constant, for
-        logit attribution. Raises RequestError for a norm that does not define it."""
+        """Returns (below, constant) of the norm linearised at the scale of x (d,): direction . norm(x) = below . x +
+        constant, for logit attribution. Raises RequestError for a norm that does not define it."""
         raise RequestError(
             f"{type(self).__name__} does not define held(x, direction), which logit attribution needs",
             code="unsupported", field="norm", value=type(self).__name__,
@@ -49,8 +49,8 @@ class NormConfig(PartConfig, axis="norm"):
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Norm:
-        """Returns the module: forward(x (..., d)) -> (..., d), d = `ctx.width` or `ctx.d_model`. With `ctx.sets`, it
-        takes x (..., sets, d) and has weights for each of them."""
+        """Returns the module: forward(x (..., d)) -> (..., d), d = `ctx.width` or `ctx.d_model`. With `ctx.sets`, x is
+        (..., sets, d) and each set has separate weights."""
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
@@ -58,8 +58,8 @@ class NormConfig(PartConfig, axis="norm"):
 
 
 def norm_cost(ctx: BuildContext, shape: Shape, weights: int, statistics: int) -> Cost:
-    """A norm with so many weights per value that keeps its input and so many numbers per vector; with sets, the
-    normalised values besides."""
+    """Returns the cost of a norm with `weights` weights per element that keeps its input and `statistics` numbers per
+    vector; with sets also the normalised elements."""
     sets = ctx.sets or 1
     values = sets * (ctx.width or ctx.d_model)
     kept = shape.keeps(values * (1 if ctx.sets is None else 2), shape.inputs) + shape.keeps(sets * statistics, FP32)

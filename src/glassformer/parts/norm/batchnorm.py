@@ -18,9 +18,9 @@ from glassformer.parts.precision import exact, wide
 class BatchNorm(Norm):
     """y = (x - m) / sqrt(v + eps) * w + b, channel by channel; x, y (..., d). Ioffe & Szegedy 2015, 1502.03167.
 
-    While training, m and v (d,) are mean and variance over all tokens of all texts in the batch, so that a token's
-    result depends on later tokens and on other texts; running means of both, which a model that is evaluated uses
-    instead, move by `momentum` of the way at each pass. With `sets`, x is (..., sets, d) and w, b are (sets, d).
+    In training, m and v (d,) are mean and variance over all tokens of all texts in the batch, so that a token's result
+    depends on later tokens and on other texts; evaluation uses running means of both, which move by the share
+    `momentum` at each pass. With `sets`, x is (..., sets, d) and w, b are (sets, d).
     """
 
     def __init__(
@@ -68,14 +68,14 @@ def naive_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
 
 
 class BatchNormConfig(NormConfig, kind="batchnorm", words="batchnorm"):
-    """Batch norm, for comparison: a causal model that it trains has seen the tokens that it predicts."""
+    """Batch norm, for comparison: a causal model trained with it depends on the tokens that it predicts."""
 
     caution: ClassVar[str] = (
         "batchnorm takes mean and variance over the batch: while training, every token depends on later tokens and on "
         "other texts, so that the training loss of a causal model is too low; judge it by its validation loss"
     )
     momentum: float = Field(0.1, gt=0, le=1)
-    """Share of a batch's mean and variance in the running ones."""
+    """Weight of a batch's mean and variance in the running ones."""
 
     def build(self, ctx: BuildContext) -> BatchNorm:
         return BatchNorm(ctx.width or ctx.d_model, self.eps, self.momentum, ctx.sets, ctx.feeds_products)

@@ -14,7 +14,8 @@ from glassformer.parts.region import compiling_regions, region
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis, in `dtype`; x (..., d), weight (d,)."""
+    """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis, in `dtype`; x (..., d), weight
+    (d,)."""
     if compiling_regions():
         return _LayerNorm.apply(x, weight, bias, eps, dtype)
     return F.layer_norm(x, weight.shape, weight, bias, eps).to(dtype)
@@ -46,7 +47,7 @@ def _grad_weight(grad: Tensor, x: Tensor, mean: Tensor, rate: Tensor) -> tuple[T
 
 
 class _LayerNorm(torch.autograd.Function):
-    """`F.layer_norm` with its loops fused, conversion to the products' dtype included."""
+    """Autograd function of `F.layer_norm` with fused loops, including conversion to the matmuls' dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:

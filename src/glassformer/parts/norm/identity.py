@@ -9,8 +9,8 @@ from glassformer.parts.norm.base import Norm, NormConfig
 
 
 class Identity(Norm):
-    """y = x: no norm, in the place of one; x, y (..., d). What theory says of layers without norms is tried on such a
-    model; a deep one trains only with small weights or branches (Zhang et al. 2019, 1901.09321)."""
+    """Identity y = x, in place of a norm; x, y (..., d). For tests of theory about layers without norms; a deep model
+    without norms trains only with small weights or branches (Zhang et al. 2019, 1901.09321)."""
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         return x.to(self.out_dtype(x))
@@ -20,7 +20,7 @@ class Identity(Norm):
 
 
 class IdentityConfig(NormConfig, kind="identity", words="nonorm"):
-    """`eps` has no meaning here."""
+    """Config of a norm that does nothing; `eps` has no effect."""
 
     def build(self, ctx: BuildContext) -> Identity:
         return Identity(ctx.feeds_products)

@@ -17,13 +17,13 @@ from glassformer.parts.region import region
 class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * w over the last axis; x, y (..., d). Zhang & Sennrich 2019, 1910.07467.
 
-    `unit_offset` stores w - 1, so that weights begin at zero and decay towards the identity: y = ... * (1 + w)
-    (Gemma); without `affine` there is no w (Llama 4's norm of queries and keys). With `sets`, x is (..., sets, d) and
-    w is (sets, d). The mean is taken in fp32 whatever the input.
+    `unit_offset` stores w - 1, so that weights are initialised to zero and decay towards the identity: y = ... * (1 +
+    w) (Gemma); without `affine`, w is absent (Llama 4's norm of queries and keys). With `sets`, x is (..., sets, d) and
+    w is (sets, d). The mean is always in fp32.
     """
 
     weight: Any
-    """A parameter; None without `affine`."""
+    """Weight parameter; None without `affine`."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class RMSNorm(Norm):
 
 
 def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The definition: x (..., d), weight broadcast over it, in fp32 or wider."""
+    """Computes the definition: x (..., d), weight broadcast over it, in fp32 or wider."""
     x_wide = wide(x)
     return (x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """Equals `naive_rms_norm`, in `dtype`; keeps x and one number per token for the backward pass."""
+    """Computes `naive_rms_norm`, in `dtype`; keeps x and one number per token for the backward pass."""
     if not torch.is_grad_enabled():
         return _forward(x, weight, eps, dtype or x.dtype)[0]
     return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)
@@ -114,7 +114,7 @@ class _RMSNorm(torch.autograd.Function):
 class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     unit_offset: bool = False
     affine: bool = True
-    """Whether there are weights w."""
+    """True for a norm with weights w."""
 
     def build(self, ctx: BuildContext) -> RMSNorm:
         return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets, self.affine, ctx.feeds_products)

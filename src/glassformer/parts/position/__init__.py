@@ -1,4 +1,4 @@
-"""How the order of tokens enters: added to the embedding, turning queries and keys, or biasing scores."""
+"""Position encodings: added to the embedding, rotating queries and keys, or biasing scores."""
 
 from glassformer.parts.position.alibi import Alibi, AlibiConfig
 from glassformer.parts.position.base import (

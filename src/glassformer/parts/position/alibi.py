@@ -16,10 +16,10 @@ from glassformer.parts.position.picture import Plot, some
 
 
 def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
-    """m_i = 2^(-max_bias i / n), i = 1..n, when n is a power of two.
+    """Returns the slopes m_i = 2^(-max_bias i / n), i = 1..n, if n is a power of two.
 
-    Otherwise the slopes of the power of two below, followed by every other slope of the power of two above
-    (the rule of the paper's code, which BLOOM and MPT follow).
+    Otherwise the slopes of the power of two below, followed by every other slope of the power of two above (the rule of
+    the paper's code, which BLOOM and MPT follow).
     """
     below = 2 ** math.floor(math.log2(n_heads))
     slopes = [2.0 ** (-max_bias * i / below) for i in range(1, below + 1)]
@@ -28,11 +28,12 @@ def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
 
 
 class Alibi(AttentionPosition):
-    """score - m_n |q - k|: a head-specific linear penalty on distance, no weights. Press et al. 2022, 2108.12409.
+    """Position bias score - m_n |q - k|: a head-specific linear penalty on distance, no weights. Press et al. 2022,
+    2108.12409.
 
-    The distance is that between slots, or between the positions that a caller gave. `rounded`: what is added instead is
-    m_n k, k the key's position in its document, with m, k and their product rounded to bf16, as Falcon was trained
-    (2311.16867): a softmax sees the same but for the rounding. `scale` multiplies the slopes.
+    The distance is between slots, or between given positions. `rounded`: the bias is instead m_n k, k the key's
+    position in its document, with m, k and their product rounded to bf16, as Falcon was trained (2311.16867): softmax
+    differs only by the rounding. `scale` multiplies the slopes.
     """
 
     def __init__(self, n_heads: int, max_bias: float = 8.0, rounded: bool = False, scale: float = 1.0):
@@ -54,7 +55,7 @@ class Alibi(AttentionPosition):
             at = position_in_document(pass_.documents)
 
         def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-            k = k_idx if at is None else at[b, k_idx.clamp(max=at.shape[1] - 1)]  # an empty slot is unseen
+            k = k_idx if at is None else at[b, k_idx.clamp(max=at.shape[1] - 1)]  # an empty slot is invisible
             return score + (slopes[n] * k.bfloat16()).to(score.dtype) * self.scale
 
         return ScoreBias(add, True, self._key)
@@ -64,14 +65,14 @@ class Alibi(AttentionPosition):
 
         def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
             if given is not None:
-                last = given.shape[1] - 1  # an empty slot of a state counts as a token yet to come
+                last = given.shape[1] - 1  # an empty slot of a state counts as a future token
                 q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
             return score - slopes[n] * (q_idx - k_idx).abs()
 
         return ScoreBias(penalise, True, self._key)
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """m_n, -m_n k, and e^(-m_n k): what the bias leaves of the weight of a key k tokens back."""
+        """Returns plots of m_n, -m_n k, and e^(-m_n k), the factor of the bias on the weight of a key k tokens back."""
         slopes, at = torch.tensor(self.slopes) * self.scale, some(length)
         evenly = torch.arange(0, length, max(length // 256, 1))
         heads = tuple(f"head {n}" for n in range(len(slopes)))
@@ -89,9 +90,9 @@ class AlibiConfig(AttentionPositionConfig, kind="alibi", words="alibi"):
     biases: ClassVar[bool] = True
     max_bias: float = Field(8.0, gt=0)
     rounded: bool = False
-    """Products of slopes and the keys' positions, in bf16."""
+    """True to add slopes times key positions, in bf16, in place of distances."""
     scaled: bool = False
-    """Times 1 / sqrt(head_dim), as the scores are."""
+    """True to multiply slopes by 1 / sqrt(head_dim), as scores are."""
 
     def build(self, ctx: BuildContext) -> Alibi:
         return Alibi(ctx.n_heads, self.max_bias, self.rounded, ctx.head_dim**-0.5 if self.scaled else 1.0)

@@ -12,18 +12,18 @@ from glassformer.parts.position.picture import Plot
 
 
 class EmbeddingPosition(nn.Module):
-    """A position that is added to the token's embedding: forward(pass_) -> (s, d) or (b, s, d)."""
+    """Position encoding that is added to the token's embedding: forward(pass_) -> (s, d) or (b, s, d)."""
 
     limit: int | None = None
-    """The first position it cannot represent, if there is one."""
+    """First position that cannot be represented; None without a limit."""
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """What a text of `length` tokens meets, as named plots."""
+        """Returns named plots of the encoding for a text of `length` tokens."""
         return {}
 
 
 class AttentionPosition(nn.Module):
-    """A position that acts inside attention: on queries and keys, or on the scores."""
+    """Position encoding inside attention: of queries and keys, or of the scores."""
 
     @property
     def moves_with_length(self) -> bool:
@@ -32,7 +32,7 @@ class AttentionPosition(nn.Module):
 
     @property
     def settled(self) -> int | None:
-        """Largest length of a text within which the encoding of a position stays; None if it always does."""
+        """Largest length of a text within which the encoding of a position does not change; None if it never does."""
         return None
 
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
@@ -40,50 +40,51 @@ class AttentionPosition(nn.Module):
         return q, k
 
     def bias(self, pass_: Pass) -> ScoreBias | None:
-        """Returns what changes the scores (b, n, s, t) before the softmax; None if nothing does."""
+        """Returns the bias of the scores (b, n, s, t) before the softmax, or None."""
         return None
 
     def take_share(self, owner: Owner) -> None:
-        """Takes the share of an owner's heads. Raises RequestError for a bias that does not say what is whose."""
+        """Takes the share of an owner's heads. Raises RequestError for a bias that cannot be divided by heads."""
         biases = type(self).bias is not AttentionPosition.bias
         owner.refuse("mixer.position", biases and type(self).__name__, "does not say which head's bias is whose")
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """What a text of `length` tokens meets, as named plots."""
+        """Returns named plots of the encoding for a text of `length` tokens."""
         return {}
 
 
 class PositionConfig(PartConfig, axis="position", words="nope"):
-    """How a model knows the order of its tokens; None means it does not."""
+    """Config of a position encoding; None for a model without one."""
 
     place: ClassVar[Literal["", "embedding", "mixer"]] = ""
-    """The part that holds a choice of this kind."""
+    """Part that holds a choice of this kind."""
 
 
 class EmbeddingPositionConfig(PositionConfig):
-    """The choices for `embedding.position`."""
+    """Config of a position encoding for `embedding.position`."""
 
     place = "embedding"
     scales_tokens: ClassVar[bool] = False
-    """Whether it outweighs tokens that begin small, so that these are published times sqrt(d_model)."""
+    """True if it outweighs tokens with small initial embeddings, so that these are multiplied by sqrt(d_model), as
+    published."""
 
     def build(self, ctx: BuildContext) -> EmbeddingPosition:
         raise NotImplementedError
 
     def limit(self, ctx: BuildContext) -> int | None:
-        """The first position that cannot be represented; None if there is none."""
+        """Returns the first position that cannot be represented, or None."""
         raise NotImplementedError(f"{type(self).__name__} must define limit")
 
 
 class AttentionPositionConfig(PositionConfig):
     place = "mixer"
 
-    """The choices for `mixer.position`; the context has n_heads and head_dim."""
+    """Config of a position encoding for `mixer.position`; the context has n_heads and head_dim."""
 
     turns: ClassVar[bool] = False
-    """It makes queries and keys anew."""
+    """True if it changes queries and keys."""
     biases: ClassVar[bool] = False
-    """It changes scores, each head's in its own way."""
+    """True if it changes scores, differently for each head."""
 
     def build(self, ctx: BuildContext) -> AttentionPosition:
         raise NotImplementedError
@@ -95,5 +96,5 @@ class AttentionPositionConfig(PositionConfig):
 
     @property
     def longest(self) -> int | None:
-        """Tokens that scaled frequencies are meant for; None without a scaling."""
+        """Number of tokens that scaled frequencies are meant for; None without a scaling."""
         return None

@@ -18,9 +18,9 @@ from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
 
 
 class Learned(EmbeddingPosition):
-    """E_{p + offset}: one trained row per position, weight (length + offset, d) (GPT-2, BERT). It ends at `length`.
+    """E_{p + offset}: one trained row per position, weight (length + offset, d) (GPT-2, BERT). The limit is `length`.
 
-    OPT's table begins with `offset` = 2 rows that no token of a text takes.
+    OPT's table starts with `offset` = 2 rows that no token of a text uses.
     """
 
     roles: tuple[Role, ...] = ("embedding",)
@@ -56,7 +56,8 @@ class Learned(EmbeddingPosition):
 
     @torch.no_grad()
     def picture(self, length: int) -> dict[str, Plot]:
-        """cos(E_p, E_p'), its mean over all pairs k apart, and |E_p|: rows that training never reached stand out."""
+        """Returns plots of cos(E_p, E_p'), its mean over all pairs k apart, and |E_p|, which shows rows that were never
+        trained."""
         step = -(-min(length, self.limit) // MOST_POINTS)
         rows = self.weight[self.offset :][: min(length, self.limit) : step].float().cpu()
         at = torch.arange(len(rows)) * step
@@ -73,9 +74,9 @@ class Learned(EmbeddingPosition):
 
 class LearnedConfig(EmbeddingPositionConfig, kind="learned", words="learned"):
     length: int | None = Field(None, gt=0, le=1 << 28)
-    """Positions it knows; None takes the model's context."""
+    """Number of positions; None for the model's context."""
     offset: int = Field(0, ge=0, le=1 << 16)
-    """Rows before that of position 0."""
+    """Number of rows before that of position 0."""
 
     def _length(self, ctx: BuildContext) -> int:
         return self.length or ctx.context

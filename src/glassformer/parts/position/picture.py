@@ -1,4 +1,4 @@
-"""What a position part shows of itself: numbers that somebody else draws."""
+"""Plots of position encodings: numbers, which other code draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_POINTS = 1024
 
 @dataclass(frozen=True)
 class Plot:
-    """values (r, c) over `at` (c,): a line for each of the r names of `lines`, or, where there are none, colours."""
+    """Plot of values (r, c) over `at` (c,): a line for each of the r names of `lines`; without lines, a colour map."""
 
     x: str
     y: str
@@ -22,11 +22,11 @@ class Plot:
     values: Float[Tensor, "r c"]
     lines: tuple[str, ...] = ()
     log: bool = False
-    """Whether y is drawn logarithmically."""
+    """True if the y axis is logarithmic."""
 
 
 def some(length: int) -> Int[Tensor, " c"]:
-    """0 .. length - 1, or, where these are many, whole numbers from 1 on at equal ratios."""
+    """Returns 0 .. length - 1, or, if these are many, integers from 1 at equal ratios."""
     if length <= MOST_POINTS:
         return torch.arange(length)
     spaced = torch.logspace(0, math.log2(length - 1), MOST_POINTS, base=2.0, dtype=torch.float64)
@@ -34,5 +34,5 @@ def some(length: int) -> Int[Tensor, " c"]:
 
 
 def by_distance(products: Float[Tensor, "c c"]) -> Float[Tensor, " c"]:
-    """The mean of each diagonal: entry k is that over all pairs k apart."""
+    """Returns the mean of each diagonal: entry k is the mean over all pairs k apart."""
     return torch.stack([products.diagonal(k).mean() for k in range(len(products))])

@@ -21,10 +21,10 @@ from glassformer.parts.position.picture import Plot
 
 
 def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides: bool) -> Int[Tensor, "*s"]:
-    """The bucket of distance k - q: near ones have one each, those further away share more and more.
+    """Returns the bucket of distance k - q: near distances have one each, further ones share wider and wider buckets.
 
-    Half of the buckets are near; the others grow as the logarithm does. If bidirectional, half are for keys after
-    the query; otherwise those are at 0."""
+    Half of the buckets are near; the others grow logarithmically. If bidirectional, half are for keys after the query;
+    otherwise these are in bucket 0."""
     first = torch.zeros_like(distance)
     if both_sides:
         buckets //= 2
@@ -39,7 +39,7 @@ def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides:
 
 
 class RelativeTable(nn.Module):
-    """weight (buckets, n): what each head adds to the scores of a bucket. A call hands it out."""
+    """Table weight (buckets, n): the bias of each head for each bucket. A call returns it."""
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("row"),)}
@@ -60,9 +60,9 @@ class RelativeTable(nn.Module):
 class RelativeBias(AttentionPosition):
     """score + B[bucket(k - q), n]: a learned number per head and bucket of distances. Raffel et al. 2020, 1910.10683.
 
-    The table B (buckets, n) may be shared by the layers of a tower (T5) or each layer's own (UMT5). Of `buckets`, half
-    are single distances; the others widen up to `furthest` tokens, beyond which all is one. Distances are those between
-    slots, or between the positions that a caller gave.
+    The table B (buckets, n) may be shared by the layers of a tower (T5) or separate for each layer (UMT5). Half of the
+    `buckets` are single distances; the others widen up to `furthest` tokens, beyond which all share one. Distances are
+    between slots, or between given positions.
     """
 
     def __init__(self, table: nn.Module | Reference, furthest: int = 128, both_sides: bool = False):
@@ -70,7 +70,7 @@ class RelativeBias(AttentionPosition):
         self.table, self.furthest, self.both_sides = table, furthest, both_sides
 
     def take_share(self, owner: Owner) -> None:
-        """The table has been cut by heads."""
+        """Does nothing: the table has been cut by heads."""
 
     def bias(self, pass_: Pass) -> ScoreBias:
         weight, given = self.table(), pass_.given
@@ -78,7 +78,7 @@ class RelativeBias(AttentionPosition):
 
         def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
             if given is not None:
-                last = given.shape[1] - 1  # an empty slot of a state counts as a token yet to come
+                last = given.shape[1] - 1  # an empty slot of a state counts as a future token
                 q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
             return score + weight[bucket(k_idx - q_idx, buckets, furthest, both_sides), n].to(score.dtype)
 
@@ -86,7 +86,7 @@ class RelativeBias(AttentionPosition):
 
     @torch.no_grad()
     def picture(self, length: int) -> dict[str, Plot]:
-        """B by distance, a line for each head, and which distances share a bucket."""
+        """Returns plots of B by distance, a line for each head, and of the bucket of each distance."""
         first = 1 - length if self.both_sides else 0
         back = torch.arange(first, length)
         weight = self.table().float().cpu()
@@ -105,12 +105,12 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
     biases: ClassVar[bool] = True
     buckets: int = Field(32, ge=4, le=1 << 16)
     furthest: int = Field(128, gt=1, le=1 << 28)
-    """From how many tokens away on all is one bucket."""
+    """Smallest distance at which all tokens share one bucket."""
     both_sides: bool | None = None
-    """Whether keys after the query have buckets of their own, as in an encoder; None: where a token attends to later
+    """True for separate buckets for keys after the query, as in an encoder; None for True if tokens attend to later
     ones."""
     shared: bool = True
-    """Whether all layers of a tower have one table."""
+    """True if all layers of a tower share one table."""
 
     def _two_sided(self, ctx: BuildContext) -> bool:
         return ctx.sees_later if self.both_sides is None else self.both_sides

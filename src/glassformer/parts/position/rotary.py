@@ -22,11 +22,11 @@ Pairing = Literal["half", "interleaved"]
 
 
 class Rotary(AttentionPosition):
-    """Turns pair i of each head by the angle p theta_i, theta_i = base^(-2i/r): (q_m, k_n) depends on m - n alone.
+    """Rotates pair i of each head by the angle p theta_i, theta_i = base^(-2i/r): (q_m, k_n) depends only on m - n.
 
-    Su et al. 2021, 2104.09864. r = `dim` leading values of the head are turned, the rest pass (GPT-NeoX turns a
-    quarter). `half` pairs (x_i, x_{i+r/2}) as GPT-NeoX and Hugging Face do, `interleaved` pairs (x_2i, x_2i+1) as
-    the paper does; they are equal up to a permutation of the head's values.
+    Su et al. 2021, 2104.09864. r = `dim` leading elements of the head are rotated, the rest pass (GPT-NeoX rotates a
+    quarter). `half` pairs (x_i, x_{i+r/2}) as GPT-NeoX and Hugging Face do, `interleaved` pairs (x_2i, x_2i+1) as the
+    paper does; they are equal up to a permutation of the head's elements.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rotary(AttentionPosition):
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
     def frequencies(self, t: int, device: Any = None, scaling: RotaryScaling | None = None) -> Float[Tensor, " i"]:
-        """theta_i in radians a token, in a text of t tokens; by another `scaling` where one is given."""
+        """Returns theta_i in radians per token, for a text of t tokens; with another `scaling` if given."""
         exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
 
@@ -65,8 +65,8 @@ class Rotary(AttentionPosition):
         return self.scaling.settled if self.scaling.settled is not None and self.moves_with_length else None
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """cos and +-sin for each value, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved ones; with
-        a leading b where rows differ."""
+        """Returns cos and +-sin for each element, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved
+        ones; with a leading b if rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
             theta = self.frequencies(pass_.end, pass_.ids.device)
@@ -81,8 +81,8 @@ class Rotary(AttentionPosition):
         return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """Wavelengths 2 pi / theta_i; cos(theta_i k) by pair and distance k; and its mean over pairs, the score of two
-        equal vectors k apart, times magnitude^2. Where frequencies are scaled, before and after."""
+        """Returns plots of wavelengths 2 pi / theta_i; cos(theta_i k) by pair and distance k; and its mean over pairs,
+        the score of two equal vectors k apart, times magnitude^2. For scaled frequencies, before and after."""
         forms = {"plain": RotaryScaling(), "scaled": self.scaling}
         used = ("plain", "scaled") if self.scaling.key else ("plain",)
         theta = torch.stack([self.frequencies(length, scaling=forms[name]) for name in used])  # (plain, scaled; r/2)
@@ -101,7 +101,8 @@ class Rotary(AttentionPosition):
 
 
 def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
-    """The definition: (a, b) -> (a cos - b sin, b cos + a sin) for each pair, values beyond the tables' unchanged."""
+    """Computes the definition: (a, b) -> (a cos - b sin, b cos + a sin) for each pair; elements beyond the tables
+    pass."""
     r = cos.shape[-1] * cos.shape[-2]
     pairs = wide(x[..., :r]).unflatten(-1, cos.shape[-2:])
     a, b = pairs.unbind(pair_axis)
@@ -114,12 +115,12 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     turns: ClassVar[bool] = True
     base: float = Field(10000.0, gt=1)
     fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the head that is turned."""
+    """Share of the head that is rotated."""
     pairing: Pairing = "half"
     scaling: RotaryScalingConfig | None = None
 
     def stretched(self, choice: type[PartConfig], context: int, **fields: Any) -> RotaryConfig:
-        """A scaling that the position has already says itself for how many tokens its frequencies were trained."""
+        """Returns the config with another scaling, which keeps the old scaling's number of trained tokens."""
         old = self.scaling
         own = None if old is None else old.original_context
         return self.replace(scaling=choice.replacing(old, original_context=own or context, **fields))
@@ -132,7 +133,7 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
         return self.replace(scaling=self.scaling.resolved(ctx) if self.scaling else None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Tables of cos and sin, made once for all layers."""
+        """Returns the cost of the tables of cos and sin, made once for all layers."""
         r = int(ctx.head_dim * self.fraction)
         tables = shape.s * 2 * r
         return Cost.once(("rotary", self, r), Cost(kept=shape.keeps_once(tables, torch.float32)))

@@ -1,4 +1,4 @@
-"""Ways to stretch rotary frequencies beyond the context they were trained for."""
+"""Scaling of rotary frequencies beyond the context they were trained for."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from glassformer.parts.core.base import BuildContext, PartConfig, refuse_truth
 from glassformer.parts.core.words import Word, number
 
 MAX_FACTOR = 1 << 28
-"""A context has no more tokens than this: it grows by no more, and no pair turns more often within it."""
+"""Maximum context, which bounds its growth, and the turns of a pair within it."""
 
 Turns = Annotated[float, Field(ge=1e-3, le=MAX_FACTOR)]
 Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38)]
-"""Of one pair's frequency; 1e30 is llama.cpp's word for a pair that does not turn."""
+"""Divisor of one pair's frequency; 1e30 is llama.cpp's value for a pair that does not rotate."""
 
 
 def _growth(word: str, text: str) -> Mapping[str, float]:
-    """Reads the factor of a longer context. Raises RequestError below 1."""
+    """Returns the factor of a longer context. Raises RequestError below 1."""
     factor = number(word, text)
     if not 1 <= factor <= MAX_FACTOR:
         raise RequestError(
@@ -34,7 +34,7 @@ def _growth(word: str, text: str) -> Mapping[str, float]:
 
 
 class RotaryScaling:
-    """theta_i = base^(-2i/r), unchanged; subclasses stretch it. `exponent` (r/2,) holds 2i/r.
+    """Rotary frequencies theta_i = base^(-2i/r); subclasses stretch them. `exponent` (r/2,) holds 2i/r.
 
     `magnitude` multiplies cos and sin. `t` is the number of tokens of the sequence so far.
     """
@@ -42,13 +42,13 @@ class RotaryScaling:
     magnitude: float = 1.0
     key: Hashable = ()
     settled: int | None = None
-    """Largest length of a text within which frequencies stay; None if they always do."""
+    """Largest length of a text within which frequencies do not change; None if they never do."""
 
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return base**-exponent
 
     def check(self, dim: int) -> None:
-        """Raises RequestError where r = `dim` turned values are too few for the formula."""
+        """Raises RequestError if r = `dim` rotated elements are too few for the formula."""
 
     def __str__(self) -> str:
         return ""
@@ -56,9 +56,9 @@ class RotaryScaling:
 
 class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     factor: float = Field(ge=1e-3, le=MAX_FACTOR)
-    """By how much the context grows."""
+    """Growth of the context."""
     original_context: int | None = Field(None, gt=0, le=1 << 28)
-    """The context the frequencies were trained for; None takes the model's."""
+    """Context that the frequencies were trained for; None for the model's."""
 
     @property
     def longest(self) -> int | None:
@@ -73,7 +73,7 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
 
 
 class _Bound(RotaryScaling):
-    """A scaling with its config's numbers and the context it starts from."""
+    """Scaling with the numbers of its config and the original context."""
 
     def __init__(self, config: RotaryScalingConfig, context: int):
         self.config = config
@@ -110,8 +110,8 @@ class Ntk(_Bound):
 
 
 class NtkScalingConfig(RotaryScalingConfig, kind="ntk", words=Word("ntk", _growth, "4")):
-    """NTK-aware: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones
-    (bloc97 2023; section 3.1 of 2309.00071)."""
+    """NTK-aware scaling: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones (bloc97
+    2023; section 3.1 of 2309.00071)."""
 
     def build(self, ctx: BuildContext) -> Ntk:
         return Ntk(self, ctx.context)
@@ -128,11 +128,11 @@ class DynamicNtk(Ntk):
 
 
 class DynamicNtkScalingConfig(RotaryScalingConfig, kind="dynamic_ntk", words=Word("dynamic_ntk", _growth, "4")):
-    """NTK-aware with the factor that the present length t needs: base' = base (f t/c - (f-1))^(r/(r-2)) for t > c.
+    """NTK-aware scaling with the factor for the present length t: base' = base (f t/c - (f-1))^(r/(r-2)) for t > c.
 
     Within the trained context c it is plain rotary. Beyond it the frequencies change as text grows, so keys cached
-    earlier were turned by earlier frequencies: cached and uncached logits then differ by nature, as they do in
-    every implementation that caches turned keys.
+    earlier were rotated by earlier frequencies: cached and uncached logits then differ, as in every implementation that
+    caches rotated keys.
     """
 
     def build(self, ctx: BuildContext) -> DynamicNtk:
@@ -152,7 +152,7 @@ class Yarn(_Bound):
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         plain = base**-exponent
 
-        def pair_turning(turns: float) -> float:  # the pair that makes this many turns within the context
+        def pair_turning(turns: float) -> float:  # index of the pair with this number of turns in the context
             return dim * math.log(self.context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = pair_turning(self.config.beta_fast), pair_turning(self.config.beta_slow)
@@ -165,15 +165,16 @@ class Yarn(_Bound):
 
 
 class YarnScalingConfig(RotaryScalingConfig, kind="yarn", words=Word("yarn", _growth, "4")):
-    """Pairs that turn more than beta_fast times within the context stay, those below beta_slow are interpolated, a
-    ramp lies between; logits are sharpened by (0.1 ln factor + 1)^2. Peng et al. 2023, 2309.00071, section 3."""
+    """YaRN scaling: pairs with more than beta_fast turns within the context stay, those below beta_slow are
+    interpolated, with a ramp in between; logits are sharpened by (0.1 ln factor + 1)^2. Peng et al. 2023, 2309.00071,
+    section 3."""
 
     beta_fast: Turns = 32.0
     beta_slow: Turns = 1.0
     attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
-    """Multiplies cos and sin; None is 0.1 ln(factor) + 1."""
+    """Factor on cos and sin; None for 0.1 ln(factor) + 1."""
     whole_pairs: bool = True
-    """Round the ramp's ends to whole pairs."""
+    """True to round the ramp's ends to whole pairs."""
 
     @model_validator(mode="after")
     def _ramps(self) -> YarnScalingConfig:
@@ -222,7 +223,7 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     """theta_i / lambda_i with a searched factor for each pair: `short` up to the trained context c, `long` beyond it;
     cos and sin grow by sqrt(1 + ln(factor) / ln(c)). Ding et al. 2024, 2402.13753; Phi-3.
 
-    As with dynamic NTK, keys cached before c was passed keep the frequencies of then.
+    As with dynamic NTK, keys cached before c was passed keep their old frequencies.
     """
 
     short: tuple[Divisor, ...] = Field(max_length=1 << 12)
@@ -230,7 +231,7 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
 
     def resolved(self, ctx: BuildContext) -> LongRopeScalingConfig:
-        """With its magnitude, which is all that the factor tells."""
+        """Returns the config with its magnitude, the only effect of the factor."""
         magnitude = LongRope(self, ctx.context).magnitude
         return self.replace(
             original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude
@@ -252,8 +253,8 @@ class Llama3(_Bound):
 
 
 class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
-    """As YaRN's parts, with a ramp over the number of turns: below low_freq_factor turns theta/factor, above
-    high_freq_factor theta (Llama 3.1, 2407.21783)."""
+    """Scaling like YaRN's, with a ramp over the number of turns: theta/factor below low_freq_factor, theta above
+    high_freq_factor (Llama 3.1, 2407.21783)."""
 
     low_freq_factor: Turns = 1.0
     high_freq_factor: Turns = 4.0

@@ -19,9 +19,9 @@ Layout = Literal["interleaved", "halves"]
 def sinusoid(
     ids: Int[Tensor, "*s"], d_model: int, base: float, layout: Layout = "interleaved"
 ) -> Float[Tensor, "*s d"]:
-    """PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d)), in fp32.
+    """Returns PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d)), in fp32.
 
-    In halves, all sines come first."""
+    With layout "halves", all sines come first."""
     rate = base ** (-torch.arange(0, d_model, 2, device=ids.device, dtype=torch.float32) / d_model)
     angle = ids.float()[..., None] * rate  # (*s, d/2)
     if layout == "halves":
@@ -30,11 +30,12 @@ def sinusoid(
 
 
 class Sinusoidal(EmbeddingPosition):
-    """Fixed sines and cosines of geometric wavelengths, no weights, no end. Vaswani et al. 2017, 1706.03762, 3.5.
+    """Fixed sines and cosines of geometric wavelengths, without weights or a limit. Vaswani et al. 2017, 1706.03762,
+    3.5.
 
     Sines and cosines take turns, as in the paper, or all sines come first, as in the authors' code and in Marian. Each
-    is of size 1, where tokens begin with .02: the paper multiplies these by sqrt(d_model) (3.4), and so does the change
-    `+sinusoidal`, unless `embedding.scale` is set.
+    has size 1, but token embeddings are initialised with .02: the paper multiplies them by sqrt(d_model) (3.4), and so
+    does the change `+sinusoidal`, unless `embedding.scale` is set.
     """
 
     def __init__(self, d_model: int, base: float = 10000.0, layout: Layout = "interleaved"):
@@ -50,7 +51,8 @@ class Sinusoidal(EmbeddingPosition):
         return sinusoid(pass_.ids, self.d_model, self.base, self.layout)
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """PE(p)_i, its first eight dimensions, and PE(p) . PE(p + k) = sum_i cos(k / base^(2i/d)), whatever p."""
+        """Returns plots of PE(p)_i, its first eight dimensions, and PE(p) . PE(p + k) = sum_i cos(k / base^(2i/d)), for
+        any p."""
         at, near = some(length), torch.arange(min(length, 32))
         encoding = sinusoid(at, self.d_model, self.base, self.layout).T
         first = sinusoid(near, self.d_model, self.base, self.layout).T[:8]

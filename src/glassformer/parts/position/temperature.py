@@ -16,9 +16,8 @@ from glassformer.parts.precision import wide
 
 class Temperature(AttentionPosition):
     """q_p times 1 + share log(1 + floor((p + 1) / every)): later queries have sharper patterns, which many keys would
-    blur. The keys know no position. Llama 4 (Meta 2025) in its layers without rotary positions, after Nakanishi 2025,
-    2501.19399.
-    """
+    blur. Keys have no position. Llama 4 (Meta 2025) in its layers without rotary positions, after Nakanishi 2025,
+    2501.19399."""
 
     def __init__(self, every: int = 8192, share: float = 0.1):
         super().__init__()
@@ -26,7 +25,7 @@ class Temperature(AttentionPosition):
         self._key = ("temperature", every, share)
 
     def factors(self, ids: Tensor) -> Tensor:
-        """Of positions (...), in fp32."""
+        """Returns the factors of positions (...), in fp32."""
         return 1.0 + self.share * torch.log1p(torch.floor((ids.float() + 1.0) / self.every))
 
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
@@ -34,7 +33,7 @@ class Temperature(AttentionPosition):
         return (wide(q) * factors).to(q.dtype), k
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """The factor by position."""
+        """Returns a plot of the factor by position."""
         at = some(length)
         return {"factor by position": Plot("position", "factor", at, self.factors(at)[None], ("q",))}
 
@@ -43,15 +42,15 @@ class Temperature(AttentionPosition):
 
 
 class TemperatureConfig(AttentionPositionConfig, kind="temperature"):
-    """q_p times 1 + share log(1 + floor((p + 1) / every)). It tells no order by itself: it stands in some layers,
-    between others that know positions, and loses alone."""
+    """q_p times 1 + share log(1 + floor((p + 1) / every)). It does not encode the order by itself: it belongs in some
+    layers, between others with positions, and loses without them."""
 
     turns: ClassVar[bool] = True
     every: int = Field(8192, gt=0, le=1 << 28)
     share: float = Field(0.1, ge=0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The factors, once for all layers."""
+        """Returns the cost of the factors, once for all layers."""
         return Cost.once(("temperature", self), Cost(kept=shape.keeps_once(shape.s, torch.float32)))
 
     def build(self, ctx: BuildContext) -> Temperature:

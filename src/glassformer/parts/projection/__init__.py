@@ -1,4 +1,4 @@
-"""How a mixer makes queries, keys and values: one fused map, separate maps, from the memory of another sequence."""
+"""Projections to queries, keys and values: one fused layer, separate layers, from the memory of another sequence."""
 
 from glassformer.parts.projection.base import (
     MakeProjection,

@@ -17,12 +17,12 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
 
-# `Self` by hand: shapes are checked in the tests by a library that takes `Self` in decorated classes alone.
+# `Self` written out, because the tests' shape checker takes `Self` only in decorated classes
 P = TypeVar("P", bound="Projection")
 
 
 class MapShape(NamedTuple):
-    """What a `Linear` is made from: its inputs, and of each stacked map the outputs, the role and the cut."""
+    """Shapes of a `Linear`: its inputs, and the outputs, role and cut of each stacked layer."""
 
     in_features: int
     outs: tuple[int, ...]
@@ -31,14 +31,14 @@ class MapShape(NamedTuple):
 
 
 class Projection(ABC):
-    """The maps from x to queries, keys and values: projection(maps, x, pass_) -> q (b,s,n,h), k (b,s,g,h), v (b,s,g,h).
+    """Projection of x to queries, keys and values: projection(maps, x, pass_) -> q (b,s,n,h), k (b,s,g,h), v (b,s,g,h).
 
-    A projection is a plain object. The mixer owns the maps as its own modules (`layers.3.mixer.qkv`), so that
-    quantisation, sharding and checkpoints find ordinary linear maps; `maps` in the calls below is that mixer, or any
-    object with the modules as attributes. With `clip`, every |q|, |k|, |v| is at most that.
+    A projection is a plain object. The mixer owns the linear layers ("maps") as modules (`layers.3.mixer.qkv`), so that
+    quantisation, sharding and checkpoints find ordinary linear layers; `maps` in the calls below is that mixer, or any
+    object with the modules as attributes. With `clip`, every element of q, k, v is clamped to [-clip, clip].
 
     A projection may keep less per token than the kernel reads, a latent for example: its k and v then have the heads
-    and widths of `kept_shapes`, the decode state stores those, and `expand` makes what the kernel reads.
+    and widths of `kept_shapes`, the decode state stores those, and `expand` computes the kernel's input.
     """
 
     def __init__(self, heads: Heads, clip: float | None = None, value_dim: int | None = None):
@@ -47,24 +47,25 @@ class Projection(ABC):
 
     @abstractmethod
     def shapes(self, d_model: int) -> dict[str, MapShape]:
-        """The linear maps by name."""
+        """Returns the shapes of the linear layers by name."""
 
     @abstractmethod
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
 
     @abstractmethod
     def matrices(self, maps: Any) -> dict[str, Matrix]:
-        """The matrices of q, k and v, by heads."""
+        """Returns the matrices of q, k and v, by heads."""
 
     def maps(self, d_model: int, bias: bool = False, reparam: MakeReparam | None = None) -> dict[str, nn.Module]:
-        """The modules by name, for the mixer to own."""
+        """Returns the modules by name, for the mixer to own."""
         return {
             name: Linear(in_features, outs, bias, roles, reparam, shards)
             for name, (in_features, outs, roles, shards) in self.shapes(d_model).items()
         }
 
     def of_owner(self: P, owner: Owner) -> P:
-        """The same for an owner's share of the heads. Raises RequestError where a map is not cut by heads."""
+        """Returns the projection of an owner's share of the heads. Raises RequestError if a layer is not cut by
+        heads."""
         cuts = [cut for shape in self.shapes(1).values() for cut in shape.shards]
         whole = any(cut.cut != "column" for cut in cuts)
         owner.refuse("mixer.projection", whole and type(self).__name__, "does not cut its maps by heads")
@@ -75,41 +76,41 @@ class Projection(ABC):
 
     @property
     def value_dim(self) -> int:
-        """Values per head of z (b, s, n, value_dim)."""
+        """Elements per head of z (b, s, n, value_dim)."""
         return self._value_dim
 
     @property
     def kept_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, width) of the k and of the v that the decode state keeps of each token."""
+        """Shapes (heads, width) of the k and of the v that the decode state keeps of each token."""
         _, g, h = self.heads
         return (g, h), (g, self.value_dim)
 
     def expand(self, maps: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from those kept."""
+        """Returns the k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from the kept ones."""
         return k, v
 
     def by_head(self, x: Tensor, width: int | None = None) -> Tensor:
-        """(b, s, n h) -> (b, s, n, h), clipped; h is `width`, or head_dim."""
+        """Reshapes (b, s, n h) to (b, s, n, h), clipped; h is `width`, or head_dim."""
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
         return x.unflatten(-1, (-1, width or self.heads.head_dim))
 
 
 MakeProjection = Callable[..., Projection]
-"""(heads, clip=None) -> projection; a class of projections is one."""
+"""Function of (heads, clip=None); returns a projection. A class of projections is one."""
 
 
 class ProjectionConfig(PartConfig, axis="projection"):
-    """How a mixer makes its queries, keys and values."""
+    """Config of a projection to queries, keys and values."""
 
     tensors: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    """Which of q, k and v are made as one tensor, that memory holds as long as a part of it is needed."""
+    """Groups of q, k and v that are one tensor, which stays in memory while a part of it is needed."""
 
     def build(self, ctx: BuildContext) -> MakeProjection:
         raise NotImplementedError
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Of the maps; those with as many inputs read the same tensor."""
+        """Returns the cost of the layers; layers with equal numbers of inputs read one tensor."""
         outs: dict[int, list[tuple[int, ...]]] = {}
         for map_ in self._shapes(ctx):
             outs.setdefault(map_.in_features, []).append(map_.outs)
@@ -124,16 +125,17 @@ class ProjectionConfig(PartConfig, axis="projection"):
 
 
 class SelfProjectionConfig(ProjectionConfig):
-    """The choices for attention of a sequence to itself."""
+    """Config of a projection for self-attention."""
 
 
 class MemoryProjectionConfig(ProjectionConfig):
-    """The choices for attention to another sequence."""
+    """Config of a projection for attention to another sequence."""
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The memory is one tensor for all layers."""
+        """Returns the cost; the memory is one tensor for all layers."""
         return super().costs(ctx, shape) + Cost.once("memory", Cost(kept=shape.keeps(ctx.d_model, shape.inputs)))
 
     def build(self, ctx: BuildContext) -> Any:
-        """(heads, clip=None) -> a projection that also has `queries` and `keys_values`, as `CrossQKV`."""
+        """Returns a function of (heads, clip=None) for a projection that also has `queries` and `keys_values`, as
+        `CrossQKV`."""
         raise NotImplementedError

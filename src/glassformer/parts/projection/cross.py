@@ -36,11 +36,11 @@ class CrossQKV(Projection):
         return self.queries(maps, x), *self.keys_values(maps, pass_.need_memory().x)
 
     def queries(self, maps: Any, x: Tensor) -> Tensor:
-        """q (b, s, n, h)"""
+        """Returns q (b, s, n, h)."""
         return self.by_head(maps.q_proj(x))
 
     def keys_values(self, maps: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v (b, t, g, h) of memory (b, t, m)."""
+        """Returns k and v (b, t, g, h) of memory (b, t, m)."""
         kv = maps.kv_proj
         k, v = kv.split(kv(memory))
         return self.by_head(k), self.by_head(v)
@@ -55,12 +55,12 @@ class CrossQKV(Projection):
 
 
 MakeCrossProjection = Callable[..., CrossQKV]
-"""(heads, clip) -> projection from another sequence's memory."""
+"""Function of (heads, clip); returns a projection from another sequence's memory."""
 
 
 class CrossQKVConfig(MemoryProjectionConfig, kind="cross"):
     memory_width: int | None = Field(None, gt=0, le=1 << 20)
-    """Width m of the memory; None: the encoder's, or d_model where there is none."""
+    """Width m of the memory; None for the encoder's, or d_model without an encoder."""
 
     def build(self, ctx: BuildContext) -> MakeCrossProjection:
         return partial(CrossQKV, memory_width=self.memory_width or ctx.memory_width)

@@ -13,7 +13,7 @@ from glassformer.parts.projection.base import MakeProjection, MapShape, Projecti
 
 
 class FusedQKV(Projection):
-    """q|k|v = x W^T + b, one product: W (n h + g h + g hv, d) holds the rows of W_Q, W_K, W_V, one below the other."""
+    """q|k|v = x W^T + b, one matmul: W (n h + g h + g hv, d) stacks the rows of W_Q, W_K, W_V."""
 
     def shapes(self, d_model: int) -> dict[str, MapShape]:
         n, g, h = self.heads

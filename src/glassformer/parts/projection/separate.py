@@ -13,7 +13,7 @@ from glassformer.parts.projection.base import MakeProjection, MapShape, Projecti
 
 
 class SeparateQKV(Projection):
-    """q = x W_Q^T + b_Q, k = x W_K^T + b_K, v = x W_V^T + b_V: three products, three parameters."""
+    """q = x W_Q^T + b_Q, k = x W_K^T + b_K, v = x W_V^T + b_V: three matmuls, three parameters."""
 
     def shapes(self, d_model: int) -> dict[str, MapShape]:
         n, g, h = self.heads

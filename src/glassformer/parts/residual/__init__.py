@@ -1,4 +1,4 @@
-"""How branches join the residual stream, and where the norms stand."""
+"""Residual wirings: the places of branches and norms in the residual stream."""
 
 from glassformer.parts.residual.base import Residual, ResidualConfig
 from glassformer.parts.residual.deepnorm import DeepNorm, DeepNormConfig

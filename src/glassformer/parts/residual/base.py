@@ -17,17 +17,17 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """forward(x, mixer, ffn) -> x': the whole wiring of one block; `ffn` is None in a block without one.
+    """forward(x, mixer, ffn) -> x': residual wiring of one block; `ffn` may be None.
 
-    x (b, s, d). Owns the norms; `mid` is the stream between the two branches, where there is such a place. `scale`
+    x (b, s, d). Owns the norms; `mid` is the stream between the two branches, if the wiring has such a place. `scale`
     multiplies what each branch adds (Granite's residual_multiplier).
     """
 
     transparent = True
-    """Its children are named as if they were the block's own."""
+    """True to name its children as the block's own."""
     norms_stream: ClassVar[bool | None] = None
-    """True if `mixer_norm` and `ffn_norm` stand in the stream, behind a sum; False if each stands before its branch;
-    None if the stream is not a sum of branches."""
+    """True if `mixer_norm` and `ffn_norm` are in the stream, after a sum; False if each is before its branch; None if
+    the stream is not a sum of branches."""
 
     def __init__(self, dropout: float = 0.0, scale: float = 1.0):
         super().__init__()
@@ -35,7 +35,7 @@ class Residual(nn.Module):
         self.resid_mid = Site()
 
     def share(self, branch: Tensor) -> Tensor:
-        """What a branch's result adds to the stream."""
+        """Returns the contribution of a branch's result to the stream."""
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
@@ -43,55 +43,55 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """x' (1, n, d) of the tokens `rows` (n,) alone, numbers among the b s."""
+        """Returns x' (1, n, d) of only the tokens `rows` (n,), indices among the b s."""
         return only(self(x, mixer, ffn), rows)
 
 
 class Sequential(Residual):
-    """A wiring whose second branch reads what the first has left, each token by itself."""
+    """Wiring whose second branch reads the stream after the first one, each token by itself."""
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.mix(x, mixer)
         return x if ffn is None else self.feed(x, ffn)
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """As of all tokens; the second branch works on no others."""
+        """Returns x' of only these tokens; the second branch processes no others."""
         x = only(self.mix(x, mixer), rows)
         return x if ffn is None else self.feed(x, ffn)
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
-        """The stream behind the mixer's branch."""
+        """Returns the stream after the mixer's branch."""
         raise NotImplementedError
 
     def feed(self, x: Tensor, ffn: Branch) -> Tensor:
-        """The stream behind the branch of the feed-forward network."""
+        """Returns the stream after the branch of the feed-forward network."""
         raise NotImplementedError
 
 
 def only(x: Tensor, rows: Tensor) -> Tensor:
-    """x (b, s, d) -> (1, n, d), of the tokens with these numbers among the b s."""
+    """Selects from x (b, s, d) the tokens with these indices among the b s: (1, n, d)."""
     return x.flatten(0, 1).index_select(0, rows)[None]
 
 
 class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fields={"depth_scaled": True})):
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On each branch's result."""
+    """Dropout on each branch's result."""
     scale: float | None = Field(None, gt=0)
-    """Multiplies each branch's result; None: 1."""
+    """Factor on each branch's result; None for 1."""
     depth_scaled: bool = False
-    """Multiplies it by 1 / sqrt(L) of L layers besides: tokens then stay apart at any depth (Noci et al. 2022,
+    """True for a further factor 1 / sqrt(L) of L layers: tokens then stay distinct at any depth (Noci et al. 2022,
     2206.03126)."""
 
     ends_in_norm: ClassVar[bool] = False
-    """Whether the last thing in a block is a norm of the stream: a final one would only repeat it."""
+    """True if a block ends with a norm of the stream, which a final norm would only repeat."""
     brings: ClassVar[InitConfig | None] = None
-    """The initialisation that belongs to this wiring: its short name sets both."""
+    """Initialisation that belongs to this wiring: its short name sets both."""
     wants_warmup: ClassVar[bool] = False
     """True if training stalls without a warm-up (Xiong et al. 2020, 2002.04745)."""
     feeds_products: ClassVar[bool] = True
-    """The branches read norms in the dtype of matrix products; False: the stream, in its own."""
+    """True if the branches read norms in the dtype of matmuls; False if they read the stream, in its dtype."""
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
-    """Names of the norms this wiring holds in a block with both branches."""
+    """Names of the norms of this wiring in a block with both branches."""
 
     def resolved(self, ctx: BuildContext) -> ResidualConfig:
         return self.replace(dropout=0.0, scale=self.numbers(ctx)["scale"], depth_scaled=False)
@@ -102,16 +102,17 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     wiring: ClassVar[type[Residual]]
 
     def numbers(self, ctx: BuildContext) -> dict[str, Any]:
-        """What the wiring is given besides its norms."""
+        """Returns the arguments of the wiring other than its norms."""
         scale = self.scale or 1.0
         return {"dropout": self.dropout, "scale": scale * (ctx.n_branches / 2) ** -0.5 if self.depth_scaled else scale}
 
     def feeds(self, branch: str) -> bool:
-        """Whether "mixer" or "ffn" reads a norm in the dtype of matrix products; otherwise the stream, in its own."""
+        """Returns True if "mixer" or "ffn" reads a norm in the dtype of matmuls; False if it reads the stream, in its
+        dtype."""
         return self.feeds_products
 
     def build(self, ctx: BuildContext) -> Residual:
-        """The context has the block's norm, and whether the block has an ffn."""
+        """Returns the wiring. The context has the block's norm, and whether the block has an FFN."""
         assert ctx.norm is not None, "a wiring places the norm of its context"
         norms: dict[str, Any] = {
             name: ctx.norm.build(ctx.within(feeds_products=self.feeds_products and not name.endswith("post_norm")))
@@ -120,7 +121,7 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
         return self.wiring(**norms, **self.numbers(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Its norms by name, and the masks of its dropout."""
+        """Returns the costs of the norms by name, and of the dropout masks."""
         assert ctx.norm is not None, "a wiring places the norm of its context"
         after = shape.reading(shape.products)  # norms of a branch's result
         names = self.norm_names(ctx.has_ffn)

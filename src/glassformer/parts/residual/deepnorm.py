@@ -14,7 +14,7 @@ class DeepNorm(Sequential):
     """x <- norm(alpha x + mixer(x)); x <- norm(alpha x + ffn(x)). Wang et al. 2022, 2203.00555.
 
     Post-norm whose stream outweighs its branches, alpha = (2 L)^(1/4), so that a step moves a thousand layers by a
-    bounded amount; it wants the weights of `init=deepnorm`.
+    bounded amount; it needs the initial weights of `init=deepnorm`.
 
     x ─┬─ alpha ──(+)─ norm ─┬─ alpha ─(+)─ norm ─
        └─ mixer ───┘         └─ ffn ────┘
@@ -46,7 +46,7 @@ class DeepNormConfig(ResidualConfig, kind="deepnorm", words="deepnorm"):
     ends_in_norm: ClassVar[bool] = True
     brings: ClassVar[InitConfig] = DeepNormInitConfig()
     alpha: float | None = Field(None, gt=0)
-    """None: (2 L)^(1/4) of L layers."""
+    """Factor alpha; None for (2 L)^(1/4) of L layers."""
 
     def _alpha(self, ctx: BuildContext) -> float:
         return self.alpha or ctx.n_branches**0.25

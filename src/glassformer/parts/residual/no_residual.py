@@ -10,8 +10,8 @@ class NoResidual(Sequential):
 
     x ─ norm ─ mixer ─ norm ─ ffn ─
 
-    A gradient passes every branch on its way down, and a token keeps nothing but the mixtures of all: rank collapse
-    (Dong et al. 2021, 2103.03404). Pre-norm blocks are the same with the sum.
+    A gradient passes through every branch, and a token keeps only mixtures of all tokens: rank collapse (Dong et al.
+    2021, 2103.03404). Pre-norm blocks add the sum.
     """
 
     def __init__(

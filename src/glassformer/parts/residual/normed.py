@@ -11,8 +11,8 @@ from glassformer.parts.residual.deepnorm import DeepNorm, DeepNormConfig
 class Normed(DeepNorm):
     """u = norm(x), x <- alpha u + mixer(u); u = norm(x), x <- alpha u + ffn(u). MiniMax-01, 2501.08313.
 
-    `DeepNorm` with each norm before a branch instead of behind the one below it: with a norm at the embedding there and
-    a final one here, the two compute the same.
+    `DeepNorm` with each norm before a branch instead of after the previous one: `DeepNorm` with a norm at the embedding
+    equals this wiring with a final norm.
 
     x ─ norm ─┬─ alpha ──(+)─ norm ─┬─ alpha ─(+)─
               └─ mixer ───┘         └─ ffn ────┘

@@ -11,10 +11,10 @@ from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 
 
 class Parallel(Residual):
-    """x <- x + mixer(norm(x)) + ffn(norm'(x)): both branches read the same stream. GPT-J; PaLM, 2204.02311.
+    """x <- x + mixer(norm(x)) + ffn(norm'(x)): both branches read one stream. GPT-J; PaLM, 2204.02311.
 
-    With one shared norm (Falcon-7B, Phi) norm' is norm; with two they differ (GPT-NeoX, Falcon-40B). There is no
-    `resid_mid`: no place lies between the branches.
+    With one shared norm (Falcon-7B, Phi) norm' is norm; with two they differ (GPT-NeoX, Falcon-40B). It has no
+    `resid_mid`, because no place is between the branches.
 
         x ─┬───────────────────(+)─      x ─┬──────────────────(+)─
            ├─ norm ─┬─ mixer ──┤            ├─ norm ── mixer ──┤
@@ -46,12 +46,12 @@ class ParallelConfig(
 ):
     wiring = Parallel
     shared_norm: bool = True
-    """One norm for both branches, or one for each."""
+    """True for one norm for both branches, False for one for each."""
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return super().norm_names(has_ffn and not self.shared_norm)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The tensor that two parts read, the norm's result or the stream, is kept once."""
+        """Returns the cost; the tensor that two parts read, the norm's result or the stream, is kept once."""
         twice = shape.keeps(ctx.d_model, shape.products if self.shared_norm else shape.dtype)
         return super().costs(ctx, shape) + Cost(kept=-twice if ctx.has_ffn else 0)

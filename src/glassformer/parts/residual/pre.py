@@ -13,8 +13,8 @@ class Pre(Sequential):
     x ─┬────────────────(+)─┬──────────────(+)─
        └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
 
-    Without `mixer_norm` the mixer reads the stream as it is: the first layer of ModernBERT (2412.13663), below which
-    the embedding has a norm.
+    Without `mixer_norm` the mixer reads the raw stream: in the first layer of ModernBERT (2412.13663), after an
+    embedding with a norm.
     """
 
     norms_stream: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class Pre(Sequential):
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
     wiring = Pre
     mixer_normed: bool = True
-    """Whether a norm stands before the mixer."""
+    """True for a norm before the mixer."""
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return tuple(name for name in super().norm_names(has_ffn) if self.mixer_normed or name != "mixer_norm")

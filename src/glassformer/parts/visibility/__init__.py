@@ -1,4 +1,4 @@
-"""Who may look at whom: a predicate on index tensors, with what a kernel may know of its shape."""
+"""Visibility (attention mask): a predicate on index tensors, with facts about its shape for kernels."""
 
 from glassformer.parts.visibility.base import Borders, Needed, SameDocument, Spans, Visibility, VisibilityConfig
 from glassformer.parts.visibility.bidirectional import Bidirectional, BidirectionalConfig

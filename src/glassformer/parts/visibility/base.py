@@ -10,124 +10,124 @@ from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.precision import at_hand, traced
 
 Spans = list[tuple[int, int]]
-"""Intervals [begin, end) of keys, ascending, apart from each other."""
+"""Intervals [start, end) of keys, ascending and disjoint."""
 
 
 class Needed(NamedTuple):
-    """The tokens that later queries may attend to: the first ones of their document, and the last ones before them. If
+    """Tokens that later queries may attend to: the first ones of their document, and the last ones before the query. If
     None, all."""
 
     first: int
     last: int | None
 
     def most(self, t: int) -> int:
-        """Of t tokens."""
+        """Returns the number of needed tokens of t."""
         return t if self.last is None else min(t, self.first + self.last)
 
 
 class Visibility:
-    """visible(b, n, q_idx, k_idx) -> bool, the convention of `torch.nn.attention.flex_attention`.
+    """Attention mask: visible(b, n, q_idx, k_idx) -> bool, in the convention of `torch.nn.attention.flex_attention`.
 
-    Arguments are integer tensors that broadcast together; indices count tokens from the start of the sequence.
-    `causal` and `reach` tell kernels and states what they may skip: no key after its query is visible; no key `reach`
-    or more tokens before its query is visible.
+    Arguments are integer tensors that broadcast together; indices count tokens from the start of the sequence. `causal`
+    and `reach` are promises to kernels and states: no key after its query is visible; no key `reach` or more tokens
+    before its query is visible.
     """
 
     causal: bool = False
     reach: int | None = None
 
     only_order: bool = False
-    """Whether `causal` and `reach` say all: nothing else hides a key."""
+    """True if only `causal` and `reach` hide keys."""
     sees_itself: bool = False
-    """Whether every token attends to itself, so that no query is without a key."""
+    """True if every token attends to itself, so that every query has a key."""
     absolute: bool = False
-    """Whether it matters where a token stands in its document; otherwise only differences between places do."""
+    """True if it depends on the place of a token in its document, not only on differences between places."""
     tile: int | None = None
-    """Queries see alike in blocks of so many tokens, counted from the start; None: in no blocks."""
+    """Number of tokens in blocks of queries with equal visibility, counted from the start; None without such blocks."""
     stride: int = 1
-    """Tokens attend only to those whose distance is a multiple of it."""
+    """Distance between visible keys: tokens attend only to those at a multiple of it."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Equal for visibilities that are equal within one pass of the model: masks are made once for both. A tensor
-        in it counts by identity."""
-        if traced():  # torch 2.11 cannot trace `vars`; what is made twice the compiler makes once
+        """Key that is equal for visibilities that are equal within one pass of the model: masks are made once for both.
+        A tensor in it counts by identity."""
+        if traced():  # torch 2.11 cannot trace `vars`; the compiler merges equal masks itself
             return (self,)
         return (type(self), *sorted(vars(self).items()))
 
     @property
     def needed(self) -> Needed:
-        """What a decode state has to keep."""
+        """Tokens that a decode state has to keep."""
         return Needed(0, self.reach)
 
     @property
     def width(self) -> int | None:
-        """About how many keys most queries attend to at most; None: there is no bound."""
+        """Approximate bound of the keys that most queries attend to; None without a bound."""
         return self.reach
 
     def sized(self, length: int | Tensor) -> Visibility:
-        """The same for documents of `length` tokens, a number or a tensor that broadcasts with the indices; for those
-        that depend on where a document ends."""
+        """Returns the visibility for documents of `length` tokens, a number or a tensor that broadcasts with the
+        indices; for masks that depend on the end of a document."""
         return self
 
     @property
     def going_on(self) -> Visibility:
-        """The keys that each query attends to in the calls that go on from a state, after the one that read the
-        beginning."""
+        """Visibility of calls that continue a state, after the call that read the start."""
         return self
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether a token attends ahead within a prefix, whose tokens a caller may name (`of_globals`), and nowhere
-        else."""
+        """True if a token attends ahead only within a prefix, whose tokens a caller may name (`of_globals`)."""
         return False
 
     @property
     def takes_globals(self) -> bool:
-        """Whether a caller may say which tokens are global (`of_globals`)."""
+        """True if a caller may name the global tokens (`of_globals`)."""
         return False
 
     def of_globals(self, tokens: Tensor) -> Visibility:
-        """The same with these tokens (b, t) global, True or False for each, where it has global tokens that a caller
-        may choose."""
+        """Returns the visibility with the global tokens given by the mask `tokens` (b, t), if a caller may choose
+        them."""
         return self
 
     def folded(self, rest: int) -> Visibility:
-        """With a `stride`: the keys that each query attends to among every stride-th token, after `rest` tokens were
-        added at the end."""
+        """Returns, for a `stride`, the visibility among every stride-th token, after `rest` tokens were added at the
+        end."""
         raise NotImplementedError
 
     def cuts(self, t: int) -> tuple[int, ...]:
-        """Queries of t tokens before which a block of queries should end, as they see more than those around them."""
+        """Returns the queries of t tokens before which a block should end, because they attend to more keys than their
+        neighbours."""
         return ()
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         raise NotImplementedError
 
     def spans(self, first: int, last: int, t: int) -> Spans:
-        """Intervals [begin, end) of keys, at least one, ascending and disjoint, outside of which none of the queries
-        first .. last-1 of t tokens sees a key. By default they follow from `causal` and `reach`."""
+        """Returns intervals [start, end) of keys, at least one, ascending and disjoint, that contain every key to which
+        one of the queries first .. last-1 of t tokens attends. By default they follow from `causal` and `reach`."""
         begin = 0 if self.reach is None else max(0, first - self.reach + 1)
         return [(begin, last if self.causal else t)]
 
     def sure(self, first: int, last: int, t: int) -> int:
-        """How many keys at the beginning of their `spans` are visible to all of the queries first .. last-1."""
+        """Returns the number of keys at the start of their `spans` that are visible to all of the queries first ..
+        last-1."""
         return 0
 
     def alike(self, first: int, last: int, t: int) -> Hashable | None:
-        """Equal for blocks of queries that see alike among the keys of their `spans`, so that a mask is made once; None
-        where nothing is promised."""
+        """Returns a key that is equal for blocks of queries with equal visibility among the keys of their `spans`, so
+        that a mask is made once; None without a promise."""
         if not self.only_order:
             return None
         return last - first, *((begin - first, end - first) for begin, end in self.spans(first, last, t))
 
     def keys_seen(self, t: int) -> float:
-        """Mean number of keys that a query of a t-token sequence sees."""
+        """Returns the mean number of keys that a query of a t-token sequence attends to."""
         raise NotImplementedError
 
 
 class Borders:
-    """Where the documents of a batch begin and end: runs of equal ids in documents (b, t)."""
+    """Borders of the documents of a batch: runs of equal ids in documents (b, t)."""
 
     def __init__(self, documents: Tensor):
         self.documents = documents
@@ -135,14 +135,14 @@ class Borders:
         changes = documents[:, 1:] != documents[:, :-1]
         self._first = torch.cat((torch.ones_like(documents[:, :1], dtype=torch.bool), changes), 1)
         self.begins = torch.where(self._first, slot, 0).cummax(dim=1).values
-        """(b, t): the first slot of each token's document."""
+        """First slot of each token's document, (b, t)."""
         self._lengths: Tensor | None = None
         self._runs: list[list[tuple[int, int]]] | None = None
         self._extent: tuple[Tensor, Tensor] | None = None
 
     @property
     def lengths(self) -> Tensor:
-        """(b, t): how many tokens each token's document has."""
+        """Length of each token's document, (b, t)."""
         if self._lengths is None:
             t = self.documents.shape[1]
             later = torch.where(self._first, torch.arange(t, device=self.documents.device), t)
@@ -152,7 +152,7 @@ class Borders:
 
     @property
     def runs(self) -> list[list[tuple[int, int]]]:
-        """[begin, end) of the documents of each row."""
+        """Intervals [start, end) of the documents of each row."""
         if self._runs is None:
             batch, t = self.documents.shape
             starts: list[list[int]] = [[] for _ in range(batch)]
@@ -163,7 +163,7 @@ class Borders:
 
     @property
     def extent(self) -> tuple[Tensor, Tensor]:
-        """Of each slot (t,), over the rows: the first slot with its id, and the one after the last."""
+        """First slot with the id of each slot (t,), and the slot after the last, over all rows."""
         if self._extent is None:
             t = self.documents.shape[1]
             slot = torch.arange(t, device=self.documents.device).expand_as(self.documents)
@@ -177,11 +177,11 @@ class Borders:
 
 
 class SameDocument(Visibility):
-    """Narrows another visibility to pairs in one document: packed batches, and padding (a document of its own). Where
-    places matter to it, they count from the start of the document.
+    """Visibility restricted to pairs in one document: for packed batches, and padding (a separate document). If the
+    inner visibility depends on places, they count from the start of the document.
 
-    documents (b, t) holds an id per token of the whole sequence so far. Two documents of one id that do not touch see
-    each other, unless places matter.
+    documents (b, t) holds an id per token of the whole sequence so far. Two separate documents with one id attend to
+    each other, unless the visibility depends on places.
     """
 
     def __init__(self, inner: Visibility, documents: Tensor, borders: Borders | None = None):
@@ -220,11 +220,12 @@ class SameDocument(Visibility):
             return self.inner.visible(b, n, q_idx, k_idx) & same
         begins, last = self.borders.begins, self.documents.shape[1] - 1
         inner = self.inner.sized(self.borders.lengths[b, q_idx])
-        q, k = begins[b, q_idx], begins[b, k_idx.clamp(max=last)]  # an empty slot counts as a token yet to come
+        q, k = begins[b, q_idx], begins[b, k_idx.clamp(max=last)]  # an empty slot counts as a future token
         return inner.visible(b, n, q_idx - q, k_idx - k) & (q == k)
 
     def spans(self, first: int, last: int, t: int) -> Spans:
-        """On CPUs those of each document; elsewhere, and to a compiler, documents are not known in advance."""
+        """Returns on CPUs the spans of each document; on other devices, and to a compiler, documents are not known in
+        advance."""
         if not at_hand(self.documents):
             return [(0, last if self.causal else t)] if self.inner.absolute else self.inner.spans(first, last, t)
         reached = self._reached(first, last)
@@ -237,7 +238,8 @@ class SameDocument(Visibility):
         return joined(found)
 
     def _reached(self, first: int, last: int) -> Spans:
-        """The documents of slots first .. last-1, of all rows; one interval around them where places do not matter."""
+        """Returns the documents of slots first .. last-1, of all rows; one interval around them unless places
+        matter."""
         if self.inner.absolute:
             return sorted({run for runs in self.borders.runs for run in runs if run[0] < last and first < run[1]})
         low, high = self.borders.extent
@@ -248,7 +250,7 @@ class SameDocument(Visibility):
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> Spans:
-    """The union of intervals, ascending and apart."""
+    """Returns the union of intervals, ascending and disjoint."""
     made: Spans = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if made and begin <= made[-1][1]:

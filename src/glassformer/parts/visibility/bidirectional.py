@@ -8,7 +8,7 @@ from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 
 
 class Bidirectional(Visibility):
-    """Every token attends to every token (encoders)."""
+    """Visibility in which every token attends to every token (encoders)."""
 
     only_order = sees_itself = True
 

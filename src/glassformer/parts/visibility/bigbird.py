@@ -14,17 +14,17 @@ from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfi
 
 
 class BigBird(Visibility):
-    """Blocks of `block` tokens see some blocks: the global ones, their neighbours, and `random` others. Zaheer et al.
-    2020 (2007.14062).
+    """Visibility by blocks of `block` tokens, which attend to the global ones, their neighbours, and `random` others.
+    Zaheer et al. 2020 (2007.14062).
 
     two-sided    block i of m attends to 0, i-1, i, i+1, m-1 and `random` others; blocks 0 and m-1 attend to
-                 everything, and of at most 5 + 2 `random` blocks all do, as in the published class
-    causal       k <= q, and block i attends to 0, i-1, i and `random` of those between: ours, as the paper's decoders
-                 see all
+                 everything; with at most 5 + 2 `random` blocks, all do, as in the published class
+    causal       k <= q, and block i attends to 0, i-1, i and `random` of those between: ours, because the paper's
+                 decoders attend to all
 
-    Which blocks are random depends on (seed, layer, i) and is the same for all heads and rows, and in the causal form
-    for all lengths: the blocks to choose from are cut into `random` equal parts, and one block of each is drawn. Of few
-    blocks, all are seen.
+    The random blocks depend on (seed, layer, i) and are equal for all heads and rows, and in the causal form for all
+    lengths: the blocks to choose from are cut into `random` equal parts, and one block of each is drawn. If there are
+    few blocks, all are visible.
     """
 
     sees_itself = absolute = True
@@ -41,7 +41,7 @@ class BigBird(Visibility):
 
     @property
     def few(self) -> int:
-        """So many blocks are too few to leave any out, in the two-sided form."""
+        """Maximum number of blocks that are all visible, in the two-sided form."""
         return 5 + 2 * self.random
 
     def sized(self, length: int | Tensor) -> BigBird:
@@ -67,7 +67,7 @@ class BigBird(Visibility):
         return near & (k_idx <= q_idx) if self.causal else near
 
     def drawn(self, i: Any, part: int) -> tuple[Any, Any]:
-        """(block, whether there is one): the random block number `part` that block i attends to; i a number or a
+        """Returns (block, True if it exists) of the random block number `part` that block i attends to; i a number or a
         tensor."""
         if self.causal:
             low = i - 2 + (i < 2) * (2 - i)
@@ -80,7 +80,7 @@ class BigBird(Visibility):
         begin, end = part * choice // self.random, (part + 1) * choice // self.random
         there = begin < end
         at = begin + _mixed(self.seed, self.layer, i, part) % (end - begin + (end == begin) * 1)
-        skipped = 3 - (i < 2) * (2 - i)  # those around i, of which block 0 is none of the choice
+        skipped = 3 - (i < 2) * (2 - i)  # blocks around i; block 0 is not drawn
         return 1 + at + (at >= low) * skipped, there
 
     def spans(self, first: int, last: int, t: int) -> Spans:
@@ -101,7 +101,7 @@ class BigBird(Visibility):
         return (begin, last - first) if (last - 1) // self.block == i else None
 
     def row(self, i: int, t: int) -> set[int]:
-        """The blocks that block i of t tokens attends to."""
+        """Returns the blocks that block i of t tokens attends to."""
         m = (t + self.block - 1) // self.block
         if not self.causal and (i in (0, m - 1) or m <= self.few):
             return set(range(m))
@@ -140,7 +140,7 @@ def _keys_seen(visibility: BigBird, t: int) -> float:
 
 
 def _mixed(*numbers: Any) -> Any:
-    """A hash in 0 .. 2^32 - 1 of whole numbers below 2^32, one of which may be a tensor of them."""
+    """Returns a hash in 0 .. 2^32 - 1 of integers below 2^32; one may be a tensor."""
     x: Any = 0x9E3779B9
     for number in numbers:
         x = x ^ (number.long() if isinstance(number, Tensor) else number)
@@ -157,17 +157,17 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 
 class BigBirdConfig(VisibilityConfig, kind="bigbird", words=Word("bigbird", _read, "64")):
-    """k <= q, and block i of `block` tokens sees the blocks 0, i-1, i and `random` others. With causal=False it sees 0,
-    i-1, i, i+1, the last and `random` others, and blocks 0 and last attend to everything, as Zaheer et al. 2020
-    (2007.14062) published it.
+    """k <= q, and block i of `block` tokens attends to the blocks 0, i-1, i and `random` others. With causal=False it
+    attends to 0, i-1, i, i+1, the last and `random` others, and blocks 0 and last attend to everything, as Zaheer et
+    al. 2020 (2007.14062) published it.
 
-    It loses where one far token decides: most of the far text is out of a layer's sight, and yet a decode state keeps
-    all of it, as any of it may be drawn later.
+    It loses if one far token decides: most of the far text is invisible to a layer, and yet a decode state keeps all of
+    it, because any of it may be drawn later.
     """
 
     block: int = Field(gt=0, le=1 << 24)
     random: int = Field(3, ge=0, le=1 << 10)
-    """Random blocks that each block sees."""
+    """Number of random blocks that each block attends to."""
     seed: int = Field(0, ge=0, lt=1 << 32)
     causal: bool = True
 

@@ -7,7 +7,7 @@ from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 
 
 class Causal(Visibility):
-    """k <= q: a token attends to itself and what came before."""
+    """Causal mask, k <= q: a token attends to itself and earlier tokens."""
 
     causal = only_order = sees_itself = True
 

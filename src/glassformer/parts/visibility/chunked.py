@@ -12,9 +12,9 @@ from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfi
 
 
 class Chunked(Visibility):
-    """k <= q and k // chunk == q // chunk: a document falls into chunks that see nothing of each other.
+    """k <= q and k // chunk == q // chunk: a document is divided into chunks that do not attend to each other.
 
-    A query attends to (chunk + 1) / 2 keys in the mean, and a decode state keeps `chunk` tokens.
+    A query attends to (chunk + 1) / 2 keys on average, and a decode state keeps `chunk` tokens.
     """
 
     causal = sees_itself = absolute = True
@@ -44,8 +44,8 @@ class ChunkedConfig(VisibilityConfig, kind="chunked", words=Word("chunked", whol
     """k <= q and k // chunk == q // chunk, counted from the start of a document: three of four layers of Llama 4 (Meta
     2025) are so, between layers that attend to everything.
 
-    It loses wherever an answer lies across a border: the first token of a chunk sees nothing but itself, and more such
-    layers do not help, as the borders are the same in all of them.
+    It loses if an answer is across a border: the first token of a chunk attends only to itself, and more such layers do
+    not help, because all have the same borders.
     """
 
     chunk: int = Field(gt=0, le=1 << 28)

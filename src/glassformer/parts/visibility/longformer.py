@@ -16,16 +16,16 @@ from glassformer.parts.visibility.base import Needed, Spans, Visibility, Visibil
 
 
 class Longformer(Visibility):
-    """A window, and the first `globals` tokens of a document, which are always in sight. Beltagy et al. 2020
+    """A window, and the first `globals` tokens of a document, which are always visible. Beltagy et al. 2020
     (2004.05150).
 
     causal       0 <= q - k < window, or k < globals and k <= q: the attention sinks of StreamingLLM (Xiao et al. 2023,
                  2309.17453). A decode state keeps window + globals tokens.
     two-sided    |q - k| <= window / 2, or k < globals, or q < globals: as published, window + 1 keys around each token,
-                 and global tokens attend to everything. `LongformerAttention` gives those projections of their own.
+                 and global tokens attend to everything. `LongformerAttention` gives them separate projections.
 
-    Which tokens are global may also come with the text (`Model.forward`, `global_tokens`): two-sided alone, and then
-    in place of the first ones.
+    The global tokens may also be passed with the text (`Model.forward`, `global_tokens`), only two-sided, in place of
+    the first ones.
 
     Positions stay those of the text, which StreamingLLM renumbers.
     """
@@ -88,21 +88,21 @@ class Longformer(Visibility):
             m = max(0, t - w)  # query w + i attends to min(i + 1, g) keys before its window
             far = min(m, g) * (min(m, g) + 1) / 2 + max(0, m - g) * g
             return (near + far) / t
-        # Pairs of a global token with anything, and those of two others at most half a window apart.
+        # pairs of a global token with any token, and of two others at most half a window apart
         u = t - g
         half = min(self.window // 2, max(u - 1, 0))
         return (t * t - u * u + u + 2 * (u * half - half * (half + 1) / 2)) / t if u else float(t)
 
 
 class Chosen(Visibility):
-    """Two-sided `Longformer` whose global tokens a caller has chosen: |q - k| <= window / 2, or q or k is global."""
+    """Two-sided `Longformer` with global tokens chosen by the caller: |q - k| <= window / 2, or q or k is global."""
 
     sees_itself = True
 
     def __init__(self, window: int, tokens: Bool[Tensor, "b t"]):
         self.window, self.tokens = window, tokens.bool()
         self.runs = tuple(_runs(self.tokens.any(0).tolist())) if at_hand(tokens) else None
-        """Intervals of tokens that are global in some row; None: not known in advance."""
+        """Intervals of tokens that are global in some row; None if not known in advance."""
 
     @property
     def width(self) -> int | None:
@@ -125,7 +125,7 @@ class Chosen(Visibility):
 
 
 def _runs(marks: list[bool]) -> Iterator[tuple[int, int]]:
-    """[begin, end) of the marks that are set and touch."""
+    """Yields the intervals [start, end) of consecutive set marks."""
     at = 0
     for mark, run in groupby(marks):
         begin, at = at, at + len(list(run))
@@ -144,12 +144,12 @@ class LongformerConfig(VisibilityConfig, kind="longformer", words=Word("longform
     et al. 2023, 2309.17453). With causal=False |q - k| <= window / 2, or k < globals, or q < globals, as Beltagy et al.
     2020 (2004.05150) published it.
 
-    It loses where an answer lies further back than the window and is no global token: each layer above reaches one
-    window further, but what it reaches has been mixed on the way.
+    It loses if an answer is further back than the window and not a global token: each later layer reaches one window
+    further, but only mixtures of tokens.
     """
 
     window: int = Field(gt=0, le=1 << 28)
-    """Causal: the tokens seen, itself included. Two-sided: half of them on each side, and itself."""
+    """Causal: number of visible tokens, itself included. Two-sided: half of them on each side, and itself."""
     globals: int = Field(1, ge=0, le=1 << 20)
     causal: bool = True
 

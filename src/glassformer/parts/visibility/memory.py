@@ -6,8 +6,8 @@ from glassformer.parts.visibility.base import Visibility
 
 
 class OfMemory(Visibility):
-    """A query attends to the tokens of another sequence that have its document's id; a query without a document sees
-    every token but padding, whose id is 0.
+    """Visibility of another sequence: a query attends to its tokens with the id of the query's document; a query
+    without a document to all tokens except padding, whose id is 0.
 
     q_idx counts the tokens of the queries' sequence, k_idx those of the memory. documents (b, T) are the ids of the
     queries' sequence, or None; memory (b, t) those of the memory.
@@ -31,13 +31,13 @@ class OfMemory(Visibility):
 
 
 class ChunksOfMemory(Visibility):
-    """A query attends to what was retrieved for the chunk that ended last before it, its own token included: nothing
-    of a neighbour reaches a token of the chunk that it was retrieved for, but the last. Borgeaud et al. 2021,
-    2112.04426, section 2.4.
+    """Visibility of retrieved neighbours: a query attends to those of the last chunk that ended before or at it, so
+    neighbours reach only the last token of the chunk that they were retrieved for. Borgeaud et al. 2021, 2112.04426,
+    section 2.4.
 
-    The sequence is cut into chunks of m tokens, u = 0, 1, ..., and the memory has w tokens for each. Query i attends
-    to key j where j // w = (i + 1) // m - 1, so the first m - 1 queries attend to nothing. memory (b, t) holds 0 where
-    a token of the memory is padding; None: every token is real.
+    The sequence is cut into chunks of m tokens, u = 0, 1, ..., and the memory has w tokens for each. Query i attends to
+    key j where j // w = (i + 1) // m - 1, so the first m - 1 queries attend to nothing. memory (b, t) is 0 for padding
+    tokens of the memory; None without padding.
     """
 
     def __init__(self, chunk: int, width: int, memory: Tensor | None = None):
@@ -52,5 +52,5 @@ class ChunksOfMemory(Visibility):
         return mine if self.memory is None else mine & (self.memory[b, k_idx] != 0)
 
     def keys_seen(self, t: int) -> float:
-        """Mean over t queries."""
+        """Returns the mean over t queries."""
         return self.per_chunk * max(0, t - self.chunk + 1) / max(t, 1)

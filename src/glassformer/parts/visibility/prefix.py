@@ -12,11 +12,11 @@ from glassformer.parts.visibility.causal import Causal
 
 
 class Prefix(Visibility):
-    """k <= q or k < length: the first `length` tokens of a document are seen by all, themselves included; the others
-    see what came before.
+    """k <= q or k < length: all tokens attend to the first `length` tokens of a document; later tokens attend to
+    earlier ones.
 
-    A prefix is read in the first call of a state, from which all later calls go on causally. Which tokens it has may
-    also come with the text (`Model.forward`, `global_tokens`): rows then have prefixes of their own.
+    A prefix is read in the first call of a state, which all later calls continue causally. The tokens of the prefix may
+    also be passed with the text (`Model.forward`, `global_tokens`): rows then have separate prefixes.
     """
 
     sees_itself = absolute = True
@@ -52,7 +52,8 @@ class Prefix(Visibility):
 
 
 class ChosenPrefix(Visibility):
-    """`Prefix` whose tokens a caller has named: k <= q or k is one of tokens (b, t), the first ones of each row."""
+    """Mask like `Prefix` with tokens chosen by the caller: k <= q or k is one of tokens (b, t), the first ones of each
+    row."""
 
     sees_itself = True
 
@@ -67,16 +68,16 @@ class ChosenPrefix(Visibility):
 
 
 class PrefixConfig(VisibilityConfig, kind="prefix", words=Word("prefix", whole("length"), "16", optional=True)):
-    """k <= q or k < length: the first `length` tokens of a document see each other, the others what came before. The
-    prefix language model of Raffel et al. 2020 (1910.10683), 3.2.1: an answer is predicted from a question that is read
-    both ways.
+    """k <= q or k < length: the first `length` tokens of a document attend to each other, later ones to all earlier
+    tokens. The prefix language model of Raffel et al. 2020 (1910.10683), 3.2.1: an answer is predicted from a question
+    that is read bidirectionally.
 
-    It loses where every token is to be learned from: a token of the prefix sees the one after it, so only the others
-    can be targets, and the same text teaches less than under a causal mask.
+    It loses if every token should be a target: tokens of the prefix attend to the next one, so only later tokens can be
+    targets, and a text has fewer targets than under a causal mask.
     """
 
     length: int | None = Field(None, gt=0, le=1 << 28)
-    """None: half of the context."""
+    """Length of the prefix; None for half of the context."""
 
     def build(self, ctx: BuildContext) -> Prefix:
         return Prefix(self._length(ctx))
