@@ -1,4 +1,4 @@
-"""What mixers have in common whose z is a softmax of scores times values."""
+"""Base of mixers whose z is a softmax of scores times values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from glassformer.parts.visibility import Causal, Visibility
 
 
 class Sinks(nn.Module):
-    """A score per head (n,) that no key has, 0 at first."""
+    """Sinks: a score per head (n,) without a key, initialised to 0."""
 
     def __init__(self, n_heads: int):
         super().__init__()
@@ -50,9 +50,9 @@ class Sinks(nn.Module):
 
 
 class SoftmaxAttention(Mixer):
-    """z = softmax(q k^T scale + bias) v per head, out = z W_O: what follows once q, k and v are made, however they are.
+    """Attention from given q, k and v: z = softmax(q k^T scale + bias) v per head, out = z W_O.
 
-    A subclass makes `output`, the map W_O, and `sinks` where it has them. Sites: q, k, v, scores and pattern (b,n,s,t),
+    A subclass makes `output`, the layer W_O, and `sinks` if it has them. Sites: q, k, v, scores and pattern (b,n,s,t),
     z, out."""
 
     separates_documents = True
@@ -68,7 +68,7 @@ class SoftmaxAttention(Mixer):
         kernel: Kernel | None = None,
         facts: CallFacts | None = None,
     ):
-        """`facts`: what the kernel has to serve besides dropout."""
+        """`facts`: facts of calls that the kernel has to serve, except dropout."""
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = heads
         self.position, self.visibility = position, visibility or Causal()
@@ -79,7 +79,7 @@ class SoftmaxAttention(Mixer):
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
     def divide_heads(self, owner: Owner) -> None:
-        """Takes an owner's share of the heads. Raises RequestError where they cannot be shared."""
+        """Takes an owner's share of the heads. Raises RequestError if they cannot be shared."""
         self.n_heads, self.n_kv_heads = (
             owner.share(name, getattr(self, name)) for name in ("n_heads", "n_kv_heads")
         )  # fmt: skip
@@ -87,29 +87,29 @@ class SoftmaxAttention(Mixer):
         self.enter = owner.enter
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
-        """Returns what the kernel computes: queries against keys, what each query sees, and what is added to a score.
+        """Returns the call of the kernel: queries, keys and values, the visibility, and the bias of scores.
 
         q            (b, s, n, h), of the new tokens, after positions and norms
-        k, v         (b, t, g, h) and (b, t, g, hv), of all tokens that are kept; g divides n
-        k_idx        (t,) or (b, t), token of each key, as `KVState.append` returns it; if None, of the last t
+        k, v         (b, t, g, h) and (b, t, g, hv), of all kept tokens; g divides n
+        k_idx        (t,) or (b, t), token of each key, as returned by `KVState.append`; None for the last t
         pass_        the forward pass, with positions and documents
 
-        Scores are scale q . k, without unit. A subclass that changes q, k or v returns `super().call(...)` of them, and
-        one that adds to scores overrides `score_bias`."""
+        Scores are scale q . k, without unit. A subclass that changes q, k or v returns `super().call(...)` with the new
+        ones, and one that adds to scores overrides `score_bias`."""
         dropout = self.dropout if self.training else 0.0
         seen, bias = pass_.seen(self.visibility), self.score_bias(pass_)
         sinks = None if self.sinks is None else self.sinks.weight
         return AttentionCall(q, k, v, seen, bias, self.scale, dropout, pass_.index(k_idx), pass_.once, sinks=sinks)
 
     def score_bias(self, pass_: Pass) -> ScoreBias | None:
-        """Returns what changes the scores (b, n, s, t) before the softmax; None if nothing does."""
+        """Returns the bias of the scores (b, n, s, t) before the softmax, or None."""
         return None if self.position is None else self.position.bias(pass_)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """z (b, s, n, hv) of the call, with its scores and pattern at the two sites.
+        """Returns z (b, s, n, hv) of the call, and shows its scores and pattern at their sites.
 
-        Where a site is edited, z comes from the definition, which alone has them to hand. Where one is looked at, they
-        are computed beside the kernel, whose result stays the same."""
+        If one of these sites is edited, z comes from the definition, the only computation that has them at hand. If one
+        is observed, they are computed separately; the kernel's output is unchanged."""
         if self.scores.edited or self.pattern.edited:
             return naive_attention(call, on_scores=self.scores, on_pattern=self.pattern)
         z = self.kernel(call)
@@ -118,7 +118,7 @@ class SoftmaxAttention(Mixer):
         return z
 
     def put_out(self, z: Tensor) -> Tensor:
-        """out (b, s, d) of z (b, s, n, hv)."""
+        """Returns out (b, s, d) of z (b, s, n, hv)."""
         return self.out(self.output(self.z(z).flatten(-2)))
 
     @property
@@ -151,10 +151,10 @@ class SoftmaxAttention(Mixer):
 
 
 class SoftmaxAttentionConfig(MixerConfig):
-    """The config of a mixer whose z is a softmax of scores times values: all that follows from heads, visibility,
-    position and kernel alone. A subclass declares its fields, and overrides what it answers otherwise."""
+    """Config of a mixer whose z is a softmax of scores times values, with all answers that follow from heads,
+    visibility, position and kernel. A subclass declares its fields, and overrides answers that differ."""
 
-    if TYPE_CHECKING:  # some of these are fields of each subclass, in an order of its own
+    if TYPE_CHECKING:  # each subclass declares some of these as fields, in another order
         n_heads: Any
         n_kv_heads: Any = None
         head_dim: Any = None
@@ -170,7 +170,7 @@ class SoftmaxAttentionConfig(MixerConfig):
         return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
 
     def seen(self, ctx: BuildContext) -> Visibility:
-        """The built visibility."""
+        """Returns the built visibility."""
         built: Visibility = self.visibility.build(ctx)
         return built
 
@@ -194,7 +194,7 @@ class SoftmaxAttentionConfig(MixerConfig):
         return self.replace(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        """The output's bias goes with the others'."""
+        """Changes one property; a change of `bias` also resets the output's bias."""
         if change not in type(self).model_fields:
             return None
         also = {"out_bias": None} if change == "bias" and "out_bias" in type(self).model_fields else {}
@@ -215,13 +215,13 @@ class SoftmaxAttentionConfig(MixerConfig):
         return self.replace(**{name: make() for name, make in made.items() if name in type(self).model_fields})
 
     def _within(self, ctx: BuildContext) -> BuildContext:
-        """The context of its children."""
+        """Returns the context of its children."""
         n, g, h = self.heads(ctx)
         later = not self.seen(ctx).causal
         return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias, sees_later=later)
 
     def _of_position(self, ctx: BuildContext) -> BuildContext:
-        """The context of the position."""
+        """Returns the context of the position."""
         return self._within(ctx)
 
     @property
@@ -235,8 +235,8 @@ class SoftmaxAttentionConfig(MixerConfig):
     def _call_keeps(
         self, ctx: BuildContext, shape: Shape, by_head: bool = False, value_dim: int | None = None, **facts: bool
     ) -> tuple[KeptTensors, Cost]:
-        """What the kernel keeps of a training call with the heads of the context, and the mask, which other layers
-        share. `facts` as in `kept_of_call`."""
+        """Returns the tensors that the kernel keeps of a training call with the heads of the context, and the cost of
+        the mask, which other layers share. `facts` as in `kept_of_call`."""
         biased = self.position is not None and self.position.biases
         heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head, value_dim)
         kept = kept_of_call(self.kernel.build(ctx), self.seen(ctx), heads, ctx.head_dim, shape, self.dropout, **facts)
@@ -244,8 +244,8 @@ class SoftmaxAttentionConfig(MixerConfig):
         return kept, mask if kept.mask else Cost()
 
     def _state_cost(self, ctx: BuildContext, shape: Shape, *kept: tuple[int, int]) -> Cost:
-        """Costs of keeping so many vectors of such a width for each token within reach: those before are read, the new
-        ones written."""
+        """Returns the cost of keeping the vectors `kept`, as (heads, width), for each token within reach: earlier ones
+        are read, new ones written."""
         most = self.seen(ctx).needed.most(shape.t)
         token = sum(n * vector_bytes(width, shape.state) for n, width in kept)
         held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
@@ -253,7 +253,7 @@ class SoftmaxAttentionConfig(MixerConfig):
 
 
 def change_kernels(model: nn.Module, change: Callable[[Kernel], Kernel]) -> None:
-    """Gives all attention of a model the kernel that `change` makes of its own."""
+    """Replaces the kernel of all attention in a model by `change(kernel)`."""
     for module in model.modules():
         if isinstance(module, SoftmaxAttention):
             module.kernel = change(module.kernel)
@@ -268,8 +268,8 @@ def _show(call: AttentionCall, scores: Site, pattern: Site) -> None:
 
 
 def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number, calls: int = 1) -> Cost:
-    """Of q k^T and the pattern's product with v for queries that meet so many keys; selectively kept are z and the
-    logarithm of each row's sum."""
+    """Returns the cost of q k^T and the pattern's matmul with v, for queries with `keys` visible keys on average; kept
+    selectively are z and the logarithm of each row's sum."""
     n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
     calls *= shape.passes
     return Cost(
@@ -280,7 +280,7 @@ def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number
 
 
 def keys_met(visibility: Visibility, shape: Shape) -> Number:
-    """Mean number of keys that count for one of the last s queries of t tokens."""
+    """Returns the mean number of keys that count for one of the last s queries of t tokens."""
     s, t = shape.s, shape.t
     if shape.every_key:
         return t
@@ -300,7 +300,7 @@ def kept_of_call(
     sinks: bool = False,
     learned: bool = False,
 ) -> KeptTensors:
-    """What the kernel keeps of a training call of this shape."""
+    """Returns the tensors that the kernel keeps of a training call of this shape."""
     near = visibility.reach is None or visibility.reach >= shape.t
     visibility = visibility.sized(shape.t)
     plain = visibility.only_order and near and not heads.biased and additive

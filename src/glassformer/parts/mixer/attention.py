@@ -41,7 +41,7 @@ from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityCon
 class Attention(SoftmaxAttention):
     """z = softmax(q k^T / sqrt(h) + bias) v per head, out = z W_O. Vaswani et al. 2017, 1706.03762.
 
-    n query heads share g key/value heads: g = n is MHA, g = 1 MQA (1911.02150), between them GQA (2305.13245).
+    n query heads share g KV heads: g = n is MHA, g = 1 MQA (1911.02150), between them GQA (2305.13245).
 
         x (b,s,d) -> project -> qk_norm? -> position -> state? -> kernel -> out (b,s,d)
                      q (b,s,n,h)  k,v (b,s,g,h)           k,v (b,t,g,h)  z (b,s,n,h)
@@ -49,20 +49,20 @@ class Attention(SoftmaxAttention):
     `projection` makes q, k and v and bounds every |q|, |k|, |v| by its `clip` (MPT). `qk_norm` comes before the
     position, or after it with its `after_position`. Sites: q, k, v after both, scores and pattern (b,n,s,t), z, out.
 
-    With `gain_control`, z is what attention adds to looking everywhere alike: z_s less the mean of v over the keys that
-    s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the
-    mean of z over the sequence, to which this one tends for many tokens; it needs no later ones, and a cache of values
-    has it. It costs the attention once more. The site z is what is left; pattern and scores are the softmax's own.
+    With `gain_control`, z is attention minus uniform attention: z_s minus the mean of v over the visible keys of s, so
+    that no part is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, subtract the mean of z over
+    the sequence, which this mean approaches for many tokens; it needs no future tokens, and only a cache of values. It
+    doubles the cost of attention. The site z is the difference; pattern and scores are those of the softmax.
 
-    With `sinks`, a learned number per head is one more score in each softmax, whose weight goes nowhere (gpt-oss;
-    Agarwal et al. 2025, 2508.10925): a head that finds nothing need not look at the first token. At its start of 0 the
+    With `sinks`, a learned number per head is an additional score in each softmax, whose weight is dropped (gpt-oss;
+    Agarwal et al. 2025, 2508.10925): a head without a match need not attend to the first token. With its initial 0 the
     softmax is e^s / (1 + sum e^s). The rows of the pattern then sum to less than 1.
 
     Values may have another width than queries and keys, `projection.value_dim` = hv: v (b,s,g,hv), z (b,s,n,hv), and
     W_O (d, n hv). The paper's d_v.
 
-    With `gated`, z is times sigmoid(x W_gate), value by value (Qwen3-Next; Qiu et al. 2025, 2505.06708). The site gate
-    (b,s,n,h) is x W_gate, and z what the gate lets through.
+    With `gated`, z is multiplied elementwise by sigmoid(x W_gate) (Qwen3-Next; Qiu et al. 2025, 2505.06708). The site
+    gate (b,s,n,h) is x W_gate, and z the product.
     """
 
     reads_gathered = True
@@ -111,8 +111,8 @@ class Attention(SoftmaxAttention):
         """Adds the modules and parameters of a subclass. Called at the end of the constructor.
 
         d_model      width of x
-        bias         True if linear maps have a bias
-        reparam      how linear maps hold their matrices, for `Linear(..., reparam=reparam)`; if None, as they are
+        bias         True if linear layers have a bias
+        reparam      reparametrisation, for `Linear(..., reparam=reparam)`; None for plain weights
 
         `init_weights` of the subclass fills the parameters, and `costs` of its config counts them."""
 
@@ -123,8 +123,7 @@ class Attention(SoftmaxAttention):
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
-        """Returns z W_O (b, s, d) of x (b, s, d). With a state, the s tokens follow those that it keeps, and it keeps
-        them too."""
+        """Returns z W_O (b, s, d) of x (b, s, d). With a state, the s tokens follow its tokens, and are added to it."""
         x = x if self.enter is None else self.enter(x)
         z = self.mixed(x, pass_ or Pass.of(x), state)
         if self.gate_proj is not None and self.gate is not None:
@@ -132,7 +131,7 @@ class Attention(SoftmaxAttention):
         return self.put_out(z)
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
-        """z (b, s, n, h), before its gate, its site and the output."""
+        """Returns z (b, s, n, h), before its gate, its site and the output."""
         q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -155,7 +154,7 @@ class Attention(SoftmaxAttention):
         return DotProduct(self.q, self.k, self.scale, self.visibility, maps["q"], maps["k"])
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         gate = {} if self.gate_proj is None else {"gate": Matrix.of(self.gate_proj, heads=self.n_heads)}
         return {**self.projection.matrices(self), **gate, "out": Matrix.of(self.output)}
 
@@ -196,35 +195,36 @@ _WORDS = (
 class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
     n_heads: int = Field(gt=0, le=1 << 16)
     n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """None: as many as n_heads."""
+    """Number of KV heads; None for n_heads."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per head; None for d_model / n_heads."""
     value_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """Values per head of v and z, the paper's d_v; by default head_dim."""
+    """Elements per head of v and z, the paper's d_v; None for head_dim."""
     bias: bool = False
     out_bias: bool | None = None
-    """None: as `bias`."""
+    """True for a bias of the output; None for `bias`."""
     position: AttentionPositionConfig | None = None
     visibility: VisibilityConfig = CausalConfig()
     qk_norm: QKNormConfig | None = None
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
-    """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     clip: float | None = Field(None, gt=0)
-    """Largest |q|, |k|, |v| that the projection makes; None: no bound."""
+    """Largest |q|, |k|, |v| of the projection; None without a bound."""
     projection: SelfProjectionConfig = FusedQKVConfig()
     gain_control: bool = False
     sinks: bool = False
-    """A learned score per head that no key has."""
+    """True for a learned score per head without a key."""
     gated: bool = False
-    """Whether what the heads make passes a gate: z sigmoid(x W_gate)."""
+    """True if the heads' output is gated: z sigmoid(x W_gate)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     shares: str | None = Field(None, min_length=1, max_length=100)
-    """The name under which layers above may take its keys and values (`shared_attention`); None: they are its own."""
+    """Name under which later layers may reuse its keys and values (`shared_attention`); None if it does not share
+    them."""
 
     def module(self) -> type[Attention]:
-        """The class that it builds."""
+        """Returns the class of the module."""
         return Attention
 
     def _of_projection(self, ctx: BuildContext) -> BuildContext:
@@ -292,14 +292,15 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=self._out_bias)
         own = core + output + self._kept(inner, shape) + self._state(inner, shape)
         own += Cost.weights(n_sinks := self.n_heads * self.sinks, moved_bytes=shape.reads(n_sinks))
-        if self.gated:  # it reads what the projection reads
+        if self.gated:  # it reads the input of the projection
             gate = linear_cost(ctx, shape, ctx.d_model, self.n_heads * width, bias=self.bias)
             own += gate + Cost(kept=-shape.keeps(ctx.d_model if shape.inputs == shape.products else 0))
         parts = [part for part in (self.projection, self.qk_norm, self.position) if part is not None]
         return sum((part.costs(inner, shape) for part in parts), own)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """q, k and v as projected while a part of them is read, q and k as the kernel reads them, and what it makes."""
+        """Returns the cost of the kept tensors: q, k and v as projected while a part of them is read, q and k as the
+        kernel reads them, and the kernel's tensors."""
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
@@ -308,7 +309,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         kept, mask = self._call_keeps(ctx, shape, turned, value_dim, **facts)
         size = {"q": ctx.n_heads * ctx.head_dim, "k": ctx.n_kv_heads * ctx.head_dim}
         size["v"] = ctx.n_kv_heads * value_dim
-        apart = "qk" if turned or normed else ""  # tensors of their own
+        apart = "qk" if turned or normed else ""  # separate tensors
         read = set("qk" if normed else "") | (set(kept.given) - set(apart))
         values = [name for name in apart if name in kept.given]
         values += [name for tensor in self._tensors() if read & set(tensor) for name in tensor]
@@ -316,16 +317,16 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         values += "qkv" if self.clip is not None else ""
         own = kept.own + shape.keeps(sum(size[name] for name in values))
         z = ctx.n_heads * value_dim if "z" in kept.given else 0
-        if self.gain_control:  # a second call, with queries of its own; the output reads the difference
+        if self.gain_control:  # a second call, with separate queries; the output reads the difference
             own += kept.own + shape.keeps(size["q"] + 2 * z)
-        if self.gated:  # z and the opened gate, of which the output reads the product
+        if self.gated:  # z and the opened gate, whose product the output reads
             own += shape.keeps(2 * ctx.n_heads * value_dim)
-        elif turned and not self.gain_control:  # z then lies as q does, head by head, and the output reads a copy
+        elif turned and not self.gain_control:  # z is then laid out head by head, as q, and the output reads a copy
             own += shape.keeps(z)
         return Cost(kept=own) + mask
 
     def _tensors(self) -> tuple[str, ...]:
-        """Which of q, k and v are parts of one tensor; the clipped ones are not."""
+        """Returns the names among q, k and v that are parts of one tensor; clipped ones are separate."""
         return ("q", "k", "v") if self.clip is not None else self.projection.tensors
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:

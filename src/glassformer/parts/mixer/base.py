@@ -1,4 +1,4 @@
-"""What every mixer answers about itself. Callers ask these questions and never the class of a mixer."""
+"""Interface of mixers. Callers use these answers and never the class of a mixer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MixerChange = Literal[
 
 @dataclass(frozen=True)
 class DotProduct:
-    """The logits scale q k^T of a mixer, of the pairs that `visibility` allows, and the maps that make q and k.
+    """Logits scale q k^T of a mixer, for the pairs that `visibility` allows, and the layers that make q and k.
 
     Sites `q` (b,s,n,h) and `k` (b,s,g,h); matrices `queries` and `keys` by heads."""
 
@@ -44,11 +44,11 @@ class DotProduct:
 
 @dataclass(frozen=True)
 class EffectiveMaps:
-    """The maps of a mixer that has no softmax: how much of `source` at token j is in `result` at token t.
+    """Effective attention of a mixer without a softmax: the weight of `source` at token j in `result` at token t.
 
-    result = maps @ source + direct * source. `site` is `effective_attention` (b,n,s,t), made only while somebody looks
-    (`show_maps`); weights may be negative, and rows need not sum to one. There are `count` maps, one for each head, of
-    source (b,s,n,h), or for each channel, of source (b,s,n)."""
+    result = maps @ source + direct * source. `site` is `effective_attention` (b,n,s,t), computed only for observers
+    (`show_maps`); weights may be negative, and rows need not sum to one. The `count` maps are one for each head, with
+    source (b,s,n,h), or for each channel, with source (b,s,n)."""
 
     site: Site
     of: Literal["head", "channel"]
@@ -56,12 +56,12 @@ class EffectiveMaps:
     source: Site
     result: Site
     direct: Tensor | None = None
-    """(count,); None: zero."""
+    """Direct weights (count,); None for zero."""
 
 
 def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iterator[tuple[int, Tensor]]]) -> None:
-    """Shows each who looks at `site` the maps of the heads it asks for, of `count` heads and s queries: `blocks(heads)`
-    makes them, (first query, (b, heads, r, t)) after another. Raises RequestError where somebody edits them."""
+    """Shows each observer of `site` the maps of the heads it wants, out of `count` heads, for s queries:
+    `blocks(heads)` yields (first query, (b, heads, r, t)) in turn. Raises RequestError if the site is edited."""
     if site.edited:
         raise RequestError(
             "mixer.effective_attention is made only to be looked at; edit what it is made of instead",
@@ -73,30 +73,31 @@ def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iter
 
 
 class Mixer(nn.Module, ABC):
-    """forward(x (b,s,d), pass_, state) -> (b,s,d); without a state the s tokens are the whole sequence.
+    """Mixer of tokens: forward(x (b,s,d), pass_, state) -> (b,s,d); without a state the s tokens are the whole
+    sequence.
 
-    The abstract members have no default: a mixer that does not answer one cannot be built."""
+    The abstract members have no default: a mixer that lacks one cannot be built."""
 
     enter: Seam | None = None
-    """What x passes first where several owners share the mixer (`parts/core/owner.py`)."""
+    """Function applied to x first, if several owners share the mixer (`parts/core/owner.py`)."""
     reads_gathered: ClassVar[bool] = False
-    """Whether it looks at other tokens only through the keys and values that its state hands it, or another layer of
-    the pass: processes may then share the tokens of a sequence. A subclass says so anew."""
+    """True if it attends to other tokens only through keys and values from its state, or another layer of the pass:
+    processes may then share the tokens of a sequence. A subclass must declare it again."""
 
     @abstractmethod
     def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
         """Returns y (b, s, d) of x (b, s, d).
 
         pass_        positions, documents and padding of the s tokens; if None, `Pass.of(x)`, one document
-        state        from `init_state`; if None, the s tokens are the whole sequence. With it, they follow those
-                     that it keeps, and it keeps them too"""
+        state        from `init_state`; if None, the s tokens are the whole sequence. Otherwise they follow the state's
+                     tokens, and are added to it"""
 
     @abstractmethod
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> State | None:
-        """An empty state for `batch` sequences of at most `max_len` tokens; `truncate` takes back up to `rewind`. None
-        for a mixer that keeps nothing of its own."""
+        """Returns an empty state for `batch` sequences of at most `max_len` tokens; `truncate` takes back up to
+        `rewind`. None for a mixer that keeps no state."""
 
     @property
     @abstractmethod
@@ -106,12 +107,12 @@ class Mixer(nn.Module, ABC):
     @property
     @abstractmethod
     def reach(self) -> int | None:
-        """No output depends on tokens `reach` or more before it; None if there is no such bound."""
+        """Number of tokens, its own included, that may affect an output, the last ones; None without a bound."""
 
     @property
     @abstractmethod
     def heads(self) -> Heads | None:
-        """Numbers of heads; None if the mixer has none."""
+        """Numbers of heads; None for a mixer without heads."""
 
     @property
     @abstractmethod
@@ -121,57 +122,58 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def matrices(self) -> dict[str, Matrix]:
-        """Weight matrices by the name of the site each makes, such as `q` or `out`."""
+        """Returns weight matrices by the name of the site each makes, such as `q` or `out`."""
 
-    # Optional answers: None means less can be shown or done, never that more is allowed.
+    # Optional answers: None always restricts what can be shown or done.
 
     @property
     def attention_position(self) -> AttentionPosition | None:
-        """The position encoding inside this mixer, if it has one."""
+        """Position encoding inside this mixer, or None."""
         return None
 
     @property
     def takes_globals(self) -> bool:
-        """Whether the caller of the model may say which tokens are global (`Pass.global_tokens`)."""
+        """True if the caller of the model may name global tokens (`Pass.global_tokens`)."""
         return False
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether an output depends on later tokens within a prefix that the caller of the model names
-        (`Pass.global_tokens`), and on no others."""
+        """True if an output depends on later tokens only within a prefix that the caller of the model names
+        (`Pass.global_tokens`)."""
         return False
 
     @property
     def dot_product(self) -> DotProduct | None:
-        """The softmax logits that QK-clip bounds; None if there are none."""
+        """Softmax logits that QK-clip bounds; None without any."""
         return None
 
     @property
     def effective_maps(self) -> EffectiveMaps | None:
-        """The maps at its site `effective_attention`; None if it has none."""
+        """Maps at its site `effective_attention`; None without the site."""
         return None
 
     @property
     def head_output(self) -> Linear | None:
-        """The map W_O from the site `z` (b,s,n,h) to `out`, if `out` is a sum over heads."""
+        """Layer W_O from the site `z` (b,s,n,h) to `out`, if `out` is a sum over heads; otherwise None."""
         return None
 
 
 class MixerConfig(PartConfig, axis="mixer"):
-    """The config of a mixer. The abstract methods have no default: a config that lacks one is refused when its class is
+    """Config of a mixer. The abstract methods have no default: a config that lacks one is refused when its class is
     defined."""
 
     knows_order: ClassVar[bool] = False
-    """True if the mixer tells the order of tokens by itself: its short name then drops positions at the embedding."""
+    """True if the mixer encodes the order of tokens by itself: its short name then removes positions from the
+    embedding."""
     reads_memory: ClassVar[bool] = False
-    """True if it reads another sequence beside its own, the pass's memory."""
+    """True if it attends to another sequence, the pass's memory."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Mixer:
         """Returns the module for a model of width `ctx.d_model`. Raises RequestError for widths that it cannot have."""
 
     def check_built(self, mixer: Mixer, ctx: BuildContext) -> None:
-        """Raises RequestError unless the module that this config builds answers as the config does."""
+        """Raises RequestError unless the built module's answers agree with the config's."""
         for name, said in (
             ("causal", self.causal(ctx)), ("takes_prefix", self.takes_prefix(ctx)),
             ("reach", self.reach(ctx)), ("heads", self.heads(ctx)),
@@ -184,28 +186,28 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Parameters, FLOPs and bytes for this shape (`parts/core/cost.py`)."""
+        """Returns parameters, FLOPs and bytes for this shape (`parts/core/cost.py`)."""
 
     def takes_prefix(self, ctx: BuildContext) -> bool:
-        """Whether an output depends on later tokens within a prefix that the caller of the model names
-        (`Pass.global_tokens`), and on no others."""
+        """Returns True if an output depends on later tokens only within a prefix that the caller of the model names
+        (`Pass.global_tokens`)."""
         return False
 
     @abstractmethod
     def causal(self, ctx: BuildContext) -> bool:
-        """True if no output depends on later tokens."""
+        """Returns True if no output depends on later tokens."""
 
     @abstractmethod
     def reach(self, ctx: BuildContext) -> int | None:
-        """No output depends on tokens `reach` or more before it; None if there is no such bound."""
+        """Returns the number of tokens, its own included, that may affect an output; None without a bound."""
 
     @abstractmethod
     def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        """Mean number of tokens that one output of a t-token sequence depends on."""
+        """Returns the mean number of tokens that one output of a t-token sequence depends on."""
 
     @abstractmethod
     def heads(self, ctx: BuildContext) -> Heads | None:
-        """Numbers of heads; None if the mixer has none."""
+        """Returns numbers of heads; None for a mixer without heads."""
 
     @abstractmethod
     def check_training(self, ctx: BuildContext, device: str) -> None:
@@ -213,35 +215,37 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def resized(self, n_heads: int) -> MixerConfig:
-        """The same mixer for another width, with `n_heads` heads if it has heads; sizes that follow from the width are
-        left to it."""
+        """Returns the mixer for another width, with `n_heads` heads if it has heads; sizes that follow from the width
+        become defaults again."""
 
     def divided(self, ctx: BuildContext, owners: int) -> MixerConfig | None:
-        """What one of so many owners computes where its maps are cut between them as they declare
-        (`parts/core/shard.py`): a mixer of the same width with its share of the heads. None: nobody said how."""
+        """Returns the config of one owner's share if its layers are divided as they declare (`parts/core/shard.py`): a
+        mixer of equal width with its part of the heads. None if the division is not defined."""
         return None
 
     @abstractmethod
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
-        """The mixer with one property changed from x to new(x); None if it has no such property, so that a change of
-        all layers passes it by. Raises RequestError if the property exists and cannot be changed here."""
+        """Returns the mixer with one property changed from x to new(x); None if it lacks the property, so that a change
+        of all layers skips it. Raises RequestError if the property exists and cannot be changed here."""
 
     def sharing(self, name: str) -> MixerConfig | None:
-        """This mixer, offering its keys and values to the layers above under a name; None if it has none to offer."""
+        """Returns this mixer as a KV source that offers its keys and values to later layers under a name; None without
+        any."""
         return None
 
     def taking(self, name: str) -> MixerConfig | None:
-        """The same mixer with the keys and values that a layer below offers under a name in place of its own; None if
-        it has none. Raises RequestError where it does with them what one that takes cannot."""
+        """Returns this mixer as a KV reuser of the keys and values that an earlier layer offers under a name; None if
+        it has no keys and values. Raises RequestError if it changes them in a way that a reuser cannot."""
         return None
 
     def can_clip_logits(self) -> bool:
-        """True if scaling W_q and W_k scales the logits, as QK-clip needs; False if there are no logits. Raises
-        RequestError if something between the two undoes the scale."""
+        """Returns True if scaling W_q and W_k scales the logits, as QK-clip needs; False without logits. Raises
+        RequestError if a step between the two undoes the scale."""
         return False
 
 
 def keys_before(t: int, reach: int | None) -> float:
-    """Mean number of tokens that a token of a t-token sequence sees: itself and those before it, at most `reach`."""
+    """Returns the mean number of tokens that a token of a t-token sequence attends to: itself and earlier ones, at most
+    `reach`."""
     w = min(reach or t, t)
     return (w * (w + 1) / 2 + (t - w) * w) / t

@@ -21,8 +21,7 @@ from glassformer.parts.state import State, added_up
 
 
 class States(State):
-    """The states of mixers side by side by their numbers, each tensor named after one; a mixer that keeps nothing has
-    none."""
+    """States of parallel mixers by number, with tensors named after them; mixers without a state are left out."""
 
     def __init__(self, states: Mapping[int, State]):
         self.states = dict(states)
@@ -76,13 +75,13 @@ class States(State):
             state.reserve(memory_len)
 
     def truncate(self, length: int) -> None:
-        for state in sorted(self.states.values(), key=lambda one: one.rewind is None):  # those that may refuse first
+        for state in sorted(self.states.values(), key=lambda one: one.rewind is None):  # may refuse: first
             state.truncate(length)
 
 
 class Beside(Mixer):
-    """out = sum_i mixer_i(x): mixers of the same input side by side, such as attention and a state space model in one
-    layer (Hymba, Dong et al. 2024, 2411.13676; Falcon-H1, 2507.22448). x, out (b,s,d).
+    """out = sum_i mixer_i(x): parallel mixers of one input, such as attention and a state space model in one layer
+    (Hymba, Dong et al. 2024, 2411.13676; Falcon-H1, 2507.22448). x, out (b,s,d).
 
     Sites: out, and those of each mixer below its number (`mixer.mixers.0.pattern`)."""
 
@@ -134,7 +133,7 @@ class Beside(Mixer):
         return all(mixer.separates_documents for mixer in self._all())
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of each mixer, its number before their names."""
+        """Returns the matrices of each mixer, with its number before their names."""
         return {
             f"mixers.{i}.{name}": matrix
             for i, mixer in enumerate(self._all())
@@ -164,15 +163,16 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 
 class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamba2")):
-    """out = sum_i mixer_i(x), the mixers of one layer side by side (2411.13676, 2507.22448).
+    """out = sum_i mixer_i(x), parallel mixers in one layer (2411.13676, 2507.22448).
 
-    It loses to layers in turn (`+stack`) where width is dear: each of the mixers has maps of its own in every layer."""
+    It loses to alternating layers (`+stack`) if width is costly: each of the mixers has separate weights in every
+    layer."""
 
     mixers: tuple[MixerConfig, ...] = Field(min_length=2, max_length=16)
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """The mixer that is there, and another beside it; one of its kind that is there already takes the fields."""
+        """Returns the old mixer with another in parallel; an old one of its kind takes the fields instead."""
         if "of" not in fields:
             return old.replace(**fields) if type(old) is cls else cls(**fields)
         of, more = fields["of"], fields["fields"]
@@ -218,6 +218,6 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
         return self.replace(mixers=tuple(mixer.resolved(ctx) for mixer in self.mixers))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Those of the mixers, which read one tensor."""
+        """Returns the cost of the mixers, which read one tensor."""
         again = (len(self.mixers) - 1) * shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0
         return sum((mixer.costs(ctx, shape) for mixer in self.mixers), Cost(kept=-again))

@@ -1,10 +1,10 @@
-"""Linear recurrences of matrices, as linear attention, retention and state space duals have them.
+"""Linear recurrences of matrices, for linear attention, retention and state space duals.
 
     S_t = exp(a_t) S_{t-1} + k_t v_t^T        y_t = q_t S_t
 
 q, k (b, s, g, K), v and y (b, s, n, V), S (b, n, K, V), g dividing n: head i reads q and k of group i // (n/g). The
-decay's logarithm a <= 0 is one number per head and token (b, s, n), one per head (n,), or None: nothing is forgotten.
-Where `fresh` (b, s) or (1, s) holds, a sequence begins: S_{t-1} is taken as zero.
+decay's logarithm a <= 0 is one number per head and token (b, s, n), one per head (n,), or None for no decay. `fresh`
+(b, s) or (1, s) is True at the first token of a sequence, where S_{t-1} is zero.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from glassformer.parts.mixer.installed import computed
 from glassformer.parts.precision import exact, finest_dtype, full_precision, wide
 
 CHUNK = 64
-"""Tokens that meet in one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
+"""Tokens of a chunk, which are connected by one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
 LEAST_LOG = -60.0
-"""Decays below exp of this are taken as it: 1e-26 of a state is nothing, and sums of logarithms stay precise."""
+"""Minimum logarithm of a decay: 1e-26 of a state is negligible, and sums of logarithms stay precise."""
 PAIRS_PER_BLOCK = 1 << 18
-"""Numbers of a matrix of pairs that chunks computed together may have (docs/log.md)."""
+"""Maximum elements of the matrices of pairs of chunks that are computed together (docs/log.md)."""
 VALUES_PER_BLOCK = 1 << 22
 
 
 def as_operator() -> bool:
-    """Whether a recurrence is called as an operator of torch, which has a gradient and is one step to a compiler: the
-    first such call loads torch's whole compiler, which takes longer than a reader would wait."""
+    """Returns True if a recurrence should be called as an operator of torch, which has a gradient and is one step to a
+    compiler; the first such call loads torch's whole compiler, which is slow."""
     return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def whole_chunks(s: int, length: int) -> list[slice]:
-    """The tokens that make up whole chunks, and those left for a shorter one."""
+    """Returns slices of the tokens in whole chunks, and of the rest."""
     full = s - s % length
     return [at for at in (slice(0, full), slice(full, s)) if at.start < at.stop]
 
@@ -51,7 +51,7 @@ def naive_linear_attention(
     state: Float[Tensor, "b n k v"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """y and the last state: the definition, token by token."""
+    """Returns y and the last state, by the definition, token by token."""
     q, k, v = wide(q), wide(k), wide(v)
     b, s, n = v.shape[:3]
     q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
@@ -76,12 +76,12 @@ def chunked_linear_attention(
     fresh: Bool[Tensor, "#b s"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """Equals `naive_linear_attention`, at least in fp32, by matrix products over chunks of tokens (Dao & Gu 2024,
-    2405.21060, section 6): pairs within a chunk, and the state before it.
+    """Computes `naive_linear_attention`, at least in fp32, by matmuls over chunks of tokens (Dao & Gu 2024, 2405.21060,
+    section 6): pairs within a chunk, and the state before it.
 
     Work and memory are linear in s. For the backward pass it keeps its inputs and one state of each chunk, and computes
-    the pairs again. Every exponent is a sum of logarithms <= 0: nothing overflows. A length that is no multiple of
-    `chunk` ends with a shorter one. Where no `chunk` is given, a GPU's own kernel may compute it (`installed.py`)."""
+    the pairs again. Every exponent is a sum of logarithms <= 0: nothing overflows. The last chunk may be shorter.
+    Without `chunk`, an installed GPU kernel may compute it (`installed.py`)."""
     length = CHUNK if chunk is None else chunk
     q, k, v, log_decay = wide(q), wide(k), wide(v), None if log_decay is None else wide(log_decay)
     b, s, n = v.shape[:3]
@@ -115,11 +115,11 @@ def state_space_dual(
     fresh: Bool[Tensor, "#b s"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "b s n h"], Float[Tensor, "b n p h"]]:
-    """The selective scan of heads whose states decay alike, y and the last state:
+    """Returns y and the last state of the selective scan with one decay per head:
 
         S_t = exp(dt_t a) S_{t-1} + dt_t b_t u_t^T        y_t = c_t S_t
 
-    a < 0 < dt. Where no `chunk` is given, a GPU's own kernel may compute it (`installed.py`)."""
+    a < 0 < dt. Without `chunk`, an installed GPU kernel may compute it (`installed.py`)."""
     u, dt, a, b, c = map(wide, (u, dt, a, b, c))
     if chunk is None and u.shape[1] > 1:
         ours = partial(state_space_dual, chunk=CHUNK)
@@ -135,7 +135,7 @@ def two_sided_linear_attention(
     v: Float[Tensor, "b s n v"],
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> Float[Tensor, "b s n v"]:
-    """y_t = q_t S, S the sum of k_j v_j^T over all tokens of t's own sequence: those before it, those after it, and
+    """Returns y_t = q_t S, with S the sum of k_j v_j^T over all tokens of t's sequence: earlier ones, later ones, and
     itself once."""
     if fresh is None:
         with full_precision(q):
@@ -146,18 +146,18 @@ def two_sided_linear_attention(
     return before + after.flip(1) - (q * k).sum(-1, keepdim=True) * v
 
 
-# Inside, tensors are (c, b, g, l, ...): c chunks of l tokens. Values end in (r, V), the r = n/g heads of a group, so
-# that one product serves them all; states in (K, r, V).
+# Below, tensors are (c, b, g, l, ...): c chunks of l tokens. Values end in (r, V), the r = n/g heads of a group, so
+# that one matmul serves them all; states in (K, r, V).
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What is left of tokens and states within each chunk; axes are of size one where all are alike.
+    """Remaining factors of tokens and states within each chunk; axes have size one if all entries are equal.
 
-    inner (c, b, g, r, l, l)      of token j at token t, 0 where t does not see j
+    inner (c, b, g, r, l, l)      of token j at token t, 0 if j is invisible to t
     since (c, b, g, l, r, 1)      of the state before the chunk at token t
     until (c, b, g, l, r, 1)      of token j after the chunk
-    over (c, b, g, 1, r, 1)       of the state before the chunk after it
+    over (c, b, g, 1, r, 1)       of the state before the chunk, after it
     """
 
     inner: Tensor
@@ -167,9 +167,9 @@ class Factors:
 
     @classmethod
     def of(cls, log_decay: Tensor | None, fresh: Tensor | None, groups: int, length: int, like: Tensor) -> Factors:
-        sums = like.new_zeros(1, 1, 1, 1, length)  # (c, b, g, r, l): of the logarithms from the chunk's first token on
+        sums = like.new_zeros(1, 1, 1, 1, length)  # (c, b, g, r, l): sums of logarithms from the first token
         if log_decay is not None:
-            # In fp64, where there is one: what is left of near tokens is a small difference of sums that may be large.
+            # in fp64 if available: factors of near tokens are small differences of sums that may be large
             fine = finest_dtype(like)
             a = log_decay.to(fine).clamp(min=LEAST_LOG)
             if a.dim() == 1:
@@ -180,7 +180,7 @@ class Factors:
         sums = sums.to(like.dtype)
         since, over = sums, sums[..., -1:]
         seen = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
-        if fresh is not None:  # tokens meet where as many sequences have begun in the chunk before both
+        if fresh is not None:  # tokens of one document only
             begun = (
                 fresh.unflatten(1, (-1, length)).transpose(0, 1).int().cumsum(2)[:, :, None, None]
             )  # (c, b, 1, 1, l)
@@ -192,17 +192,17 @@ class Factors:
 
 
 def by_chunk(x: Tensor, groups: int, length: int) -> Tensor:
-    """(b, s, n, w) -> (c, b, g, l, r, w)"""
+    """Reshapes (b, s, n, w) to (c, b, g, l, r, w)."""
     return x.unflatten(2, (groups, -1)).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4, 5)
 
 
 def by_token(x: Tensor) -> Tensor:
-    """(c, b, g, l, r, w) -> (b, s, n, w)"""
+    """Reshapes (c, b, g, l, r, w) to (b, s, n, w)."""
     return x.permute(1, 0, 3, 2, 4, 5).flatten(3, 4).flatten(1, 2)
 
 
 def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
-    """S_{i+1} = over_i S_i + given_i along the first axis, from S_0 = first on, (c + 1, ...)."""
+    """Returns the states (c + 1, ...) of S_{i+1} = over_i S_i + given_i along the first axis, from S_0 = first."""
     states = given.new_empty(len(given) + 1, *given.shape[1:])
     states[0] = first
     for i, each in enumerate(over.expand(len(given), *over.shape[1:])):
@@ -211,21 +211,21 @@ def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
 
 
 def _blocks(v: Tensor, length: int) -> list[slice]:
-    """Tokens of chunks that are computed together: their pairs stay near the processor, and in memory for a moment."""
+    """Returns slices of the tokens of chunks that are computed together, so that their pairs fit in cache."""
     b, s, n, _ = v.shape
     step = length * max(1, PAIRS_PER_BLOCK // (b * n * length * length))
     return [slice(first, min(first + step, s)) for first in range(0, s, step)]
 
 
 def _part(x: Tensor | None, at: slice) -> Tensor | None:
-    """Those tokens of decays or beginnings, where there is something for each."""
+    """Returns the decays or first-token marks of the tokens `at`; unchanged if they are not per token."""
     return x if x is None or x.dim() == 1 else x[:, at]
 
 
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """y, and the state before each chunk and after the last."""
+    """Returns y, and the states before each chunk and after the last."""
     y, states = torch.empty_like(v), [state[None]]
     with full_precision(q):
         for at in _blocks(v, length):
@@ -238,7 +238,7 @@ def _chunks(
 def _block(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """y of some chunks, and the state after each."""
+    """Returns y of some chunks, and the state after each."""
     g = q.shape[2]
     f = Factors.of(log_decay, fresh, g, length, v)
     q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
@@ -250,7 +250,7 @@ def _block(
     return by_token(torch.addcmul(near.transpose(3, 4), far, f.since)), states[1:]
 
 
-# One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
+# one operator, so that a compiler of the model does not unroll the chunks into its graph
 _operator = library.custom_op(
     "glassformer::chunked_linear_attention",
     _chunks,
@@ -298,8 +298,8 @@ def _block_grad(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, fresh: Tensor | None, states: Tensor, dy: Tensor,
     dstates: Tensor | None, ds: Tensor, length: int, decays: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, the decays by token and the state before some chunks, from those of y, of the state before
-    each chunk, and `ds`, of the state after all."""
+    """Returns the gradients of q, k, v, of the decays by token and of the state before some chunks, from those of y, of
+    the states before each chunk, and `ds`, that of the state after all."""
     g = q.shape[2]
     f = Factors.of(log_decay, fresh, g, length, v)
     q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
@@ -308,7 +308,7 @@ def _block_grad(
     far = dy * f.since
     read = (q.mT @ far.flatten(-2)).unflatten(-1, heads)
     read = read if dstates is None else read + dstates
-    every = _carried(read.flip(0), f.over.flip(0), ds).flip(0)  # of each state, those before it in it
+    every = _carried(read.flip(0), f.over.flip(0), ds).flip(0)  # of each state, with those of the earlier ones added
     after = every[1:].flatten(-2)
     pairs, dpairs = q @ k.mT, dy.transpose(3, 4) @ v.transpose(3, 4).mT  # dpairs (c, b, g, r, l, l)
     left, taken = pairs[:, :, :, None] * f.inner, (k @ after).unflatten(-1, heads)
@@ -330,7 +330,7 @@ def _block_grad(
 _operator.register_autograd(_grad, setup_context=_save)
 
 
-# Looking inside: what is never stored
+# Effective attention, which is never stored
 
 
 @torch.no_grad()
@@ -341,16 +341,16 @@ def linear_attention_map(
     age: Tensor | None = None,
     causal: bool = True,
 ) -> Iterator[tuple[int, Float[Tensor, "b n r s"]]]:
-    """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero:
+    """Yields (first query, block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero:
 
         map[t, j] = q_t . k_j exp(a_{j+1} + ... + a_t)  for j <= t, else 0
 
-    `age` (1 or b, s): tokens of its own sequence that precede each; older ones weigh 0, and if not `causal` those of
-    later sequences. Memory: one block."""
+    `age` (1 or b, s): number of earlier tokens in each token's sequence; tokens of other sequences have weight 0.
+    Memory: one block."""
     q, k = wide(q), wide(k)
     b, s, n, _ = q.shape
     place = torch.arange(s, device=q.device)
-    begins = (place - (place if age is None else age)).expand(b, s)  # the first token that each one attends to
+    begins = (place - (place if age is None else age)).expand(b, s)  # first token that each one attends to
     clock = None
     if log_decay is not None:
         a = exact(log_decay).clamp(min=LEAST_LOG)

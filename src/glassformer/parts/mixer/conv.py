@@ -19,13 +19,13 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class Conv(Mixer):
-    """A causal convolution over the last tokens with all channels in all channels, and a gate: the layer of gated
-    convolutional networks. Dauphin et al. 2017, 1612.08083; Gehring et al. 2017, 1705.03122.
+    """Causal convolution over the last tokens, dense over channels, with a gate: the layer of gated convolutional
+    networks. Dauphin et al. 2017, 1612.08083; Gehring et al. 2017, 1705.03122.
 
         z, gate = W [x_t, x_{t-1}, ..., x_{t-K+1}] + b        out = z sigmoid(gate)
 
     x, out (b,s,d), W (2 d, K d), K = `width`: the rows of W are 1-d kernels. A token of another document, or before the
-    text, counts as zero. One matrix product, of windows that are copied: K d values are kept for each token.
+    text, counts as zero. One matmul of copied windows: K d elements are kept for each token.
 
     Sites: z, gate, out (b,s,d).
     """
@@ -57,7 +57,7 @@ class Conv(Mixer):
         return self.width
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         return {"z": Matrix.of(self.proj, 0), "gate": Matrix.of(self.proj, 1)}
 
     def init_state(
@@ -70,11 +70,11 @@ class Conv(Mixer):
 class ConvConfig(RecurrenceConfig, kind="conv", words=Word("conv", whole("width"), "4", optional=True)):
     """z sigmoid(gate) of a causal convolution with kernels of `width` tokens (Dauphin et al. 2017, 1612.08083).
 
-    It loses where what matters is further back than its layers reach, 1 + layers (width - 1) tokens; and no layer can
-    choose by content which token to read."""
+    It loses if relevant tokens are further back than its layers reach, 1 + layers (width - 1) tokens; and no layer can
+    select a token by its content."""
 
     width: int = Field(4, ge=2, le=1 << 8)
-    """Tokens that an output depends on, its own included."""
+    """Number of tokens that an output depends on, its own included."""
     bias: bool = True
 
     def reach(self, ctx: BuildContext) -> int:  # type: ignore[override]

@@ -29,13 +29,13 @@ from glassformer.parts.state import State
 from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory, Visibility
 
 IDS = torch.int64
-"""What the ids of documents are kept in."""
+"""Dtype of the stored ids of documents."""
 
 
 class MemoryState(State):
-    """Keys and values (b, g, slots, h) of another sequence: made once, read at every step.
+    """Keys and values (b, g, slots, h) of another sequence: computed once, read at every step.
 
-    `reserve` makes room. `documents` (b, slots) holds the ids of the memory's tokens, 0 where there is none."""
+    `reserve` makes room. `documents` (b, slots) holds the ids of the memory's tokens, 0 for empty slots."""
 
     kind = "source"
 
@@ -72,8 +72,7 @@ class MemoryState(State):
         return other
 
     def write(self, k: Tensor, v: Tensor, documents: Tensor | None) -> None:
-        """Keeps k, v (b, t, g, h) and the ids (b, t) in place of what was there. Raises RequestError where there is no
-        room."""
+        """Replaces the stored k, v (b, t, g, h) and ids (b, t). Raises RequestError if there is too little room."""
         t = k.shape[1]
         if t > self.slots:
             raise RequestError(
@@ -87,19 +86,19 @@ class MemoryState(State):
         self.length, self.padded = t, documents is not None
 
     def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """k, v (b, t, g, h) and the ids (b, t), or None where every token is real."""
+        """Returns k, v (b, t, g, h) and the ids (b, t), or None for the ids without padding."""
         documents = self.documents[:, : self.length] if self.padded else None
         return self.k.upto(self.length, dtype), self.v.upto(self.length, dtype), documents
 
     def put(self, row: int, other: State, length: int) -> None:
-        """A shorter memory is padded."""
+        """Copies another state's row; a shorter memory is padded."""
         assert isinstance(other, MemoryState)
         if other.length > self.slots:
             raise ValueError(f"a memory of {other.length} tokens does not fit into {self.slots} slots")
         given, t = other.tensors(), other.length
         for name, mine in self.tensors().items():
             axis = 0 if name == "documents" else 1
-            mine[row].narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))  # which may be the same memory
+            mine[row].narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))  # may be the same memory
             mine[row].narrow(axis, t, self.slots - t).zero_()
         self.length, self.padded = max(self.length, t), True
 
@@ -108,7 +107,7 @@ class MemoryState(State):
         self.padded = True
 
     def truncate(self, length: int) -> None:
-        """The memory stays for as long as a token of the own sequence does."""
+        """Empties the state for length 0; otherwise the memory is kept."""
         if length == 0:
             self.length = 0
 
@@ -121,14 +120,14 @@ class CrossAttention(SoftmaxAttention):
                                    ├─ kernel -> z (b,s,n,h) -> out (b,s,d)
         memory (b,t,m) -> k, v (b,t,g,h) -> state? ─┘
 
-    The memory is that of the pass; a state keeps its k and v, so that later calls need none. `OfMemory` says which
-    tokens of it a query attends to, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory
-    grows by what is retrieved for each chunk of m tokens. z is zero where a query attends to nothing. Sites: q, k, v,
-    scores and pattern (b,n,s,t), z, out.
+    The memory is that of the pass; a state keeps its k and v, so that later calls need no memory. Its visibility is
+    `OfMemory`, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory grows by the retrieved
+    neighbours of each chunk of m tokens. z is zero for a query without visible keys. Sites: q, k, v, scores and pattern
+    (b,n,s,t), z, out.
     """
 
     enter_memory: Seam | None = None
-    """What the memory passes first, as x passes `enter`."""
+    """Tensor-parallel entry of the memory, as `enter` is of x."""
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class CrossAttention(SoftmaxAttention):
         return self.put_out(chunk_by_chunk(call, *self.chunks, documents, self.kernel))
 
     def memory(self, x: Tensor, pass_: Pass, state: MemoryState | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """k, v (b, t, g, h) of the memory and the ids of its tokens (b, t), from the pass or from the state."""
+        """Returns k, v (b, t, g, h) of the memory and the ids of its tokens (b, t), from the pass or from the state."""
         if pass_.memory is None and state is not None and state.length:
             k, v, documents = state.read(x.dtype)
             return *self.projection.expand(self, k, v), documents
@@ -187,7 +186,7 @@ class CrossAttention(SoftmaxAttention):
         return *self.projection.expand(self, k, v), memory.documents
 
     def call_of(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
-        """The call of the kernel over a memory whose tokens have these ids."""
+        """Returns the call of the kernel over a memory whose tokens have these ids."""
         visibility, index = self.visibility, None
         if self.chunks is not None:
             check_chunks(*self.chunks, pass_.end, k.shape[1])
@@ -202,7 +201,7 @@ class CrossAttention(SoftmaxAttention):
 
     @property
     def causal(self) -> bool:
-        """An output depends on its own token and on the other sequence."""
+        """Always True: an output depends only on its token and on the other sequence."""
         return True
 
     @property
@@ -215,13 +214,13 @@ class CrossAttention(SoftmaxAttention):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> MemoryState:
-        """Without room for a memory yet: `reserve` makes it."""
+        """Returns a state without room for a memory; `reserve` makes room."""
         return MemoryState(batch, *self.projection.kept_shapes, dtype, device)
 
 
 def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None, kernel: Kernel) -> Tensor:
-    """z (b, s, n, hv) of a call under `ChunksOfMemory` that begins with the first token: each chunk and its memory are
-    a row of their own, so that a score is made for visible keys alone.
+    """Returns z (b, s, n, hv) of a call under `ChunksOfMemory` that starts with the first token: each chunk and its
+    memory are a separate row, so that scores are computed only for visible keys.
 
         queries m-1 .. 2m-2 and keys 0 .. w-1, queries 2m-1 .. 3m-2 and keys w .. 2w-1, ...
     """
@@ -236,7 +235,7 @@ def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None
 
 
 def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
-    """Raises RequestError for a memory that has nothing for a chunk which has ended."""
+    """Raises RequestError if the memory lacks neighbours for a finished chunk."""
     if memory_len < (end // m) * w:
         raise RequestError(
             f"{end} tokens have {end // m} whole chunks of {m}, for each of which the memory has {w} tokens, "
@@ -246,14 +245,14 @@ def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
 
 
 class ChunksConfig(Value):
-    """RETRO's chunks: the memory has `width` tokens for each `chunk` tokens of the sequence, such as two neighbours of
+    """Chunks of RETRO: the memory has `width` tokens for each `chunk` tokens of the sequence, such as two neighbours of
     128 tokens for 64."""
 
     chunk: int = Field(64, gt=0, le=1 << 20)
     width: int = Field(256, gt=0, le=1 << 20)
 
     def memory_len(self, t: int) -> int:
-        """Tokens of the memory of t tokens."""
+        """Returns the tokens of the memory of t tokens."""
         return t // self.chunk * self.width
 
 
@@ -262,19 +261,19 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
 
     n_heads: int = Field(gt=0, le=1 << 16)
     n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """None: as many as n_heads."""
+    """Number of KV heads; None for n_heads."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per head; None for d_model / n_heads."""
     bias: bool = False
     out_bias: bool | None = None
-    """None: as `bias`."""
+    """True for a bias of the output; None for `bias`."""
     scale: float | None = Field(None, gt=0)
-    """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     projection: MemoryProjectionConfig = CrossQKVConfig()
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     chunks: ChunksConfig | None = None
-    """None: a query attends to the whole memory."""
+    """Chunks of a retrieved memory; None if a query attends to the whole memory."""
 
     def _projection(self, ctx: BuildContext) -> CrossQKV:
         return self.projection.build(self._within(ctx))(self.heads(ctx))
@@ -289,7 +288,7 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         return 1
 
     def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        """All of a memory as long as the sequence, or what was retrieved for one chunk."""
+        """Returns the tokens of a memory as long as the sequence, or the retrieved tokens of one chunk."""
         return float(t) if self.chunks is None else ChunksOfMemory(self.chunks.chunk, self.chunks.width).keys_seen(t)
 
     def build(self, ctx: BuildContext) -> CrossAttention:
@@ -302,8 +301,8 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """With a memory of t tokens, of which as many are read anew as the sequence has new ones; with `chunks`, of as
-        many as its whole chunks have."""
+        """Returns the cost with a memory of t tokens; equally many of them as new tokens are projected again. With
+        `chunks`, the memory belongs to the whole chunks of the sequence."""
         inner, projection = self._within(ctx), self._projection(ctx)
         width, held = projection.value_dim, self._memory_len(shape.t)
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=self._out_bias)
@@ -319,18 +318,18 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         return t if self.chunks is None else self.chunks.memory_len(t)
 
     def _keys(self, shape: Shape) -> Number:
-        """Of each query, those whose scores are computed."""
+        """Returns the number of keys per query whose scores are computed."""
         if self.chunks is None or shape.s < shape.t:
             return self._memory_len(shape.t)
         return self._memory_len(shape.t) * self.chunks.chunk / shape.t
 
     def _kept(self, ctx: BuildContext, shape: Shape, width: int) -> int:
-        """q, k and v as far as the kernel keeps them, and what it makes."""
+        """Returns the bytes of q, k and v that the kernel keeps, and of its own tensors."""
         if shape.phase != "train":
             return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
         rows = shape
-        if self.chunks is not None and (count := shape.s // self.chunks.chunk):  # a row of its own for each chunk
+        if self.chunks is not None and (count := shape.s // self.chunks.chunk):  # a separate row for each chunk
             m, w = self.chunks.chunk, self.chunks.width
             rows = replace(shape, b=shape.b * count, s=min(m, w), t=w)
         kept = kept_of_call(self.kernel.build(ctx), Bidirectional(), HeadLayout(n, g), h, rows, self.dropout)

@@ -3,8 +3,8 @@
     S' = exp(a_t) S_{t-1}        S_t = S' + k_t (beta_t (v_t - S'^T k_t))^T        y_t = S_t^T q_t
 
 q, k (b, s, g, K), v and y (b, s, n, V), beta and a (b, s, n), S (b, n, K, V), g dividing n: head i reads q and k of
-group i // (n/g). a <= 0 is the logarithm of the decay. Where `fresh` (b, s) or (1, s) holds, a sequence begins: S_{t-1}
-is taken as zero.
+group i // (n/g). a <= 0 is the logarithm of the decay. `fresh` (b, s) or (1, s) is True at the first token of a
+sequence, where S_{t-1} is zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from glassformer.parts.precision import full_precision, wide
 
 VALUES_PER_BLOCK = 1 << 22
 VALUES_AT_ONCE = 1 << 18
-"""Of the pairs and values of the chunks that are computed together: what stays near the processor."""
+"""Maximum elements of the pairs and values of chunks that are computed together, so that they fit in cache."""
 
 
 def naive_delta_rule(
@@ -35,7 +35,7 @@ def naive_delta_rule(
     state: Float[Tensor, "b n k v"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """y and the last state: the definition, token by token."""
+    """Returns y and the last state, by the definition, token by token."""
     q, k, v, beta, log_decay = map(wide, (q, k, v, beta, log_decay))
     b, s, n = v.shape[:3]
     q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
@@ -61,14 +61,14 @@ def delta_rule(
     fresh: Bool[Tensor, "#b s"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """Equals `naive_delta_rule`, at least in fp32, by matrix products over chunks of tokens (Yang et al. 2024,
-    2406.06484). What the tokens of a chunk write, w, solves one triangular system:
+    """Computes `naive_delta_rule`, at least in fp32, by matmuls over chunks of tokens (Yang et al. 2024, 2406.06484).
+    The updates w written by the tokens of a chunk solve one triangular system:
 
         (1 + A) w = beta (v - S k)      A_ij = beta_i (k_i . k_j) exp(a_{j+1} + ... + a_i),  j < i
 
-    with the state S before the chunk, as far as it is left at each token. For the backward pass it keeps its inputs and
-    one state of each chunk, and computes the rest again. A length that is no multiple of `chunk` ends with a shorter
-    one. Where no `chunk` is given, a GPU's own kernel may compute it (`installed.py`)."""
+    with the state S before the chunk, decayed to each token. For the backward pass it keeps its inputs and one state of
+    each chunk, and computes the rest again. The last chunk may be shorter. Without `chunk`, an installed GPU kernel may
+    compute it (`installed.py`)."""
     length = CHUNK if chunk is None else chunk
     q, k, v, beta, log_decay = map(wide, (q, k, v, beta, log_decay))
     b, s, n = v.shape[:3]
@@ -90,17 +90,17 @@ def delta_rule(
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
 
 
-# Inside, tensors are (c, b, g, r, l, ...): c chunks of l tokens, r = n/g heads of a group; states (c, b, g, r, K, V).
+# Below, tensors are (c, b, g, r, l, ...): c chunks of l tokens, r = n/g heads of a group; states (c, b, g, r, K, V).
 
 
 class _Chunks(NamedTuple):
-    """What both passes make of the inputs.
+    """Intermediate tensors of the chunks, for both passes.
 
     q, k (c, b, g, 1, l, K)      v (c, b, g, r, l, V)      beta, since, until (c, b, g, r, l, 1)
     near (c, b, g, r, l, l)      q_i . k_j, decayed, j <= i
-    met (c, b, g, r, l, l)       beta_i (k_i . k_j), decayed; above and on the diagonal it means nothing
+    met (c, b, g, r, l, l)       beta_i (k_i . k_j), decayed; undefined on and above the diagonal
     solved (c, b, g, r, l, l)    (1 + A)^-1
-    reads (c, b, g, r, l, K)     what w has of the state: w = written - reads S
+    reads (c, b, g, r, l, K)     coefficients of the state in w = written - reads S
     written (c, b, g, r, l, V)
     """
 
@@ -123,7 +123,7 @@ class _Chunks(NamedTuple):
         cls, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, fresh: Tensor | None, at: slice,
         length: int,
     ) -> _Chunks:  # fmt: skip
-        """Of the tokens `at`, whole chunks of them."""
+        """Returns the tensors for the tokens `at`, which are whole chunks."""
         g, (q, k, v, beta) = q.shape[2], (x[:, at] for x in (q, k, v, beta))
         f = Factors.of(log_decay[:, at], None if fresh is None else fresh[:, at], g, length, v)
         q, k = (by_chunk(x, g, length).transpose(3, 4).contiguous() for x in (q, k))
@@ -140,7 +140,7 @@ class _Chunks(NamedTuple):
 
 
 def _blocks(v: Tensor, length: int) -> list[slice]:
-    """Whole chunks of tokens, as many as are computed at once."""
+    """Returns slices of whole chunks of tokens that are computed at once."""
     b, s, n, width = v.shape
     step = length * max(1, VALUES_AT_ONCE // (b * n * length * max(length, width)))
     return [slice(first, min(first + step, s)) for first in range(0, s, step)]
@@ -149,7 +149,7 @@ def _blocks(v: Tensor, length: int) -> list[slice]:
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """y, and the state before each chunk and after the last, (c + 1, b, n, K, V)."""
+    """Returns y, and the states before each chunk and after the last, (c + 1, b, n, K, V)."""
     states, ys = [state.unflatten(1, (q.shape[2], -1))], []
     with full_precision(q):
         for at in _blocks(v, length):
@@ -163,7 +163,7 @@ def _chunks(
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), torch.stack(states).flatten(2, 3)
 
 
-# One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
+# one operator, so that a compiler of the model does not unroll the chunks into its graph
 _operator = library.custom_op(
     "glassformer::delta_rule",
     _chunks,
@@ -202,13 +202,13 @@ def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor |
 
 
 def _block_grad(c: _Chunks, dy: Tensor, before: Tensor, ds: Tensor, dstates: Tensor | None) -> tuple[Tensor, ...]:
-    """From ds, the gradient of the state after the block, and dstates, those of the states before its chunks that do
-    not come from the block: the gradients of q, k, v, beta and the decays, and of the state before the block."""
+    """Returns the gradients of q, k, v, beta and the decays, and of the state before the block, from `ds`, that of the
+    state after the block, and `dstates`, those of the states before its chunks from outside the block."""
     g, length = c.q.shape[2], c.q.shape[4]
     dy = by_chunk(dy, g, length).transpose(3, 4).contiguous()
     dnear = c.near.mT @ dy
     given = (c.q * c.since).mT @ dy - c.reads.mT @ dnear
-    kept, every = c.k * c.until, [ds]  # the gradients of the states, the last one first
+    kept, every = c.k * c.until, [ds]  # gradients of the states, the last one first
     for i in reversed(range(len(given))):
         ds = ds * c.over[i] + given[i] - c.reads[i].mT @ (kept[i] @ ds)
         if dstates is not None:
@@ -241,7 +241,7 @@ def _block_grad(c: _Chunks, dy: Tensor, before: Tensor, ds: Tensor, dstates: Ten
 _operator.register_autograd(_grad, setup_context=_save)
 
 
-# Looking inside: what is never stored
+# Effective attention, which is never stored
 
 
 @torch.no_grad()
@@ -252,9 +252,8 @@ def delta_rule_map(
     log_decay: Float[Tensor, "b s n"],
     fresh: Tensor | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, "b n r s"]]]:
-    """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero: what
-    the rule answers where v_j is the j-th unit vector, for y is linear in v. Memory: one block and a state (b, n, K,
-    s)."""
+    """Yields (first query, block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero:
+    because y is linear in v, the rule is applied to unit vectors v_j. Memory: one block and a state (b, n, K, s)."""
     b, s, n, width = k.shape
     rows = min(s, max(1, VALUES_PER_BLOCK // (b * n * s)))
     state = k.new_zeros(b, n, width, s)

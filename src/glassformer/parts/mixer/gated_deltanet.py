@@ -38,17 +38,17 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 UNIT_EPS = 1e-6
-"""Inside the root of the length of q and k."""
+"""Epsilon inside the root of the length of q and k."""
 
 
 def unit(x: Tensor) -> Tensor:
-    """x / sqrt(sum x^2 + eps) over the last axis."""
+    """Returns x / sqrt(sum x^2 + eps) over the last axis."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + UNIT_EPS)
 
 
 class GatedDeltaNet(Recurrence):
-    """Linear attention that overwrites: before a value is stored under a key, what the state answers to that key is
-    taken away, and everything fades by a decay of the token. Yang et al. 2024, 2412.06464.
+    """Linear attention that overwrites: before a value is stored under a key, the state's answer to that key is
+    removed, and the state decays by a factor of the token. Yang et al. 2024, 2412.06464.
 
         x (b,s,d) -> in_proj -> q, k (b,s,g,h), v (b,s,n,hv), gate (b,s,n hv), b, a (b,s,n)
         q, k, v = silu(conv(q | k | v)), conv causal, of d_conv tokens; q, k of length 1, q / sqrt(h)
@@ -56,13 +56,12 @@ class GatedDeltaNet(Recurrence):
         S' = exp(decay_t) S_{t-1}        S_t = S' + k_t (beta_t (v_t - S'^T k_t))^T        z_t = S_t^T q_t
         out = out_proj(norm(z) silu(gate)), norm over each head's hv values
 
-    n heads of values share g heads of keys; n_heads counts the heads of keys and n_v_heads those of values, a multiple.
-    No positions: the order of tokens is that of the recurrence. Where a document begins, recurrence and convolution
-    begin anew. The recurrence runs in fp32 at least.
+    n value heads share g QK heads; n_heads is g and n_v_heads is n, a multiple. It needs no positions, because the
+    recurrence is ordered. Recurrence and convolution restart at each document. The recurrence runs in fp32 at least.
 
-    Sites: q, k, v, beta, decay (b,s,n), gate (b,s,n,hv), z (b,s,n,hv), out; and, made only while somebody looks, by
-    blocks of positions, and not to be edited: effective_attention (b,n,s,t), the weight of v_j in z_t. It is signed and
-    its rows do not sum to one. With a decode state its keys are the tokens of the call.
+    Sites: q, k, v, beta, decay (b,s,n), gate (b,s,n,hv), z (b,s,n,hv), out; and, computed only for observers, by blocks
+    of positions, and not editable: effective_attention (b,n,s,t), the weight of v_j in z_t. It is signed and its rows
+    do not sum to one. With a decode state its keys are the call's tokens.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class GatedDeltaNet(Recurrence):
         return EffectiveMaps(self.effective_attention, "head", self.n_v_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         g, n = self.n_heads, self.n_v_heads
         made = zip(("q", "k", "v", "gate", "beta", "decay"), (g, g, n, n, None, None), strict=True)
         ins = {name: Matrix.of(self.in_proj, i, heads) for i, (name, heads) in enumerate(made)}
@@ -140,13 +139,15 @@ class GatedDeltaNet(Recurrence):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; S stays in fp32 at least."""
+        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; S is kept
+        in fp32 at least."""
         kept, tail = sizes(self.n_heads, self.n_v_heads, self.head_dim, self.v_head_dim, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """exp(A_log) uniform in 1..16, softplus(dt_bias) log-uniform between dt_min and dt_max, as Mamba-2's."""
+        """Fills A_log with exp(A_log) uniform in 1..16, and dt_bias with softplus(dt_bias) log-uniform between dt_min
+        and dt_max, as Mamba-2's."""
         self.A_log.copy_(init.uniform_like(self.A_log, *RATES).log())
         begin_steps(init, self.dt_bias, *self.steps)
 
@@ -154,7 +155,7 @@ class GatedDeltaNet(Recurrence):
 def widths(
     d_model: int, n_heads: int, head_dim: int | None, n_v_heads: int | None, v_head_dim: int | None
 ) -> tuple[int, int, int, int]:
-    """g, n, h and hv. Raises RequestError with numbers that would fit."""
+    """Returns g, n, h and hv. Raises RequestError with numbers that would fit."""
     g, _, h = Heads.of(d_model, n_heads, None, head_dim)
     n = n_v_heads or g
     if n % g:
@@ -166,29 +167,29 @@ def widths(
 
 
 def sizes(g: int, n: int, h: int, hv: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """What its state keeps, and the convolution's tail."""
+    """Returns the shapes of the state's tensors, and of the convolution's tail."""
     return {"S": (n, h, hv)}, (d_conv, 2 * g * h + n * hv)
 
 
 class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_deltanet"):
     """S_t = exp(a_t) S_{t-1} (1 - beta_t k_t k_t^T) + beta_t v_t k_t^T, z_t = S_t q_t. Yang et al. 2024, 2412.06464.
 
-    It loses to attention where more has to be told apart than a head has keys at right angles, h; and to Mamba-2 in
-    speed, as each chunk solves a triangular system."""
+    It loses to attention if a head must separate more than h keys, the number of orthogonal ones; and to Mamba-2 in
+    speed, because each chunk solves a triangular system."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Of queries and keys. None: one for every 64 of the width, or as many as divide it."""
+    """Number of QK heads; None for one per 64 of the width, or the nearest number that divides it."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per QK head; None for d_model / n_heads."""
     n_v_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Of values; None: as many as of keys."""
+    """Number of value heads; None for n_heads."""
     v_head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: head_dim."""
+    """Elements per value head; None for head_dim."""
     d_conv: int = Field(4, ge=2, le=1 << 8)
     norm_eps: float = Field(1e-6, gt=0)
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """softplus(dt_bias) begins log-uniform between these two."""
+    """Upper bound of softplus(dt_bias), which is initialised log-uniform from dt_min."""
 
     @model_validator(mode="after")
     def _ordered(self) -> GatedDeltaNetConfig:
@@ -204,7 +205,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return widths(ctx.d_model, n_heads, self.head_dim, self.n_v_heads, self.v_head_dim)
 
     def resized(self, n_heads: int) -> GatedDeltaNetConfig:
-        """Values keep their number of heads for each of keys."""
+        """Returns the config with `n_heads` heads; the ratio of value heads stays."""
         each = (self.n_v_heads or 1) // (self.n_heads or 1) if self.n_v_heads and self.n_heads else 1
         return self.replace(
             n_heads=n_heads, n_v_heads=each * n_heads if self.n_v_heads else None, head_dim=None, v_head_dim=None
@@ -219,12 +220,12 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
 
     def resolved(self, ctx: BuildContext) -> GatedDeltaNetConfig:
         g, n, h, hv = self._widths(ctx)
-        begun = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
+        begun = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # only for training
         return self.replace(n_heads=g, head_dim=h, n_v_heads=n, v_head_dim=hv, **begun)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """FLOPs of the matrix products, those of the rule in chunks among them; the convolution and the solution of the
-        triangular systems have no other."""
+        """Returns the cost: FLOPs of the matmuls, including those of the rule in chunks, but not of the convolution and
+        the triangular systems."""
         (g, n, h, hv), d = self._widths(ctx), ctx.d_model
         own = Cost.weights((2 * g * h + n * hv) * self.d_conv + 2 * n, kept=self._kept(ctx, shape))
         maps = linear_cost(ctx, shape, d, (g * h, g * h, n * hv, n * hv, n, n))
@@ -237,8 +238,8 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return own + rule_cost(shape, g, n, h, hv) + maps + norm + recurrent_cost(shape, kept, tail)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Besides the inputs of the maps and of the norm: what in_proj made; the convolution's; q and k and their
-        lengths, beta, the decay and two values that it was made of, and the normalised z, in fp32."""
+        """Returns the bytes kept beyond the inputs of layers and norm: outputs of in_proj; tensors of the convolution;
+        q and k and their lengths, beta, the decay with two intermediate tensors, and the normalised z, in fp32."""
         g, n, h, hv = self._widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         conv = conv_kept(shape, 2 * g * h + n * hv, self.d_conv)
@@ -246,8 +247,8 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
 
 
 def rule_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
-    """Of the rule in chunks: its products; for the backward pass its states, one of each chunk and one more of the
-    whole chunks and of the rest."""
+    """Returns the cost of the rule in chunks: its matmuls; for the backward pass its states, one of each chunk, and one
+    more for the whole chunks and for the rest."""
     whole, rest = divmod(shape.s, CHUNK)
     pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
     states = n * k * v * (whole + bool(whole) + 2 * bool(rest))

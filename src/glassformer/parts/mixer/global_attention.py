@@ -21,16 +21,16 @@ TWO_SIDED = "visibility of kind longformer with causal=false"
 
 
 class GlobalAttention(Attention):
-    """`Attention` under a two-sided `Longformer` whose global tokens look with projections of their own. Beltagy et al.
-    2020 (2004.05150), 3.1.
+    """`Attention` under a two-sided `Longformer` whose global tokens have separate projections. Beltagy et al. 2020
+    (2004.05150), 3.1.
 
         z_i = softmax(q_i K^T) V      over the keys that i attends to: its window, and the global tokens
         z_i = softmax(q'_i K'^T) V'   over its whole document, for the global tokens: the first ones of a document, or
-                                      those that the caller of the model names (`global_tokens`); with globals=0 these
-                                      alone, as in the published class
+                                      those that the caller of the model names (`global_tokens`); with globals=0
+                                      only these, as in the published class
 
-    q', K', V' come from maps of their own, `global_maps`, made as those of q, K and V. Scores and
-    pattern are those of the first line. There is no decoding: every token attends to tokens after it.
+    q', K', V' come from separate layers, `global_maps`, of the shapes of q, K and V. Scores and pattern are those of
+    the first line. It cannot decode, because every token attends to future tokens.
     """
 
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
@@ -73,10 +73,10 @@ class GlobalAttention(Attention):
 
 
 class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
-    """z_i = softmax(q'_i K'^T) V' for the first tokens of a document, with projections of their own, and the window and
+    """z_i = softmax(q'_i K'^T) V' for the first tokens of a document, with separate projections, and the window and
     those tokens for all others. Beltagy et al. 2020 (2004.05150): Longformer as published, for encoders.
 
-    It loses to full attention where a text fits into it, and costs 1.75 times its projections' weights.
+    It loses to full attention if texts are short enough for that, and costs 1.75 times its projections' weights.
     """
 
     @model_validator(mode="after")
@@ -92,13 +92,13 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         return GlobalAttention
 
     def sharing(self, name: str) -> None:
-        """It has two sets of keys and values."""
+        """Returns None, because it has two sets of keys and values."""
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         inner, seen = self._of_projection(ctx), self.visibility.build(ctx)
         assert isinstance(seen, Longformer)
         first = min(seen.globals, shape.t)
-        if not first:  # only those of a caller, whom a config does not know
+        if not first:  # only the caller's tokens, which a config does not know
             return super().costs(ctx, shape) + Cost.weights(self.projection.costs(inner, shape).parameters)
         calls = 2 * shape.passes * shape.b * first * shape.t * inner.n_heads
         projected = self.projection.costs(inner, shape)
@@ -112,7 +112,7 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         )
 
     def _global(self, ctx: BuildContext, shape: Shape, first: int) -> int:
-        """What the calls of global queries keep: these, and their pattern."""
+        """Returns the bytes that the calls of global queries keep: the queries, and their pattern."""
         if shape.phase != "train":
             return 0
         facts = CallFacts(dtype=shape.products, dropout=self.dropout > 0, additive=self.softcap is None)

@@ -1,14 +1,15 @@
-"""Functions of installed libraries that compute a recurrence of ours on a GPU: flash-linear-attention (`fla-core`) and
-`mamba-ssm`, whose kernels are written for one.
+"""Kernels of installed libraries that compute a recurrence on a GPU: flash-linear-attention (`fla-core`) and
+`mamba-ssm`.
 
-`KERNELS` has the adapters: an operation's own arguments go in, its own outputs come out, in its own layout and scale.
-None is believed: before the first call of a kind (device, sizes, with a state or without, with borders or without) it
-computes a small random input, and its outputs and gradients have to be those of our twin (`TOLERANCE`). One that
+`KERNELS` has the adapters: arguments and outputs are those of an operation of this package, in its layout and scale. No
+kernel is trusted: before the first call of a kind (device, sizes, with or without a state, with or without borders) it
+computes a small random input, and its outputs and gradients must equal those of our twin (`TOLERANCE`). A kernel that
 deviates or fails is named in a warning, with the package, its version and the deviation, and this process computes that
-operation by ours from then on. Their products of fp32 numbers are of 10 bits (TF32) on GPUs that have such products.
+operation by our twin from then on. The kernels' fp32 matmuls have 10 bits (TF32) on GPUs with such matmuls.
 
-Ours are computed also where a function takes no such call, where torch is asked to be deterministic (their backward
-passes add up in any order), under a compiler, to which ours are one operator, and with GLASSFORMER_KERNELS=0.
+The twin also computes calls that a kernel does not support, calls in torch's deterministic mode (their backward passes
+add up in any order), calls under a compiler, for which the twin is one operator, and all calls with
+GLASSFORMER_KERNELS=0.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from glassformer.errors import shown
 from glassformer.parts.precision import full_precision
 
 SWITCH = "GLASSFORMER_KERNELS"
-"""0 in this variable of the environment leaves libraries alone."""
+"""Environment variable; 0 disables the kernels of libraries."""
 DEVICES = {"cuda"}
-"""Types of devices that their kernels run on."""
+"""Types of devices that the kernels run on."""
 TOLERANCE = {torch.float32: 5e-3}
-"""|theirs - ours| / |ours| of an output or a gradient, by the dtype of what goes in, euclidean: what fla's own tests
-allow, and ten times the rounding of TF32. A scale or a layout that is wrong is off by a tenth and more."""
+"""Maximum |theirs - ours| / |ours| (Euclidean) of an output or a gradient, by the dtype of the inputs: the bound of
+fla's own tests, and ten times the rounding of TF32. A wrong scale or layout is off by a tenth and more."""
 DUAL_CHUNK = 256
 """Tokens of a chunk of `mamba_chunk_scan_combined`, as in its own module."""
 
 Given = Mapping[str, Tensor | None]
-"""The arguments of an operation by name."""
+"""Arguments of an operation by name."""
 Outputs = tuple[Tensor, Tensor]
-"""y (b, s, ...) and the last state (b, ...)."""
+"""Tuple of y (b, s, ...) and the last state (b, ...)."""
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """A function of a library behind the arguments of an operation of ours."""
+    """Function of a library, adapted to the arguments of an operation of this package."""
 
     package: str
-    """Of the distribution."""
+    """Name of the distribution."""
     call: Callable[..., Outputs]
     tokens: int
-    """Of a trial: a few of its chunks, the last one not full."""
+    """Tokens of a trial: a few of its chunks, the last one not full."""
     serves: Callable[[Given], bool] = lambda given: True
     state_learns: bool = True
-    """Whether the last state has a gradient."""
+    """True if the last state has a gradient."""
 
 
 def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) -> Outputs | None:
-    """What a library makes of an operation's arguments; None where it is not asked, and ours are to be called. `ours`
-    is called with samples of the same arguments, and must not ask here again."""
+    """Returns a library's result for an operation's arguments; None if no library serves them, so that the caller
+    computes `ours`, the twin, which is called with samples of the arguments and must not call this function."""
     if torch.compiler.is_compiling() or not _may(given):
         return None
     theirs, device = KERNELS[name], _first(given).device
@@ -79,17 +80,17 @@ def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) ->
             warnings.warn(f"{about}, which is computed by our own from here on: {shown(error, 200)}")
             return None
         _tried.add(kind)
-    with full_precision(_first(given)):  # what is raised here is not caught: torch's checkpoints end a pass so
+    with full_precision(_first(given)):  # not caught: torch's checkpoints end a pass by an error
         return theirs.call(**given)
 
 
 _tried: set[tuple[Any, ...]] = set()
-"""Kinds of calls whose trial went well."""
+"""Kinds of calls whose trial succeeded."""
 _refused: set[tuple[str, torch.device]] = set()
 
 
 class Deviation(Exception):
-    """Of a library from our twin."""
+    """Error of a library's deviation from the twin."""
 
 
 @cache
@@ -101,7 +102,7 @@ def _version(package: str) -> str | None:
 
 
 def _may(given: Given) -> bool:
-    """Whether a library may be asked at all: arguments on its device and of a dtype with a tolerance."""
+    """Returns True if a library may be used: arguments on its type of device, of a dtype with a tolerance."""
     floats = [x for x in given.values() if x is not None and x.is_floating_point()]
     return (
         floats[0].device.type in DEVICES
@@ -126,30 +127,30 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "log_decay": lambda x: -(x - 2).exp(),
     "fresh": lambda x: _borders(x > 2),
 }
-"""Arguments that are no normal numbers, made of such: keys of length one, decays from almost 0 to almost 1, borders
+"""Samplers of arguments that are not normal numbers: keys of length one, decays from almost 0 to almost 1, borders
 every forty tokens or so."""
 
 
 def _borders(x: Tensor) -> Tensor:
-    """A sequence begins with the first row, while the second goes on from its state."""
+    """Starts a sequence with the first row; the second row continues its state."""
     x[:, 0] = torch.arange(len(x)) == 0
     return x
 
 
 def _sizes(key: str, x: Tensor) -> tuple[int, ...]:
-    """Those that do not change with the number of rows and tokens."""
+    """Returns the sizes that do not depend on the number of rows and tokens."""
     if _of_model(key, x):
         return tuple(x.shape)
     return tuple(x.shape[1 if key in STATES else 2 :])
 
 
 def _of_model(key: str, x: Tensor) -> bool:
-    """Whether an argument is the same for every row and token."""
+    """Returns True if an argument is shared by all rows and tokens."""
     return key == "a" or x.dim() == 1
 
 
 def _sample(key: str, x: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
-    """Of an argument as x, two rows of so many tokens."""
+    """Returns a random argument like x, with two rows of `tokens` tokens."""
     rows = () if _of_model(key, x) else (2,) if key in STATES else (2, tokens)
     drawn = torch.randn(*rows, *_sizes(key, x), generator=generator)
     made = DRAWN.get(key, lambda x: x)(drawn)
@@ -157,9 +158,9 @@ def _sample(key: str, x: Tensor, tokens: int, generator: torch.Generator) -> Ten
 
 
 def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
-    """Raises Deviation, or what the library raises."""
+    """Compares the library with the twin on samples. Raises Deviation, or an error of the library."""
     generator = torch.Generator().manual_seed(0)
-    # Hooks of a caller who computes a pass again would count what is kept here, which the second pass does not keep.
+    # without hooks, because those of an outer checkpoint would count tensors that its second pass does not keep
     alone = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     with torch.inference_mode(False), torch.enable_grad(), full_precision(_first(given)), alone:
         sample = {
@@ -183,7 +184,7 @@ def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
 
 
 def _deviation(ours: Tensor, theirs: Tensor) -> float:
-    """|theirs - ours| / |ours|; infinite where theirs is of another shape or has no numbers."""
+    """Returns |theirs - ours| / |ours|; infinite if theirs has another shape or values that are not finite."""
     ours, theirs = ours.detach(), theirs.detach()
     if ours.shape != theirs.shape or not bool(torch.isfinite(theirs).all()):
         return float("inf")
@@ -196,7 +197,7 @@ def _deviation(ours: Tensor, theirs: Tensor) -> float:
 def _selective_scan(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor | None = None, fresh: Tensor | None = None
 ) -> Outputs:
-    """`selective_scan_fn(u, delta, A, B, C)`: channels before tokens, A (c, p), states (b, c, p), from zero."""
+    """Calls `selective_scan_fn(u, delta, A, B, C)`: channels before tokens, A (c, p), states (b, c, p), from zero."""
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # type: ignore[import-not-found]
 
     by_channel = (x.transpose(1, 2).contiguous() for x in (u, dt))
@@ -208,8 +209,8 @@ def _selective_scan(
 def _state_space_dual(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """`mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`: states (b, n, h, p). Tokens attend to each other, and
-    the state at the beginning is seen, where `seq_idx` is the same; that of the state is 0."""
+    """Calls `mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`: states (b, n, h, p). Tokens with equal `seq_idx`
+    attend to each other; the initial state has `seq_idx` 0."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
 
     y, last = mamba_chunk_scan_combined(
@@ -224,8 +225,8 @@ def _state_space_dual(
 def _linear_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """`chunk_simple_gla(q, k, v, g, scale=)`, which linear attention and retention of fla are calls of too: as many
-    heads of q and k as of v, and the decay by token."""
+    """Calls `chunk_simple_gla(q, k, v, g, scale=)`, also behind fla's linear attention and retention: equally many
+    heads of q, k and v, and a decay per token."""
     from fla.ops.simple_gla import chunk_simple_gla  # type: ignore[import-not-found]
 
     n = v.shape[2]
@@ -243,7 +244,7 @@ def _linear_attention(
 def _delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """`chunk_gated_delta_rule(q, k, v, g, beta, scale)`."""
+    """Calls `chunk_gated_delta_rule(q, k, v, g, beta, scale)`."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
 
     def run(
@@ -257,8 +258,8 @@ def _delta_rule(
 
 
 def _by_sequence(run: Callable[..., Outputs], state: Tensor | None, fresh: Tensor | None, *by_token: Tensor) -> Outputs:
-    """run(state, borders, *by_token) as fla takes sequences that begin within rows: all tokens in one row, the places
-    where sequences begin and the end, and a state for each sequence."""
+    """Calls run(state, borders, *by_token) with fla's layout of sequences that start within rows: all tokens in one
+    row, the places of the starts and the end, and a state for each sequence."""
     if fresh is None:
         return run(state, None, *by_token)
     b, s = by_token[0].shape[:2]
@@ -284,5 +285,5 @@ KERNELS = {
     "linear_attention": Theirs("fla-core", _linear_attention, 150),
     "delta_rule": Theirs("fla-core", _delta_rule, 150),
 }  # fmt: skip
-"""By the operation: `scan.selective_scan`, `chunked.state_space_dual`, `chunked.chunked_linear_attention` and
-`delta.delta_rule`. A scan of Mamba's goes through 2,048 tokens at once at most."""
+"""Kernels by operation: `scan.selective_scan`, `chunked.state_space_dual`, `chunked.chunked_linear_attention` and
+`delta.delta_rule`. Mamba's scan processes at most 2,048 tokens at once."""

@@ -1,4 +1,4 @@
-"""The state of attention: keys and values of the tokens read."""
+"""Decode states of attention: keys and values of the tokens read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from glassformer.parts.state import BoundedState, State
 from glassformer.parts.visibility import Visibility
 
 SCALE = torch.bfloat16
-"""What the scale of an int8 vector is kept in."""
+"""Dtype of the scale of an int8 vector."""
 
 
 def vector_bytes(width: int, dtype: torch.dtype) -> int:
-    """What `Cells` take for one vector."""
+    """Returns the bytes of one vector in `Cells`."""
     return width * dtype.itemsize + (SCALE.itemsize if dtype == torch.int8 else 0)
 
 
 class Cells:
-    """A vector per sequence, head and slot: (b, g, slots, h), kept as `dtype`.
+    """Vectors by sequence, head and slot, (b, g, slots, h), stored as `dtype`.
 
-    int8 keeps each vector as whole numbers times the vector's largest value over 127, rounded to `SCALE` first.
+    int8 stores each vector as integers times the vector's largest absolute value over 127, rounded to `SCALE` first.
     """
 
     def __init__(self, batch: int, slots: int, heads: int, width: int, dtype: torch.dtype, device: Any = None):
@@ -45,7 +45,7 @@ class Cells:
         return other
 
     def __setitem__(self, slots: slice | Tensor, x: Tensor) -> None:
-        """x (b, s, g, h) goes to `slots`: a slice or (s,), equal for all rows, or (b, s)."""
+        """Stores x (b, s, g, h) at `slots`: a slice or (s,), equal for all rows, or (b, s)."""
         x = x.detach()  # a state is memory, not a path for gradients
         if self.scales is not None:
             scales = (x.abs().amax(-1, keepdim=True).float() / 127).to(self.scales.dtype)
@@ -54,17 +54,17 @@ class Cells:
         _put(self.values, slots, x)
 
     def upto(self, end: int, dtype: torch.dtype) -> Tensor:
-        """(b, end, g, h)"""
+        """Returns the first slots, (b, end, g, h)."""
         x = self.values[:, :, :end].to(dtype)
         if self.scales is not None:
             x = x * self.scales[:, :, :end].to(dtype)
         return x.transpose(1, 2)
 
     def read(self, end: int, slots: slice | Tensor, x: Tensor) -> Tensor:
-        """(b, end, g, h) as `upto`, in x's dtype, after x (b, s, g, h) was stored at `slots`.
+        """Returns (b, end, g, h) as `upto`, in x's dtype, after x (b, s, g, h) was stored at `slots`.
 
-        Where gradients are recorded, those of the new cells reach x as if storing had not rounded it, and the result is
-        a copy, which later writes to the state leave alone."""
+        While gradients are recorded, those of the new cells reach x as if storing had not rounded it, and the result is
+        a copy, which later writes to the state do not change."""
         stored = self.upto(end, x.dtype)
         if not torch.is_grad_enabled():
             return stored
@@ -77,7 +77,7 @@ class Cells:
         return stored.index_put((row, slots), through)
 
     def at(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b, s, g, h) of slots (s,), or (b, s)."""
+        """Returns the vectors (b, s, g, h) at slots (s,), or (b, s)."""
         x = _at(self.values, slots).to(dtype)
         return x if self.scales is None else x * _at(self.scales, slots).to(dtype)
 
@@ -126,10 +126,10 @@ class KVState(State):
         return {name: tensor[:, :, :length] for name, tensor in self.tensors().items()}
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores the new tokens' k, v (b, s, g, h); returns those a query may look at (b, t, g, h), and which tokens
-        they are, (t,) or (b, t), or None when they are the last t tokens.
+        """Stores the new tokens' k, v (b, s, g, h); returns all keys and values that a query may attend to (b, t, g,
+        h), and their token indices, (t,) or (b, t), or None for the last t tokens.
 
-        Gradients reach the new tokens' k and v; those read in earlier calls have none."""
+        Gradients reach the new tokens' k and v, not those of earlier calls."""
         end, tokens = pass_.end, None
         slots: slice | Tensor = slice(pass_.start, end)
         if pass_.rows is not None:
@@ -149,15 +149,15 @@ class KVState(State):
         return other
 
     def truncate(self, length: int) -> None:
-        """Nothing to do: slots past the model's length are never read before they are written."""
+        """Does nothing: slots past the model's length are never read before they are written."""
 
 
 class WindowState(KVState, BoundedState):
-    """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
+    """Keys and values of the last tokens that a window needs: a ring, with token i in slot i mod its size.
 
-    `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read. With
-    `absolute`, `append` always says which tokens the keys are, unless they are the first ones. With a `stride`, one
-    query is given those keys alone whose distance is a multiple of it, once the ring has turned."""
+    `rewind` slots more than the window let `truncate` go back by that number of tokens from the furthest ever read.
+    With `absolute`, `append` always returns the token indices of the keys, unless these are the first ones. With a
+    `stride`, one query gets only the keys at a multiple of it, once the ring is full."""
 
     kind = "window"
 
@@ -186,7 +186,7 @@ class WindowState(KVState, BoundedState):
             if s > 1:
                 named = self.absolute or pass_.documents is not None or pass_.given is not None
                 k, v, past = self._append_many(k, v, tokens, start)
-                named = named and start >= size  # otherwise they are all tokens so far
+                named = named and start >= size  # otherwise the keys are all tokens so far
                 return k, v, pass_.once(("ring", size), lambda: torch.cat((past, tokens))) if named else None
         elif s > 1:
             keys, values = k, v
@@ -206,22 +206,22 @@ class WindowState(KVState, BoundedState):
         return self.k.read(size, slots, k), self.v.read(size, slots, v), held
 
     def _held(self, last: Tensor, nothing: Tensor) -> Tensor:
-        """Which token each slot holds when token `last` (..., 1) is the newest; `nothing` for slots still empty."""
+        """Returns the token in each slot when token `last` (..., 1) is the newest; `nothing` for empty slots."""
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots
         return torch.where(held < 0, nothing, held)
 
     def _apart(self, last: Tensor) -> Tensor:
-        """Every stride-th token up to `last` (..., 1), newest first; the one after it where there is none."""
+        """Returns every stride-th token up to `last` (..., 1), newest first; `last` + 1 in place of missing ones."""
         held = last - torch.arange(0, self.slots - self.rewind, self.stride, device=last.device)
         return torch.where(held < 0, last + 1, held)
 
     def _held_before(self, tokens: Tensor) -> Tensor:
-        """Which tokens the slots hold before `tokens` (b, s) are stored, and then these."""
+        """Returns the tokens in the slots before `tokens` (b, s) are stored, followed by `tokens`."""
         return torch.cat((self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), tokens), dim=1)
 
     def _append_many(self, k: Tensor, v: Tensor, tokens: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Stores the new tokens; returns k and v of those before that they may see, oldest first, followed by their
-        own, and which tokens those before are."""
+        """Stores the new tokens; returns k and v of the earlier visible tokens, oldest first, followed by the new ones,
+        and the indices of the earlier ones."""
         past = torch.arange(max(start - self.slots + 1, 0), start, device=k.device)
         slots, size = past % self.slots, self.slots
         kept_k = torch.cat((self.k.at(slots, k.dtype), k), dim=1) if start else k
@@ -231,12 +231,12 @@ class WindowState(KVState, BoundedState):
         return kept_k, kept_v, past
 
     def truncate(self, length: int) -> None:
-        if length == 0 or self.read > self.slots:  # until the ring has turned, all is there
+        if length == 0 or self.read > self.slots:  # until the ring is full, it holds all tokens
             self.go_back(length, f"a window of {self.slots - self.rewind} is full")
 
 
 class PinnedState(WindowState):
-    """A `WindowState` that also keeps the first `pinned` tokens of each row's document, behind the ring."""
+    """Window state that also keeps the first `pinned` tokens of each row's document, in slots after the ring."""
 
     def __init__(
         self,
@@ -253,10 +253,11 @@ class PinnedState(WindowState):
         self.pinned = pinned
         self.k, self.v = (Cells(batch, self.slots + pinned, *shape, dtype, device) for shape in (k, v))
         self.begun: Tensor | None = None
-        """The furthest beginning of a document; tokens pinned before it are gone."""
+        """Furthest start of a document; tokens pinned before it are gone."""
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A pinned token that the ring still holds counts there, and its pinned copy as a token yet to come."""
+        """Appends tokens; a pinned token that is still in the ring counts there, and its pinned copy counts as a future
+        token."""
         size, start, s = self.slots, pass_.start, k.shape[1]
         if pass_.rows is None and start < size:  # the ring holds all tokens so far
             found = super().append(k, v, pass_)
@@ -278,7 +279,7 @@ class PinnedState(WindowState):
         return k, v, pass_.once(("pinned", size, self.pinned, s), lambda: self._with_pinned(ring, pass_))
 
     def _with_pinned(self, ring: Tensor, pass_: Pass) -> Tensor:
-        """Which tokens the slots hold, the pinned ones behind those of the ring and of the call."""
+        """Returns the tokens in all slots: of the ring and the call, followed by the pinned ones."""
         new = pass_.slots.view(-1, pass_.tokens)
         one = pass_.tokens == 1
         oldest = new[:, :1] - self.slots + 1 if one or pass_.rows is None else new[:, :1] - self.slots
@@ -290,13 +291,13 @@ class PinnedState(WindowState):
         return torch.cat((ring, tokens[0]))
 
     def _begin(self, pass_: Pass, end: int) -> Tensor:
-        """(b, 1) or (1, 1): the first token of the document that token end - 1 belongs to."""
+        """Returns the first token of the document of token end - 1, (b, 1) or (1, 1)."""
         if pass_.documents is None:
             return torch.zeros(1, 1, dtype=torch.int64, device=self.k.values.device)
         return pass_.borders.begins[:, end - 1 : end]
 
     def _pin(self, k: Tensor, v: Tensor, pass_: Pass) -> None:
-        """Keeps those of the new tokens that are the first ones of the document a row ends in."""
+        """Keeps the new tokens that are the first ones of a row's last document."""
         if pass_.rows is None and pass_.documents is None:
             if pass_.start < self.pinned:
                 end = min(pass_.end, self.pinned)
@@ -347,7 +348,8 @@ def state_of(
     device: Any = None,
     rewind: int = 0,
 ) -> KVState:
-    """An empty state of what later queries may attend to; `shapes` are the (heads, width) of k and v."""
+    """Returns an empty state for the tokens that later queries may attend to; `shapes` are the (heads, width) of k and
+    v."""
     first, last = visibility.needed
     if last is None or first + last + rewind >= max_len:
         return KVState(batch, max_len, *shapes, dtype, device)

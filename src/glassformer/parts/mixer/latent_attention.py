@@ -38,47 +38,47 @@ class LatentShape(NamedTuple):
     """Sizes of a `LatentAttention`."""
 
     n: int
-    """Heads."""
+    """Number of heads."""
     content: int
-    """dn: values of a head's query and key that come from the latent."""
+    """dn: elements of a head's query and key that come from the latent."""
     rope: int
-    """dr: values of the key that all heads share, which alone know the position."""
+    """dr: elements of the key that all heads share, the only ones with a position."""
     value: int
-    """dv: values of a head's v."""
+    """dv: elements of a head's v."""
     kv_rank: int
-    """r: values of the latent."""
+    """r: elements of the latent."""
     q_rank: int
-    """Values of the queries' latent; 0: there is none."""
+    """Elements of the queries' latent; 0 without one."""
 
     @property
     def query(self) -> int:
         return self.content + self.rope
 
     def absorbs(self, s: int) -> bool:
-        """Whether s queries against many keys take fewer operations absorbed: n (2 r + dr) for each pair of a query and
-        a key, against n (dn + dr + dv), and in that form the latent of every key is expanded, n r (dn + dv)."""
+        """Returns True if s queries against many keys need fewer operations absorbed: n (2 r + dr) for each pair of a
+        query and a key, against n (dn + dr + dv) and n r (dn + dv) for expanding every key's latent."""
         each = self.content + self.value
         return s * (2 * self.kv_rank - each) <= self.kv_rank * each
 
 
 class LatentAttention(SoftmaxAttention):
-    """Attention whose keys and values are maps of one latent per token, which is all that is kept of the token.
+    """Attention whose keys and values are projections of one latent per token, the only tensor that is cached.
 
         c = norm(x W_DKV)   k_r = rope(x W_KR)      c (b,s,r), k_r (b,s,dr), shared by the heads
         q = [q_c, rope(q_r)] = x W_Q, or norm(x W_DQ) W_UQ                    q (b,s,n,dn+dr)
         k = [c W_UK, k_r]   v = c W_UV               k (b,t,n,dn+dr), v (b,t,n,dv)
         z = softmax(q k^T / sqrt(dn + dr)) v         out = z W_O
 
-    MLA: DeepSeek-V2, 2405.04434, section 2.1. This is its `expanded` form. The `absorbed` one is equal and never makes
-    k and v: the maps go to the few queries instead of the many keys,
+    MLA: DeepSeek-V2, 2405.04434, section 2.1. This is its `expanded` form. The `absorbed` form is equal and never makes
+    k and v: it projects the few queries instead of the many keys,
 
         q_c (c W_UK)^T = (q_c W_UK^T) c^T            p (c W_UV) = (p c) W_UV
 
-    so that every head attends to the same n = 1 key [c, k_r] and value c, r + dr numbers a token. Decoding takes it;
-    many queries, as in training, are cheaper expanded. A form of `auto` chooses by the number of operations.
+    so that all heads attend to one key [c, k_r] and value c, r + dr elements per token. Decoding uses it; many queries,
+    as in training, are cheaper expanded. The form `auto` chooses by the number of operations.
 
-    Sites: q, k, v, latent (b,s,r), scores and pattern (b,n,s,t), z, out. With a decode state k and v are made for those
-    who look alone; the latent is what may be edited then.
+    Sites: q, k, v, latent (b,s,r), scores and pattern (b,n,s,t), z, out. With a decode state k and v are computed only
+    for observers, and only the latent is editable.
     """
 
     reads_gathered = True
@@ -139,7 +139,7 @@ class LatentAttention(SoftmaxAttention):
         return self.put_out(z)
 
     def project(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
-        """q (b,s,n,dn+dr), the latent (b,s,r), and the keys that the heads share (b,s,1,dr)."""
+        """Returns q (b,s,n,dn+dr), the latent (b,s,r), and the shared keys (b,s,1,dr)."""
         down = self.q_norm(self.q_down(x)) if self.shape.q_rank else x
         q = self.q_up(down).unflatten(-1, (self.n_heads, -1))
         c, shared = self.kv_down.split(self.kv_down(x))
@@ -151,14 +151,14 @@ class LatentAttention(SoftmaxAttention):
         return self.q(q), self.latent(self.kv_norm(c)), shared
 
     def expand(self, c: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
-        """k (b,t,n,dn+dr) and v (b,t,n,dv) of the latent (b,t,r) and the shared keys (b,t,1,dr)."""
+        """Returns k (b,t,n,dn+dr) and v (b,t,n,dv) of the latent (b,t,r) and the shared keys (b,t,1,dr)."""
         k, v = (y.unflatten(-1, (self.n_heads, -1)) for y in self.kv_up.split(self.kv_up(c)))
         return torch.cat((k, turned.expand(-1, -1, self.n_heads, -1)), -1), v
 
     def expanded(
         self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
     ) -> Tensor:
-        """z (b,s,n,dv), by keys and values written out; `apart`: nobody else has shown them."""
+        """Returns z (b,s,n,dv), by expanded keys and values; `apart`: shows k and v at their sites."""
         k, v = self.expand(c, turned)
         if apart:
             k, v = self.k(k), self.v(v)
@@ -167,7 +167,7 @@ class LatentAttention(SoftmaxAttention):
     def absorbed(
         self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
     ) -> Tensor:
-        """z (b,s,n,dv), by attention of all heads to the latent itself."""
+        """Returns z (b,s,n,dv), by attention of all heads to the latent itself."""
         if apart:
             self._show(c, turned)
         size = self.shape
@@ -179,7 +179,7 @@ class LatentAttention(SoftmaxAttention):
         return torch.einsum("bsnr,nhr->bsnh", seen, w_v)
 
     def _show(self, c: Tensor, turned: Tensor) -> None:
-        """k and v of the new tokens, for those who look. Raises RequestError where they are to be edited."""
+        """Shows k and v of the new tokens to observers. Raises RequestError if they are edited."""
         if self.k.edited or self.v.edited:
             raise RequestError(
                 "mixer.k and mixer.v are not made where the latent alone is kept; edit mixer.latent",
@@ -190,7 +190,8 @@ class LatentAttention(SoftmaxAttention):
             self.k(k), self.v(v)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps by the names of the sites they make; `rope` makes the shared keys, `q_latent` is queries' latent."""
+        """Returns the matrices by the names of the sites they make; `rope` makes the shared keys, `q_latent` is present
+        with q_rank."""
         n, down = self.n_heads, {"latent": Matrix.of(self.kv_down), "rope": Matrix.of(self.kv_down, 1)}
         if self.shape.q_rank:
             down["q_latent"] = Matrix.of(self.q_down)
@@ -198,7 +199,7 @@ class LatentAttention(SoftmaxAttention):
         return {**down, **up, "out": Matrix.of(self.output)}
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
-        """The latent and the shared key of each token within reach."""
+        """Returns a state of the latent and the shared key of each token within reach."""
         kept = (1, self.shape.kv_rank), (1, self.shape.rope)
         state = state_of(self.visibility, kept, batch, max_len, dtype, device, rewind)
         state.kind = "latent"
@@ -208,44 +209,44 @@ class LatentAttention(SoftmaxAttention):
 class LatentAttentionConfig(
     SoftmaxAttentionConfig, kind="latent_attention", words=Word("mla", whole("kv_rank"), "64", optional=True)
 ):
-    """Multi-head latent attention: k = [c W_UK, k_r], v = c W_UV of one latent c = norm(x W_DKV) per token, of which
-    alone a decode state consists, r + dr numbers a token. DeepSeek-V2, 2405.04434.
+    """Multi-head latent attention: k = [c W_UK, k_r], v = c W_UV of one latent c = norm(x W_DKV) per token. A decode
+    state keeps r + dr elements per token. DeepSeek-V2, 2405.04434.
 
-    Every head has keys and values of its own, made of the one latent: there are no groups. The word `mla` takes
-    the heads of the mixer that it replaces and leaves out how those shared keys; `+gqa:2` beside it is refused.
+    Every head has separate keys and values, made of the one latent, without groups. The word `mla` takes the number of
+    heads of the mixer that it replaces, without its KV groups; `+gqa:2` together with it is refused.
 
-    Sizes left out are the paper's shares of a head. It loses where contexts are short: a token passes more maps than in
-    grouped attention of the same state, and a wide latent makes each step of decoding n (2 r + dr) operations a key
-    instead of 2 n h.
+    Default sizes are the paper's shares of a head. It loses for short contexts: a token passes more layers than in
+    grouped attention of equal state, and a wide latent makes each decoding step n (2 r + dr) operations per key instead
+    of 2 n h.
     """
 
     n_heads: int = Field(gt=0, le=1 << 16)
     kv_rank: int | None = Field(None, gt=0, le=1 << 20)
-    """r, values of the latent; None: 4 head_dim."""
+    """r, elements of the latent; None for 4 head_dim."""
     q_rank: int | None = Field(0, ge=0, le=1 << 20)
-    """Values of the latent that queries are made of; 0: they are made of x itself; None: 12 head_dim."""
+    """Elements of the queries' latent; 0 for queries from x itself; None for 12 head_dim."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dn, values of a head that know no position; None: d_model / n_heads."""
+    """dn, elements of a head without a position; None for d_model / n_heads."""
     rope_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dr, values of the shared key, which know it; None: half of head_dim."""
+    """dr, elements of the shared key, which has a position; None for half of head_dim."""
     value_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dv; None: head_dim."""
+    """dv, elements of a head's v; None for head_dim."""
     norm: NormConfig = RMSNormConfig(eps=1e-6)
-    """Of the latents."""
+    """Norm of the latents."""
     bias: bool = False
-    """Of the maps down to the latents and of the output."""
+    """True for biases of the layers to the latents and of the output."""
     position: AttentionPositionConfig | None = None
     visibility: VisibilityConfig = CausalConfig()
     scale: float | None = Field(None, gt=0)
-    """None: 1 / sqrt(head_dim + rope_dim)."""
+    """Factor on scores; None for 1 / sqrt(head_dim + rope_dim)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     form: Form = "auto"
-    """Equal ways to compute it: keys and values written out, or never; auto: whatever takes fewer operations."""
+    """Equal computations: keys and values expanded, or absorbed; auto for the one with fewer operations."""
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Raises RequestError for a mixer without heads in its place."""
+        """Returns this choice in place of `old`. Raises RequestError for a mixer without heads."""
         if not hasattr(old, "n_heads"):
             raise RequestError(
                 f"mla takes the heads of the mixer that it replaces, and {old.kind} has none; begin with attention",
@@ -260,7 +261,7 @@ class LatentAttentionConfig(
         return LatentShape(self.n_heads, h, self.rope_dim or half, self.value_dim or h, self.kv_rank or 4 * h, q_rank)
 
     def heads(self, ctx: BuildContext) -> Heads:
-        """h is what a query has, content and position."""
+        """Returns the heads; h is the width of a query, content and position."""
         shape = self.shape(ctx)
         return Heads(shape.n, shape.n, shape.query)
 
@@ -312,7 +313,7 @@ class LatentAttentionConfig(
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """A pass that goes on from a state is counted absorbed where the module computes it so."""
+        """Returns the cost; a pass that continues a state counts as absorbed if the module computes it so."""
         (n, dn, dr, dv, r, q_rank), d = self.shape(ctx), ctx.d_model
         narrow = shape.reading(shape.products)
         maps = linear_cost(ctx, shape, d, q_rank or n * (dn + dr), (r, dr), bias=self.bias and bool(q_rank))
@@ -325,7 +326,7 @@ class LatentAttentionConfig(
         return maps + turn + self._core(ctx, shape) + self._state_cost(ctx, shape, (1, r), (1, dr))
 
     def _core(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """W_UK, W_UV and the attention between them."""
+        """Returns the cost of W_UK, W_UV and the attention between them."""
         size, goes_on = self.shape(ctx), shape.phase != "train" and shape.s < shape.t
         n, dn, dr, dv, r, _ = size
         absorbed = self.form == "absorbed" or (self.form == "auto" and goes_on and size.absorbs(shape.s))
@@ -341,21 +342,21 @@ class LatentAttentionConfig(
             )
             return own + attention_cost(whole, shape, r, keys) + kept
         read = shape.reading(shape.products)
-        if goes_on:  # every key is made anew
+        if goes_on:  # every key is expanded again
             read = Shape(**{**vars(read), "s": shape.t})
         core = attention_cost(self._within(ctx), shape, dv, keys)
         return linear_cost(ctx, read, r, (n * dn, n * dv)) + core + self._kept(ctx, shape)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The shared key beside the latent before its norm, q and k as the kernel reads them, k beside v as made, and
-        what the kernel makes."""
+        """Returns the cost of the kept tensors: the shared key and the latent before its norm, q and k as the kernel
+        reads them, k and v as made, and the kernel's tensors."""
         n, dn, dr, dv, _, _ = self.shape(ctx)
         given = self._call_keeps(self._within(ctx), shape, value_dim=dv)[0].given
         values = dr + n * (dn + dr) * sum(name in given for name in "qk") + n * (dn + dv) * ("v" in given)
         return self._kernel_keeps(self._within(ctx), shape, dv) + Cost(kept=shape.keeps(values))
 
     def _kernel_keeps(self, ctx: BuildContext, shape: Shape, value_dim: int) -> Cost:
-        """What the kernel makes, and the mask that it shares with other layers."""
+        """Returns the cost of the kernel's tensors, and of the mask that it shares with other layers."""
         if shape.phase != "train":
             return Cost()
         kept, mask = self._call_keeps(ctx, shape, value_dim=value_dim)

@@ -34,7 +34,7 @@ def _positive(x: Tensor) -> Tensor:
 
 
 class _Positive(torch.autograd.Function):
-    """Keeps the feature alone: its slope is min(phi, 1)."""
+    """Autograd function that keeps only the feature: its slope is min(phi, 1)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -50,25 +50,26 @@ class _Positive(torch.autograd.Function):
 
 
 def positive(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1: e^x up to 0 and x + 1 from there, at least in fp32."""
+    """Returns phi(x) = elu(x) + 1: e^x up to 0 and x + 1 above, at least in fp32."""
     return _Positive.apply(wide(x)) if torch.is_grad_enabled() else _positive(wide(x))
 
 
 def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of sums (..., V + 1), whose last column is that of the weights: the mean (..., V) and the weights (..., 1)."""
+    """Returns, from sums (..., V + 1) whose last column sums the weights: the mean (..., V) and the weights (...,
+    1)."""
     weights = sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
     return (sums[..., :-1] / weights).to(dtype), weights
 
 
 def tokens_seen(pass_: Pass, causal: bool) -> Tensor:
-    """How many tokens of its document each one attends to, (1, s) or (b, s)."""
+    """Returns the number of tokens of its document that each token attends to, (1, s) or (b, s)."""
     if causal:
         return pass_.age + 1
     return torch.full_like(pass_.age, pass_.tokens) if pass_.documents is None else pass_.borders.lengths
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """v with a column of ones, which sums up the weights."""
+    """Returns v with a column of ones, which sums up the weights."""
     return F.pad(wide(v), (0, 1), value=1.0)
 
 
@@ -78,17 +79,15 @@ class LinearAttention(MatrixMixer):
 
         z_t = phi(q_t) S_t / phi(q_t) s_t        S_t = S_{t-1} + phi(k_t) v_t^T        s_t = s_{t-1} + phi(k_t)
 
-    phi(x) = elu(x) + 1. x (b,s,d) -> q, k, v (b,s,n,h), out = z W_O. Bidirectional, S and s are the sums over the
-    whole document. Features, sums and quotient are at least fp32. The state is (h, h + 1) numbers per head, s its last
-    column, whatever the length. Sites: q, k, v, z (b,s,n,h), out, and effective_attention (b,n,s,t), whose rows sum to
-    one.
+    phi(x) = elu(x) + 1. x (b,s,d) -> q, k, v (b,s,n,h), out = z W_O. Bidirectional, S and s are the sums over the whole
+    document. Features, sums and quotient are at least fp32. The state has (h, h + 1) elements per head, with s its last
+    column, for any length. Sites: q, k, v, z (b,s,n,h), out, and effective_attention (b,n,s,t), whose rows sum to one.
 
-    With the feature `identity` queries and keys are as they are, products may be negative, and in the place of their
-    sum stands the number of tokens t that are seen: z_t = q_t S_t / t, a linear map of the values, in which one step of
-    gradient descent can be written (von Oswald et al. 2022, 2212.07677). There is no s then.
+    With the feature `identity` queries and keys are unchanged, products may be negative, and the number of visible
+    tokens t replaces their sum: z_t = q_t S_t / t, a linear function of the values that can express one step of
+    gradient descent (von Oswald et al. 2022, 2212.07677). It has no s.
 
-    It loses where one token has to be found among many: with h numbers per feature a head tells about h keys apart, and
-    nothing is ever forgotten.
+    It loses if one token must be retrieved among many: a head separates about h keys, and nothing is ever forgotten.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class LinearAttention(MatrixMixer):
 
 
 def plain(visibility: Visibility) -> bool:
-    """Whether a visibility that is order alone is causal. Raises RequestError for any other."""
+    """Returns True if a visibility is causal, False if bidirectional. Raises RequestError for any other."""
     if not visibility.only_order or visibility.reach is not None:
         raise RequestError(
             "a linear recurrence sums up all tokens before: it has no window, no blocks; use causal or bidirectional",
@@ -151,11 +150,11 @@ def plain(visibility: Visibility) -> bool:
 
 class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="linear_attention"):
     """z_t = sum_j phi(q_t) phi(k_j) v_j / sum_j phi(q_t) phi(k_j), phi = elu + 1 (2006.16236): a state of h (h + 1)
-    numbers per head in place of keys and values. It loses where one token has to be found among many."""
+    elements per head in place of keys and values. It loses if one token must be retrieved among many."""
 
     visibility: VisibilityConfig = CausalConfig()
     feature: Feature = "elu"
-    """phi; `identity`: queries and keys as they are, over the number of tokens."""
+    """Feature phi; `identity` for unchanged queries and keys, over the number of tokens."""
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
         h = self.heads(ctx).head_dim
@@ -177,13 +176,14 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         return self.replace(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Besides what the recurrence keeps: its sums and the weights, or how many tokens each one attends to."""
+        """Returns the cost. Beyond the tensors of the recurrence, its sums and the weights are kept, or the numbers of
+        visible tokens."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)
         if self.feature == "elu":
             kept = shape.keeps(n * (h + 2), fp32)
-        else:  # q and k are no features that are kept beside their copies
+        else:  # q and k are not kept as features in addition to their copies
             kept = shape.keeps_once(shape.s, fp32) - (0 if self.causal(ctx) else shape.keeps(2 * n * h, fp32))
         return maps + self.recurrence_cost(ctx, shape) + Cost(kept=kept)

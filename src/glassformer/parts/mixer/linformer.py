@@ -32,15 +32,15 @@ class Linformer(Mixer):
 
         K' = E^T K        V' = F^T V        z = softmax(q K'^T / sqrt(h)) V'
 
-    x (b,s,d) -> q, k, v (b,s,n,h); E, F (length, m), of which a text of s tokens reads the first s rows. They are
-    shared by the heads, of each head's own (`share="each"`), or one and the same (`share="kv"`). Each document begins
-    with row 0 and has m keys of its own. There is no causal form: every key holds later tokens, so a decode state is
-    refused, and so is what is longer than `length`.
+    x (b,s,d) -> q, k, v (b,s,n,h); E, F (length, m); a text of s tokens uses the first s rows. They are shared by the
+    heads, separate for each head (`share="each"`), or one matrix (`share="kv"`). Each document starts with row 0 and
+    has m separate keys. It has no causal form, because every key sums later tokens: a decode state is refused, and so
+    are texts longer than `length`.
 
     Sites: q, k, v, z (b,s,n,h), out, pattern over the m keys as `compressed` (b,n,s,m), and effective_attention
     (b,n,s,t), the weight of v_j in z_t, signed.
 
-    It loses where texts differ in length, as E and F are learned by position, and where one exact token counts.
+    It loses if texts differ in length, because E and F are learned by position, and if one exact token counts.
     """
 
     causal, reach, separates_documents = False, None, True
@@ -88,8 +88,9 @@ class Linformer(Mixer):
         return self.out(self.output(z.flatten(-2)))
 
     def places(self, rows: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
-        """The rows of E or F that tokens meet, (s, m) or by head (n, s, m), and None; with documents m columns for each
-        of c documents, (b, n or 1, s, c m), and which of them each token attends to, (b, 1, s, c m)."""
+        """Returns the rows of E or F for the tokens, (s, m) or by head (n, s, m), and None; with documents m columns
+        for each of c documents, (b, n or 1, s, c m), and the mask of columns that each token attends to, (b, 1, s, c
+        m)."""
         s, (_, length, m) = pass_.tokens, rows.shape
         if pass_.begins is None:
             self.check(s, length)
@@ -103,7 +104,7 @@ class Linformer(Mixer):
         return apart, own[:, None, :, :].repeat_interleave(m, -1) > 0
 
     def check(self, s: int, length: int) -> None:
-        """Raises RequestError for a text that E and F have no rows for."""
+        """Raises RequestError for a text that is longer than E and F."""
         if s > length:
             raise RequestError(
                 f"linformer has maps of {length} positions and was given {s} tokens; build it with mixer.length={s}",
@@ -130,7 +131,7 @@ class Linformer(Mixer):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
         return {**maps, "out": Matrix.of(self.output)}
 
@@ -148,24 +149,24 @@ class Linformer(Mixer):
 
 
 def summed(rows: Tensor, x: Float[Tensor, "b s n h"]) -> Float[Tensor, "b n m h"]:
-    """The m sums of x over its tokens, by rows (s, m), or by head or sequence (b or 1, n or 1, s, m)."""
+    """Returns the m sums of x over its tokens, by rows (s, m), or by head or sequence (b or 1, n or 1, s, m)."""
     if rows.dim() == 2:
         return torch.einsum("sm,bsnh->bnmh", rows, x)
     return rows.mT @ x.transpose(1, 2)
 
 
 class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", whole("keys"), "64")):
-    """z = softmax(q (E^T K)^T / sqrt(h)) F^T V (2006.04768): bidirectional only. It loses where texts differ in length,
-    as E and F are learned by position, and where one exact token counts."""
+    """z = softmax(q (E^T K)^T / sqrt(h)) F^T V (2006.04768): bidirectional only. It loses if texts differ in length,
+    because E and F are learned by position, and if one exact token counts."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """None: one for every 64 of the width, or as many as divide it."""
+    """Number of heads; None for one per 64 of the width, or the nearest number that divides it."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per head; None for d_model / n_heads."""
     length: int | None = Field(None, gt=0, le=1 << 24)
-    """Rows of E and F; None: the model's context."""
+    """Rows of E and F; None for the model's context."""
     keys: int = Field(64, gt=0, le=1 << 20)
-    """m; more than the length costs more than attention."""
+    """Number m of keys; more than the length costs more than attention."""
     share: Share = "heads"
     bias: bool = False
 
@@ -185,7 +186,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """It trains on every device."""
+        """Does nothing: it trains on every device."""
 
     def resized(self, n_heads: int) -> LinformerConfig:
         return self.replace(n_heads=n_heads, head_dim=None)
@@ -216,8 +217,9 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         return self.replace(n_heads=n, head_dim=h, length=self._length(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Kept: q, k and v as projected, the m keys and values, scores' softmax, at least in fp32 and as it meets the
-        values, z, and E and F where they are copied: into the dtype of products, or for each row and head."""
+        """Returns the cost. Kept: q, k and v as projected, the m keys and values, the softmax of the scores, at least
+        in fp32 and in the values' dtype, z, and E and F if they are copied: into the dtype of matmuls, or for each row
+        and head."""
         (n, _, h), m = self.heads(ctx), self.keys
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)

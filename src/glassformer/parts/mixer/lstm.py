@@ -32,14 +32,14 @@ from glassformer.parts.precision import full_precision, has_recurrences, wide
 from glassformer.parts.reparam import MakeReparam
 
 Affine = tuple[Tensor, Tensor | None]
-"""A matrix (o, i) and its bias (o,)."""
+"""Tuple of a matrix (o, i) and its bias (o,)."""
 LEAST_DECAY = 1e-30
 """Smallest decay whose logarithm is taken."""
 
 
 class GateMaps(Linear):
-    """The maps of one input to all gates, at least fp32. Weights are initialised as in `torch.nn.LSTM`, uniform between
-    -1/sqrt(c) and 1/sqrt(c) for c channels; biases are zero, of the gate `opened` one."""
+    """Linear layer of one input to all gates, at least fp32. Weights are initialised as in `torch.nn.LSTM`, uniform
+    between -1/sqrt(c) and 1/sqrt(c) for c channels; biases are zero, but one for the gate `opened`."""
 
     packable = False
     in_half = False
@@ -71,31 +71,31 @@ class GateMaps(Linear):
 
 
 class GatedRNN(Recurrence):
-    """A recurrence whose gates read the token and the last output through full matrices.
+    """Recurrence whose gates read the token and the last output through full matrices.
 
         gates = x_t W + b, h_{t-1} U + e        (h_t, ...) = cell(gates, state)        out = out_proj(h)
 
-    x (b,s,d), h (b,s,c), W (d, gates c), U (c, gates c); c = width channels, d_model unless given. A whole text
-    without document borders is one call of torch's operator, in fp32 at least; single tokens, and rows of several
-    documents, are computed by `naive`, the definition. At the first token of a document the state is zero.
+    x (b,s,d), h (b,s,c), W (d, gates c), U (c, gates c); c = width channels, d_model unless given. A whole text without
+    document borders is one call of torch's operator, in fp32 at least; single tokens, and rows of several documents,
+    are computed by `naive`, the definition. At the first token of a document the state is zero.
 
     Sites: z (h), out; and, made only while observed, and not to be edited: the gates and the cell by the names of
-    `made`, and effective_attention (b,n,s,t), the weight of `source` at token j in `result` at token t, of each of
-    the n = c channels, for the gates as they are.
+    `made`, and effective_attention (b,n,s,t), the weight of `source` at token j in `result` at token t, of each of the
+    n = c channels, for the gates as they are.
     """
 
     gates: ClassVar[tuple[str, ...]]
-    """Names of the gates, in the order of their maps in torch."""
+    """Names of the gates, in the order of their matrices in torch."""
     opened: ClassVar[str] = ""
-    """The gate whose bias is initialised to one."""
+    """Gate whose bias is initialised to one."""
     kept: ClassVar[tuple[str, ...]]
     """Names of the states."""
     made: ClassVar[tuple[str, ...]]
     """Names of the sites that are made only while observed."""
     source: ClassVar[str]
-    """The site whose values the state adds up."""
+    """Site whose values the state adds up."""
     result: ClassVar[str]
-    """The site of that state."""
+    """Site of that state."""
 
     def __init__(self, d_model: int, width: int | None = None, bias: bool = True, reparam: MakeReparam | None = None):
         super().__init__()
@@ -196,7 +196,8 @@ class GatedRNN(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", self.channels, *ends)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer: of the token by the names of the gates, of the last output after `hidden_`."""
+        """Returns the matrices of this mixer: for the token by the names of the gates, for the last output after
+        `hidden_`."""
         pairs = {"": self.in_proj, "hidden_": self.hidden_proj}
         gates = {f"{of}{name}": Matrix.of(one, i) for of, one in pairs.items() for i, name in enumerate(self.gates)}
         return {**gates, "out": Matrix.of(self.out_proj)}
@@ -216,7 +217,7 @@ def sizes(kept: tuple[str, ...], channels: int) -> Sizes:
 class LSTM(GatedRNN):
     """Long short-term memory. Hochreiter and Schmidhuber 1997, Neural Computation 9(8); the forget gate is of Gers et
     al. 2000, Neural Computation 12(10); Greff et al. 2015, 1503.04069, compare its forms. As `torch.nn.LSTM`, with a
-    map of h to the stream.
+    projection of h to the stream.
 
         i, f, o = sigmoid(x W + b + h U + e)        g = tanh(x W + b + h U + e)
         c_t = f_t c_{t-1} + i_t g_t                 h_t = o_t tanh(c_t)
@@ -241,9 +242,9 @@ class LSTM(GatedRNN):
 
     @staticmethod
     def saved(b: int, s: int, d: int, c: int, bias: bool) -> int:
-        """Input, output, both states before and after, and oneDNN's workspace: gates and outputs of all tokens, then
-        states and their gradients before, between and after the tokens, for two layers, each in whole pages. Without
-        biases it copies the weights too."""
+        """Returns the number: input, output, both states before and after, and oneDNN's workspace: gates and outputs of
+        all tokens, then states and their gradients before, between and after the tokens, for two layers, each in whole
+        pages. Without biases it copies the weights too."""
         gates, outputs = b * s * row(4 * c), b * s * row(c)
         states, cells = 2 * b * (s + 1) * row(max(c, d)), 2 * b * (s + 1) * c
         workspace = sum(map(in_pages, (gates, outputs, *[states] * 3, *[cells] * 2)))
@@ -254,7 +255,7 @@ class LSTM(GatedRNN):
 
 
 def row(values: int) -> int:
-    """Returns the length of a row in oneDNN's workspace: 16 fp32 values or more of them, and no multiple of 256."""
+    """Returns the length of a row in oneDNN's workspace: a multiple of 16 fp32 values, but not of 256."""
     whole = -(-values // 16) * 16
     return whole if whole % 256 else whole + 16
 
@@ -265,7 +266,7 @@ def in_pages(values: int) -> int:
 
 
 class GRU(GatedRNN):
-    """The gated recurrent unit. Cho et al. 2014, 1406.1078, with the reset after the map, as in `torch.nn.GRU`.
+    """The gated recurrent unit. Cho et al. 2014, 1406.1078, with the reset after the matmul, as in `torch.nn.GRU`.
 
         r, u = sigmoid(x W + b + h U + e)        n = tanh(x W + b + r (h U + e))
         h_t = u_t h_{t-1} + (1 - u_t) n_t
@@ -290,7 +291,7 @@ class GRU(GatedRNN):
 
     @staticmethod
     def saved(b: int, s: int, d: int, c: int, bias: bool) -> int:
-        """Input, and for each token the results of its product with h, both gates, n and h."""
+        """Returns the number: the input, and for each token the results of its matmul with h, both gates, n and h."""
         return b * s * (d + 7 * c)
 
     def decay(self, made: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -298,13 +299,13 @@ class GRU(GatedRNN):
 
 
 class GatedRNNConfig(RecurrenceConfig):
-    """The config of a recurrence of gates."""
+    """Config of a recurrence with gates."""
 
     mixer: ClassVar[type[GatedRNN]]
     width: int | None = Field(None, gt=0, le=1 << 20)
-    """Channels; by default d_model."""
+    """Number of channels; None for d_model."""
     bias: bool = True
-    """Whether all maps have biases."""
+    """True if all linear layers have biases."""
 
     def resized(self, n_heads: int) -> GatedRNNConfig:
         return self.replace(width=None)
@@ -336,8 +337,8 @@ class GatedRNNConfig(RecurrenceConfig):
 class LSTMConfig(GatedRNNConfig, kind="lstm", words="lstm"):
     """c_t = f_t c_{t-1} + i_t g_t, h_t = o_t tanh(c_t), of gates that read h_{t-1} (Hochreiter and Schmidhuber 1997).
 
-    It loses to attention where a word far back has to be found again, as all of the text passes through c numbers; and
-    in training time, because no token can be computed before the last one."""
+    It loses to attention if a word far back must be retrieved, because all of the text passes through c numbers; and in
+    training time, because no token can be computed before the previous one."""
 
     mixer = LSTM
 
@@ -345,7 +346,7 @@ class LSTMConfig(GatedRNNConfig, kind="lstm", words="lstm"):
 class GRUConfig(GatedRNNConfig, kind="gru", words="gru"):
     """h_t = u_t h_{t-1} + (1 - u_t) n_t, of gates that read h_{t-1} (Cho et al. 2014, 1406.1078).
 
-    It has three quarters of the weights of an LSTM of its width, half of the state, and the same weakness."""
+    It has three quarters of the weights of an LSTM of its width, half of the state, and an LSTM's weakness."""
 
     mixer = GRU
 

@@ -28,14 +28,14 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 LEAST_STEP = 1e-4
-"""The smallest step size to begin with."""
+"""Smallest initial dt."""
 
 
 class ShortConv(nn.Module):
-    """y_t = bias + sum_i w_i x_{t-i}, i < k, channel by channel; x, y (b, s, c), y at least fp32.
+    """Short convolution y_t = bias + sum_i w_i x_{t-i}, i < k, channel by channel; x, y (b, s, c), y at least fp32.
 
-    Tokens before the sequence count as zero: those that `age` (s,) or (b, s), the tokens of its own sequence before
-    each, says are of another. `tail` (b, k-1, c): what came before x."""
+    Tokens before the sequence count as zero; `age` (s,) or (b, s) is the number of earlier tokens in each token's
+    sequence. `tail` (b, k-1, c): inputs before x."""
 
     def __init__(self, channels: int, width: int, bias: bool = True, shard: Shard | None = None):
         super().__init__()
@@ -69,8 +69,8 @@ class ShortConv(nn.Module):
 
 
 class StepProjection(Linear):
-    """What softplus makes step sizes of: y = x W^T + b, at least fp32, as in bf16 a b of -7 is off by a per cent of the
-    step; x (..., r), y (..., c). Weights begin in +-1/sqrt(r), steps log-uniform between two values."""
+    """Projection to dt before softplus: y = x W^T + b, at least fp32, because in bf16 a b of -7 is off by a per cent of
+    dt; x (..., r), y (..., c). Weights are initialised in +-1/sqrt(r), dt log-uniform between two values."""
 
     in_half = False  # nor may b be rounded on its way to other ranks
 
@@ -95,19 +95,19 @@ class StepProjection(Linear):
 
 
 def begin_steps(init: Init, bias: Tensor, low: float, high: float) -> None:
-    """Fills a bias with what softplus makes steps of, log-uniform between two values, `LEAST_STEP` at least."""
+    """Fills a bias so that softplus(bias), dt, is log-uniform between two values, at least `LEAST_STEP`."""
     steps = init.uniform_like(bias, math.log(low), math.log(high)).double().exp().clamp(min=LEAST_STEP)
     bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
 
 
 def conv_kept(shape: Shape, channels: int, width: int) -> float:
-    """Values per token that a `ShortConv` and a silu after it keep: what the one reads, padded, and what both make."""
+    """Returns the elements per token that a `ShortConv` and a silu after it keep: the padded input, and both
+    outputs."""
     return channels * (3 + (width - 1) / shape.s)
 
 
 class Mamba(Mixer):
-    """A state space model that chooses what to keep: the recurrence of each channel depends on the token.
-    Gu & Dao 2023, 2312.00752.
+    """Selective state space model: the recurrence of each channel depends on the token. Gu & Dao 2023, 2312.00752.
 
         x (b,s,d) -> in_proj -> u, gate (b,s,c)         u = silu(conv(u)), conv causal, of d_conv tokens
         u -> x_proj -> (r), B, C (b,s,p)                dt = softplus(dt_proj(r)) (b,s,c), A = -exp(A_log)
@@ -115,14 +115,14 @@ class Mamba(Mixer):
         h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t        z_t = sum_p C_t h_t + D u_t
         out = out_proj(z silu(gate))
 
-    c = expand d channels with p = d_state states each; dt_rank r = ceil(d / 16) unless given. No positions: the order
-    of tokens is that of the recurrence. Where a document begins, recurrence and convolution begin anew. The recurrence
-    runs in fp32 at least.
+    c = expand d channels with p = d_state states each; dt_rank r = ceil(d / 16) unless given. It needs no positions,
+    because the recurrence is ordered. Recurrence and convolution restart at each document. The recurrence runs in fp32
+    at least.
 
-    Sites: u (convolved), gate, dt (b,s,c), B, C (b,s,p), z, out; and two that are made only while somebody looks, by
-    blocks of positions, and cannot be edited: state (b,s,c,p), h_t; effective_attention (b,n,s,t), the weight of u_j in
-    z_t less D u_t for each of the n = c channels (Ali et al. 2024, 2403.01590). It is signed and its rows do not sum to
-    one: no softmax pattern. With a decode state its keys are the tokens of the call.
+    Sites: u (convolved), gate, dt (b,s,c), B, C (b,s,p), z, out; and two that are computed only for observers, by
+    blocks of positions, and are not editable: state (b,s,c,p), h_t; effective_attention (b,n,s,t), the weight of u_j in
+    z_t - D u_t for each of the n = c channels (Ali et al. 2024, 2403.01590). It is signed and its rows do not sum to
+    one, unlike a softmax pattern. With a decode state its keys are the call's tokens.
     """
 
     shards: ClassVar[Shards] = {"A_log": (Shard("column"),), "D": (Shard("column"),)}
@@ -160,7 +160,7 @@ class Mamba(Mixer):
         self.state, self.effective_attention = Site("bscp"), Site("bnst")
 
     def divide(self, owner: Owner) -> None:
-        """B, C and what dt is made of are sums over all channels, which meet each owner's channels again."""
+        """Divides the channels; B, C and the rank of dt are sums over the channels of all owners."""
         self.d_inner = owner.share("d_inner", self.d_inner)
         self.enter, self.x_proj.leave = owner.enter, owner.mix
 
@@ -203,7 +203,8 @@ class Mamba(Mixer):
     causal, reach, heads, separates_documents = True, None, None, True
 
     def _looked_at(self) -> bool:
-        """Whether somebody looks at what is made for those who look alone; RequestError where it is to be edited."""
+        """Returns True if a site that is computed only for observers is observed. Raises RequestError if one is
+        edited."""
         for name in ("state", "effective_attention"):
             if getattr(self, name).edited:
                 raise RequestError(
@@ -230,7 +231,7 @@ class Mamba(Mixer):
         return EffectiveMaps(self.effective_attention, "channel", self.d_inner, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make; `rank` is what dt is made of."""
+        """Returns the matrices of this mixer by the names of the sites they make; `rank` makes the input of dt_proj."""
         ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("u", "gate"))}
         chosen = {name: Matrix.of(self.x_proj, i) for i, name in enumerate(("rank", "B", "C"))}
         return {**ins, **chosen, "dt": Matrix.of(self.dt_proj), "out": Matrix.of(self.out_proj)}
@@ -238,46 +239,47 @@ class Mamba(Mixer):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least, as
-        its rounding would add up from token to token."""
+        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h is kept
+        in fp32 at least, because rounding would add up from token to token."""
         kept, tail = sizes(self.d_inner, self.d_state, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
+        """Sets A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
         self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float64).log().expand_as(self.A_log))
         self.D.fill_(1.0)
 
 
 def sizes(channels: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """What its state keeps, and the convolution's tail."""
+    """Returns the shapes of the state's tensors, and of the convolution's tail."""
     return {"h": (d_state, channels)}, (d_conv, channels)
 
 
 def rank_of(d_model: int) -> int:
-    """r where none is given."""
+    """Returns the default r."""
     return -(-d_model // 16)
 
 
 class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
     knows_order: ClassVar[bool] = True
     homonyms: ClassVar[frozenset[str]] = frozenset({"norm_eps"})
-    """Its norms are of B, C and dt."""
+    """Fields with another meaning than in other mixers: its norms are of B, C and dt."""
 
     d_state: int = Field(16, gt=0, le=1 << 12)
     d_conv: int = Field(4, ge=2, le=1 << 8)
     expand: int = Field(2, gt=0, le=1 << 8)
     dt_rank: int | None = Field(None, gt=0, le=1 << 20)
-    """None: ceil(d_model / 16)."""
+    """Rank r of dt; None for ceil(d_model / 16)."""
     bias: bool = False
-    """Of in_proj and out_proj."""
+    """True for biases of in_proj and out_proj."""
     conv_bias: bool = True
     norm_eps: float | None = Field(None, gt=0)
-    """Of RMS norms of dt's rank, B and C, which keep large models from diverging (Jamba, 2403.19887); None: none."""
+    """Epsilon of RMS norms of dt's rank, B and C, which keep large models from diverging (Jamba, 2403.19887); None for
+    no norms."""
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Steps begin log-uniform between these two."""
+    """Upper bound of dt, which is initialised log-uniform from dt_min."""
 
     @model_validator(mode="after")
     def _ordered(self) -> MambaConfig:
@@ -304,7 +306,7 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return None
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """The scan trains on every device."""
+        """Does nothing: the scan trains on every device."""
 
     def resized(self, n_heads: int) -> MambaConfig:
         return self.replace(dt_rank=None)
@@ -324,12 +326,12 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return {name: getattr(self, name) for name in type(self).model_fields}
 
     def resolved(self, ctx: BuildContext) -> MambaConfig:
-        defaults = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
+        defaults = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # only for training
         return self.replace(dt_rank=self._shape(ctx)[1], **defaults)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """FLOPs of the matrix products, C_t h_t among them; convolution and recurrence, about 2 d_conv + 7 p operations
-        per channel, have no other."""
+        """Returns the cost: FLOPs of the matmuls, including C_t h_t, but not of convolution and recurrence, about 2
+        d_conv + 7 p operations per channel."""
         (c, r), d, p, k = self._shape(ctx), ctx.d_model, self.d_state, self.d_conv
         own = Cost.weights(
             c * (k + self.conv_bias) + c * (p + 2),
@@ -342,7 +344,7 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return own + maps + self._norms(ctx, shape, (r, p, p)) + recurrent_cost(shape, *sizes(c, p, k))
 
     def _norms(self, ctx: BuildContext, shape: Shape, widths: tuple[int, ...]) -> Cost:
-        """What they keep; where B and C are made wide after them, no longer what x_proj made of these."""
+        """Returns the cost of the norms; if B and C are widened after them, their unnormalised tensors are not kept."""
         if self.norm_eps is None:
             return Cost()
         norm, inner = RMSNormConfig(eps=self.norm_eps), shape.reading(shape.products)
@@ -351,11 +353,11 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return norms + Cost(kept=-shape.keeps(2 * self.d_state) if apart else 0)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Besides the inputs of the maps: u | gate as projected, r | B | C; convolved, u, dt before and after softplus,
-        dt u and z in fp32; a state for every chunk, and the first one."""
+        """Returns the bytes kept beyond the inputs of layers: u | gate as projected, r | B | C; convolved, u, dt before
+        and after softplus, dt u and z in fp32; a state for every chunk, and the first one."""
         c, p = self._shape(ctx)[0], self.d_state
         fp32 = torch.promote_types(shape.products, torch.float32)
-        apart = shape.products != fp32  # what is made wide is then a tensor of its own
+        apart = shape.products != fp32  # widened tensors are then separate
         padded = c * (1 + (self.d_conv - 1) / shape.s)
         made = shape.keeps(padded + 5 * c + (c + 2 * p if apart else 0), fp32)
         states = shape.b * (-(-shape.s // CHUNK) + 2) * p * c

@@ -35,25 +35,24 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 RATES = (1.0, 16.0)
-"""Between these -A begins, evenly."""
+"""Range of the initial -A, which is uniform."""
 
 
 class Mamba2(Recurrence):
-    """A state space model whose states decay alike within a head, so that chunks of tokens are matrix products (SSD).
-    Dao & Gu 2024, 2405.21060.
+    """State space model with one decay per head, so that chunks of tokens are matmuls (SSD). Dao & Gu 2024, 2405.21060.
 
         x (b,s,d) -> in_proj -> gate (b,s,c), u | B | C (b,s,c + 2gp), r (b,s,n)        dt = softplus(r + dt_bias)
         u, B, C = silu(conv(u | B | C)), conv causal, of d_conv tokens; u (b,s,n,h), B, C (b,s,g,p)
         h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T        z_t = C_t h_t + D u_t
         out = out_proj(norm(z silu(gate))), norm in each of g groups
 
-    c = expand d channels in n = c / head_dim heads; A = -exp(A_log) and D are numbers of a head, and the heads of a
-    group share B and C. Steps stay between dt_least and dt_most. No positions: the order of tokens is that of the
-    recurrence. Where a document begins, recurrence and convolution begin anew. The recurrence runs in fp32 at least.
+    c = expand d channels in n = c / head_dim heads; A = -exp(A_log) and D are scalars per head, and the heads of a
+    group share B and C. dt is clamped between dt_least and dt_most. It needs no positions, because the recurrence is
+    ordered. Recurrence and convolution restart at each document. The recurrence runs in fp32 at least.
 
-    Sites: u (b,s,n,h), gate, dt (b,s,n), B, C, z (b,s,n,h), out; and, made only while somebody looks, by blocks of
-    positions, and not to be edited: effective_attention (b,n,s,t), the weight of u_j in z_t less D u_t. It is signed
-    and its rows do not sum to one. With a decode state its keys are the tokens of the call.
+    Sites: u (b,s,n,h), gate, dt (b,s,n), B, C, z (b,s,n,h), out; and, computed only for observers, by blocks of
+    positions, and not editable: effective_attention (b,n,s,t), the weight of u_j in z_t - D u_t. It is signed and its
+    rows do not sum to one. With a decode state its keys are the call's tokens.
     """
 
     def __init__(
@@ -136,27 +135,28 @@ class Mamba2(Recurrence):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("gate", "u", "B", "C", "dt"))}
         return {**ins, "out": Matrix.of(self.out_proj)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least."""
+        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h is kept
+        in fp32 at least."""
         kept, tail = sizes(self.d_inner, self.n_heads, self.n_groups, self.d_state, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """-A uniform in 1..16, steps log-uniform between dt_min and dt_max, D = 1."""
+        """Fills -A uniform in 1..16, dt log-uniform between dt_min and dt_max, D with 1."""
         self.A_log.copy_(init.uniform_like(self.A_log, *RATES).log())
         begin_steps(init, self.dt_bias, *self.steps)
         self.D.fill_(1.0)
 
 
 def heads_of(d_model: int, expand: int, head_dim: int | None, n_groups: int) -> int:
-    """Raises RequestError where heads do not divide the channels, or groups the heads."""
+    """Returns the number of heads. Raises RequestError if heads do not divide the channels, or groups the heads."""
     c = expand * d_model
     head_dim = head_dim or c // Heads.fitting(c)
     if c % head_dim:
@@ -173,7 +173,7 @@ def heads_of(d_model: int, expand: int, head_dim: int | None, n_groups: int) -> 
 
 
 def sizes(channels: int, n_heads: int, n_groups: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """What its state keeps, and the convolution's tail."""
+    """Returns the shapes of the state's tensors, and of the convolution's tail."""
     return {"h": (n_heads, d_state, channels // n_heads)}, (d_conv, channels + 2 * n_groups * d_state)
 
 
@@ -181,29 +181,30 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
     """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T, z_t = C_t h_t + D u_t, one decay for a head. Dao & Gu 2024,
     2405.21060.
 
-    It loses to attention where a text must be quoted exactly from far back: all that was read is in one state of n h p
-    numbers."""
+    It loses to attention if a text must be quoted exactly from far back: the whole past is in one state of n h p
+    elements."""
 
     homonyms: ClassVar[frozenset[str]] = frozenset({"head_dim", "norm_eps"})
-    """Its heads divide the channels, and its norm is of the output."""
+    """Fields with another meaning than in other mixers: its heads divide the channels, and its norm is of the
+    output."""
 
     d_state: int = Field(128, gt=0, le=1 << 12)
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: 64, or the next more that divides the channels."""
+    """Elements per head; None for 64, or the next larger number that divides the channels."""
     n_groups: int = Field(1, gt=0, le=1 << 16)
-    """Heads of a group share B and C."""
+    """Number of groups of heads, which share B and C."""
     d_conv: int = Field(4, ge=2, le=1 << 8)
     expand: int = Field(2, gt=0, le=1 << 8)
     bias: bool = False
-    """Of in_proj and out_proj."""
+    """True for biases of in_proj and out_proj."""
     conv_bias: bool = True
     norm_eps: float = Field(1e-5, gt=0)
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Steps begin log-uniform between these two."""
+    """Upper bound of dt, which is initialised log-uniform from dt_min."""
     dt_least: float = Field(0.0, ge=0)
     dt_most: float | None = Field(None, gt=0)
-    """Steps are never outside of these two; None: no bound."""
+    """Upper bound to which dt is clamped; None without a bound."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Mamba2Config:
@@ -217,7 +218,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return self
 
     def _sizes(self, ctx: BuildContext) -> tuple[int, int, int]:
-        """c, n, and the values of B or C."""
+        """Returns c, n, and the width of B or C."""
         n = heads_of(ctx.d_model, self.expand, self.head_dim, self.n_groups)
         return self.expand * ctx.d_model, n, self.n_groups * self.d_state
 
@@ -244,7 +245,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         )
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """FLOPs of the matrix products, those of the recurrence in chunks among them; the convolution has no other."""
+        """Returns the cost: FLOPs of the matmuls, including those of the recurrence in chunks, but not of the
+        convolution."""
         (c, n, both), d, k = self._sizes(ctx), ctx.d_model, self.d_conv
         own = Cost.weights((c + 2 * both) * (k + self.conv_bias) + 3 * n, kept=self._kept(ctx, shape))
         maps = linear_cost(ctx, shape, d, (c, c, both, both, n), bias=self.bias)
@@ -254,8 +256,9 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return own + scan + maps + self._norm(ctx, shape) + recurrent_cost(shape, kept, tail)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Besides the inputs of the maps, and B, C and the decays of the recurrence: what in_proj made, or the gate
-        alone where it is made wide; the convolution's; r, dt, the decays, dt u and z in fp32."""
+        """Returns the bytes kept beyond the inputs of layers, and B, C and the decays of the recurrence: outputs of
+        in_proj, or only the gate if it is widened; tensors of the convolution; r, dt, the decays, dt u and z in
+        fp32."""
         c, n, both = self._sizes(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         made = shape.keeps(2 * c + 2 * both + n) if shape.products == fp32 else shape.keeps(c, fp32)
@@ -263,8 +266,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
 
 
 def scan_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
-    """Of the recurrence in chunks: its products; for the backward pass its states, one of each chunk and one more of
-    the whole chunks and of the rest."""
+    """Returns the cost of the recurrence in chunks: its matmuls; for the backward pass its states, one of each chunk,
+    and one more for the whole chunks and for the rest."""
     whole, rest = divmod(shape.s, CHUNK)
     pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
     states = n * k * v * (whole + bool(whole) + 2 * bool(rest))

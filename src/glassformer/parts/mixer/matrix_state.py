@@ -1,4 +1,4 @@
-"""What mixers have in common whose state is a matrix for each head (`chunked.py`)."""
+"""Base of mixers whose state is a matrix for each head (`chunked.py`)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ STATE = "S"
 
 
 class MatrixMixer(Mixer):
-    """n heads that keep S (K, V) each:  S_t = exp(a_t) S_{t-1} + k_t v_t^T,  y_t = q_t S_t.
+    """Mixer of n heads with a state S (K, V) each:  S_t = exp(a_t) S_{t-1} + k_t v_t^T,  y_t = q_t S_t.
 
-    One map makes q, k (n heads of h) and v (n heads of hv), `output` reads z (n heads of hv). Sites: q, k, v, z, out,
-    and `effective_attention` (b,n,s,t), the weight of v_j in z_t, which is made only while somebody looks, by blocks
-    of queries, and cannot be edited. With a decode state its keys are the tokens of the call."""
+    One layer makes q, k (n heads of h) and v (n heads of hv), `output` reads z (n heads of hv). Sites: q, k, v, z, out,
+    and `effective_attention` (b,n,s,t), the weight of v_j in z_t, which is computed only for observers, by blocks of
+    queries, and is not editable. With a decode state its keys are the call's tokens."""
 
     causal, reach, separates_documents = True, None, True
 
@@ -56,12 +56,12 @@ class MatrixMixer(Mixer):
         self.z, self.out, self.effective_attention = Site("bsnh"), Site("bsd"), Site("bnst")
 
     def divide_heads(self, owner: Owner) -> None:
-        """Takes an owner's share of the heads. Raises RequestError where they cannot be shared."""
+        """Takes an owner's share of the heads. Raises RequestError if they cannot be shared."""
         self.n_heads = owner.share("n_heads", self.n_heads)
         self.enter = owner.enter
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k (b, s, n, h) and v (b, s, n, hv)."""
+        """Returns q, k (b, s, n, h) and v (b, s, n, hv)."""
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv.split(self.qkv(x)))
         return q, k, v
 
@@ -75,8 +75,8 @@ class MatrixMixer(Mixer):
         state: RecurrentState | None,
         **along: Tensor,
     ) -> Tensor:
-        """y (b, s, n, V) of q, k (b, s, n, K) and v; goes on from the state, and keeps what it comes to, and of what is
-        given besides, (b, s, ...), the value at the last token."""
+        """Returns y (b, s, n, V) of q, k (b, s, n, K) and v. Continues the state and updates it, together with the
+        values `along`, (b, s, ...), at the last token."""
         fresh = pass_.begins
         if state is None:
             return chunked_linear_attention(q, k, v, log_decay, None, fresh)[0]
@@ -99,7 +99,8 @@ class MatrixMixer(Mixer):
         pass_: Pass,
         of: Callable[[int, Tensor, list[int]], Tensor] = lambda first, block, heads: block,
     ) -> None:
-        """Shows the map to who looks; `of(first query, block (b, n, r, s), heads)` makes of y's weights those of z."""
+        """Shows the map to observers; `of(first query, block (b, n, r, s), heads)` converts y's weights to those of
+        z."""
         s = q.shape[1]
         age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=q.device))
 
@@ -123,19 +124,20 @@ class MatrixMixer(Mixer):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
         return {**maps, "out": Matrix.of(self.output)}
 
     @property
     def kept(self) -> Sizes:
-        """What the state keeps: S of every head."""
+        """Shapes of the state's tensors: S of every head."""
         return {STATE: (self.n_heads, self.head_dim, self.value_dim)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Of one size whatever `max_len` is, in fp32 at least: rounding would add up from token to token."""
+        """Returns a state whose size does not depend on `max_len`, at least in fp32, because rounding would add up from
+        token to token. Raises RequestError for a bidirectional mixer."""
         if not self.causal:
             raise RequestError(
                 "this mixer sees later tokens too: there is no state to go on from; use visibility=causal",
@@ -145,17 +147,17 @@ class MatrixMixer(Mixer):
 
 
 class MatrixMixerConfig(MixerConfig):
-    """What the configs of such mixers have in common."""
+    """Base of the configs of mixers with a matrix state."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """None: one for every 64 of the width, or as many as divide it."""
+    """Number of heads; None for one per 64 of the width, or the nearest number that divides it."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per head; None for d_model / n_heads."""
     bias: bool = False
 
     @abstractmethod
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
-        """(K, V) of a head's matrix."""
+        """Returns (K, V) of a head's matrix."""
 
     def causal(self, ctx: BuildContext) -> bool:
         return True
@@ -170,7 +172,7 @@ class MatrixMixerConfig(MixerConfig):
         return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """It trains on every device."""
+        """Does nothing: it trains on every device."""
 
     def resized(self, n_heads: int) -> Any:
         return self.replace(n_heads=n_heads, head_dim=None)
@@ -186,8 +188,8 @@ class MatrixMixerConfig(MixerConfig):
             )  # fmt: skip
 
     def recurrence_cost(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Of the recurrence in chunks: its products, what it keeps for the backward pass, and its state. Two-sided
-        it is two products, which keep copies of q and k head by head."""
+        """Returns the cost of the recurrence in chunks: its matmuls, the tensors kept for the backward pass, and its
+        state. Bidirectional, it is two matmuls, which keep copies of q and k head by head."""
         n, (k, v) = self.heads(ctx).n_heads, self.widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         whole, rest = divmod(shape.s, CHUNK)

@@ -30,19 +30,20 @@ LARGEST = "largest"
 
 
 def orthogonal_features(seed: int, step: int, features: int, head_dim: int) -> Float[Tensor, "m h"]:
-    """W: rows of random orthogonal matrices, h at a time, as long as rows of N(0, 1)^h are; a function of the seed and
-    the step."""
+    """Returns W: rows of random orthogonal matrices, h at a time, with the lengths of rows of N(0, 1)^h; a function of
+    the seed and the step."""
     made = torch.Generator("cpu").manual_seed(key_of("favor", seed, step))
     blocks = []
     for _ in range(-(-features // head_dim)):
         q, r = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=made, dtype=torch.float64))
-        blocks.append((q * r.diagonal().sign()).t())  # with these signs every rotation is as likely
+        blocks.append((q * r.diagonal().sign()).t())  # with these signs every rotation is equally likely
     lengths = torch.randn(features, head_dim, generator=made, dtype=torch.float64).norm(dim=1, keepdim=True)
     return torch.cat(blocks)[:features] * lengths
 
 
 def running_maximum(x: Float[Tensor, "b s n"], age: Tensor | None = None) -> Float[Tensor, "b s n"]:
-    """The largest value so far; `age` (1 or b, s): tokens of its own sequence before each, older ones do not count."""
+    """Returns the largest value so far; `age` (1 or b, s): number of earlier tokens in each token's sequence, beyond
+    which tokens do not count."""
     if age is None:
         return x.cummax(dim=1).values
     shift = 1
@@ -60,15 +61,15 @@ class Performer(MatrixMixer):
         phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m)        x' = x h^(-1/4)
 
     W (m, h) has orthogonal rows in blocks of h, so that phi(q) phi(k) has the mean exp(q k / sqrt(h)). It is a buffer
-    drawn from the part's seed, and with `redraw` anew after so many optimizer steps, from (seed, step). Heads share it.
+    drawn from the part's seed, and redrawn from (seed, step) every `redraw` optimizer steps. Heads share it.
 
-    Exponents are taken less their largest: of a query its own, of keys the largest of those read so far, as a maximum
-    over the sequence would tell the past of the future. S and s are then decayed as it grows. All of it cancels in z.
-    Features, sums and quotient are at least fp32. The state is m (h + 1) numbers per head and the largest exponent.
-    Sites: q, k, v, z (b,s,n,h), out, and effective_attention (b,n,s,t), whose rows sum to one.
+    Exponents are taken minus a maximum: for a query its own, for keys the largest so far, because a maximum over the
+    sequence would leak the future. S and s are decayed as the maximum grows. All of it cancels in z. Features, sums and
+    quotient are at least fp32. The state has m (h + 1) elements per head and the largest exponent. Sites: q, k, v, z
+    (b,s,n,h), out, and effective_attention (b,n,s,t), whose rows sum to one.
 
-    It loses where queries and keys are long: the estimate's error falls with sqrt(m) only where |q| |k| / sqrt(h) is
-    small, and sharp patterns need more features than a window of keys would cost.
+    It loses if queries and keys are long: the estimate's error falls with sqrt(m) only if |q| |k| / sqrt(h) is small,
+    and sharp patterns need more features than a window of keys would cost.
     """
 
     features: Tensor
@@ -105,7 +106,7 @@ class Performer(MatrixMixer):
         pass_ = pass_ or Pass.of(x)
         q, k, v = self.project(x)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        with full_precision(x):  # exponents of 16 bits are off by per cents
+        with full_precision(x):  # exponents in 16 bits are off by per cents
             q_exponents, exponents = self.exponents(q), self.exponents(k)
         own = exponents.detach().amax(-1)
         queries = torch.exp(q_exponents - q_exponents.detach().amax(-1, keepdim=True))
@@ -129,15 +130,15 @@ class Performer(MatrixMixer):
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def exponents(self, x: Tensor) -> Float[Tensor, "b s n m"]:
-        """W x' - |x'|^2 / 2."""
+        """Returns W x' - |x'|^2 / 2."""
         scaled = wide(x) * self.head_dim**-0.25
         return F.linear(scaled, self.features.to(scaled.dtype)) - scaled.square().sum(-1, keepdim=True) / 2
 
     def running(self, own: Tensor, pass_: Pass, state: RecurrentState | None) -> tuple[Tensor, Tensor]:
-        """The largest exponent so far at each token, and the logarithm of how much it shrinks what was summed before,
-        (b, s, n); zero where a sequence begins."""
+        """Returns the largest exponent so far at each token, and the logarithm of its factor on earlier sums, (b, s,
+        n); zero at the start of a sequence."""
         apart = state is not None or pass_.documents is not None
-        if state is not None:  # tokens that go on with what was read before have seen that maximum too
+        if state is not None:  # tokens that continue earlier ones include their maximum
             before = state.begin(pass_, own)[1][LARGEST][:, None]
             goes_on = pass_.age > torch.arange(own.shape[1], device=own.device)
             own = torch.where(goes_on[..., None], torch.maximum(own, before), own)
@@ -149,16 +150,16 @@ class Performer(MatrixMixer):
 
     @staticmethod
     def whole(own: Tensor, age: Tensor | None) -> Tensor:
-        """The largest exponent of each token's whole sequence, (b, s, n)."""
+        """Returns the largest exponent of each token's whole sequence, (b, s, n)."""
         if age is None:
             return own.amax(1, keepdim=True)
-        ends = F.pad((age[:, 1:] == 0), (0, 1), value=True).flip(1)  # sequences begin here, read backwards
+        ends = F.pad((age[:, 1:] == 0), (0, 1), value=True).flip(1)  # starts of sequences, read backwards
         place = torch.arange(own.shape[1], device=own.device)
         later = place - torch.where(ends, place, 0).cummax(dim=1).values
         return torch.maximum(running_maximum(own, age), running_maximum(own.flip(1), later).flip(1))
 
     def after_step(self) -> None:
-        """To be called after every optimizer step: draws W anew every `redraw` steps."""
+        """Draws W again every `redraw` steps; called after every optimizer step."""
         if self.redraw is not None:
             self.step += 1
             if int(self.step) % self.redraw == 0:
@@ -166,7 +167,7 @@ class Performer(MatrixMixer):
 
     @torch.no_grad()
     def draw(self) -> None:
-        """W of the part's seed and step."""
+        """Draws W from the part's seed and step."""
         m, h = self.features.shape
         self.features.copy_(orthogonal_features(int(self.seed), int(self.step), m, h))
 
@@ -183,12 +184,12 @@ class Performer(MatrixMixer):
 
 
 class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer", whole("features"), "128")):
-    """Softmax attention estimated by m random features, FAVOR+ (2009.14794): z_t = phi(q_t) S_t / phi(q_t) s_t,
-    phi(x) = exp(W x' - |x'|^2 / 2). It loses where queries and keys are long: the error then hardly falls with m."""
+    """Softmax attention estimated by m random features, FAVOR+ (2009.14794): z_t = phi(q_t) S_t / phi(q_t) s_t, phi(x)
+    = exp(W x' - |x'|^2 / 2). It loses if queries and keys are long: the error then hardly falls with m."""
 
     features: int = Field(128, gt=0, le=1 << 16)
     redraw: int | None = Field(None, gt=0)
-    """Optimizer steps after which W is drawn anew; None: never."""
+    """Optimizer steps between draws of W; None for a constant W."""
     visibility: VisibilityConfig = CausalConfig()
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
@@ -211,8 +212,8 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
         return self.replace(n_heads=n, head_dim=h, redraw=None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Besides what the recurrence keeps: q, k and v as projected, scaled q and k, the decays, its sums and the
-        weights. W is no parameter, and has no gradient."""
+        """Returns the cost. Kept beyond the tensors of the recurrence: q, k and v as projected, scaled q and k, the
+        decays, its sums and the weights. W is not a parameter, and has no gradient."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

@@ -1,5 +1,5 @@
-"""What recurrences have in common: a state of one size, which holds what was made of all tokens and the last inputs of
-a convolution, and their answers to what is asked of mixers."""
+"""Base of recurrences: a state of one size, with a summary of all tokens and the last inputs of a convolution, and
+their common answers as mixers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.parts.state import BoundedState
 
 Sizes = Mapping[str, tuple[int, ...]]
-"""Name of a tensor that a recurrence carries from token to token -> its shape in one sequence."""
+"""Mapping from the name of a tensor that a recurrence carries from token to token to its shape in one sequence."""
 
 
 class RecurrentState(BoundedState):
-    """A ring for each named tensor of `kept`: its value after n tokens lies in slot n mod (rewind + 1). With `tail`
-    (width, channels), besides a ring of the inputs of the last tokens that a convolution of `width` needs, that of
-    token i in slot i mod their number.
+    """State of a recurrence: a ring for each tensor of `kept`, whose value after n tokens is in slot n mod (rewind +
+    1). With `tail` (width, channels) also a ring of the last inputs that a convolution of `width` needs, with token i
+    in slot i mod its size.
 
-    Which slots are meant is said by the number of tokens read, as for keys and values: going back by up to `rewind`
-    tokens, or in one row alone, takes no copy. Inputs are kept as `dtype`, the others in fp32 at least."""
+    The number of tokens read selects the slots, as for keys and values: going back by up to `rewind` tokens, or in only
+    one row, needs no copy. Inputs are kept as `dtype`, the others in fp32 at least."""
 
     kind = "recurrent"
 
@@ -65,8 +65,8 @@ class RecurrentState(BoundedState):
         return other
 
     def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The inputs before x (b, s, c), (b, width - 1, c), of which those before the first token mean nothing, and
-        what is kept by name, (b, ...), zero for a row that has read nothing. Stores x."""
+        """Stores x (b, s, c); returns the inputs before x, (b, width - 1, c), undefined before the first token, and the
+        kept tensors by name, (b, ...), zero for a row that has read nothing."""
         self.mark(pass_.start + pass_.tokens)
         tail = x[:, :0] if self.inputs is None else self._last_inputs(self.inputs, pass_, x)
         precise = torch.promote_types(x.dtype, torch.float32)
@@ -88,19 +88,19 @@ class RecurrentState(BoundedState):
         return tail
 
     def pieces(self, tokens: int) -> list[int]:
-        """How many tokens are read at once: those that `truncate` may take back one by one, as the state after each is
-        kept."""
+        """Returns the numbers of tokens that are read at once; tokens that `truncate` may take back are read one by
+        one, because the state after each is kept."""
         alone = min(tokens, self.rewind)
         return [size for size in (tokens - alone, *[1] * alone) if size]
 
     def keep(self, values: Mapping[str, Tensor], pass_: Pass, tokens: int) -> None:
-        """What there is, by name (b, ...), after so many tokens of this call."""
+        """Stores the values by name (b, ...) after `tokens` tokens of this call."""
         slot = self._slot((pass_.start if pass_.rows is None else pass_.rows) + tokens)
         for name, memory in self.kept.items():
             memory[slot] = values[name].detach().to(memory.dtype)
 
     def _slot(self, read: int | Tensor) -> Any:
-        """Where the values after so many tokens lie, in every row or in each."""
+        """Returns the index of the values after `read` tokens, for all rows or each row."""
         size = self.rewind + 1
         if isinstance(read, int) or size == 1:
             return slice(None), 0 if size == 1 else read % size
@@ -111,7 +111,7 @@ class RecurrentState(BoundedState):
 
 
 def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = None) -> Cost:
-    """Of a `RecurrentState` of these sizes: a pass reads and writes all of it."""
+    """Returns the cost of a `RecurrentState` of these sizes: a pass reads and writes all of it."""
     width, channels = tail or (1, 0)
     precise = torch.promote_types(shape.state, torch.float32)
     values = sum(torch.Size(size).numel() for size in kept.values())
@@ -119,7 +119,7 @@ def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = Non
 
 
 class Recurrence(Mixer):
-    """A mixer that reads tokens one after the other and begins anew with each document."""
+    """Mixer that reads tokens one after the other and restarts with each document."""
 
     causal, reach, heads, separates_documents = True, None, None, True
 
@@ -130,8 +130,8 @@ def in_pieces(
     pass_: Pass,
     state: RecurrentState | None,
 ) -> Tensor:
-    """The outputs (b, s, ...) of run(at, kept) -> outputs of the tokens `at` and what is kept after them; with a state,
-    in the pieces that it keeps."""
+    """Returns the outputs (b, s, ...) of run(at, kept) -> outputs of the tokens `at` and the state after them; with a
+    decode state, in the pieces that it needs."""
     if state is None:
         return run(slice(0, pass_.tokens), kept)[0]
     ys, end = [], 0
@@ -144,7 +144,7 @@ def in_pieces(
 
 
 class RecurrenceConfig(MixerConfig):
-    """The answers of a recurrence."""
+    """Config of a recurrence, with its common answers."""
 
     knows_order: ClassVar[bool] = True
 
@@ -161,7 +161,7 @@ class RecurrenceConfig(MixerConfig):
         return None
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """It trains on every device."""
+        """Does nothing: it trains on every device."""
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
         has = change == "bias" and "bias" in type(self).model_fields

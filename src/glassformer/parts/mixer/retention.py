@@ -31,39 +31,39 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 BASE = 10_000.0
-"""Of the angles that q and k are turned by."""
+"""Base of the rotation angles of q and k."""
 MANTISSA = 53
-"""1 - 2^-53 is the number before 1 in fp64."""
+"""Bits of fp64's mantissa: 1 - 2^-53 is the number before 1."""
 
 
 def retnet_decays(n_heads: int) -> list[float]:
-    """gamma_i = 1 - 2^(-5 - i), i = 0 .. n - 1. More heads than fp64 can tell from 1 in that way spread the exponents
-    from 5 to 9: 1 - exp(linspace(log 1/32, log 1/512, n)), the paper's own other form."""
+    """Returns gamma_i = 1 - 2^(-5 - i), i = 0 .. n - 1. For more heads than fp64 can separate from 1 so, the exponents
+    are spread from 5 to 9: 1 - exp(linspace(log 1/32, log 1/512, n)), the paper's other form."""
     step = 1.0 if n_heads + 4 <= MANTISSA else 4 / (n_heads - 1)
     return [1.0 - 2.0 ** (-5 - step * i) for i in range(n_heads)]
 
 
 def lightning_decays(n_heads: int, layer: int, n_layers: int) -> list[float]:
-    """exp(-2^(-8 i / n) (1 - l / (L - 1 + 1e-5) + 1e-5)), i = 1 .. n: what a layer forgets falls with its number l."""
+    """Returns exp(-2^(-8 i / n) (1 - l / (L - 1 + 1e-5) + 1e-5)), i = 1 .. n: later layers l forget less."""
     part = 1 - layer / (n_layers - 1 + 1e-5) + 1e-5
     return [math.exp(-(2.0 ** (-8 * i / n_heads)) * part) for i in range(1, n_heads + 1)]
 
 
 class Retention(MatrixMixer):
-    """Linear attention that forgets by a factor of its head. Sun et al. 2023, 2307.08621.
+    """Linear attention with a constant decay per head. Sun et al. 2023, 2307.08621.
 
         y_t = q_t S_t        S_t = gamma_n S_{t-1} + k_t v_t^T        out = (norm(y) act(x W_G)) W_O
 
-    x (b,s,d) -> q, k (b,s,n,h), v, gate (b,s,n,hv), hv = expand h. With `rotate`, pair i of q and k is turned by the
+    x (b,s,d) -> q, k (b,s,n,h), v, gate (b,s,n,hv), hv = expand h. With `rotate`, pair i of q and k is rotated by the
     angle p 10000^(-i / (h/2 - 1)), p the position; k is multiplied by `key_scale` (h^-1/2 unless given). Decays are
     gamma_i = 1 - 2^(-5 - i) unless given, one for each head, between 0 and 1. The norm is RMS over each head without
     weights, or over all heads with weights (`norm="all"`); `inner="silu"` acts on q, k and v.
 
-    Recurrence and norm are at least fp32. The state is (h, hv) numbers for each head, whatever the length. Sites: q, k
-    (turned), v, gate, y, z (normed and gated; b,s,n,hv), out, and effective_attention (b,n,s,t), the weight of v_j in
+    Recurrence and norm are at least fp32. The state has (h, hv) elements per head, for any length. Sites: q, k
+    (rotated), v, gate, y, z (normed and gated; b,s,n,hv), out, and effective_attention (b,n,s,t), the weight of v_j in
     y_t, signed.
 
-    It loses where something far back has to be found: the slowest of eight heads has forgotten half after 2,840 tokens,
+    It loses if something far back must be retrieved: the slowest of eight heads has forgotten half after 2,840 tokens,
     the fastest after 22.
     """
 
@@ -128,7 +128,7 @@ class Retention(MatrixMixer):
         return self.out(self.output(self.z(self.gating(gate, y)).flatten(-2)))
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """cos and +-sin of the angles, (s, 1, h/2, 2), with a leading b where rows differ."""
+        """Returns cos and +-sin of the angles, (s, 1, h/2, 2), with a leading b if rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
             theta = BASE ** -torch.linspace(0, 1, self.head_dim // 2, device=pass_.ids.device)
@@ -151,7 +151,7 @@ def _sigmoid_glu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def check_decays(decays: Sequence[float], n_heads: int) -> None:
-    """Raises RequestError unless there is one for each head, between 0 and 1."""
+    """Raises RequestError unless there is one decay per head, between 0 and 1."""
     for decay in decays:
         if not 0 < decay < 1:
             raise RequestError(
@@ -175,24 +175,24 @@ _WORDS = (
 
 class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
     """S_t = gamma_n S_{t-1} + k_t v_t^T, y_t = q_t S_t (2307.08621); with `lightning`, the decays of lightning
-    attention (2401.04658) as MiniMax-01 has them (2501.08313), by head and layer. It loses where something far back has
-    to be found: what a head forgets does not depend on the text."""
+    attention (2401.04658) as MiniMax-01 has them (2501.08313), by head and layer. It loses if something far back must
+    be retrieved: the decay of a head does not depend on the text."""
 
     knows_order: ClassVar[bool] = True
 
     homonyms: ClassVar[frozenset[str]] = frozenset({"expand"})
 
     expand: int = Field(2, gt=0, le=1 << 8)
-    """Width of a value over that of a key."""
+    """Ratio of the width of a value to that of a key."""
     decays: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = None
-    """One for each head; None: 1 - 2^(-5 - i)."""
+    """Decay of each head; None for 1 - 2^(-5 - i)."""
     lightning: bool = False
-    """Decays exp(-2^(-8 i / n) (1 - l / (L - 1)))."""
+    """True for decays exp(-2^(-8 i / n) (1 - l / (L - 1)))."""
     rotate: bool = True
     key_scale: float | None = Field(None, gt=0)
-    """None: 1 / sqrt(head_dim)."""
+    """Factor on keys; None for 1 / sqrt(head_dim)."""
     inner: Literal["silu"] | None = None
-    """What acts on q, k and v; None: nothing."""
+    """Activation of q, k and v; None for none."""
     norm: Literal["head", "all"] = "head"
     gate: Literal["silu", "sigmoid"] = "silu"
     eps: float = Field(1e-6, gt=0)
@@ -227,15 +227,15 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
         return self.replace(n_heads=n, head_dim=h, decays=decays, key_scale=self.key_scale or h**-0.5)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Besides what the recurrence keeps: its result and the norm's rate, what is gated, and of q, k and v what was
-        projected where that is not what the recurrence reads."""
+        """Returns the cost. Kept beyond the tensors of the recurrence: its result and the norm's rate, the gated
+        tensors, and q, k and v as projected if the recurrence reads other tensors."""
         (n, _, h), (_, hv) = self.heads(ctx), self.widths(ctx)
         fp32, narrow = torch.promote_types(shape.products, torch.float32), shape.reading(shape.products)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h, n * h, n * hv), n * hv, bias=self.bias)
         maps += linear_cost(ctx, narrow, n * hv, ctx.d_model, bias=self.bias)
         rates, whole = (1, 0) if self.norm == "all" else (n, hv)
         scaled = n * h if (self.key_scale or h**-0.5) != 1 else 0
-        if self.inner is not None:  # what silu reads
+        if self.inner is not None:  # input of silu
             made = shape.keeps(n * (2 * h + hv))
         else:  # v is a part of all three
             made = 0 if shape.products != fp32 else shape.keeps(2 * n * h if self.rotate else scaled)

@@ -35,14 +35,14 @@ from glassformer.parts.reparam import MakeReparam
 
 SHARPNESS = 8.0
 LEAST_SHARE = 1e-12
-"""Of 1 - a^2, below which its root has no slope."""
+"""Minimum 1 - a^2, below which its root has no slope."""
 DECAYS = (0.9, 0.999)
-"""Between these a begins, with the gate wide open."""
+"""Range of the initial a, for a fully open gate."""
 
 
 class BlockGates(nn.Module):
-    """y_i = x_i W_i + b_i for each of n blocks of w channels, at least fp32; x (b, s, n, w), W (n, w, w), b and
-    y (b, s, n w)."""
+    """Block-diagonal gates y_i = x_i W_i + b_i for each of n blocks of w channels, at least fp32; x (b, s, n, w), W (n,
+    w, w), b and y (b, s, n w)."""
 
     decays = True
 
@@ -62,19 +62,19 @@ class BlockGates(nn.Module):
 
 
 class RGLRU(Recurrence):
-    """The real-gated linear recurrent unit: channels that fade as their gate says and take in what fading leaves room
-    for. De et al. 2024 (Griffin), 2402.19427.
+    """Real-gated linear recurrent unit: channels that decay by their gate and take in a complementary share of the
+    input. De et al. 2024 (Griffin), 2402.19427.
 
         x (b,s,d) -> in_proj -> u, gate (b,s,c)         u = conv(u), causal, of d_conv tokens
         r = sigmoid(u W_r + b_r), i = sigmoid(u W_i + b_i), W in n blocks        log a = -8 r softplus(Lambda)
-        z_t = a_t z_{t-1} + sqrt(1 - a_t^2) i_t u_t     and a document's first token enters whole: its root is 1
+        z_t = a_t z_{t-1} + sqrt(1 - a_t^2) i_t u_t     with a root of 1 for a document's first token
         out = out_proj(gelu(gate) z)
 
-    c = width channels, d_model unless given. No positions: the order of tokens is that of the recurrence. Where a
-    document begins, recurrence and convolution begin anew. The recurrence runs in fp32 at least.
+    c = width channels, d_model unless given. It needs no positions, because the recurrence is ordered. Recurrence and
+    convolution restart at each document. The recurrence runs in fp32 at least.
 
-    Sites: u, r, i, decay (log a), z, gate (b,s,c), out; and, made only while somebody looks, by blocks of positions,
-    and not to be edited: effective_attention (b,n,s,t), the weight of u_j in z_t, of each of the n = c channels.
+    Sites: u, r, i, decay (log a), z, gate (b,s,c), out; and, computed only for observers, by blocks of positions, and
+    not editable: effective_attention (b,n,s,t), the weight of u_j in z_t, for each of the n = c channels.
     """
 
     def __init__(
@@ -144,20 +144,21 @@ class RGLRU(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", self.channels, self.u, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         ins = {name: Matrix.of(self.in_proj, part) for part, name in enumerate(("u", "gate"))}
         return {**ins, "out": Matrix.of(self.out_proj)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least."""
+        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h is kept
+        in fp32 at least."""
         kept, tail = sizes(self.channels, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """a^8, at r = 1, such that a^2 is uniform between the squares of `DECAYS`."""
+        """Fills Lambda so that a^2, for a^8 at r = 1, is uniform between the squares of `DECAYS`."""
         low, high = DECAYS
         squared = init.uniform_like(self.Lambda, low**2, high**2).double()
         self.Lambda.copy_(squared.log().mul(-0.5).expm1().log())  # the inverse of softplus, of -log a
@@ -173,23 +174,23 @@ def blocks_of(channels: int, n_heads: int) -> int:
 
 
 def sizes(channels: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """What its state keeps, and the convolution's tail."""
+    """Returns the shapes of the state's tensors, and of the convolution's tail."""
     return {"h": (channels,)}, (d_conv, channels)
 
 
 class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
     """z_t = a_t z_{t-1} + sqrt(1 - a_t^2) i_t u_t, log a = -8 r_t softplus(Lambda) (Griffin, 2402.19427).
 
-    It loses to attention, and to recurrences with a matrix for a state, where much has to be told apart: each channel
-    keeps one number. Griffin therefore stands a window of attention after every two of its layers."""
+    It loses to attention, and to recurrences with a matrix state, if many items must be separated: each channel keeps
+    one number. Griffin therefore has a layer of window attention after every two of its layers."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Blocks of the gates' matrices. None: one for every 64 channels, or as many as divide them."""
+    """Blocks of the gates' matrices; None for one per 64 channels, or the nearest number that divides them."""
     width: int | None = Field(None, gt=0, le=1 << 20)
-    """Channels; None: d_model."""
+    """Number of channels; None for d_model."""
     d_conv: int = Field(4, ge=2, le=1 << 8)
     bias: bool = True
-    """Of in_proj and out_proj."""
+    """True for biases of in_proj and out_proj."""
 
     def _shape(self, ctx: BuildContext) -> tuple[int, int]:
         c = self.width or ctx.d_model
@@ -208,7 +209,7 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         return self.replace(n_heads=n, width=c)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """FLOPs of the matrix products, the gates' and the scan's among them."""
+        """Returns the cost: FLOPs of the matmuls, including those of the gates and the scan."""
         (c, n), d = self._shape(ctx), ctx.d_model
         products = shape.passes * 2 * shape.tokens * (2 * c * (c // n) + (c if shape.s > 1 else 0))
         own = Cost.weights(
@@ -219,9 +220,9 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         return own + maps + recurrent_cost(shape, *sizes(c, self.d_conv))
 
     def _kept(self, c: int, shape: Shape) -> int:
-        """Besides the inputs of the maps: what in_proj made, or the gate alone where it is made wide; the padded inputs
-        of the convolution and u, both gates, six steps from r to what is taken in, z and the opened gate; and a
-        state for every chunk, and the first one."""
+        """Returns the bytes kept beyond the inputs of layers: outputs of in_proj, or only the gate if it is widened;
+        the padded inputs of the convolution and u, both gates, six intermediate tensors from r to the input, z and the
+        opened gate; and a state for every chunk, and the first one."""
         fp32 = torch.promote_types(shape.products, torch.float32)
         made = shape.keeps(2 * c) if shape.products == fp32 else shape.keeps(c, fp32)
         padded = 1 + (self.d_conv - 1) / shape.s

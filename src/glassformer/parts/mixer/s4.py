@@ -32,29 +32,28 @@ from glassformer.parts.precision import full_precision, wide
 from glassformer.parts.reparam import MakeReparam
 
 CHUNK = 64
-"""Tokens that one kernel connects; the state goes from chunk to chunk."""
+"""Tokens that one kernel connects; the state is passed from chunk to chunk."""
 ROWS_PER_BLOCK = 128
 
 Discretization = Literal["zoh", "bilinear"]
 
 
 class S4(Recurrence):
-    """S4D: a linear state space model for each channel, diagonal and the same at every token. Gu et al. 2022,
-    2206.11893.
+    """S4D: a linear state space model for each channel, diagonal and equal at every token. Gu et al. 2022, 2206.11893.
 
         h_t = Ab h_{t-1} + Bb u_t        z_t = sum_p C_p h_t + D u_t = (K * u)_t + D u_t        K_l = sum_p C Ab^l Bb
         out = value sigmoid(gate), value | gate = out_proj(gelu(z))
 
-    x, u, z (b,s,d): every channel is a system of its own. Complex, the p states of a channel are p/2 numbers
-    and their conjugates, A = -exp(A_log) + i A_imag, which begins at -1/2 + i pi n (S4D-Lin), and z has twice the real
-    part; real, A = -exp(A_log), which begins at -(n + 1) (S4D-Real). dt = exp(log_dt), of a channel.
-    zoh: Ab = exp(dt A), Bb = (Ab - 1) / A.  bilinear: Ab = (1 + dt A/2) / (1 - dt A/2), Bb = dt / (1 - dt A/2).
+    x, u, z (b,s,d): every channel is a separate system. Complex, the p states of a channel are p/2 numbers and their
+    conjugates, A = -exp(A_log) + i A_imag, initialised to -1/2 + i pi n (S4D-Lin), and z has twice the real part; real,
+    A = -exp(A_log), initialised to -(n + 1) (S4D-Real). dt = exp(log_dt) per channel. zoh: Ab = exp(dt A), Bb = (Ab -
+    1) / A.  bilinear: Ab = (1 + dt A/2) / (1 - dt A/2), Bb = dt / (1 - dt A/2).
 
-    Where a document begins, the recurrence begins anew. No positions: the order of tokens is that of the recurrence,
-    which runs in fp32 at least, in chunks of tokens by matrix products (`convolution`).
+    The recurrence restarts at each document. It needs no positions, because the recurrence is ordered. It runs in fp32
+    at least, in chunks of tokens by matmuls (`convolution`).
 
-    Sites: u, z, value, gate, out (b,s,d); and, made only while somebody looks, and not to be edited:
-    effective_attention (b,n,s,t), the weight K_{t-j} of u_j in z_t less D u_t, of each of the n = d channels.
+    Sites: u, z, value, gate, out (b,s,d); and, computed only for observers, and not editable: effective_attention
+    (b,n,s,t), the weight K_{t-j} of u_j in z_t - D u_t, for each of the n = d channels.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class S4(Recurrence):
         self.effective_attention = Site("bnst")
 
     def system(self) -> tuple[Tensor, Tensor]:
-        """Ab and C Bb (d, p), complex where A is."""
+        """Returns Ab and C Bb (d, p), complex if A is."""
         dt = torch.exp(wide(self.log_dt))[:, None]
         a, c = -torch.exp(wide(self.A_log)), wide(self.C)
         if self.A_imag is not None:
@@ -100,7 +99,7 @@ class S4(Recurrence):
 
         def run(at: slice, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             inputs = u[:, at], kept.get("h"), None if fresh is None else fresh[:, at]
-            if torch.is_grad_enabled():  # a kernel for every channel weighs more than what is convolved: made again
+            if torch.is_grad_enabled():  # the kernels of all channels are larger than the input, so they are recomputed
                 y, h = checkpoint(self._response, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 y, h = self._response(*inputs)
@@ -139,18 +138,18 @@ class S4(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", len(self.D), self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         return {"value": Matrix.of(self.out_proj, 0), "gate": Matrix.of(self.out_proj, 1)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Of one size whatever `max_len` is, in fp32 at least."""
+        """Returns a state whose size does not depend on `max_len`, in fp32 at least."""
         return RecurrentState(batch, sizes(len(self.D), self.d_state), dtype, device, rewind)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """A as above; C of variance one (E |C|^2 = 1 where complex), steps log-uniform, D of variance one."""
+        """Fills A as above; C with variance one (E |C|^2 = 1 if complex), dt log-uniform, D with variance one."""
         place = torch.arange(self.A_log.shape[1], dtype=torch.float64)
         if self.A_imag is None:
             self.A_log.copy_((place + 1).log().expand_as(self.A_log))
@@ -164,7 +163,7 @@ class S4(Recurrence):
 
 
 def modes(d_state: int, real: bool) -> int:
-    """Numbers that a channel's state is made of. Raises RequestError for an odd number of complex ones."""
+    """Returns the numbers in a channel's state. Raises RequestError for an odd number of complex ones."""
     if not real and d_state % 2:
         raise RequestError(
             f"d_state={d_state} is odd, and complex states come in conjugate pairs; use an even number, or real=true",
@@ -174,12 +173,13 @@ def modes(d_state: int, real: bool) -> int:
 
 
 def sizes(channels: int, d_state: int) -> Sizes:
-    """What its state keeps: real and imaginary parts, or real numbers."""
+    """Returns the shape of the state: real and imaginary parts, or real numbers."""
     return {"h": (channels, d_state)}
 
 
 def powers(ab: Tensor, length: int) -> Tensor:
-    """Ab^0 .. Ab^(length - 1), (c, length, p): products, which a negative Ab has too, and a vanishing one's slope."""
+    """Returns Ab^0 .. Ab^(length - 1), (c, length, p), as products, which also hold for a negative Ab and have the
+    slope of a vanishing one."""
     every = ab[:, None].expand(-1, length - 1, -1)
     return (
         torch.cat([torch.ones_like(ab)[:, None], every.cumprod(1)], dim=1)
@@ -189,18 +189,18 @@ def powers(ab: Tensor, length: int) -> Tensor:
 
 
 def kernel_of(ab: Tensor, cb: Tensor, length: int) -> Float[Tensor, "c l"]:
-    """K_0 .. K_{length - 1}."""
+    """Returns K_0 .. K_{length - 1}."""
     terms = (powers(ab, length) * cb[:, None]).sum(-1)
     return 2 * terms.real if terms.is_complex() else terms
 
 
 class ChunkFactors:
-    """What a chunk of l tokens is multiplied by, for c channels with q real numbers of state each.
+    """Factors of a chunk of l tokens, for c channels with q real numbers of state each.
 
     inner (c, l, l)     of input j in output i: K_{i-j}, lower triangular
     since (c, l, q)     of the state before the chunk in output i
     until (c, q, l)     of input j in the state after it
-    over (c, p)         of the state before it in the state after it, complex where A is
+    over (c, p)         of the state before it in the state after it, complex if A is
     """
 
     def __init__(self, inner: Tensor, since: Tensor, until: Tensor, over: Tensor, ab: Tensor):
@@ -219,7 +219,7 @@ class ChunkFactors:
         return cls(inner, since, until, each[:, -1], ab)
 
     def first(self, length: int) -> ChunkFactors:
-        """Those of a chunk of fewer tokens."""
+        """Returns the factors of a chunk of fewer tokens."""
         over = powers(self.ab, length + 1)[:, -1]
         return ChunkFactors(
             self.inner[:, :length, :length], self.since[:, :length], self.until[..., -length:], over, self.ab
@@ -227,7 +227,7 @@ class ChunkFactors:
 
 
 def naive_convolution(u: Tensor, ab: Tensor, cb: Tensor, h: Tensor | None = None, fresh: Tensor | None = None) -> Any:
-    """y (b, s, c) and the last state (b, c, q): the definition, token by token."""
+    """Returns y (b, s, c) and the last state (b, c, q), by the definition, token by token."""
     state = u.new_zeros(len(u), *ab.shape).to(ab.dtype) if h is None else as_modes(h, ab.is_complex())
     ys = []
     for t in range(u.shape[1]):
@@ -240,7 +240,7 @@ def naive_convolution(u: Tensor, ab: Tensor, cb: Tensor, h: Tensor | None = None
 
 
 def as_reals(h: Tensor) -> Tensor:
-    """Complex (..., p/2) -> (..., p): the real parts, then the imaginary ones."""
+    """Converts complex (..., p/2) to real (..., p): the real parts, then the imaginary ones."""
     return torch.cat([h.real, h.imag], dim=-1) if h.is_complex() else h
 
 
@@ -251,11 +251,11 @@ def as_modes(h: Tensor, is_complex: bool) -> Tensor:
 def convolution(
     u: Float[Tensor, "b s c"], factors: ChunkFactors, h: Tensor | None = None, fresh: Tensor | None = None
 ) -> tuple[Float[Tensor, "b s c"], Tensor]:
-    """y of every channel's system, and the last state (b, c, q), from the state h; begins anew where `fresh` (#b, s).
+    """Returns y of every channel's system, and the last state (b, c, q), from the state h; restarts at `fresh` (#b, s).
 
-    Tokens of a chunk meet in one matrix for each channel, the same in all chunks; states go from chunk to chunk. A
-    state is that of h_t = Ab h_{t-1} + u_t: Bb is part of C. Where documents begin inside of chunks, each chunk is
-    computed once for each of the documents in it."""
+    Tokens of a chunk are connected by one matrix for each channel, equal in all chunks; states are passed from chunk to
+    chunk. A state is that of h_t = Ab h_{t-1} + u_t, because Bb is part of C. If documents start inside chunks, each
+    chunk is computed once for each document in it."""
     (b, s, c), length = u.shape, factors.inner.shape[1]
     state = u.new_zeros(b, c, factors.since.shape[2]) if h is None else h
     ys = []
@@ -267,7 +267,7 @@ def convolution(
 
 
 def _chunks(u: Tensor, f: ChunkFactors, state: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`convolution` of whole chunks. Inside, tensors are (c, l, m b): columns are the b rows of each of m chunks."""
+    """Computes `convolution` of whole chunks. Tensors are (c, l, m b): columns are the b rows of each of m chunks."""
     b, length = len(u), f.inner.shape[1]
     columns = u.unflatten(1, (-1, length)).permute(3, 2, 1, 0).flatten(2)
     m, parts, last, over = columns.shape[2] // b, None, columns, None
@@ -295,18 +295,18 @@ def _chunks(u: Tensor, f: ChunkFactors, state: Tensor, fresh: Tensor | None) -> 
 
 
 class S4Config(RecurrenceConfig, kind="s4", words="s4"):
-    """z = K * u + D u with K_l = sum_p C Ab^l Bb, the same at every token (S4D, Gu et al. 2022, 2206.11893).
+    """z = K * u + D u with K_l = sum_p C Ab^l Bb, equal at every token (S4D, Gu et al. 2022, 2206.11893).
 
-    It loses wherever what to keep depends on the token, as in copying or recall, because it forgets everything at the
-    same pace; what it wins is long smooth signals."""
+    It loses if the memory must depend on the token, as in copying or recall, because it forgets everything at one pace;
+    it wins on long smooth signals."""
 
     d_state: int = Field(64, gt=0, le=1 << 12)
-    """Real numbers that a channel keeps: complex, half as many conjugate pairs."""
+    """Real numbers of a channel's state; if complex, of d_state / 2 conjugate pairs."""
     real: bool = False
     discretization: Discretization = "zoh"
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Steps begin log-uniform between these two."""
+    """Upper bound of dt, which is initialised log-uniform from dt_min."""
 
     @model_validator(mode="after")
     def _ordered(self) -> S4Config:
@@ -335,7 +335,7 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
         return self.replace(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """FLOPs of the matrix products: within chunks, and from one to the next."""
+        """Returns the cost: FLOPs of the matmuls, within chunks and from one to the next."""
         d, q, p = ctx.d_model, self.d_state, modes(self.d_state, self.real)
         own = Cost.weights(
             d * (2 + q + p * (1 if self.real else 2)), flops=shape.passes * self._products(d, shape),
@@ -350,6 +350,6 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
         return 2 * shape.b * d * (whole * length**2 + rest**2 + 2 * shape.s * self.d_state)
 
     def _kept(self, d: int, shape: Shape) -> int:
-        """Besides the input of out_proj: u and z in fp32, what out_proj made, and the opened gate. The convolution is
-        computed again."""
+        """Returns the bytes kept beyond the input of out_proj: u and z in fp32, outputs of out_proj, and the opened
+        gate. The convolution is recomputed."""
         return shape.keeps(2 * d, torch.promote_types(shape.products, torch.float32)) + shape.keeps(3 * d)

@@ -1,10 +1,10 @@
-"""The selective scan: a linear recurrence whose decay and input depend on the token. Gu & Dao 2023, 2312.00752.
+"""Selective scan: a linear recurrence whose decay and input depend on the token. Gu & Dao 2023, 2312.00752.
 
     h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t        y_t = sum_p C_t h_t
 
-c channels, each with p states of its own: u, dt, y (b, s, c), B, C (b, s, p), A (p, c), negative. States are (b, p, c),
-channels innermost, because a sum over p is then one of rows. Where `fresh` (b, s) holds, a sequence begins: h_{t-1} is
-taken as zero.
+c channels, with p separate states each: u, dt, y (b, s, c), B, C (b, s, p), A (p, c), negative. States are (b, p, c),
+channels innermost, because a sum over p then adds rows. `fresh` (b, s) is True at the first token of a sequence, where
+h_{t-1} is zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glassformer.parts.precision import exact, full_precision
 from glassformer.parts.region import region
 
 CHUNK = 8
-"""Tokens whose states are recomputed together on the way back; one state of each chunk is kept (docs/log.md)."""
+"""Tokens whose states are recomputed together in the backward pass; one state of each chunk is kept (docs/log.md)."""
 VALUES_PER_BLOCK = 1 << 22
 QUERIES_PER_BLOCK = 128
 
@@ -36,7 +36,7 @@ def naive_scan(
     h: Float[Tensor, "b p c"],
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
-    """y and the last state: the definition, token by token."""
+    """Returns y and the last state, by the definition, token by token."""
     ys = []
     for t in range(u.shape[1]):
         decay = torch.exp(dt[:, t, None] * a)
@@ -56,12 +56,13 @@ def selective_scan(
     h: Float[Tensor, "b p c"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
-    """Equals `naive_scan`, from zero where there is no h; keeps one state in `CHUNK` for the backward pass, which
-    computes the others again.
+    """Computes `naive_scan`, from zero without h; keeps one state in `CHUNK` for the backward pass, which recomputes
+    the others.
 
     Nothing is divided by a product of decays, and every exponent is dt A <= 0 of one token: no length overflows. Tokens
-    follow one another in a loop of small steps, which suits a CPU; on a GPU each is several launches, and a kernel of
-    its own may compute it from zero (`installed.py`), if no gradient is recorded: its last state has none."""
+    follow one another in a loop of small steps, which suits a CPU; on a GPU each is several launches, and an installed
+    kernel may compute the scan from zero (`installed.py`), if no gradient is recorded, because its last state has no
+    gradient."""
     if h is None and not torch.is_grad_enabled():
         theirs = _theirs(u, dt, a, b, c, fresh)
         if theirs is not None:
@@ -77,7 +78,8 @@ def scan_from_zero(
     c: Float[Tensor, "b s p"],
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> Float[Tensor, "b s c"]:
-    """The y of `selective_scan` alone, from zero: what a GPU's own kernel may compute with gradients, too."""
+    """Returns only the y of `selective_scan`, from zero, which an installed GPU kernel may compute with gradients,
+    too."""
     theirs = _theirs(u, dt, a, b, c, fresh)
     return (_ours(u, dt, a, b, c, None, fresh) if theirs is None else theirs)[0]
 
@@ -108,7 +110,8 @@ def gated_scan(
     h: Float[Tensor, "b c"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b c"]]:
-    """h_t = exp(log_decay_t) h_{t-1} + x_t, all of them and the last: the scan with one state for each channel."""
+    """Returns h_t = exp(log_decay_t) h_{t-1} + x_t, all of them and the last: the scan with one state for each
+    channel."""
     (b, s, c), one = x.shape, x.new_ones(len(x), x.shape[1], 1)
     h = x.new_zeros(b, c) if h is None else h
     keep = None if fresh is None else (~fresh).to(x.dtype).expand(b, s)
@@ -123,7 +126,7 @@ def gated_scan(
 def _scan(
     dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y, and the state before each chunk and after the last."""
+    """Returns y, and the states before each chunk and after the last."""
     ys, states = [], [h]
     with full_precision(dt):
         for at in _chunks(dt):
@@ -133,7 +136,7 @@ def _scan(
     return torch.cat(ys, dim=1), torch.stack(states)
 
 
-# One operator, so that whoever compiles the model around it does not unroll the tokens into their graph.
+# one operator, so that a compiler of the model does not unroll the tokens into its graph
 _operator = library.custom_op(
     "glassformer::selective_scan",
     _scan,
@@ -182,7 +185,7 @@ def _chunks(dt: Tensor) -> list[slice]:
 def _chunk(
     h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """y of a chunk and the state after it. Products of one row: what fuses is then all of it."""
+    """Returns y of a chunk and the state after it. Matmuls have one row, so that the whole loop fuses."""
     decay, given, ys = _decay(dt, a, keep), b[..., None] * x[:, :, None], []
     for t in range(dt.shape[1]):
         h = torch.addcmul(given[:, t], decay[:, t], h)
@@ -195,8 +198,8 @@ def _chunk_grad(
     g: Tensor, da: Tensor, h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor,
     keep: Tensor | None, dy: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """From g, the gradient of the state after a chunk, and the state h before it: the gradient of h, da (b, p, c) with
-    the chunk's share added, and those of dt, x, b and c."""
+    """Returns, from g, the gradient of the state after a chunk, and the state h before it: the gradient of h, da (b, p,
+    c) with the chunk's share added, and the gradients of dt, x, b and c."""
     decay, given, states = _decay(dt, a, keep), b[..., None] * x[:, :, None], [h]
     for t in range(dt.shape[1]):
         states.append(torch.addcmul(given[:, t], decay[:, t], states[t]))
@@ -207,7 +210,7 @@ def _chunk_grad(
         db.append(torch.matmul(g, x[:, t, :, None]))
         dx.append(torch.matmul(b[:, t, None], g))
         g = g * decay[:, t]
-        moved = g * states[t]  # the gradient of dt A
+        moved = g * states[t]  # gradient of dt A
         ddt.append((moved * a).sum(1, keepdim=True))
         da = torch.addcmul(da, moved, dt[:, t, None])
     rows = [torch.cat(pieces[::-1], dim=1) for pieces in (ddt, dx)]
@@ -215,19 +218,19 @@ def _chunk_grad(
 
 
 def _decay(dt: Tensor, a: Tensor, keep: Tensor | None) -> Tensor:
-    """(b, s, p, c)"""
+    """Returns the decay (b, s, p, c)."""
     decay = torch.exp(dt[:, :, None] * a)
     return decay if keep is None else decay * keep[:, :, None, None]
 
 
-# Looking inside: what the scan never stores
+# States and effective attention, which the scan never stores
 
 
 @torch.no_grad()
 def states(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor, fresh: Tensor | None = None
 ) -> Iterator[tuple[int, Float[Tensor, "b r c p"]]]:
-    """(first position, h_t of the r positions from there on), in bounded memory."""
+    """Yields (first position, h_t of the r positions from there), in bounded memory."""
     rows = max(1, VALUES_PER_BLOCK // h.numel())
     for first in range(0, u.shape[1], rows):
         made = []
@@ -246,17 +249,17 @@ def effective_attention(
     c: Float[Tensor, "b s p"],
     age: Tensor | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, "b c r s"]]]:
-    """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] u_j for a scan that begins at zero:
+    """Yields (first query, block of r queries of the map) with y_t = sum_j map[t, j] u_j for a scan from zero:
 
         map_c[t, j] = sum_p C_t exp(A (dt_{j+1} + ... + dt_t)) dt_j B_j  for j <= t, else 0
 
-    Ali et al. 2024, 2403.01590. `age` (b or 1, s): tokens of its own sequence that precede each; older ones weigh 0.
-    The decay over a distance is the product of those up to and from the block's start, so every exponent stays <= 0 and
-    the keys before the block take one matrix product. Memory: one block."""
+    Ali et al. 2024, 2403.01590. `age` (b or 1, s): number of earlier tokens in each token's sequence; older tokens have
+    weight 0. The decay over a distance is the product of those up to and from the block's start, so every exponent
+    stays <= 0 and the keys before the block take one matmul. Memory: one block."""
     batch, s, channels = dt.shape
     place = torch.arange(s, device=dt.device)
-    begins = (place - (place if age is None else age)).expand(batch, s)  # the first token that each one attends to
-    clock = exact(dt).cumsum(1).transpose(1, 2)  # (b, c, s), differences of which are decays' exponents
+    begins = (place - (place if age is None else age)).expand(batch, s)  # first token that each one attends to
+    clock = exact(dt).cumsum(1).transpose(1, 2)  # (b, c, s): differences are exponents of decays
     rate, source = a.t()[:, None], (dt[..., None] * b[:, :, None]).transpose(1, 2)  # (c, 1, p), (b, c, s, p)
     rows = min(QUERIES_PER_BLOCK, max(1, VALUES_PER_BLOCK // (batch * channels * s)))
     for first in range(0, s, rows):

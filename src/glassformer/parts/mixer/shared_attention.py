@@ -27,14 +27,14 @@ from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityCon
 
 
 class SharedAttention(SoftmaxAttention):
-    """z = softmax(q k^T / sqrt(h)) v per head, out = z W_O, with the k and v of a layer below: only W_Q and W_O are its
-    own, and it keeps nothing in decoding. Brandon et al. 2024, 2405.12981 (CLA); Sun et al. 2024, 2405.05254 (YOCO).
+    """z = softmax(q k^T / sqrt(h)) v per head, out = z W_O, with the k and v of an earlier layer: it has only W_Q and
+    W_O, and no decode state. Brandon et al. 2024, 2405.12981 (CLA); Sun et al. 2024, 2405.05254 (YOCO).
 
         x (b,s,d) -> q (b,s,n,h) -> norm? -> position -> kernel -> out (b,s,d)
                      k, v (b,t,g,h) of the nearest layer below that shares them as `source`
 
-    The keys are turned already, so positions and visibility have to be those of that layer; `sinks` are its own. Sites:
-    q, k, v, scores and pattern (b,n,s,t), z, out; an edit of k or v is of this layer alone.
+    The keys are rotated already, so positions and visibility must be those of that layer; `sinks` are separate. Sites:
+    q, k, v, scores and pattern (b,n,s,t), z, out; an edit of k or v affects only this layer.
     """
 
     reads_gathered = True
@@ -81,15 +81,15 @@ class SharedAttention(SoftmaxAttention):
         return self.put_out(self.attend(self.call(self.q(q), self.k(k), self.v(v), k_idx, pass_)))
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make."""
+        """Returns the matrices of this mixer by the names of the sites they make."""
         return {"q": Matrix.of(self.q_proj, 0, self.n_heads), "out": Matrix.of(self.output)}
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> None:
-        """Keys and values are kept where they are made."""
+        """Returns None, because the KV source keeps the keys and values."""
 
 
 def refuse_in_taker(field: str, value: Any) -> None:
-    """Raises RequestError where a layer that takes keys and values would drop what an attention has."""
+    """Raises RequestError if a KV reuser would drop the value of an attention's field."""
     if value:
         raise RequestError(
             f"mixer.{field}={value}: a layer that takes the keys and values of another has none; leave it out",
@@ -101,36 +101,36 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
     """z = softmax(q k^T / sqrt(h)) v with the k and v of the nearest layer below that shares them (`mixer.shares` of an
     attention). Brandon et al. 2024, 2405.12981; Sun et al. 2024, 2405.05254.
 
-    Half the layers so halve the decode state. It loses quality where layers would want keys of their own, more the more
-    layers share one, and saves no time in training but that of W_K and W_V.
+    Half of the layers as reusers halve the decode state. It loses quality if layers need different keys, more with more
+    reusers per source, and saves in training only the time of W_K and W_V.
     """
 
     n_heads: int = Field(gt=0, le=1 << 16)
     n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Those of the layer that shares; None: as many as n_heads."""
+    """Number of KV heads of the KV source; None for n_heads."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per head; None for d_model / n_heads."""
     source: str = Field("kv", min_length=1, max_length=100)
-    """The name under which keys and values are shared."""
+    """Name under which keys and values are shared."""
     bias: bool = False
     out_bias: bool | None = None
-    """None: as `bias`."""
+    """True for a bias of the output; None for `bias`."""
     position: AttentionPositionConfig | None = None
-    """As in the layer that shares."""
+    """Position encoding, equal to that of the KV source."""
     visibility: VisibilityConfig = CausalConfig()
-    """As in the layer that shares."""
+    """Visibility, equal to that of the KV source."""
     q_norm: NormConfig | None = None
-    """Of each head's queries; None: there is none."""
+    """Norm of each head's queries; None without one."""
     scale: float | None = Field(None, gt=0)
-    """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     sinks: bool = False
-    """A learned score per head that no key has, of its own."""
+    """True for a learned score per head without a key, separate from the KV source's."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        """What bends the scores of the layers that share would not be
-        had by this one: that is refused."""
+        """Changes one property. Raises RequestError for a property of scores that the KV source would have and this
+        mixer lacks."""
         if change == "qk_norm":
             return self.replace(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
         if change not in type(self).model_fields:
@@ -158,7 +158,7 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         )  # fmt: skip
 
     def _check(self, ctx: BuildContext, g: int, h: int) -> None:
-        """Raises RequestError where the layer that shares is another one than this takes it to be."""
+        """Raises RequestError if the KV source differs from this mixer's fields."""
         there = ctx.offered(("keys", self.source))
         mine = (g, h, self.visibility, self.position and self.position.resolved(self._within(ctx)))
         for name, own, other in zip(("n_kv_heads", "head_dim", "visibility", "position"), mine, there, strict=True):
@@ -170,7 +170,7 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
                 )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Keys and values, and their state, are counted where they are made."""
+        """Returns the cost, without keys, values and their state, which count at the KV source."""
         inner, (n, _, h), d = self._within(ctx), self.heads(ctx), ctx.d_model
         total = linear_cost(ctx, shape, d, n * h, bias=self.bias)
         total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=self._out_bias)
@@ -182,10 +182,10 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         return total + (self.position.costs(inner, shape) if self.position else Cost())
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """q as the kernel reads it, and what the kernel makes."""
+        """Returns the cost of the kept tensors: q as the kernel reads it, and the kernel's tensors."""
         if shape.phase != "train":
             return Cost()
         turned, size = self.position is not None and self.position.turns, ctx.n_heads * ctx.head_dim
         kept, mask = self._call_keeps(ctx, shape, turned, sinks=self.sinks)
-        z = size if "z" in kept.given and turned else 0  # then lies as q does, and the output reads a copy
+        z = size if "z" in kept.given and turned else 0  # z is then laid out as q is, and the output reads a copy
         return Cost(kept=kept.own + shape.keeps(size * ("q" in kept.given) + z)) + mask

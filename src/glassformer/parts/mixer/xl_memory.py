@@ -34,7 +34,7 @@ from glassformer.parts.visibility.base import SameDocument
 
 
 def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:
-    """R: sines, then cosines, of distances times 10000^(-2i/d)."""
+    """Returns R: sines, then cosines, of distances times 10000^(-2i/d)."""
     exponents = torch.arange(0, width, 2, device=distances.device, dtype=distances.dtype) / width
     angle = distances[:, None] * 10_000.0**-exponents
     return torch.cat([angle.sin(), angle.cos()], dim=1)
@@ -49,14 +49,14 @@ class XLMemory(SoftmaxAttention):
 
     x (b,s,d) -> q (b,s,n,h), k, v (b,t,n,h); u, w (n,h) are learned, R_(i-j) (d,) are sines and cosines of distances.
     Every token attends to itself and the m before it (`same_length` in the paper's code). The memory is the decode
-    state: it keeps the last tokens' x, d numbers each, of which keys and values are made anew in every call. A caller
-    that trains on one segment after another with one state trains as the paper does: no gradient reaches the memory,
-    and that of W_K and W_V does. Without a state all s tokens are one segment.
+    state: it keeps the last tokens' x, d elements each, which are projected to keys and values again in every call. A
+    caller that trains on one segment after another with one state trains as the paper does: no gradient reaches the
+    memory, but W_K and W_V get the memory's gradient. Without a state all s tokens are one segment.
 
     Sites: q, k, v, scores, pattern (b,n,s,t), z, out.
 
-    It loses where steps are many and the memory long: keys of the whole memory are made at each. Scores cost twice
-    those of attention.
+    It loses for many steps with a long memory: each projects the keys of the whole memory. Scores cost twice those of
+    attention.
     """
 
     visibility: SlidingWindow
@@ -92,13 +92,13 @@ class XLMemory(SoftmaxAttention):
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
         h, k_idx = x, None
-        if state is not None:  # which keeps a vector as two halves, as it would keep keys and values
+        if state is not None:  # the state keeps a vector as two halves, as it would keep keys and values
             one, two = x[:, :, None].split(_halves(self.d_model), -1)
             one, two, k_idx = state.append(one, two, pass_)
             h = torch.cat([one, two], dim=-1).squeeze(2)
         k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in self.kv_proj.split(self.kv_proj(h)))
         q, k, v = self.q(self.q_proj(x).unflatten(-1, (self.n_heads, -1))), self.k(k), self.v(v)
-        # Without k_idx the queries are the last of the keys.
+        # without k_idx the queries are the last of the keys
         first: int | Tensor = h.shape[1] - x.shape[1] if k_idx is None else pass_.slots[..., :1]
         bias = self.by_distance(q + self.distance_bias.to(q.dtype), first, pass_)
         seen = self.visibility if pass_.documents is None else SameDocument(self.visibility, pass_.documents)
@@ -106,8 +106,8 @@ class XLMemory(SoftmaxAttention):
         return self.put_out(self.attend(AttentionCall(q, k, v, seen, bias, self.scale, 0.0, pass_.index(k_idx))))
 
     def by_distance(self, q: Tensor, first: int | Tensor, pass_: Pass) -> ScoreBias:
-        """Adds the part of the scores that depends on queries and distances: that of query i and distance r is looked
-        up in a table (b, n, s, r) of q W_R R_r. `first`: the index of the first query, (1,) or (b, 1) if a tensor."""
+        """Returns the bias of queries and distances: that of query i and distance r is looked up in a table (b, n, s,
+        r) of q W_R R_r. `first`: the index of the first query, (1,) or (b, 1) if a tensor."""
         given = pass_.given  # positions with gaps are further apart than tokens
         reach = min(pass_.end if given is None else int(given.max()) + 1, self.visibility.window)
         wave = waves(torch.arange(reach, device=q.device, dtype=wide(q).dtype), self.d_model).to(q.dtype)
@@ -124,7 +124,8 @@ class XLMemory(SoftmaxAttention):
         return ScoreBias(add, True, "xl_memory", (table,))
 
     def matrices(self) -> dict[str, Matrix]:
-        """The maps of this mixer by the names of the sites they make; `distance` makes keys of distances."""
+        """Returns the matrices of this mixer by the names of the sites they make; `distance` makes keys of
+        distances."""
         n = self.n_heads
         maps = {"k": Matrix.of(self.kv_proj, 0, n), "v": Matrix.of(self.kv_proj, 1, n)}
         distance = Matrix.of(self.distance, 0, n)
@@ -147,18 +148,18 @@ def _halves(width: int) -> list[int]:
 
 
 class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_memory", whole("memory"), "256")):
-    """Attention to the m tokens before by relative positions, of which hidden states are kept (1901.02860):
-    score_ij = ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h). It loses where it writes token by token, as keys of
-    the whole memory are made at each."""
+    """Attention to the m earlier tokens by relative positions, with a cache of hidden states (1901.02860): score_ij =
+    ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h). It loses in token-by-token generation, because each step projects
+    the keys of the whole memory."""
 
     knows_order: ClassVar[bool] = True
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """None: one for every 64 of the width, or as many as divide it."""
+    """Number of heads; None for one per 64 of the width, or the nearest number that divides it."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """None: d_model / n_heads."""
+    """Elements per head; None for d_model / n_heads."""
     memory: int = Field(256, gt=0, le=1 << 24)
-    """m: tokens before each that it sees; more than the context is the same as the context."""
+    """Number m of earlier tokens that each one attends to; more than the context equals the context."""
     bias: bool = False
     kernel: KernelConfig = AutoConfig()
 
@@ -181,8 +182,8 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
         return XLMemory(ctx.d_model, n, h, self.memory, self.bias, self.kernel.build(ctx), ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Keys and values are made of the memory too; kept besides are the queries of distances, their keys, where each
-        pair looks into the table of both, and what the kernel keeps."""
+        """Returns the cost. Keys and values are projected of the memory too; also kept are the queries of distances,
+        their keys, the index of each pair in the table of both, and the kernel's tensors."""
         (n, _, h), d, s, t = self.heads(ctx), ctx.d_model, shape.s, shape.t
         near = min(t, self.memory + 1)
         read = t if shape.phase == "train" else min(t, near + s - 1)
@@ -202,8 +203,8 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
         kernel = self.kernel.build(ctx)
         kept = kept_of_call(kernel, visibility, HeadLayout(n, n, True), h, shape, learned=True)
         looks = shape.keeps_once(kernel.pairs(visibility, s, t) + s, torch.int64)
-        again = shape.keeps(d) if shape.inputs == shape.products else 0  # of x, which two maps read
-        if shape.products != shape.dtype:  # the map of distances has no gradient to hand on: its cast goes
+        again = shape.keeps(d) if shape.inputs == shape.products else 0  # of x, which two layers read
+        if shape.products != shape.dtype:  # the layer of distances passes no gradient on: its cast is freed
             again += shape.keeps_once(d * n * h)
         state = self._state_cost(ctx, shape, *((1, width) for width in _halves(d)))
         own = Cost(kept=kept.own + looks - again if shape.phase == "train" else 0)
