@@ -1,4 +1,4 @@
-"""What a model costs, before it is built: exact counts from its config alone, nothing allocated.
+"""Costs of a model before it is built: exact counts from its config, without allocating weights.
 
 >>> cost = gf.plan("llama-2-70b", batch=8)
 >>> cost.weight_bytes, cost.state_bytes

@@ -1,4 +1,4 @@
-"""Which change would shorten a training step most: of its layout, where memory allows, and of its machine."""
+"""Changes of the layout, if memory allows, and of the machine that would shorten a training step most."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ FASTER = {
     "memory twice as fast": lambda machine: {"bandwidth": 2 * machine.bandwidth},
     "links twice as fast": lambda machine: {"inside": 2 * machine.inside, "between": 2 * machine.between},
 }
-"""Changes of a machine: they say what a step waits for, by how much it would gain."""
+"""Name of a hypothetical faster machine -> function from a Machine to the fields to replace; the gain shows the
+bottleneck."""
 
 
 LEAST = 0.005
-"""Smaller savings are not told."""
+"""Smallest share of a step's time that a change must save to be listed."""
 
 
 class StepPlan(Protocol):
-    """A plan of a training step, as far as advice depends on it."""
+    """Interface of a training plan that `advice` reads."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -48,7 +49,7 @@ class StepPlan(Protocol):
 
 @dataclass(frozen=True)
 class Change:
-    """A change, and the share of a step's time that it saves."""
+    """A change of layout or machine, with the share of a step's time that it saves."""
 
     words: str
     saves: float
@@ -57,7 +58,8 @@ class Change:
 
 
 def advice(plan: StepPlan) -> tuple[Change, ...]:
-    """The layout that saves most of those that divide and fit, and changes of the machine, the largest first."""
+    """Returns the layout that saves most among those that divide and fit, and the machine changes, largest saving
+    first."""
     if plan.on is None or plan.time is None:
         return ()
     best = next(_fitting(plan, _layouts(plan, plan.on)), None)
@@ -66,7 +68,7 @@ def advice(plan: StepPlan) -> tuple[Change, ...]:
 
 
 def _layouts(plan: StepPlan, on: Cluster) -> list[Change]:
-    """Those that divide, the fastest first."""
+    """Returns the neighbouring layouts that divide the model and the batch, fastest first; memory is not checked."""
     assert plan.time is not None
     found = []
     for words, layout in _neighbours(plan.layout, plan.microbatch):
@@ -87,7 +89,8 @@ def _fitting(plan: StepPlan, found: list[Change]) -> Iterator[Change]:
 
 
 def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
-    """Layouts of as many ranks that differ in one thing."""
+    """Yields (words of the change, layout) for each layout with an equal number of ranks that differs in one
+    setting."""
     for policy in POLICIES[: POLICIES.index(layout.recompute)]:
         yield f"recompute={policy}", layout.replace(recompute=policy)
     for other in {2 * micro, micro // 2} - {0}:

@@ -1,27 +1,25 @@
-"""The collectives of a training step: how many, over which axis, and the bytes of a rank, exactly as the trainer makes
-them (`parallel/`).
+"""Collectives of a training step, as `parallel/` runs them: their number, mesh axis, and bytes.
 
-fsdp       all-gather      of each micro-batch: every layer's weights twice, for either pass, all others once, in what
-                           they travel
+fsdp       all-gather      per microbatch: every layer's weights twice (forward, backward), other weights once, in the
+                           dtype of the transfer
            all-to-all      every gradient once, in fp32
-edp        the same        of the maps of experts, among the ranks that have the same ones
-ep         all-to-all      of each micro-batch and layer of experts: how many rows go where, the rows and their results,
-                           and the gradients of either
-replicate  all-to-all      the sum of all gradients of a rank, once a step, bucket by bucket, and an all-gather of each;
-                           of cp too
-cp         all-gather      of each micro-batch: keys and values of every layer
-           reduce-scatter  their gradients
+edp        as fsdp         for expert weights, among the ranks that hold the same experts
+ep         all-to-all      per microbatch and layer of experts: row counts, rows, results, and the gradients of rows and
+                           results
+replicate  all-to-all,     once a step and bucket: the sum of all gradients of a rank; also over cp
+           all-gather
+cp         all-gather      per microbatch: keys and values of every layer
+           reduce-scatter  gradients of keys and values
            all-reduce      the loss
-tp         all-reduce      of each micro-batch: the residual stream once a branch and pass, of the embedding and before
-                           the head, and three numbers of a token for the loss; with sp a gather and a scatter a branch
-                           and pass in their place
-pp         send            of each micro-batch: the residual stream to the next stage, its gradient to the one before
+tp         all-reduce      per microbatch: the residual stream once per branch and pass, after the embedding and before
+                           the head, and three numbers a token for the loss; with sp, a gather and a scatter replace
+                           each all-reduce of a branch
+pp         send            per microbatch: the residual stream to the next stage, its gradient to the previous one
            broadcast       the losses
 
-With stages they are those of the rank that sends most, and its gradients those of the stage that has most. Bytes are
-those of the whole tensor: what all ranks have of it together. Rows are padded to a multiple of the ranks, and
-those of experts are as many for each. Not counted is what ranks tell each other of a step: the rows of its norm, its
-losses, the loads of experts.
+With pipeline stages, counts are those of the rank that sends most, and gradients those of the largest stage. Bytes are
+of the whole tensor, over all ranks. Rows are padded to a multiple of the ranks; experts are assumed balanced. Not
+counted: messages of a few bytes per step (norms of rows, losses, loads of experts).
 """
 
 from __future__ import annotations
@@ -44,16 +42,16 @@ from glassformer.training.optimizers import AdamWConfig
 
 _LAYER = re.compile(r"(encoder\.)?layers\.\d+")
 GRADIENT = 4
-"""Bytes of a value of a gradient that is added up."""
+"""Bytes of one element of a gradient that is reduced (fp32)."""
 COUNT = 8
-"""Bytes of how many rows go to an expert."""
+"""Bytes of one row count of an expert (int64)."""
 NUMBERS = 3
-"""Of a token, which ranks that share the vocabulary tell each other: the largest logit, the sum, the target's."""
+"""Values per token that ranks of a divided vocabulary exchange: the largest logit, the sum, the target's logit."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """So many operations of a kind in a step, between the ranks of an axis, and the bytes of them all."""
+    """Operations of one kind per step over one mesh axis: their count and their total bytes."""
 
     axis: str
     operation: str
@@ -64,7 +62,7 @@ class Collective:
 def collectives(
     config: ModelConfig, layout: Layout, batch: int, context: int, dtype: torch.dtype, device: str = "cpu"
 ) -> list[Collective]:
-    """Those of a rank in a step of `batch` sequences of all ranks; `dtype`: of the products, on a type of `device`."""
+    """Returns the collectives of one rank in a step of `batch` sequences over all ranks; `dtype`: of the matmuls."""
     pieces, tokens = layout.microbatches(batch), layout.microbatch(batch) * context
     found = _of_weights(config, layout, pieces, dtype, bucket_of(device))
     if layout.ep > 1:
@@ -113,14 +111,15 @@ def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.d
 
 
 def _in_half(config: ModelConfig, dtype: torch.dtype) -> set[str]:
-    """Names of the weights of matrices that travel in `dtype`."""
+    """Returns the names of the matrices whose weights are transferred in `dtype`; empty if `dtype` has 4 bytes or
+    more."""
     modules = [(path, one) for path, one in config.outline().named_modules() if travels_in_half(one)]
     names = {f"{path}.{name}" for path, one in modules for name, _ in one.named_parameters(recurse=False)}
     return names if dtype.itemsize < GRADIENT else set()
 
 
 def _most_of_a_stage(config: ModelConfig, layout: Layout) -> dict[str, RankWeights]:
-    """What a rank holds of each weight, in the order of the model; of stages, of the one with most."""
+    """Returns what one rank holds of each weight, by name, in the model's order; with stages, for the largest stage."""
     weights = dict(weights_of(config, AdamWConfig(), layout.tp, layout.ep, layout.fsdp))
     if layout.pp == 1:
         return weights
@@ -151,7 +150,7 @@ def _of_keys(
     widths = [state.nbytes // torch.float32.itemsize for state in kept if state is not None and state.nbytes]
     padded = rows * -(-context // layout.cp) * layout.cp
     size = pieces * padded * sum(widths) * dtype.itemsize
-    count = pieces * 2 * len(widths)  # keys and values, or a latent and the key of positions
+    count = pieces * 2 * len(widths)  # keys and values, or a latent and the rotary key
     return [
         Collective("cp", "all-gather", count, size),
         Collective("cp", "reduce-scatter", count, size),
@@ -175,7 +174,7 @@ def _of_stream(config: ModelConfig, layout: Layout, pieces: int, tokens: int, dt
     branches = sum(is_branch(part) for _, part in divided_parts(config.outline()))
     own = tokens // layout.cp
     stream = own * config.d_model
-    ends = (tokens + own) * config.d_model * GRADIENT  # the embedding of all tokens, before they are shared; the head
+    ends = (tokens + own) * config.d_model * GRADIENT  # embedding of all tokens, before tp divides them; head
     numbers = NUMBERS * own * GRADIENT
     inside = 2 * branches * stream * dtype.itemsize
     if not layout.sp:

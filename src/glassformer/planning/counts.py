@@ -1,4 +1,4 @@
-"""What a model is made of, counted: parameters by component with their formula, FLOPs by what they are spent on."""
+"""Counts of a model's weights: parameters by component with their formula, FLOPs by purpose."""
 
 from __future__ import annotations
 
@@ -21,63 +21,63 @@ from glassformer.parts.linear import Matrix
 COMPONENTS = (
     "embedding", "positions", "mixer", "ffn", "experts", "shared experts", "router", "norms", "wiring", "head",
 )  # fmt: skip
-"""In the order of a table. `mixer` is attention's projections, or all that another mixer has."""
+"""Components in the order of the table. `mixer`: projections of attention, or all parameters of another mixer."""
 ENCODER = "encoder "
-"""Begins the names of the rows of an encoder, which are the same ones."""
+"""Prefix of the row names of an encoder; the rest of a name is as in the decoder."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One map of a parameter, or a vector."""
+    """One matrix or vector within a parameter; a fused parameter holds several."""
 
     name: str
     layer: int | None
-    """None: outside the layers."""
+    """Index of the layer; None outside the layers."""
     tower: str
-    """`ENCODER`, or nothing."""
+    """`ENCODER` for a weight of the encoder, otherwise ""."""
     component: str
     cut: Cut
     values: int
     dims: tuple[tuple[str, int], ...]
-    """(symbol, number); a symbol that nobody has is the number."""
+    """(symbol, size) of each axis; the symbol is the size itself if no letter has it."""
     first: int = 0
-    """First row of the map in its parameter."""
+    """First row of the matrix within its parameter."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """One row of the table: parameters, their share, and the formula that gives them."""
+    """One row of the table of components: parameters, their share, and their formula."""
 
     name: str
     parameters: int
     share: float
     symbols: str
     numbers: str
-    """Read as arithmetic it is `parameters`."""
+    """Formula in numbers; evaluates to `parameters`."""
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One matrix of a layer with its bias, one norm, or the work between tokens, which has no parameters."""
+    """One row of a layer: a matrix with its bias, a norm, or the work between tokens, which has no parameters."""
 
     name: str
-    """Name of the site that the matrix makes, such as "mixer.q", or of its module; or `BETWEEN`."""
+    """Name of the matrix's site, such as "mixer.q", or of its module; `BETWEEN` for the work between tokens."""
     parameters: int
     share: float
     """Share of the layer's parameters."""
     flops: float
-    """FLOPs of a token in a forward pass: 2 for each weight in a product that the token meets."""
+    """Forward FLOPs per token: 2 for each weight of a matmul that the token passes."""
     symbols: str
     numbers: str
-    """Read as arithmetic it is `parameters`."""
+    """Formula in numbers; evaluates to `parameters`."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, and the number of those that equal it; its rows add up to its parameters and its FLOPs."""
+    """A kind of layer and the number of layers equal to it; its rows sum to the layer's parameters and FLOPs."""
 
     name: str
-    """Indices of the equal layers, such as "0-35", after `ENCODER` for those of an encoder."""
+    """Indices of the equal layers, such as "0-35", after `ENCODER` if they are an encoder's."""
     times: int
     rows: tuple[LayerRow, ...]
 
@@ -91,21 +91,20 @@ class Layer:
 
 
 BETWEEN = "mixer, between tokens"
-"""Row of the FLOPs that belong to no matrix: queries against keys and patterns against values, or a recurrence."""
+"""Name of the row with the FLOPs that belong to no matrix: QK^T and pattern times values, or a recurrence."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one token of a sequence, by what they are spent on; every query counts against all keys, as 6 N + 12 L d s
-    does.
+    """FLOPs per token in training, by purpose; every query counts against all keys, as in 6 N + 12 L d s.
 
-    forward     products of the forward pass
-    backward    those of the gradients of both operands, twice as many
-    recomputed  what a full recomputation of the layers adds
-    scores      what of training grows with the length: queries against keys and patterns against values
-    six_n       6 N, all parameters
-    idle        6 times the experts that a token does not meet
-    unlike      what is left: weights in no product (lookups, norms) below zero, tied or repeated ones above
+    forward     matmuls of the forward pass
+    backward    matmuls of the gradients of both operands, twice `forward`
+    recomputed  extra FLOPs of full recomputation of the layers
+    scores      share of training that grows with the length: queries against keys, patterns against values
+    six_n       6 N, N all parameters
+    idle        6 times the parameters of experts that a token is not routed to
+    unlike      correction: weights in no matmul (lookups, norms) negative, tied or repeated weights positive
 
     six_n - idle + unlike + scores = forward + backward."""
 
@@ -134,7 +133,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class Counts:
-    """The weights of a model, from its outline."""
+    """The weights of a model, read from its outline on the meta device."""
 
     config: ModelConfig
 
@@ -146,7 +145,7 @@ class Counts:
         letters: dict[str, int] = {}
 
         def one_of(symbol: str, number: int) -> str:
-            """A letter stands for one number of a model; another that would have it stays a number."""
+            """Returns the symbol if it denotes this number in the whole model, otherwise the number as text."""
             return symbol if letters.setdefault(symbol, number) == number else str(number)
 
         for name, values in model.named_parameters():
@@ -166,7 +165,7 @@ class Counts:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """What the letters of the formulas stand for."""
+        """Number that each letter of the formulas denotes, by letter."""
         letters = {"L": self.config.n_layers, "d": self.config.d_model, "V": self.config.vocab_size}
         if self.config.encoder is not None:
             letters["L_e"] = self.config.encoder.n_layers
@@ -179,8 +178,8 @@ class Counts:
     def _dims(
         self, component: str, cut: Shard, shape: tuple[int, ...], layer: tuple[str, int | None]
     ) -> tuple[tuple[str, int], ...]:
-        """The sides of a map by their letters: V tokens, d width, q queries' width, c keys' and values', f hidden, E
-        experts."""
+        """Returns (symbol, size) of each axis of a matrix: V vocabulary, d width, q width of queries, c width of keys
+        or values, f hidden, E experts."""
         config = self.config
         letters = {config.vocab_size: "V"} if component in ("embedding", "head") else {}
         if component == "mixer" and cut.cut == "column" and cut.units and layer[1] is not None and len(shape) == 2:
@@ -201,7 +200,7 @@ class Counts:
 
     @cached_property
     def _query_heads(self) -> dict[tuple[str, int | None], int]:
-        """Most heads of any map of a layer of a tower."""
+        """Most heads of any column-divided matrix, by (tower, layer)."""
         most: dict[tuple[str, int | None], int] = {}
         for name, cuts in shards_of(self.config.outline()).items():
             tower, own = _tower(name)
@@ -212,7 +211,7 @@ class Counts:
 
     @cached_property
     def components(self) -> tuple[Component, ...]:
-        """The table, empty rows left out; its parameters add up to those of the model."""
+        """Rows of the table of components without empty ones; their parameters sum to the model's."""
         total = sum(weight.values for weight in self.weights)
         rows = []
         for tower in (ENCODER, ""):
@@ -226,7 +225,7 @@ class Counts:
         return tuple(rows)
 
     def layers(self, context: int) -> tuple[Layer, ...]:
-        """Returns each kind of layer, matrix by matrix, with the FLOPs of a token of a sequence of `context` tokens."""
+        """Returns each kind of layer with a row per matrix, with FLOPs per token of a sequence of `context` tokens."""
         model = self.config.outline()
         cost = self.config.costs(Shape(s=context, t=context, phase="prefill"))
         towers: list[tuple[str, Any, Cost]] = [] if model.encoder is None else [
@@ -240,7 +239,7 @@ class Counts:
         )
 
     def _rows(self, tower: str, at: int, owner: Any, cost: Cost, context: int) -> tuple[LayerRow, ...]:
-        """Returns the rows of a layer of a tower, in the order of its parameters."""
+        """Returns the rows of layer `at` of a tower, in the order of its parameters."""
         parts = {"mixer": owner.layers[at].mixer, "ffn": owner.layers[at].ffn}
         parts = {branch: part for branch, part in parts.items() if part is not None}
         called: dict[tuple[int, int], tuple[str, Matrix]] = {
@@ -279,7 +278,7 @@ class Counts:
         return (*rows[:after], LayerRow(BETWEEN, 0, 0.0, left, "", ""), *rows[after:])
 
     def flops(self, context: int) -> Flops:
-        """Of a token of a sequence of `context` tokens in training."""
+        """Returns the training FLOPs per token of a sequence of `context` tokens, by purpose."""
         config = self.config
 
         def spent(s: int) -> float:
@@ -298,13 +297,13 @@ class Counts:
 
 
 def _tower(name: str) -> tuple[str, str]:
-    """(`ENCODER` or nothing, the name within the tower) of a parameter."""
+    """Splits a parameter's name into its tower (`ENCODER` or "") and the name within the tower."""
     own = name.removeprefix("encoder.")
     return ("" if own == name else ENCODER), own
 
 
 def _component(name: str, cut: Cut) -> str:
-    """Which row of the table a parameter belongs to, by its name and its declared cut."""
+    """Returns the component, one of `COMPONENTS`, of a parameter, from its name and its declared cut."""
     steps = name.split(".")
     if any("norm" in step for step in steps):
         return "norms"
@@ -319,8 +318,8 @@ def _component(name: str, cut: Cut) -> str:
 
 
 def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int, letter: str) -> tuple[str, str]:
-    """(in symbols, in numbers) of a sum of products; terms that stand in every layer are within L ( ), L the
-    letter of their number."""
+    """Returns a sum of products as (formula in symbols, formula in numbers); terms common to all layers are grouped as
+    L (...), where L is `letter`, their number."""
     counted = Counter(tuple(sorted(dims, key=lambda dim: -dim[1])) for dims in terms)
     inside = {dims: n // layers for dims, n in counted.items() if n % layers == 0}
     outside = {dims: n for dims, n in counted.items() if n % layers}
@@ -341,7 +340,7 @@ def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int, letter: str)
 
 
 def layer_table(layer: Layer) -> Table:
-    """Returns a table of a layer by matrix: parameters, share of the layer, FLOPs of a token, formula."""
+    """Returns a table of a layer by matrix: parameters, share of the layer, FLOPs per token, formula."""
     which = f"one layer ({layer.name})" if layer.times == 1 else f"one of {layer.times} layers ({layer.name})"
     table = unruled()
     for head in (which, "parameters", "share", "FLOPs", "formula"):
@@ -355,7 +354,7 @@ def layer_table(layer: Layer) -> Table:
 
 
 def component_table(rows: Iterable[Component], title: str = "") -> Table:
-    """Returns a table of parameters by component, with their formula in symbols and in numbers."""
+    """Returns a table of parameters by component, with formulas in symbols and in numbers."""
     table = unruled(title)
     for head in ("component", "parameters", "share", "formula"):
         table.add_column(head, justify="right" if head in ("parameters", "share") else "left", overflow="fold")

@@ -1,14 +1,14 @@
-"""How long a step of decoding takes: the roofline of what it reads and computes, as a range.
+"""Time of a decoding step: the roofline of its reads and its compute, as a range.
 
 For b sequences on W accelerators that divide every tensor, in seconds:
 
-read       (weights read + b states) / (W bandwidth)      of experts, all that b tokens choose
+read       (weights read + b states) / (W bandwidth)      weights of all experts that b tokens choose
 compute    b FLOPs of a token / (W peak)
-exchange   two all-reduces a layer, where W > 1
+exchange   two all-reduces a layer, if W > 1
 
-The least is max(read, compute) at what decoders reach at best, the most their sum at what they reach at worst. With
-many sequences compute grows past reading: from there on, each further one costs its full time (Pope et al. 2022,
-2211.05102).
+Low end: max(read, compute) at the best share of the machine's rates that decoders reach; high end: their sum at the
+worst share. With many sequences compute exceeds reading; from that batch on, each further sequence costs its full time
+(Pope et al. 2022, 2211.05102).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from glassformer.config import ModelConfig
 from glassformer.planning.machines import Cluster
 
 REACHED = (0.5, 0.85)
-"""Share of the bandwidth, and of the peak, that decoders reach: 0.69 is published for Llama 2 7B on an A100
-(pytorch-labs/gpt-fast at 0f925b5, README)."""
+"""(worst, best) share of the bandwidth, and of the peak, that decoders reach: 0.69 is published for Llama 2 7B on an
+A100 (pytorch-labs/gpt-fast at 0f925b5, README)."""
 LATENCY = (5e-6, 40e-6)
-"""Seconds of a small all-reduce within a node: 23 to 29 us by the same table, for 70B and 7B on eight A100."""
+"""(best, worst) seconds of a small all-reduce within a node: 23 to 29 us by the same table, for 70B and 7B on eight
+A100."""
 MOST = 1 << 20
-"""Largest batch that is looked at."""
+"""Largest batch that the search for `turning_batch` tries."""
 
 
 class DecodingPlan(Protocol):
-    """A plan of generation, as far as the time of a step depends on it."""
+    """Interface of a generation plan that `Decoding` reads."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -60,13 +61,14 @@ class DecodingPlan(Protocol):
 
 @dataclass(frozen=True)
 class Decoding:
-    """A step that writes a token to each of a plan's sequences, on a cluster."""
+    """A step that decodes one token for each sequence of a plan, on a cluster."""
 
     plan: DecodingPlan
     cluster: Cluster
 
     def bytes_read(self, batch: int) -> float:
-        """Weights once, of experts those that `batch` tokens choose, and the states of all sequences."""
+        """Returns the bytes of one step: weights once (only experts that `batch` tokens choose) and all sequences'
+        states."""
         plan = self.plan
         idle = plan.parameters - plan.active_parameters
         experts = plan.expert_parameters
@@ -76,7 +78,7 @@ class Decoding:
         return weights * plan.bytes_of_weight + batch * plan.state_bytes
 
     def roof(self, batch: int) -> tuple[float, float, float]:
-        """Seconds to read, to compute, and to exchange, at the machine's own rates."""
+        """Returns (seconds to read, to compute, to exchange) of one step at the machine's full rates."""
         plan, machine, count = self.plan, self.cluster.machine, self.cluster.count
         read = self.bytes_read(batch) / (count * machine.bandwidth)
         compute = batch * plan.flops / (count * machine.peak_of(str(plan.dtype).removeprefix("torch.")))
@@ -86,7 +88,7 @@ class Decoding:
 
     @cached_property
     def seconds(self) -> tuple[float, float]:
-        """(least, most) of a step at the plan's batch."""
+        """(least, most) seconds of a step at the plan's batch."""
         read, compute, exchange = self.roof(self.plan.batch)
         waits = 2 * self.plan.config.n_layers if self.cluster.count > 1 else 0
         least = max(read, compute) / REACHED[1] + exchange + waits * LATENCY[0]
@@ -95,13 +97,13 @@ class Decoding:
 
     @property
     def tokens_per_second(self) -> tuple[float, float]:
-        """(least, most) of all sequences."""
+        """(least, most) tokens per second over all sequences."""
         least, most = self.seconds
         return self.plan.batch / most, self.plan.batch / least
 
     @cached_property
     def turning_batch(self) -> int | None:
-        """The smallest batch whose products take as long as what they read; None where states grow faster."""
+        """Smallest batch whose matmuls take as long as its reads; None if states grow faster than FLOPs."""
         low, high = 0, 1
         while not self._computes(high):
             if high >= MOST:
@@ -118,7 +120,7 @@ class Decoding:
 
     @property
     def first_token(self) -> tuple[float, float]:
-        """(least, most) seconds to read a prompt that fills the context, for one sequence."""
+        """(least, most) seconds to prefill a prompt that fills the context, for one sequence."""
         plan, machine, count = self.plan, self.cluster.machine, self.cluster.count
         flops = plan.config.flops(plan.context) * plan.context
         roof = flops / (count * machine.peak_of(str(plan.dtype).removeprefix("torch.")))
@@ -126,7 +128,7 @@ class Decoding:
 
     @property
     def cost_per_million(self) -> tuple[float, float, str] | None:
-        """(least, most, currency) of a million written tokens; None where the machine has no price."""
+        """(least, most, currency) of a million generated tokens; None if the machine has no price."""
         price = self.cluster.machine.price
         if price is None:
             return None

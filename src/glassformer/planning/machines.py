@@ -1,4 +1,4 @@
-"""Accelerators, as data: what each one holds, reads, computes and costs (machines.yaml, or a file of one's own)."""
+"""Accelerators as data: memory, bandwidth, FLOP/s and price of each (machines.yaml, or a user's file)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glassformer.parts.core.base import Value
 from glassformer.units import quantity
 
 NODE = 8
-"""Accelerators of a node where nobody says."""
+"""Default accelerators per node."""
 KNOWN = Path(__file__).with_name("machines.yaml")
 
 
@@ -35,12 +35,12 @@ Watts = Annotated[float, BeforeValidator(_in("W")), Field(gt=0)]
 
 
 def _written(value: Any) -> Any:
-    """A date as it stands in the file; YAML makes some of them dates."""
+    """Returns a date as the ISO text of the file, because YAML parses some dates; other values unchanged."""
     return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 class Price(Value):
-    """What an accelerator costs for an hour: a range of offers, when they were seen, and where."""
+    """Price of one accelerator-hour: a range of offers, with date and source."""
 
     low: float = Field(ge=0)
     high: float = Field(ge=0)
@@ -56,7 +56,7 @@ class Price(Value):
 
     @classmethod
     def of(cls, text: str) -> Price:
-        """2.5USD. Raises RequestError for a price without a currency."""
+        """Parses "2.5USD". Raises RequestError for a price without a currency."""
         number, currency = text[:-3].strip(), text[-3:]
         if not (currency.isascii() and currency.isalpha() and currency.isupper()):
             raise RequestError(
@@ -67,14 +67,14 @@ class Price(Value):
 
 
 class TimeFactors(Value):
-    """How many times the roofline's seconds measured training steps took, by the kind of work (`planning/time.py`)."""
+    """Ratios of measured to roofline seconds of training steps, by the kind of work (`planning/time.py`)."""
 
     products: float = Field(gt=0)
     scores: float = Field(gt=0)
     elementwise: float = Field(gt=0)
     links: float = Field(gt=0)
     error: tuple[Share, Share]
-    """5th and 95th percentile of predicted / measured - 1 of models whose size the fit had not seen."""
+    """5th and 95th percentile of predicted / measured - 1 of models whose size was left out of the fit."""
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -85,26 +85,26 @@ class TimeFactors(Value):
 
 
 class Machine(Value):
-    """One accelerator. Bytes, bytes per second, FLOP/s of dense products by dtype, watts."""
+    """One accelerator: bytes, bytes per second, FLOP/s of dense matmuls by dtype, watts."""
 
     title: str
     memory: Bytes
     bandwidth: Rate
     peak: dict[str, Products]
     inside: Rate
-    """Link to the others of its node, one way."""
+    """Link to other accelerators of its node, bytes/s one way."""
     between: Rate
-    """Link to other nodes, one way."""
+    """Link to other nodes, bytes/s one way."""
     power: Watts
     device: Literal["cuda", "cpu"] = "cuda"
-    """Whose kernels it runs."""
+    """Type of torch device whose kernels the machine runs."""
     source: str = Field(min_length=1)
     price: Price | None = None
     measured: TimeFactors | None = None
-    """None: planned times are a range, from the machines that have been measured."""
+    """Measured factors of step times; if None, planned times are a range, from the machines that have been measured."""
 
     def peak_of(self, dtype: str) -> float:
-        """FLOP/s in a dtype. Raises RequestError where the machine has no such products."""
+        """Returns the FLOP/s of matmuls in a dtype. Raises RequestError if the machine has no matmuls in it."""
         if dtype not in self.peak:
             options = ", ".join(self.peak)
             raise RequestError(code="unknown", field="dtype", value=dtype, expected=f"{options} on {self.title}")
@@ -120,15 +120,15 @@ class Cluster:
     count: int = 1
     node: int = 1
     exact: bool = True
-    """False: the number was not said."""
+    """True if the user gave the number of accelerators."""
 
     def of(self, count: int) -> Cluster:
-        """So many of the same, eight in a node."""
+        """Returns a cluster of `count` accelerators of this kind, eight in a node."""
         return replace(self, count=count, node=min(count, NODE))
 
     @property
     def priced(self) -> str:
-        """The machines in words, with their price and its source."""
+        """Machines in words, with price and source of the price."""
         price, machine = self.machine.price, self.machine
         words = f"on {self.count} {machine.title}" if self.count > 1 else f"on {machine.title}"
         if price is None:
@@ -139,12 +139,12 @@ class Cluster:
 
 
 def span(low: float, high: float, cell: Callable[[float], str] = "{:.3g}".format, unit: str = "") -> str:
-    """Returns an interval in words."""
+    """Formats the interval from `low` to `high`, with a unit."""
     return f"{cell(low)} to {cell(high)}{unit and ' '}{unit}"
 
 
 def money(cost: tuple[float, float, str] | None) -> str:
-    """Returns an interval of prices in words."""
+    """Formats an interval of prices."""
     if cost is None:
         return "no price known"
     return span(cost[0], cost[1], lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.0f}", cost[2])
@@ -157,7 +157,8 @@ def _known() -> dict[str, Machine]:
 
 
 def machines(own: str | Path | None = None) -> dict[str, Machine]:
-    """Every known machine by name, those of a file of one's own over ours. Raises RequestError for a wrong file."""
+    """Returns every known machine by name; those of the file `own` replace built-in ones. Raises RequestError for an
+    invalid file."""
     found = dict(_known())
     if own is not None:
         tree = read_tree(own)
@@ -172,9 +173,9 @@ def machines(own: str | Path | None = None) -> dict[str, Machine]:
 
 
 def cluster(text: str, nodes: int = 1, own: str | Path | None = None) -> Cluster:
-    """NAME or NAME:COUNT, COUNT in each of `nodes` nodes: "h100:8".
+    """Parses NAME or NAME:COUNT, COUNT in each of `nodes` nodes: "h100:8".
 
-    Raises RequestError for an unknown machine, with the nearest."""
+    Raises RequestError for an unknown machine, with the nearest known name."""
     name, _, count = text.partition(":")
     known = machines(own)
     check_machine(name, known)

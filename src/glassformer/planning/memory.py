@@ -1,15 +1,16 @@
-"""The memory of a rank at the moments of a training step.
+"""Memory of a rank at the moments of a training step.
 
-States in bytes, N parameters, W ranks (Rajbhandari et al. 2020, 1910.02054, fp32 weights in place of master copies):
+Bytes of the training state, N parameters, W ranks (Rajbhandari et al. 2020, 1910.02054, fp32 weights in place of master
+copies):
 
 weights     4 N, from stage 3 on 4 N / W
 gradients   4 N, from stage 2 on 4 N / W
 optimizer   4 values, from stage 1 on over W; AdamW has 2 N values
 masters     of weights kept in 16 bits: 4 N, from stage 1 on over W
 
-The peak is the most of any moment, and no sum of what each moment has at most: at the loss no gradient is there yet,
-and when most gradients are, the activations are gone. What layers and loss hold is traced (`planning/trace.py`), what
-ranks divide is what modules declare (`planning/ranks.py`).
+The peak is the maximum over moments, not the sum of each part's maximum: at the loss no gradients exist yet, and once
+most gradients exist, the activations are freed. Memory of layers and loss is traced (`planning/trace.py`); division
+among ranks is what modules declare (`planning/ranks.py`).
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from glassformer.planning.trace import MicrobatchShare, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
-"""What allocators reserve beyond what is used, as a share of it: 2 to 10 % where segments can grow."""
+"""Memory that allocators reserve beyond what is used, as a share of it: 2 to 10 % if segments can grow."""
 CONTEXT = 1_300_000_000
-"""Bytes that a CUDA process takes beside its allocator, for driver and kernels (Hugging Face, "Model training anatomy":
-1.3 GB on a V100, before there is any tensor)."""
+"""Bytes of a CUDA process outside its allocator, for driver and kernels (Hugging Face, "Model training anatomy": 1.3 GB
+on a V100, before any tensor exists)."""
 COMMUNICATOR = 688_000_000
-"""Bytes that NCCL takes for each group of ranks (NVIDIA/nccl issue 964: 544 MB for two A100, 688 MB for more)."""
+"""Bytes that NCCL takes for each process group (NVIDIA/nccl issue 964: 544 MB for two A100, 688 MB for more)."""
 PROCESS = 370_000_000
-"""Bytes of a training process on a CPU without its tensors: Python, torch and the modules of training, and what the
-libraries of matrix products keep."""
+"""Bytes of a training process on a CPU without its tensors: Python, torch, the training modules, and buffers of the
+matmul libraries."""
 FRAGMENTS = 0.5
-"""Memory that glibc's heap keeps in holes, as a share of what a step takes and gives back: a freed block whose edge a
+"""Fragmentation of glibc's heap, as a share of the memory that a step allocates and frees: a freed block whose edge a
 small object has taken is too small for the next one of its size. Chosen on the processes that docs/planning-memory.md
-lists; weights and the optimizer's states are taken once and leave no holes."""
+lists. Weights and optimizer states are allocated once and cause no fragmentation."""
 FP32 = torch.float32.itemsize
 BRANCHES = {"mixer", "ffn"}
 Loss = Literal["chunked", "in_place", "fused", "whole"]
-"""What the loss holds of logits, for all tokens of a microbatch:
+"""Memory of the logits in the loss, for all tokens of a microbatch:
 
-chunked   ours: those of a chunk at a time, traced
-in_place  logits in the products' dtype, which become their gradient
-fused     logits and their gradient in the products' dtype, as a compiled cross-entropy has
-whole     logits in that dtype and in fp32, their log-softmax and its gradient in fp32, as eager torch has; and where tp
-          divides the vocabulary a fourth in fp32, as torch's `loss_parallel` has"""
+chunked   our loss: one chunk of logits at a time, traced
+in_place  logits in the matmul dtype, overwritten by their gradient
+fused     logits and their gradient in the matmul dtype, as in a compiled cross-entropy
+whole     logits in the matmul dtype and in fp32, their log-softmax and its gradient in fp32, as in eager torch; if tp
+          divides the vocabulary, a fourth fp32 copy, as in torch's `loss_parallel`"""
 LOSSES: tuple[Loss, ...] = ("chunked", "in_place", "fused", "whole")
 
 
 def bytes_of_logit(loss: Loss, products: int, tp: int) -> int:
-    """Of one logit, whose products have so many bytes; 0 where the loss is traced."""
+    """Returns the bytes per logit if matmuls have `products` bytes an element; 0 for "chunked", which is traced."""
     each = {"chunked": 0, "in_place": products, "fused": 2 * products}
     return each[loss] if loss in each else products + (3 + (tp > 1)) * FP32
 
@@ -72,15 +73,16 @@ def outside(layout: Layout, device: str, moments: Collection[TrainingMemory] = (
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of one rank at one moment of a step, by what they are for.
+    """Bytes of one rank at one moment of a step, by purpose.
 
-    weights, gradients, optimizer, masters   what the rank keeps of them
+    weights, gradients, optimizer, masters   the rank's share of each
     activations                              kept for the backward pass, of all microbatches in flight
-    working                                  what a layer computes with, and makes again where it is recomputed
-    loss                                     head and loss: logits of a chunk, gradients that the loss makes
-    buffers                                  weights gathered from other ranks, and where these all have the gradients,
-                                             the buckets in which they are added up (torch's DistributedDataParallel,
-                                             and ours between replicas)
+    working                                  temporaries of a layer, recomputed activations included
+    loss                                     head and loss: logits of a chunk, gradients that the loss computes
+    buffers                                  weights gathered from other ranks; without sharding of gradients, the
+                                             buckets
+                                             of their reduction (torch's DistributedDataParallel, and ours between
+                                             replicas)
     """
 
     weights: int = 0
@@ -98,37 +100,37 @@ class TrainingMemory:
 
     @property
     def passing(self) -> int:
-        """Bytes that a step takes and gives back: all but weights, masters and states of the optimizer."""
+        """Bytes that a step allocates and frees: all but weights, masters and optimizer states."""
         return self.total - self.weights - self.masters - self.optimizer
 
 
 @dataclass(frozen=True)
 class LayoutMemory:
-    """The memory of the stages of a layout."""
+    """Memory of each pipeline stage of a layout."""
 
     layout: Layout
     share: Share
     traced: Traced
     costs: tuple[Cost, ...]
-    """Of the layers of one owner."""
+    """Cost of each layer, after tensor parallelism."""
     microbatches: int
     stream: int
     """Bytes of the residual stream of a microbatch."""
     itemsize: int
-    """Of the weights that a rank gathers, and of their gradients before they are added up."""
+    """Bytes per element of gathered weights, and of their gradients before reduction."""
     weights: torch.dtype
     at_once: bool
-    """Whether the optimizer's step computes with the values of all weights at once."""
+    """True if the optimizer's step has temporaries for all weights at once."""
     by_value: bool
-    """Whether it computes with a rank's piece of a weight alone."""
+    """True if the optimizer's step can run on a rank's shard of a weight."""
     logits: int
-    """Bytes of a loss that has all logits at once; 0 for ours, which has a chunk of them."""
+    """Bytes of all logits of a microbatch; 0 for the chunked loss."""
     adapters: tuple[int, ...]
-    """Values that are trained of each layer, where that is not all."""
+    """Trained values of each layer's adapters; empty if all weights are trained."""
     bucket: int
-    """Values that copies of the weights add up at once."""
+    """Elements in one bucket of the gradient reduction."""
     table: RankWeights
-    """What a tied head has of the embedding: its gradient waits for the embedding's."""
+    """The embedding table that a tied head shares: its gradient is kept until the embedding's backward pass."""
 
     @classmethod
     def of(
@@ -161,7 +163,8 @@ class LayoutMemory:
         )  # fmt: skip
 
     def moments(self, stage: int) -> dict[str, TrainingMemory]:
-        """Where a rank of this stage holds most: at the loss, in the backward pass of a layer, at the step."""
+        """Returns the fullest state of a rank of this stage at the loss, in the backward pass of a layer, and at the
+        step."""
         found = {"step": self._state(stage, ready=1.0, stepping=True, working=self._stepping(stage))}
         trading = self._state(stage, ready=1.0, stepping=True, traded=self._traded(stage))
         found["step"] = max(found["step"], trading, key=lambda one: one.total)
@@ -172,10 +175,10 @@ class LayoutMemory:
         return {name: found[name] for name in ("loss", "backward", "step") if name in found}
 
     def _passes(self, stage: int) -> Iterator[tuple[float, float]]:
-        """(microbatches in flight, share of the gradients that are there) where a backward pass begins.
+        """Yields (microbatches in flight, share of the gradients that exist) at the starts of backward passes.
 
-        While forward passes go on between the backward ones, all that is ever in flight meets all gradients. Where all
-        forward passes come first, the first backward pass finds no gradients, and the second a microbatch less."""
+        While forward and backward passes alternate, the largest number in flight coincides with all gradients. If all
+        forward passes come first, the first backward pass finds no gradients, and the second one microbatch less."""
         m, whole = self.microbatches, 1 / self.chunks
         ahead = self.in_flight(stage)
         if ahead < m:
@@ -187,12 +190,13 @@ class LayoutMemory:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a stage of which one at a time has whole gradients: with no more microbatches than stages, a chunk
-        has all of its backward passes, and hands its gradients on, before the chunk below begins."""
+        """Chunks of a stage that have whole gradients one at a time: with no more microbatches than stages, a
+        chunk finishes all its backward passes and reduces its gradients before the chunk below starts."""
         return self.layout.interleave if self.microbatches <= self.layout.pp else 1
 
     def _back(self, stage: int, flight: float, ready: float) -> Iterator[tuple[str, TrainingMemory]]:
-        """A microbatch at the loss, and back through the layers; of chunks that go one by one, those of the last."""
+        """Yields (moment, memory) of a microbatch from the loss back through the layers; if chunks run one by one,
+        through the last chunk."""
         layout, own = self.layout, self._own(stage)
         first, last = stage == 0, stage == layout.pp - 1
         begins = self.traced.embedding.kept if first else self.stream
@@ -220,14 +224,15 @@ class LayoutMemory:
             yield "backward", self._state(stage, ready, done, activations=others + begins, working=working)
 
     def in_flight(self, stage: int) -> float:
-        """Microbatches whose activations the rank holds: of 1F1B, those of the stages behind it; with v chunks,
-        (2 (p - i - 1) + (v - 1) p + 1) / v."""
+        """Returns the microbatches whose activations the rank holds: with 1F1B, the number of stages from its own to
+        the last; with v chunks, (2 (p - i - 1) + (v - 1) p + 1) / v."""
         p, v = self.layout.pp, self.layout.interleave
         ahead = p - stage if v == 1 else (2 * (p - stage - 1) + (v - 1) * p + 1) / v
         return min(ahead, self.microbatches)
 
     def _stepping(self, stage: int) -> int:
-        """Bytes that the optimizer's step computes with: of what a rank steps, all weights at once or the largest."""
+        """Returns the bytes of temporaries of the optimizer's step: for all weights of a rank at once, or for the
+        largest."""
         whole = self._whole(stage)
         share = whole.divided if self.layout.zero and self.by_value else 1.0
         if self.adapters:
@@ -235,8 +240,8 @@ class LayoutMemory:
         return round(FP32 * (whole.stepping if self.at_once else whole.largest) * share)
 
     def _traded(self, stage: int) -> int:
-        """Bytes in which copies of the weights add up gradients, a bucket at a time: what a rank sends, and what it
-        gets of the others, where it is added up."""
+        """Returns the bytes of the send and receive buffers in which replicas reduce gradients, one bucket at a
+        time."""
         copies, whole = max(self.layout.replicate, self.layout.cp), self._whole(stage)
         if copies == 1 or self.adapters:
             return 0
@@ -244,11 +249,11 @@ class LayoutMemory:
         return round(FP32 * 2 * min(held, self.bucket))
 
     def _own(self, stage: int) -> list[int]:
-        """Layers of a stage."""
+        """Returns the indices of the stage's layers."""
         return self.layout.layers_of(stage, len(self.costs))
 
     def _ends(self, stage: int) -> RankWeights:
-        """What a stage has besides layers."""
+        """Returns the weights of a stage outside its layers."""
         first, last = stage == 0, stage == self.layout.pp - 1
         ends = (self.share.first if first else RankWeights()) + (self.share.last if last else RankWeights())
         return ends + self.table if last and not first else ends
@@ -257,8 +262,8 @@ class LayoutMemory:
         return sum((self.share.layers[layer] for layer in self._own(stage)), self._ends(stage))
 
     def _kept(self, layer: int) -> int:
-        """Bytes of a layer that wait for its backward pass; with `sp`, what is not inside the branches is divided by
-        tokens."""
+        """Returns the bytes of a layer that are kept for its backward pass; with `sp`, all outside the branches is
+        divided by tokens."""
         cost, layout, kept = self.costs[layer], self.layout, self.traced.layers[layer].kept
         if not layout.sp:
             return kept
@@ -277,11 +282,11 @@ class LayoutMemory:
         traded: int = 0,
         **besides: int,
     ) -> TrainingMemory:
-        """What is there all the time, and gradients: this share of them is `ready`, or those of the layers that are
-        `done` are. With stage 3, layers that are `gathered`, and one whose gradients are `summed` over ranks meanwhile;
-        at the step nothing is gathered any more."""
+        """Returns the memory of a stage: its persistent state, the share `ready` of all gradients, or those of the
+        layers in `done`. With ZeRO 3 also the layers in `gathered`, and a layer whose gradients are reduced (`summed`);
+        at the step (`stepping`) nothing is gathered."""
         layout, own, ends, whole = self.layout, self._own(stage), self._ends(stage), self._whole(stage)
-        stays = layout.pp > 1 and not stepping  # a stage that gathered for every microbatch would wait for it each time
+        stays = layout.pp > 1 and not stepping  # gathering for every microbatch would stall the pipeline
         states = (
             self._adapters(own, whole) if self.adapters else self._states(whole, done or RankWeights(), ready, stays)
         )
@@ -295,8 +300,8 @@ class LayoutMemory:
         return TrainingMemory(**states, buffers=buffers, **besides)
 
     def _states(self, whole: RankWeights, done: RankWeights, ready: float, stays: bool) -> dict[str, int]:
-        """Weights, gradients, states of the optimizer, masters, where all weights are trained. A stage that `stays`
-        gathered adds up whole gradients, and divides those of a chunk that is through."""
+        """Returns the bytes of weights, gradients, optimizer states and masters if all weights are trained. A stage
+        that stays gathered (`stays`) accumulates whole gradients, and shards those of a finished chunk."""
         layout = self.layout
         reached = whole if ready else done
         if layout.zero < 2 or (layout.zero == 3 and layout.sharing > 1 and stays):
@@ -313,7 +318,8 @@ class LayoutMemory:
         }
 
     def _adapters(self, own: list[int], whole: RankWeights) -> dict[str, int]:
-        """The same where adapters alone are trained, in fp32, beside weights that stay as they are."""
+        """Returns the bytes of weights, gradients and optimizer states if only adapters are trained, in fp32, and all
+        other weights are frozen."""
         trained = FP32 * sum(self.adapters[layer] for layer in own)
         shared = [self.layout.sharing if self.layout.zero >= stage else 1 for stage in (1, 2, 3)]
         weights = self.weights.itemsize * (whole.shards if self.layout.zero == 3 else whole.values)

@@ -1,4 +1,4 @@
-"""Base of the values that `gf.plan` returns, and several of them side by side."""
+"""Base of the values that `gf.plan` returns, and a list of several plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glassformer.planning.machines import Cluster
 from glassformer.report.plan_page import render_plan
 
 WIDEST = 32
-"""Columns of the longest name above a plan; a longer one is folded."""
+"""Most columns of a name above a plan; a longer name is folded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class PrintedPlan(Reported):
     name: str = ""
     """Name of the model: its expression, or the key it was given under."""
     explain: bool = False
-    """True if the text shows every figure with its formula."""
+    """True if the text shows every value with its formula."""
     command: str = ""
     """Command that the page shows for copying. If empty, none."""
 
@@ -40,12 +40,12 @@ class PrintedPlan(Reported):
         return self.beside()
 
     def page(self) -> dict[str, Any]:
-        """Returns what the page of a plan shows. Raises RequestError if this kind of plan has no page."""
+        """Returns the data of the plan's page. Raises RequestError if this kind of plan has no page."""
         message = f"{self.name or 'this plan'}: only plans of generation and of training steps have a page"
         raise RequestError(message, code="unsupported", field="out", value=type(self).__name__)
 
     def html(self) -> str:
-        """Returns the page. Raises RequestError if no layout fits, or if the plan was measured."""
+        """Returns the plan's page as HTML. Raises RequestError if no layout fits, or if the plan was measured."""
         return render_plan([self.page()], self.command)
 
     def _repr_html_(self) -> str:
@@ -53,7 +53,7 @@ class PrintedPlan(Reported):
 
 
 def page_of(config: ModelConfig, on: Cluster | None, name: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a plan and the rest of its page: parameters by component, and the machine."""
+    """Returns the data of a plan's page: `figures`, parameters by component, and the machine."""
     counts = Counts(config)
     placed = {} if on is None else {
         "machine_title": on.machine.title, "machine_memory": on.machine.memory, "machine_node": on.node,
@@ -103,7 +103,7 @@ class Plans(Reported, Tabular, Generic[P]):
         return len(self.plans)
 
     def __getitem__(self, key: int | str) -> P:
-        """Returns a plan by its place, or by the name of its model."""
+        """Returns a plan by its index, or by the name of its model."""
         if isinstance(key, int):
             return self.plans[key]
         return {one.name: one for one in self.plans}[key]
@@ -116,11 +116,11 @@ class Plans(Reported, Tabular, Generic[P]):
             yield dim(f"{told}; --context gives another")
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Returns the figures of each plan."""
+        """Returns the values of each plan."""
         return [one.to_dict() for one in self.plans]
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each model, with a column for each single figure."""
+        """Returns a row for each model, with a column for each scalar of its plan."""
         kinds = (str, int, float, type(None))
         return [{key: value for key, value in one.items() if isinstance(value, kinds)} for one in self.to_dict()]
 

@@ -1,4 +1,4 @@
-"""A plan of generation: what a model is made of, and what generating with it takes."""
+"""Plan of generation: the counts of a model, and memory and time of generating with it."""
 
 from __future__ import annotations
 
@@ -23,54 +23,53 @@ from glassformer.planning.machines import NODE, Cluster, money, span
 from glassformer.planning.planned import PrintedPlan, columns, page_of
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of a weight, without the scales of groups."""
+"""Bytes per weight by dtype, without the scales of quantised groups."""
 SPARE = 0.9
-"""Share of a machine's memory that weights and states may fill: the rest is for activations, the context of the driver
-and fragments."""
+"""Share of a machine's memory that weights and states may fill: the rest is for activations, the driver's context and
+fragmentation."""
 
 
 @dataclass(frozen=True)
 class Plan(PrintedPlan):
-    """What a model is made of, and generation with weights in `dtype` and states in `state_dtype`, of `batch` sequences
-    of `context` tokens."""
+    """Counts of a model, and costs of generating `batch` sequences of `context` tokens, with weights in `dtype` and
+    states in `state_dtype`."""
 
     config: ModelConfig
     context: int
     batch: int
     dtype: torch.dtype
-    """Of products, and of the weights where these are not packed."""
+    """dtype of matmuls, and of the weights unless these are quantised."""
     state_dtype: torch.dtype
     weights: str
-    """What the weights are kept in, one of `WEIGHTS`."""
+    """dtype of stored weights, a key of `WEIGHTS`."""
     parameters: int
-    """Tied ones once."""
+    """Number of parameters; tied ones count once."""
     active_parameters: int
-    """Those that one token meets: of experts, the chosen ones alone."""
+    """Parameters that one token passes: of experts, only those it is routed to."""
     weight_bytes: int
     states: dict[str, int]
     """Bytes of the decode state of one sequence by kind (cache, window, latent, recurrent, source), exactly what
-    `model.init_state(1, context, state_dtype)` allocates; a source is as long as the context. None of a model that
-    is bidirectional, which does not decode."""
+    `model.init_state(1, context, state_dtype)` allocates; a source is as long as the context. Empty for a bidirectional
+    model, which does not decode."""
     next_token_bytes: int
-    """By how much the state grows with a written token after `context`: 0 where windows and recurrences hold all there
-    is."""
+    """Growth of the state per token after `context`, in bytes: 0 if the model has only windows and recurrences."""
     read_parameters: int
-    """Those that the step of one token reads: of experts the chosen ones, of embeddings the head's matrix alone, of an
-    encoder none."""
+    """Parameters read in the decoding step of one token: of experts the routed ones, of embeddings only the head's
+    matrix, of an encoder nothing."""
     flops: float
-    """Forward FLOPs of matrix products per token, as `config.flops` counts them at this context."""
+    """Forward FLOPs of matmuls per token, as `config.flops` counts them at this context."""
     on: Cluster | None = None
-    """The machines that it is planned on."""
+    """Machines to plan for; None for counts only."""
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence."""
+        """Bytes of the decode state of one sequence."""
         return sum(self.states.values())
 
     @property
     def decoding(self) -> Decoding | None:
-        """The time of a step, on the plan's machines; None without any, for a model that does not decode, and where
-        weights and states do not fit."""
+        """Time of a decoding step on the plan's machines; None without machines, for a model that does not decode, or
+        if weights and states do not fit."""
         if self.on is None or self.layout is None or not (self.config.writes and self.fits):
             return None
         return Decoding(self, replace(self.on, count=self.layout.ranks))
@@ -86,8 +85,8 @@ class Plan(PrintedPlan):
 
     @cached_property
     def smallest(self) -> Layout | None:
-        """Smallest layout whose accelerators hold weights and states; None without accelerators, or if there is no
-        such layout."""
+        """Smallest layout whose accelerators hold weights and states; None without accelerators, or if no layout
+        does."""
         if self.on is None:
             return None
         count = max(1, math.ceil(self.bytes / (SPARE * self.on.machine.memory)))
@@ -105,12 +104,12 @@ class Plan(PrintedPlan):
 
     @property
     def room(self) -> float | None:
-        """Bytes of all accelerators of `layout`; None without accelerators."""
+        """Memory of all accelerators of `layout`, in bytes; None without accelerators."""
         return None if self.on is None or self.layout is None else self.layout.ranks * self.on.machine.memory
 
     @property
     def smallest_count(self) -> int | None:
-        """Number of accelerators of `smallest`."""
+        """Number of accelerators of `smallest`; None if it is None."""
         return None if self.smallest is None else self.smallest.ranks
 
     @property
@@ -123,7 +122,7 @@ class Plan(PrintedPlan):
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Of all experts that a router chooses among."""
+        """Parameters of all routed experts."""
         if self.parameters == self.active_parameters:
             return 0
         return sum(one.parameters for one in self.components if one.name == "experts")
@@ -134,36 +133,38 @@ class Plan(PrintedPlan):
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """Parameters by component, each with its formula; they add up to `parameters`."""
+        """Parameters by component, each with its formula; they sum to `parameters`."""
         return self.counts.components
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Each kind of layer by matrix: parameters, share of the layer, and FLOPs of a token at this context."""
+        """Each kind of layer by matrix: parameters, share of the layer, and FLOPs per token at this context."""
         return self.counts.layers(self.context)
 
     @cached_property
     def training_flops(self) -> Flops:
-        """FLOPs of a token in training at this context, by what they are spent on."""
+        """FLOPs per token in training at this context, by purpose."""
         return self.counts.flops(self.context)
 
     @property
     def forward_of_layers(self) -> int:
-        """FLOPs of the layers over a whole sequence of the context."""
+        """Forward FLOPs of the layers over a whole sequence of the context."""
         return round(self.training_flops.recomputed * self.context)
 
     @property
     def weights_in(self) -> dict[str, float]:
-        """Bytes of the weights by what they are kept in."""
+        """Bytes of the weights for each dtype of `WEIGHTS`."""
         return {name: self.parameters * each for name, each in WEIGHTS.items()}
 
     def batch_that_fits(self, memory: float) -> int:
-        """Sequences of this context whose states fit beside the weights in so many bytes, `SPARE` of them used."""
+        """Returns the number of sequences of this context whose states fit next to the weights in `memory` bytes, of
+        which the share `SPARE` is used."""
         left = SPARE * memory - self.weight_bytes
         return max(0, int(left // self.state_bytes)) if self.state_bytes else int(left > 0)
 
     def context_that_fits(self, memory: float) -> int:
-        """The longest context of this batch that fits in so many bytes; 0 for none, at most `MAX_CONTEXT`."""
+        """Returns the longest context of this batch that fits in `memory` bytes: 0 if no context fits, at most
+        `MAX_CONTEXT`."""
         left = (SPARE * memory - self.weight_bytes) / self.batch
         least, most = 0, self.config.embedding.limit(self.config.ctx) or MAX_CONTEXT
         if not self.config.writes:
@@ -177,7 +178,7 @@ class Plan(PrintedPlan):
         return least
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure as plain values."""
+        """Returns every value as plain types."""
         dtypes = {"dtype": self.dtype, "state_dtype": self.state_dtype}
         derived = ("state_bytes", "state_bytes_per_token", "bytes", "bytes_read", "weights_in")
         flops = self.training_flops
@@ -251,8 +252,8 @@ class Plan(PrintedPlan):
                 yield from one.explained()
 
     def explained(self) -> Iterator[str | RenderableType]:
-        """Yields every figure with its formula: parameters by component, one layer of each kind by matrix, training
-        FLOPs by what they are spent on."""
+        """Yields every value with its formula: parameters by component, one layer of each kind by matrix, training
+        FLOPs by purpose."""
         yield component_table(self.components, self.name)
         for layer in self.layers:
             yield layer_table(layer)
@@ -291,14 +292,14 @@ class Plan(PrintedPlan):
 
     @property
     def bytes(self) -> int:
-        """Weights and the states of the batch."""
+        """Bytes of the weights and of the states of the batch."""
         return self.weight_bytes + self.batch * self.state_bytes
 
     @property
     def bytes_read(self) -> int:
-        """What a step reads at least that writes a token to each sequence: weights once, and every state. Over the
-        memory's bandwidth it is the shortest time that a step can take. (Of experts, a batch meets more than one token
-        does, up to all.)"""
+        """Minimum bytes read in a decoding step of the batch: weights once, and every state. Divided by the memory's
+        bandwidth, the shortest possible time of a step. (A batch routes to more experts than one token does, up to
+        all.)"""
         return math.ceil(self.read_parameters * self.bytes_of_weight) + self.batch * self.state_bytes
 
 
@@ -310,7 +311,7 @@ PLAIN = (
 
 STATE, WEIGHTS_ROW, ADDED = "state of a sequence", "weights", "added by the next token"
 KEYS_AND_VALUES = {"cache", "window", "latent", "source"}
-"""Kinds of state that are a KV cache; others are the state of a recurrence."""
+"""Kinds of state that are a KV cache; other kinds are states of recurrences."""
 ROWS: dict[str, Callable[[Plan], str]] = {
     "parameters": lambda one: f"{one.parameters:,}",
     "  in the layers": lambda one: f"{one.config.num_params(embeddings=False):,}",
@@ -340,7 +341,7 @@ DECODING: dict[str, Callable[[Decoding], str]] = {
 
 
 def _fits(one: Plan) -> str:
-    """Returns "yes", or the number of accelerators that would do, with the layout if there are several."""
+    """Returns "yes", or the number of accelerators that would suffice, with the layout if it has several."""
     assert one.layout is not None and one.on is not None
     if one.fits:
         return "yes" if one.layout.ranks == one.on.count else f"yes, on {one.layout.ranks:,} ({one.layout})"
@@ -356,8 +357,8 @@ def generation(
     weights: str | None = None,
     on: Cluster | None = None,
 ) -> Plan:
-    """Returns the plan of generating with a model; the options are those of `gf.plan`. Raises RequestError for
-    weights other than `WEIGHTS`."""
+    """Returns the plan of generating with a model; options as in `gf.plan`. Raises RequestError if `weights` is not a
+    key of `WEIGHTS`."""
     state_dtype = state_dtype or dtype
     packed = weights or str(dtype).removeprefix("torch.")
     check_one_of("weights", packed, WEIGHTS)
@@ -387,7 +388,7 @@ def generation(
 
 
 def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes by kind of the decode state of a sequence, and of a source as long."""
+    """Returns the bytes by kind of one sequence's decode state, for a source of equal length."""
     if not config.writes:
         return {}
     memory_len = context if config.encoder is not None else 0
@@ -395,6 +396,6 @@ def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, 
 
 
 def check_one_of(field: str, value: str, known: Collection[str]) -> None:
-    """Raises RequestError for a value that is not among those known."""
+    """Raises RequestError if the value is not one of the known ones."""
     if value not in known:
         raise RequestError(code="unknown", field=field, value=value, expected=f"one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""What each rank of a layout holds of a model's weights: cut as modules declare, by stages, by experts, by ZeRO."""
+"""Weights that each rank of a layout holds: divided as modules declare, by stages, by experts, by ZeRO."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from glassformer.training.optimizers import OptimizerConfig
 
 @dataclass(frozen=True)
 class RankWeights:
-    """Values of weights of one layer, or of what stands before or after the layers, on a rank.
+    """Elements of one layer's weights, or of the weights before or after the layers, on a rank.
 
     values    after tensor and expert parallelism
-    shards    of them where ranks share the weights (stage 3): rows are padded to a multiple of the ranks
-    gathered  the shards of all ranks
-    state     of the optimizer, of `values`
-    experts   of `values`, those of routed experts
-    stepping  what the optimizer's step computes with for all of `values`
-    largest   the same for the weight that asks for most
+    shards    the rank's share of `values` if ranks share the weights (ZeRO 3): rows are padded to a multiple of the
+              ranks
+    gathered  the shards of all ranks together
+    state     optimizer state of `values`
+    experts   part of `values` that belongs to routed experts
+    stepping  temporaries of the optimizer's step for all of `values`
+    largest   temporaries of the optimizer's step for the weight that needs most
     """
 
     values: int = 0
@@ -38,7 +39,7 @@ class RankWeights:
 
     @property
     def divided(self) -> float:
-        """The share of `values` that is a rank's where all share them."""
+        """Share of `values` that a rank keeps if all ranks share them."""
         return self.shards / max(1, self.values)
 
     def __add__(self, other: RankWeights) -> RankWeights:
@@ -48,18 +49,18 @@ class RankWeights:
 
 @dataclass(frozen=True)
 class Share:
-    """The weights that a rank has to do with."""
+    """Weights of a rank by place: before the layers, in each layer, after the layers."""
 
     first: RankWeights
-    """Embedding, and an encoder."""
+    """Embedding, and the encoder if there is one."""
     layers: tuple[RankWeights, ...]
     last: RankWeights
-    """Final norm and head; with a tied head on another stage than the embedding, the table once more."""
+    """Final norm and head; with a tied head on another stage than the embedding, also the table."""
 
 
 def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, device: str = "cpu") -> Share:
-    """Of the rank with the most, before the layers are spread over stages; what a step computes with, on this type of
-    device."""
+    """Returns the weights of the fullest rank before layers are divided into stages; temporaries of the optimizer's
+    step are those on this type of device."""
     return _share(config, optimizer, layout.tp, layout.ep, layout.sharing, device)
 
 
@@ -80,7 +81,7 @@ def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sh
 def weights_of(
     config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str = "cpu"
 ) -> Iterator[tuple[str, RankWeights]]:
-    """What a rank holds of each weight, by its name, in the order of the model."""
+    """Yields (name, elements on a rank) for each weight, in the order of the model."""
     model = config.outline()
     cuts, state, step = shards_of(model), optimizer.state_values(model), optimizer.step_values(model, device)
     for name, weight in model.named_parameters():
@@ -102,9 +103,10 @@ def weights_of(
 
 
 def owned(config: ModelConfig, tp: int) -> ModelConfig:
-    """The model that one of `tp` owners computes: its share of heads, hidden layers and vocabulary, of the same width.
+    """Returns the config of the model that one of `tp` ranks computes: its share of heads, hidden units and vocabulary,
+    of full width.
 
-    Raises RequestError where a mixer does not say what an owner computes."""
+    Raises RequestError if a mixer does not declare its division."""
     if tp == 1:
         return config
     made: dict[BlockConfig, BlockConfig] = {}
@@ -124,12 +126,12 @@ def owned(config: ModelConfig, tp: int) -> ModelConfig:
 
 
 def for_gpu(config: ModelConfig) -> ModelConfig:
-    """The model with the kernels of attention that a GPU would choose."""
+    """Returns the config with the attention kernels that a GPU would choose."""
 
     def with_kernel(mixer: MixerConfig) -> MixerConfig:
         try:
             return mixer.changed("kernel", lambda kernel: kernel.for_gpu()) or mixer
-        except RequestError:  # a bias that is not additive stays with the kernel that has it
+        except RequestError:  # a non-additive bias keeps its kernel
             return mixer
 
     made = {block: block.replace(mixer=with_kernel(block.mixer)) for block in dict.fromkeys(config.layers())}

@@ -1,4 +1,4 @@
-"""Layouts of a training step that fit a cluster, the fastest first, and why others do not."""
+"""Search for layouts of a training step that fit a cluster, fastest first, with the reasons why others do not fit."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from glassformer.planning.training import RUN, TrainingPlan, plan_training
 from glassformer.training.optimizers import OptimizerConfig
 
 FOUND = 5
-"""Layouts that are shown."""
+"""Most layouts shown."""
 TRIED = 60
-"""Layouts, of those that promise to be fastest, whose memory is planned."""
+"""Layouts whose memory is planned: the ones with the shortest estimated time."""
 POLICIES = ("none", "selective", "full")
 MOST_RANKS = 1 << 16
 LONG = 1 << 15
-"""Tokens of a context from which sequences are divided too."""
+"""Tokens of a context above which sequences are divided too (cp)."""
 
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A layout that does not fit, faster than those that do, and what it asks for."""
+    """A layout that is faster than those that fit but needs too much memory, with the bytes it needs."""
 
     layout: Layout
     seconds: float
@@ -45,18 +45,19 @@ class TooLarge:
 
 @dataclass(frozen=True)
 class Smallest:
-    """The fewest accelerators that would do, in nodes as large as those that were asked about."""
+    """Fewest accelerators that would suffice, in nodes of the size of the requested cluster."""
 
     ranks: int
     node: int
     batch: int
-    """The one asked for; a larger one where no layout of so many accelerators that fits divides it."""
+    """The requested batch, or a larger one if no layout of `count` accelerators that fits divides the requested one."""
     layout: Layout
 
 
 @dataclass(frozen=True)
 class Search(PrintedPlan, Tabular):
-    """What was found: plans that fit, the fastest first; where there is none, the fewest accelerators that would do."""
+    """Result of a search: plans that fit, fastest first; if no plan fits, the fewest accelerators that would
+    suffice."""
 
     on: Cluster
     batch: int
@@ -65,12 +66,12 @@ class Search(PrintedPlan, Tabular):
     tried: int
     possible: int
     exhausted: bool
-    """Whether every layout was judged: where False and nothing fits, another layout may."""
+    """True if every layout was planned. If False and no plan fits, an untried layout may fit."""
     smallest: Smallest | None = None
 
     @property
     def best(self) -> TrainingPlan | None:
-        """The fastest plan that fits; None if none does."""
+        """The fastest plan that fits; None if no plan fits."""
         return self.fitting[0] if self.fitting else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Search(PrintedPlan, Tabular):
         }  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each layout that fits, the fastest first."""
+        """Returns a row for each layout that fits, fastest first."""
         return [
             {**one.layout.model_dump(), "seconds": one.time.seconds, "needed": one.memory["needed"]}
             for one in self.fitting
@@ -105,7 +106,7 @@ class Search(PrintedPlan, Tabular):
             yield from one.found()
 
     def found(self) -> Iterator[str | RenderableType]:
-        """Yields the layouts that fit, the fastest first, and the faster ones that do not; more of the fastest."""
+        """Yields the layouts that fit, fastest first, the faster ones that do not, and details of the fastest."""
         has = self.on.machine.memory
         table = unruled(self.name)
         for head in ("layout", "a step", "tokens a second", "needed", f"of {size(has)}"):
@@ -132,7 +133,7 @@ class Search(PrintedPlan, Tabular):
 
     @property
     def refused(self) -> str:
-        """The reason that nothing fits, and what would."""
+        """Sentence with the reason that nothing fits, and with the smallest cluster that would."""
         tried = "no layout" if self.exhausted else f"none of the {self.tried} layouts tried"
         words = f"{self.name} fits {tried} of {self.on.count} {self.on.name} with a batch of {self.batch:,}"
         if (smallest := self.smallest) is None:
@@ -150,10 +151,10 @@ def find_layouts(
     on: Cluster,
     most: int = TRIED,
 ) -> Search:
-    """Searches layouts of all accelerators of `on` for a batch of all ranks, planning the memory of about `most`, those
-    that promise to be fastest.
+    """Searches the layouts of all accelerators of `on` for a batch over all ranks, planning the memory of about `most`
+    of them, in order of estimated time.
 
-    Raises RequestError where the context cannot be, or no layout divides the batch."""
+    Raises RequestError if the context is impossible, or no layout divides the batch."""
     possible = list(layouts(config, batch, context, on))
     work = workload(config, context, dtype)
     if not possible:
@@ -167,11 +168,11 @@ def find_layouts(
     too_large: dict[Layout, TooLarge] = {}
     refused: dict[Layout, TooLarge] = {}
     hopeless: set[Layout] = set()
-    """Refused even without gradients."""
+    """Layouts that do not fit even without gradients."""
     tried, exhausted = 0, True
 
     def planned(layout: Layout) -> TrainingPlan | None:
-        """None where it does not fit, or a mixer cannot be divided so."""
+        """Returns the plan of a layout; None if it does not fit, or a mixer cannot be divided this way."""
         nonlocal tried
         tried += 1
         try:
@@ -187,7 +188,8 @@ def find_layouts(
         return None
 
     for layout in sorted(possible, key=timed.__getitem__):
-        alike = layout.replace(micro=None, recompute="none")  # of these, the first that fits is the fastest
+        # among layouts that differ only in these two, the first that fits is the fastest
+        alike = layout.replace(micro=None, recompute="none")
         if alike in fitting or alike in too_large:
             continue
         if len(fitting) == FOUND or tried >= most:
@@ -198,9 +200,9 @@ def find_layouts(
             too_large[alike] = TooLarge(layout, timed[layout], states, "weights, gradients and states alone are more")
             continue
         least = layout.replace(micro=1)
-        alone = layout.microbatches(batch) <= layout.pp  # its activations may be there before any gradients are
+        alone = layout.microbatches(batch) <= layout.pp  # activations may peak before any gradient exists
         if layout in refused or (least in refused and (least in hopeless or not alone)):
-            continue  # with one sequence at once it was too large already
+            continue  # too large already with one sequence at a time
         if (plan := planned(layout)) is not None:
             fitting[alike] = plan
         elif layout != least:
@@ -216,7 +218,8 @@ def find_layouts(
 
 
 def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Iterator[Layout]:
-    """Those of all accelerators that divide what they must: tensors within a node, powers of two."""
+    """Yields the layouts of all accelerators that divide the model and the batch: tensor parallel within a node, powers
+    of two."""
     for tp, pp, cp in product(_powers(on.node), _powers(min(on.count, config.n_layers)), _powers(on.count)):
         if on.count % (tp * pp * cp) or (cp > 1 and context < LONG) or (cp > 1 and pp > 1):
             continue
@@ -235,7 +238,7 @@ def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Itera
 
 
 def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, on: Cluster) -> int:
-    """Bytes that a rank needs all the time, at least: for weights and the optimizer's state, gradients after a step."""
+    """Returns the least bytes that a rank holds throughout: weights, optimizer state, and gradients after a step."""
     of_rank = share(config, layout, optimizer)
     whole: RankWeights = sum(of_rank.layers, of_rank.first + of_rank.last)
     each = [1.0 if layout.zero < 3 else whole.divided, 1.0 if layout.zero < 2 else whole.divided]
@@ -253,12 +256,13 @@ def smallest_cluster(
     on: Cluster,
     least: int,
 ) -> Smallest | None:
-    """The fewest accelerators from `least` on, in doublings, on which the leanest layout fits. None where one sequence
-    is too long for any."""
+    """Returns the smallest cluster, doubling from `least` accelerators, on which the leanest layout fits; None if one
+    sequence is too long for any cluster."""
     count = least
     while count <= MOST_RANKS:
         larger = replace(on, count=count) if on.exact else replace(on.of(count), exact=True)
-        copies = (1, count // _powers(min(count, config.n_layers))[-1], count)  # with the most stages, and with none
+        # with the most stages, and without stages
+        copies = (1, count // _powers(min(count, config.n_layers))[-1], count)
         for rows in dict.fromkeys(dp * -(-batch // dp) for dp in copies):
             lean = [
                 layout

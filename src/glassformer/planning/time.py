@@ -40,39 +40,39 @@ from glassformer.training.optimizers import AdamWConfig
 
 LINKS = ("sharding", "tensor", "experts", "context", "stages")
 FACTOR_OF = {"products": "products", "scores": "scores", "elementwise": "elementwise"} | dict.fromkeys(LINKS, "links")
-"""Which measured factor a kind of work takes; the others take none."""
+"""Kind of work -> its measured factor in `TimeFactors`; other kinds are not scaled."""
 AGAIN: dict[str, tuple[float | None, float, float]] = {
     "none": (0.0, 0.0, 0.0), "selective": (0.0, 0.0, 1.0), "alternate": (None, 0.0, 1.0), "full": (1.0, 1.0, 1.0),
 }  # fmt: skip
-"""What each policy computes again of the layers' forward pass: products, scores, elementwise parts. None: as much as
-every second product of a layer is."""
+"""Recomputation policy -> shares of the layers' forward pass that it recomputes: matmuls, scores, elementwise parts.
+None: the share of every second matmul of a layer."""
 REPLICATED = 10 / 34
 """Share of a layer's kept bytes that tensor parallelism without `sp` does not divide (Korthikanti et al. 2022)."""
 BEYOND = (0.59, 1.24)
-"""What steps with tensors, layers or sequences divided take, over what is planned with factors fitted without: 10th
-and 90th percentile of the published runs of such layouts (`experiments.plan.published`, `beyond`). docs/planning.md
-says how that holds for sources left out, and which runs lie outside."""
+"""Ratio of measured to planned time of steps with tensors, layers or sequences divided, planned with factors fitted
+without such steps: 10th and 90th percentile of the published runs (`experiments.plan.published`, `beyond`).
+docs/planning.md reports the check with sources left out, and the runs outside."""
 EXPERT_AXES = 3
-"""Sides of a matrix of experts: how many they are, and its own; a bias has two."""
+"""Axes of a matrix of experts: the number of experts and the matrix's two; a bias has two axes in all."""
 ELSEWHERE = (0.96, 1.29)
-"""What steps on a machine without factors take, over the range that the factors of all others give: each measured
-machine was left out in turn, and 5 % of its runs lie below and above (`experiments.plan.mpt`, `elsewhere`)."""
+"""Ratio of measured time, on a machine without factors, to the range that the factors of all others give: 5th and 95th
+percentile of runs, each measured machine left out in turn (`experiments.plan.mpt`, `elsewhere`)."""
 DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model at a context and a dtype of products: what a token of a training step asks of a machine."""
+    """Work of a model per token of a training step, at a context and a dtype of matmuls."""
 
     config: ModelConfig
     context: int
     dtype: torch.dtype
     products: float
-    """FLOPs forward and backward, without those of `scores`."""
+    """FLOPs forward and backward per token, without `scores`."""
     again: float
-    """Those of a forward pass within the layers, which may be computed again."""
+    """FLOPs of a forward pass within the layers, which a policy may recompute."""
     scores: float
-    """FLOPs of the keys that a query attends to."""
+    """FLOPs against the keys that a query attends to."""
     model_flops: float
     """FLOPs as MFU counts them: every query against all keys."""
     kept: float
@@ -81,27 +81,27 @@ class Workload:
     parameters: int
     expert_parameters: int
     experts_met: float
-    """Experts that a token meets, over all layers."""
+    """Experts that a token is routed to, summed over layers."""
     routed: float
-    """FLOPs forward of those, which are part of `again`."""
+    """Forward FLOPs of the routed experts, a part of `again`."""
     exchanged: float
     """Bytes of the residual stream of one token."""
     keys: float
-    """Bytes of keys and values of a token, over all layers."""
+    """Bytes of keys and values of one token, over all layers."""
     trained: int
-    """Of the parameters, or of adapters, which alone have gradients."""
+    """Number of trained values: all parameters, or only the adapters."""
 
     second: float
-    """Of `again`, the share of every second product of a layer, and of all of routed experts."""
+    """Share of `again` in every second matmul of a layer, plus all routed experts."""
     passes: int
-    """Products of a matrix in a step for each of the forward pass, itself included: 3, of a frozen matrix 2."""
+    """Matmuls per matrix in a step, in units of the forward pass: 3; 2 for a frozen matrix."""
 
     @property
     def layers(self) -> int:
         return self.config.n_layers
 
     def repeats(self, recompute: str) -> tuple[float, float, float]:
-        """What a policy computes again of the layers' forward pass: the shares of products, scores, elementwise
+        """Returns the shares of the layers' forward pass that a policy recomputes: matmuls, scores, elementwise
         parts."""
         products, scores, elementwise = AGAIN[recompute]
         return self.second if products is None else products, scores, elementwise
@@ -109,9 +109,9 @@ class Workload:
 
 @lru_cache(maxsize=64)
 def workload(config: ModelConfig, context: int, dtype: torch.dtype, rank: int = 0) -> Workload:
-    """What a token costs. FLOPs, as in `config.flops`, are those of matrix products. With a `rank`, of adapters on
-    every linear map: a frozen matrix has no gradient, so that its products are two of three, and the adapters' own,
-    6 for each of their values, come besides."""
+    """Returns the work per token. FLOPs, as in `config.flops`, are those of matmuls. With a `rank`, adapters are on
+    every linear layer: a frozen matrix has no weight gradient, so it costs two matmuls of three, and each adapter value
+    adds 6 FLOPs."""
 
     def spent(tokens: int, every_key: bool) -> tuple[float, float]:
         cost = config.costs(Shape(s=tokens, t=tokens, phase="prefill", every_key=every_key))
@@ -140,8 +140,8 @@ def workload(config: ModelConfig, context: int, dtype: torch.dtype, rank: int = 
 
 
 def _second(config: ModelConfig, routed: float) -> float:
-    """The share of every second linear map in the values of all; `routed`: values of experts that a token meets, whose
-    grouped products no policy keeps."""
+    """Returns the share of every second linear layer in all values; `routed`: values of experts that a token passes,
+    whose grouped matmuls no policy keeps."""
     maps = [[one.weight.numel() for one in linears(layer)] for layer in config.outline().layers]
     whole = sum(map(sum, maps)) + routed
     return (sum(sum(layer[1::2]) for layer in maps) + routed) / whole if whole else 0.0
@@ -149,23 +149,23 @@ def _second(config: ModelConfig, routed: float) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of work of a rank in a step: an amount of FLOPs or bytes, and the seconds that the roofline allows."""
+    """One kind of work of a rank in a step: FLOPs or bytes, and the seconds of the roofline."""
 
     kind: str
     amount: float
     unit: str
     rate: float
-    """Of `unit` in a second."""
+    """Units of `unit` per second."""
     formula: str
     roof: float
-    """Seconds at that rate."""
+    """Seconds at `rate`."""
     seconds: float
-    """Those times the measured factor."""
+    """Seconds of the roofline times the measured factor."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A training step on a cluster."""
+    """Time of a training step on a cluster."""
 
     work: Workload
     batch: int
@@ -173,13 +173,13 @@ class StepTime:
     cluster: Cluster
     kinds: tuple[Work, ...]
     measured: bool
-    """Whether the factors were fitted on runs of this machine and of such layouts: else only the interval is known."""
+    """True if the factors were fitted on this machine and this kind of layout; otherwise only the interval is known."""
     low: float
     high: float
 
     @cached_property
     def seconds(self) -> float:
-        """Of a step; without measurements the middle of the interval."""
+        """Seconds of a step; without measurements, the middle of the interval."""
         return sum(one.seconds for one in self.kinds)
 
     @property
@@ -197,21 +197,22 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
-        """Share of the peak that the model's own FLOPs take (Chowdhery et al. 2022, 2204.02311, appendix B)."""
+        """Model FLOPs utilisation: share of the peak that the model's FLOPs take (Chowdhery et al. 2022, 2204.02311,
+        appendix B)."""
         return self.work.model_flops * self.tokens_per_second / self.peak
 
     @property
     def hfu(self) -> float:
-        """The same with what is computed again."""
+        """Hardware FLOPs utilisation: as `mfu`, recomputed FLOPs included."""
         return self.mfu * (1 + again(self.work, self.layout) / 3)
 
     @property
     def bound(self) -> str:
-        """The kind of work that takes longest."""
+        """Name of the kind of work that takes longest."""
         return max(self.kinds, key=lambda one: one.seconds).kind
 
     def run(self, tokens: float) -> RunTime:
-        """Training on so many tokens."""
+        """Returns time, energy and cost of training on `tokens` tokens."""
         steps = tokens / self.tokens
         return RunTime(self, tokens, steps * self.seconds, steps * self.low, steps * self.high)
 
@@ -236,16 +237,16 @@ class RunTime:
 
     @property
     def hours(self) -> float:
-        """Of accelerators."""
+        """Accelerator-hours."""
         return self.seconds / 3600 * self.step.layout.ranks
 
     @property
     def energy(self) -> float:
-        """kWh of the accelerators at the power that they are built for: the most they take."""
+        """Energy of the accelerators in kWh, at their rated (highest) power."""
         return self.hours * self.step.cluster.machine.power / 1000
 
     def cost(self) -> tuple[float, float, str] | None:
-        """(least, most, currency) at the machine's prices and the interval's ends; None without a price."""
+        """Returns (least, most, currency) at the machine's prices and the interval's ends; None without a price."""
         price = self.step.cluster.machine.price
         if price is None:
             return None
@@ -260,15 +261,15 @@ class RunTime:
 
 
 def again(work: Workload, layout: Layout) -> float:
-    """What a step computes again, as a share of the forward pass."""
+    """Returns the recomputed share of the forward pass."""
     products, scores, _ = work.repeats(layout.recompute)
     return (products * 3 * work.again + scores * work.scores) / (work.products + work.scores)
 
 
 def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> StepTime:
-    """The time of a step of `batch` sequences over all ranks of `layout`, on machines of the kind of `cluster`.
+    """Returns the time of a step of `batch` sequences over all ranks of `layout`, on machines of the kind of `cluster`.
 
-    Raises RequestError where the machine has no products in the dtype."""
+    Raises RequestError if the machine has no matmuls in the dtype."""
     kinds = _roofline(work, batch, layout, cluster)
     own = cluster.machine.measured
     known = [own] if own else [one.measured for one in machines().values() if one.measured]
@@ -287,7 +288,7 @@ def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> S
 
 
 def _taken(kinds: Iterable[Work], factors: TimeFactors) -> dict[str, float]:
-    """Seconds of each kind with these factors; the bubble is that of what it waits for."""
+    """Returns the seconds of each kind of work with these factors; the bubble scales with the work it waits for."""
     kinds = list(kinds)
     seconds = {
         one.kind: one.roof * (getattr(factors, FACTOR_OF[one.kind]) if one.kind in FACTOR_OF else 1.0)
@@ -300,7 +301,7 @@ def _taken(kinds: Iterable[Work], factors: TimeFactors) -> dict[str, float]:
 
 
 def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> list[Work]:
-    """What a rank, the one with most layers, has to do in a step."""
+    """Returns the work in one step of the rank with most layers."""
     machine = cluster.machine
     peak = machine.peak_of(str(work.dtype).removeprefix("torch."))
     dp, tp, pp, ep, cp = layout.dp, layout.tp, layout.pp, layout.ep, layout.cp
@@ -308,7 +309,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
     micro = layout.microbatches(batch)
     most = max(-(-work.layers // pp) / work.layers, 1 / pp)
     of_products, of_scores, of_kept = (share / 3 for share in work.repeats(layout.recompute))
-    of_experts = tp if layout.sp else 1  # owners of experts have them whole: tp divides their tokens, if anything
+    of_experts = tp if layout.sp else 1  # owners hold experts whole: tp divides their tokens, if anything
     routed = work.routed * (work.passes + of_products * 3)
     others = work.products + of_products * 3 * work.again - routed
     products = tokens * most * (others / tp + routed / of_experts)
@@ -352,7 +353,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
 
 @lru_cache(maxsize=256)
 def _held(config: ModelConfig, tp: int, ep: int, pp: int, interleave: int) -> int:
-    """Values of weights of the rank with most, before ZeRO."""
+    """Returns the weights of the fullest rank in elements, before ZeRO."""
     layout = Layout(dp=ep, tp=tp, ep=ep, pp=pp, interleave=interleave)
     of_rank = share(config, layout, AdamWConfig())
     each = (layout.layers_of(stage, config.n_layers) for stage in range(pp))
@@ -373,8 +374,8 @@ def _work(kind: str, amount: float, unit: str, rate: float, formula: str) -> Wor
 def _linked(
     kind: str, amount: float, cluster: Cluster, size: int, stride: int, formula: str, traded: bool = False
 ) -> Work:
-    """`amount` bytes of each rank among `size` ranks, of which neighbours are `stride` apart. Collectives reduce within
-    a node before they cross it; traded bytes each cross alone."""
+    """Returns the exchange of `amount` bytes per rank among `size` ranks; neighbouring ranks are `stride` apart.
+    Collectives reduce within a node before they cross nodes; `traded` bytes (all-to-all) cross separately."""
     machine, node = cluster.machine, cluster.node
     near = max(1, min(size, node // stride)) if stride < node else 1
     far = size / near

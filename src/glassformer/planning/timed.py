@@ -24,24 +24,26 @@ from glassformer.training.pace import StepPace, decoding_pace, paces
 from glassformer.units import plural
 
 LIMIT = 20.0
-"""Seconds after which no further step of a model is timed."""
+"""Seconds after which timing of a model takes no further step."""
 STATES = 16
-"""Bytes of a parameter while it is trained: weight, gradient and two moments in float32."""
+"""Bytes per trained parameter: weight, gradient and two moments in float32."""
 LETTERS, COPIES = "ab\n", 20
-"""Text that is trained on: an alphabet that every vocabulary holds, and sequences for each one of a batch."""
+"""Training text: an alphabet that every vocabulary holds, and the number of sequences per sequence of a batch."""
 OBJECTIVES: tuple[ObjectiveConfig, ...] = (NextTokenConfig(), SpanConfig(), MaskedConfig())
-"""Objectives; a model is trained by the first one that suits it."""
+"""Objectives in order of preference; a model is trained by the first one that suits it."""
 
 
 @dataclass(frozen=True)
 class Timed(PrintedPlan):
-    """A training step of `batch` sequences of `context` tokens, and a decoding step of the same batch, timed here."""
+    """Measured times of a training step of `batch` sequences of `context` tokens, and of a decoding step of the same
+    batch."""
 
     batch: int
     context: int
     step: StepPace
     token: StepPace | None
-    """Decoding at the end of the context; None for a model that does not decode, or was stopped before."""
+    """Pace of decoding at the end of the context; None for a model that does not decode, or if timing was stopped
+    before."""
     how: machine.Settings
     """Device, dtype and threads of training."""
 
@@ -90,10 +92,10 @@ def _spread(pace: StepPace) -> str:
 def timed(
     configs: Mapping[str, ModelConfig], context: int, batch: int, whole: Callable[[dict[str, Timed]], Any] = dict
 ) -> Any:  # fmt: skip
-    """Builds each model, times its steps, and returns what `whole` makes of the plans by name.
+    """Builds each model, times its steps, and returns `whole(plans by name)`.
 
-    Raises RequestError, before anything is built, for a model that does not fit the memory of this machine. An error
-    or interrupt that ends the work has what was timed before as `error.so_far`."""
+    Raises RequestError, before anything is built, for a model that does not fit this machine's memory. An error or
+    interrupt carries the plans timed until then as `error.so_far`."""
     recipes = {}
     for name, config in configs.items():
         check_memory(name, config)
@@ -135,7 +137,7 @@ def check_memory(name: str, config: ModelConfig) -> None:
 
 
 def objective_of(config: ModelConfig) -> ObjectiveConfig:
-    """Returns the objective that a model is trained by for its pace. Raises RequestError if none can be."""
+    """Returns the objective of a model's timed training step. Raises RequestError if no objective suits it."""
     problem: RequestError | None = None
     for objective in OBJECTIVES:
         try:
@@ -149,7 +151,7 @@ def objective_of(config: ModelConfig) -> ObjectiveConfig:
 
 
 def text_of(folder: Path, tokens: int) -> Tokens:
-    """Returns a text of few characters, long enough for batches of `tokens` tokens, kept in `folder`."""
+    """Returns a text with few distinct characters, long enough for batches of `tokens` tokens, stored in `folder`."""
     path = folder / "text.txt"
     path.write_text(LETTERS * (COPIES * tokens // len(LETTERS) + 100), encoding="utf-8")
     return prepare(path, "char", cache_dir=folder)

@@ -1,7 +1,7 @@
-"""What a training step holds at its moments, from running it on fake tensors: shapes alone, nothing is allocated.
+"""Memory of a training step at its moments, traced on fake tensors: shapes only, nothing is allocated.
 
-Every distinct block runs once, between the embedding and the loss; a deep model is put together from them
-(`planning/training.py`). What is counted is storages that live, as torch's MemTracker counts them.
+Every distinct block runs once, between the embedding and the loss; a deep model is composed from these traces
+(`planning/training.py`). Live storages are counted, as in torch's MemTracker.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from glassformer.parts.mixer.attend import change_kernels
 
 @dataclass(frozen=True)
 class Moments:
-    """Bytes of a part of the model, weights apart.
+    """Bytes of a part of the model at its moments, without weights.
 
-    kept      what is held from its forward pass to its backward pass, its output included
-    forward   most that the forward pass holds, beyond what was held before it
-    backward  most that the backward pass holds, beyond what was held before it; gradients of its weights count
-    cached    what autocast made of its weights and holds until the loss is done, beyond what is kept
+    kept      held from its forward pass to its backward pass, its output included
+    forward   peak within the forward pass, beyond what was held before it
+    backward  peak within the backward pass, beyond what was held before it; gradients of its weights count
+    cached    autocast copies of its weights, held until the loss is done, beyond `kept`
     """
 
     kept: int
@@ -51,14 +51,14 @@ class Moments:
 class Traced:
     embedding: Moments
     layers: tuple[Moments, ...]
-    """Of each layer of the model."""
+    """Moments of each layer of the model."""
     loss: Moments
-    """Of the final norm, the head and the loss."""
+    """Moments of the final norm, the head and the loss together."""
     operations: int
 
 
 class Living(TorchDispatchMode):
-    """Counts the bytes of storages that live, `now` and at `most`, without those that were there `before`."""
+    """Counts the bytes of live storages, `now` and at `most`, without the storages in `before`."""
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Living(TorchDispatchMode):
         self.most = max(self.most, self.now)
 
     def mark(self) -> tuple[int, int]:
-        """(bytes now, most since the mark before)."""
+        """Returns (bytes now, peak since the previous mark)."""
         most, self.most = self.most, self.now
         return self.now, most
 
@@ -118,8 +118,8 @@ PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 
 def recomputing(layer: nn.Module, recompute: str) -> None:
-    """Has a layer computed again in the backward pass, by `torch.utils.checkpoint`: `full`, all of it; `selective`, all
-    but matrix products and fused attention; `alternate`, every second product too."""
+    """Makes the backward pass recompute a layer, by `torch.utils.checkpoint`: `full`, all of it; `selective`, all but
+    matmuls and fused attention; `alternate`, every second matmul too."""
     if recompute == "none":
         return
     within, count = layer.forward, 0
@@ -142,10 +142,10 @@ def recomputing(layer: nn.Module, recompute: str) -> None:
 
 
 def adapted(layer: nn.Module, rank: int) -> int:
-    """Adds W' = W + B A to every linear map of a layer, A (rank, i), B (o, rank), and freezes all else (LoRA; Hu et al.
-    2021, 2106.09685); a matrix of several maps has an A for each. Returns how many values are trained.
+    """Adds W' = W + B A to every linear layer of a block, A (rank, in), B (out, rank), and freezes all else (LoRA; Hu
+    et al. 2021, 2106.09685); a fused matrix has an A for each of its parts. Returns the number of trained values.
 
-    Experts stay as they are."""
+    Routed experts have no adapters."""
     layer.requires_grad_(False)
     trained = 0
     maps: list[Any] = linears(layer)
@@ -167,12 +167,15 @@ def adapted(layer: nn.Module, rank: int) -> int:
 
 @dataclass(frozen=True)
 class MicrobatchShare:
-    """What a rank has of a microbatch.
+    """A rank's share of a microbatch.
 
-    ep     owners of the experts: a rank has its own, with as many rows as all had, as each owner gets the tokens of all
-    slices of the tokens of which experts see one, where tensor parallelism divides the residual stream by tokens;
-           shared experts, whose matrices it divides, see all
-    cp     pieces of a sequence: queries are of one, keys of all where a kernel has a value for every pair of them
+    ep      ranks that own experts: a rank has its own experts, with an unchanged number of rows, because each owner
+            gets
+            the tokens of all
+    slices  slices of the tokens, one for the routed experts of a rank, if tensor parallelism divides the residual
+            stream by
+            tokens; shared experts, whose matrices it divides, take all tokens
+    cp      pieces of a sequence: queries are of one piece, keys of all if a kernel has a value for every pair
     """
 
     ep: int = 1
@@ -193,10 +196,10 @@ class MicrobatchShare:
 
 
 class AmongPieces(Kernel):
-    """A kernel's memory where a rank has the queries of one of `pieces` of a sequence. Where the kernel has a value for
-    every pair of a query and a key, keys and values are those of all pieces, gathered, (b, p t, g, h); where it has
-    none, they go round the ranks, a piece at a time (Liu et al. 2023, 2310.01889). The other pieces are copies of this
-    one, so the result is of no use."""
+    """A kernel with the memory use of a rank that has the queries of one of `pieces` of a sequence. If the kernel
+    stores a value for every pair of a query and a key, keys and values of all pieces are gathered, (b, p t, g, h);
+    otherwise they go round the ranks, a piece at a time (Liu et al. 2023, 2310.01889). All pieces are copies of one
+    piece, so the result is of no use."""
 
     name = "among_pieces"
 
@@ -210,7 +213,7 @@ class AmongPieces(Kernel):
 
 
 def _sliced(experts: Any, slices: int) -> None:
-    """Experts that are chosen work on a slice of the tokens; shared ones, with their gate, on all of them."""
+    """Makes routed experts work on one slice of the tokens; shared experts, with their gate, keep all tokens."""
     within, shared = experts.forward, getattr(experts, "shared", None)
 
     def forward(x: Tensor, pass_: Pass) -> Tensor:
@@ -248,12 +251,13 @@ def trace(
     rank: int = 0,
     pieces: MicrobatchShare = MicrobatchShare(),
 ) -> Traced:
-    """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs; with
-    a `rank`, of adapters alone; of a rank that has these `pieces`.
+    """Returns the traced memory of a step of `batch` sequences with weights in `dtype` and matmuls in `products` (by
+    autocast if they differ); with a `rank`, only adapters are trained; `pieces` is the rank's share.
 
-    A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
+    A recurrence over tokens is traced at three short lengths and extrapolated by a parabola."""
     counted = Counter(config.layers())
-    short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
+    # the first of a kind computes what the others share
+    short = [block for block, n in counted.items() for _ in range(min(n, 2))]
     few = config.replace(stack=(Stage(blocks=tuple(short)),))
     found = _of_length(few, batch, context, dtype, products, recompute, rank, pieces)
     first = {block: short.index(block) for block in counted}
@@ -313,13 +317,13 @@ def _trace(
     with FakeTensorMode():
         faked(model, dtype)
         tokens = torch.zeros(batch, context, dtype=torch.int64)
-        targets = tokens[:, 0] if config.head.gives == "classes" else tokens  # a label for each text
+        targets = tokens[:, 0] if config.head.gives == "classes" else tokens  # one label per text
         living = Living([tokens, *model.parameters(), *model.buffers()])
         ahead: list[tuple[int, int]] = []
         back: list[tuple[int, int]] = []
 
         def leaves(_module: nn.Module, _given: Any, x: Tensor) -> None:
-            """The stream leaves the embedding or a layer; its gradient comes back there."""
+            """Marks the end of the embedding or of a layer in the forward pass, and the arrival of its gradient."""
             ahead.append(living.mark())
             (x if x.requires_grad else x.requires_grad_()).register_hook(lambda _grad: back.append(living.mark()))
 
@@ -340,7 +344,7 @@ def _trace(
         for held, (now, most), start, (_, peak) in zip(before, ahead, began, back, strict=False)
     ]
     layers: list[Moments] = []
-    for i, layer in enumerate(model.layers, 1):  # a layer leaves the gradients of its weights, and what was cached
+    for i, layer in enumerate(model.layers, 1):  # a layer leaves the gradients of its weights, and its cached copies
         gradients = sum(weight.numel() for weight in layer.parameters() if weight.requires_grad) * dtype.itemsize
         cached = back[i][0] - began[i] + moments[i].kept - gradients
         layers.append(replace(moments[i], kept=moments[i].kept - cached, cached=cached))

@@ -1,4 +1,4 @@
-"""What a training step takes: the memory of the fullest rank, FLOPs, and on machines its time."""
+"""Costs of a training step: memory of the fullest rank, FLOPs, and time on given machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from glassformer.training.optimizers import OptimizerConfig
 
 @dataclass(frozen=True)
 class TrainingPlan(PrintedPlan):
-    """A training step of `batch` sequences of `context` tokens over all ranks."""
+    """Plan of a training step of `batch` sequences of `context` tokens over all ranks."""
 
     config: ModelConfig
     batch: int
@@ -37,16 +37,16 @@ class TrainingPlan(PrintedPlan):
     optimizer: str
     layout: Layout
     moments: dict[str, TrainingMemory]
-    """Of the fullest rank: "loss", "backward", "step", each where it holds most."""
+    """Memory of the fullest rank at "loss", "backward" and "step", each at its peak."""
     weights: torch.dtype = torch.float32
-    """What weights are kept in; of adapters, what is frozen."""
+    """dtype of stored weights; with adapters, of the frozen weights."""
     rank: int = 0
-    """Of adapters, which alone are trained; 0: all weights are."""
+    """Rank of the adapters, which are then the only trained weights; 0 if all weights are trained."""
     loss: Loss = "chunked"
     on: Cluster | None = None
-    """The machines that it is planned on."""
+    """Machines to plan for; None for memory only."""
     tokens: float | None = None
-    """To train on."""
+    """Tokens of the whole training run; None for a step only."""
 
     @property
     def work(self) -> Workload:
@@ -54,16 +54,17 @@ class TrainingPlan(PrintedPlan):
 
     @cached_property
     def time(self) -> StepTime | None:
-        """Time of a step on the plan's machines, if its memory sufficed; None without machines."""
+        """Time of a step on the plan's machines, assuming that it fits; None without machines."""
         return None if self.on is None else step_time(self.work, self.batch, self.layout, self.on)
 
     @property
     def run(self) -> RunTime | None:
-        """Training on `tokens`; None without them, without a machine, or if the step does not fit."""
+        """Whole run on `tokens`; None without tokens, without a machine, or if the step does not fit."""
         return None if self.time is None or self.tokens is None or not self.fits else self.time.run(self.tokens)
 
     def placed(self, on: Cluster | None, tokens: float | None = None) -> TrainingPlan:
-        """The same on these machines. Raises RequestError where the layout has more or fewer ranks than they are."""
+        """Returns the same plan on these machines. Raises RequestError if the layout has more or fewer ranks than
+        accelerators."""
         ranks = self.layout.ranks
         if on is not None and on.exact and on.count != ranks:
             raise RequestError(
@@ -74,7 +75,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def fullest(self) -> str:
-        """The moment that holds most."""
+        """Name of the moment with the most memory."""
         return max(self.moments, key=lambda name: self.moments[name].total)
 
     @property
@@ -83,12 +84,11 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of the fullest rank at the moment that holds most, by what they are for; `total`, their sum; `margin`,
-        what an allocator reserves beyond it; `reserved`, both; `outside`, what driver and links take of a machine
-        besides; `needed`, all of it.
+        """Bytes of the fullest rank at its fullest moment, by purpose; `total`, their sum; `margin`, extra that the
+        allocator reserves; `reserved`, both; `outside`, memory of the driver and of links; `needed`, all of it.
 
-        Beyond the peak an allocator keeps fragments, a share of it, and where ranks share the gradients these too if
-        they are not there at the peak: their pieces are too small for what is."""
+        Beyond the peak an allocator keeps fragments, a share of it, and, if ranks share the gradients, space for
+        gradients that do not exist at the peak: their freed blocks are too small for what does."""
         peak, pieces = self.peak, self.layout.zero >= 2 and self.layout.sharing > 1
         waiting = self.moments["step"].gradients - peak.gradients if pieces else 0
         margin = round(MARGIN * peak.total) + max(0, waiting)
@@ -103,7 +103,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def fits(self) -> bool:
-        """On the plan's machine; without one, on any."""
+        """True if the step fits the memory of the plan's machine; without a machine, always True."""
         return self.on is None or self.memory["needed"] <= self.on.machine.memory
 
     @property
@@ -117,19 +117,19 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def microbatches(self) -> int:
-        """Of a rank in a step."""
+        """Number of microbatches of a rank in a step."""
         return self.layout.microbatches(self.batch)
 
     @property
     def step_flops(self) -> float:
-        """Of a step over all ranks, what is recomputed included; every query against all keys."""
+        """FLOPs of a step over all ranks, recomputation included; every query against all keys."""
         work, (products, scores, _) = self.work, self.work.repeats(self.recompute)
         repeated = products * work.again + scores * (work.model_flops - work.products) / 3
         return self.batch * self.context * (work.model_flops + repeated)
 
     @property
     def collectives(self) -> list[Collective]:
-        """Operations between ranks in a step, where the layout is one that trains."""
+        """Operations between ranks in a step, if the trainer supports the layout."""
         if self.rank or self.recompute != "none" or not self.layout.trains:
             return []
         device = "cpu" if self.on is None else self.on.machine.device
@@ -199,7 +199,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def conditions(self) -> str:
-        """The dtypes, optimizer and layout of the step in words."""
+        """Text of the dtypes, optimizer and layout of the step."""
         kept = f"weights in {str(self.weights).removeprefix('torch.')}"
         kept += f" and frozen, adapters of rank {self.rank} in float32" if self.rank else ""
         products = str(self.dtype).removeprefix("torch.")
@@ -213,8 +213,8 @@ class TrainingPlan(PrintedPlan):
         return f"{step}; {ranks}, {sequences}"
 
     def advised(self) -> Iterator[str]:
-        """Yields the changes of the layout and of the machine that would save most, in a line; if the step does not
-        fit, the first of a few changes with which it does. Nothing without a machine."""
+        """Yields one line with the changes of layout and machine that would save most; if the step does not fit, the
+        first of a few changes with which it does. Yields nothing without a machine."""
         if not self.fits:
             yield self.remedy
             return
@@ -227,7 +227,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def remedy(self) -> str:
-        """The reason that no time is planned of a step that does not fit, and a change with which it fits."""
+        """Sentence with the reason that a step that does not fit has no time, and with a change that makes it fit."""
         lean = self.layout.replace(micro=1)
         no_time = f"{self.name or 'this step'} does not fit, so no time of it is planned"
         for layout in (lean, lean.replace(recompute="full")):
@@ -236,7 +236,7 @@ class TrainingPlan(PrintedPlan):
         return f"{no_time}; --find searches layouts that do"
 
     def explained(self) -> Iterator[RenderableType]:
-        """Yields every figure with its formula: memory at each moment, time by kind of work, collectives."""
+        """Yields every value with its formula: memory at each moment, time by kind of work, collectives."""
         table = unruled(self.name)
         table.add_column("bytes of a rank")
         for moment in self.moments:
@@ -272,7 +272,7 @@ MEMORY = {
     "margin": "allocator's margin", "reserved": "with the margin", "outside": "driver and NCCL",
     "needed": "needed in all",
 }  # fmt: skip
-"""Names of rows, for entries of `TrainingPlan.memory` that do not explain themselves."""
+"""Labels of the entries of `TrainingPlan.memory` that do not explain themselves."""
 HFU = "HFU, with recomputation"
 STEP: dict[str, Callable[[StepTime], str]] = {
     "time of a step": lambda one: _likely(one),
@@ -296,20 +296,20 @@ RUN: dict[str, Callable[[RunTime], str]] = {
 
 
 def _likely(step: StepTime) -> str:
-    """Returns seconds and interval, or the interval if this machine was not measured."""
+    """Formats the seconds with their interval, or only the interval if this machine was not measured."""
     between = span(step.low, step.high, seconds)
     return f"{seconds(step.seconds)}, {between}" if step.measured else between
 
 
 def _share(step: StepTime, of_peak: float) -> str:
-    """Returns a share of the peak, or its interval if this machine was not measured."""
+    """Formats a share of the peak, or its interval if this machine was not measured."""
     if step.measured:
         return f"{of_peak:.1%}"
     return span(of_peak * step.seconds / step.high, of_peak * step.seconds / step.low, "{:.1%}".format)
 
 
 def check_workload(config: ModelConfig, batch: int, context: int) -> None:
-    """Raises RequestError for a number of sequences, or a context, that the model cannot have."""
+    """Raises RequestError for a number of sequences, or a context, that is impossible for the model."""
     check_whole("batch", batch)
     check_whole("context", context)
     limit = config.embedding.limit(config.ctx)
@@ -333,12 +333,12 @@ def plan_training(
     loss: Loss = "chunked",
     rank: int = 0,
 ) -> TrainingPlan:
-    """What a step takes. Raises RequestError for a context, layout or policy that cannot be.
+    """Returns the plan of a training step. Raises RequestError for an impossible context, layout or policy.
 
-    weights  what they are kept in; in bfloat16 with fp32 masters beside the optimizer's state
-    device   whose kernels of attention count
-    loss     what the loss holds of logits (`Loss`)
-    rank     of adapters, which alone are trained (LoRA): in fp32, beside weights that stay in `dtype`"""
+    weights  dtype of stored weights; bfloat16 has fp32 masters in addition to the optimizer's state
+    device   type of device whose attention kernels are used
+    loss     materialisation of logits (`Loss`)
+    rank     rank of adapters, the only trained weights (LoRA): in fp32, next to frozen weights in `dtype`"""
     layout = layout or Layout()
     check_workload(config, batch, context)
     layout.check(config, batch, context)

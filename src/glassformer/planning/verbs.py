@@ -1,4 +1,4 @@
-"""`gf.plan`: from models and options to plans."""
+"""`gf.plan`: plans from models and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from glassformer.typed import typed
 from glassformer.units import count, quantity
 
 MASTERED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""dtypes that weights are kept in while they are trained."""
+"""Supported dtypes of stored weights in training."""
 COMMON = {"context", "batch"}
 PLACED = {*COMMON, "dtype", "machine", "nodes", "machines", "price", "explain", "out"}
 TAKES = {
@@ -42,7 +42,7 @@ TAKES = {
 
 
 class Options(TypedDict, total=False):
-    """Options of `plan` but for the modes; each mode takes those of `TAKES`."""
+    """Options of `plan` without the modes; `TAKES` lists those of each mode."""
 
     context: int | str | None
     batch: int
@@ -244,7 +244,7 @@ def plan(
 
 
 def _mode(generate: bool, train: bool, find: bool, here: bool) -> str:
-    """Returns the mode that was asked for. Raises RequestError for two of them, but `find` searches training steps."""
+    """Returns the requested mode. Raises RequestError for two modes, except that `find` searches training steps."""
     asked = [name for name, value in zip(TAKES, (generate, train, find, here), strict=True) if value]
     if len(asked) > 1 and asked != ["train", "find"]:
         message = f"give one of {' and '.join(asked)} at a time"
@@ -253,7 +253,7 @@ def _mode(generate: bool, train: bool, find: bool, here: bool) -> str:
 
 
 def check_options(mode: str, options: Mapping[str, Any]) -> None:
-    """Raises RequestError for an option that was given and that the mode does not take."""
+    """Raises RequestError for a given option that the mode does not take."""
     defaults = {name: one.default for name, one in inspect.signature(plan).parameters.items()}
     given = {name: value for name, value in options.items() if str(value).removeprefix("torch.") != str(defaults[name])}
     wrong = sorted(set(given) - TAKES[mode], key=list(options).index)
@@ -272,7 +272,7 @@ def _models(model: Any) -> list[ModelLike]:
 
 
 def _named(model: Any) -> dict[str, ModelConfig]:
-    """Name -> config of one model or of several. Raises RequestError for none."""
+    """Returns {name: config} of one model or of several. Raises RequestError for an empty collection."""
     if isinstance(model, Mapping):
         named = dict(model)
     else:
@@ -284,7 +284,7 @@ def _named(model: Any) -> dict[str, ModelConfig]:
 
 
 def _refuse_unplaced(options: Mapping[str, object]) -> None:
-    """Raises RequestError for an option that means nothing without a machine."""
+    """Raises RequestError for an option that has no effect without a machine."""
     field = next((name for name, value in options.items() if value is not None), None)
     if field is not None:
         expected = "left out without a machine, such as h100:8"
@@ -293,7 +293,7 @@ def _refuse_unplaced(options: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True)
 class _Step:
-    """Options that a training step and a search of layouts share."""
+    """Options common to a training step and a search of layouts."""
 
     batch: int
     dtype: torch.dtype
