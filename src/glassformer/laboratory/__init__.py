@@ -1,4 +1,4 @@
-"""Experiments of many runs: what they show together that none shows alone."""
+"""Experiments of many runs: claims, ladders, scaling laws, tuning, and their pages."""
 
 from glassformer.laboratory.law import Law as Law
 from glassformer.laboratory.law import fit_scaling_law as fit_scaling_law

@@ -1,5 +1,5 @@
-"""The decision guide: options with their costs, the measured claims that support them, and the model that they make.
-Only stored results decide; the rules are data."""
+"""The decision guide: options with their costs, the measured claims that support them, and the model composed of the
+choices. Only stored results decide; the rules are data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODEL = "llama-3-8b"
 
 @dataclass(frozen=True)
 class Rule:
-    """Where a claim has this verdict, it speaks for an option."""
+    """A verdict of a claim that supports an option."""
 
     claim: str
     verdict: Verdict
@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Question:
-    """A choice of options, the simplest first. An option is a change of a model's expression, in which {quarter} is a
+    """A choice of options, the simplest first. An option is a change of a model's expression; {quarter} in it is a
     quarter of its heads."""
 
     asks: str
@@ -158,7 +158,7 @@ QUESTIONS = (
         ),
     ),
 )
-"""Choices of the guides' tree of needs."""
+"""Questions of the guides' decision tree."""
 
 
 @dataclass(frozen=True)
@@ -167,15 +167,15 @@ class AdviceOption:
 
     name: str
     change: str
-    """Change of the expression, with its sign."""
+    """Change of the expression, with its leading "+"."""
     state_bytes: int
     weight_bytes: Mapping[str, int]
-    """Bytes of the weights by their format."""
+    """Bytes of the weights by dtype."""
     fits: tuple[str, ...]
-    """Formats of weights that fit the memory together with the decode state."""
+    """dtypes of weights that fit the memory together with the decode state."""
     supported_by: tuple[str, ...]
     flops: float
-    """Forward FLOPs of a token."""
+    """Forward FLOPs per token."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the option as plain values; `for` has the claims."""
@@ -191,13 +191,13 @@ class ClaimEvidence:
     statement: str
     verdict: Verdict
     words: str
-    """The verdict with the size that it was shown at."""
+    """The verdict with the model size at which it was measured."""
     sure: str
     measured: str
-    """Date."""
+    """Date of the measurement."""
     processor: str | None
     link: str
-    """The file."""
+    """Link to the file of the result."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Advice(Tabular):
         yield from self._end()
 
     def _end(self) -> Iterator[Any]:
-        """Yields the model that is advised, its plan, and the ranked answers."""
+        """Yields the recommended model, its plan, and the ranked answers."""
         made = self.advised
         yield Text("\nThe model for this goal", style="bold")
         yield unbroken(made.expression)
@@ -393,8 +393,8 @@ def _counting(question: Question, option: str, goal: Goal, found: Mapping[str, S
 def _chosen(
     question: Question, answer: AdviceQuestion, goal: Goal, found: Mapping[str, Stored | None], config: ModelConfig
 ) -> AdviceOption | None:
-    """Returns the option with most results; of several the model's own, or for speed that of the smallest state. None
-    if no result counts, but for simplicity the simplest."""
+    """Returns the option with most results that count. Of several, the model's own; for speed, the one with the
+    smallest state. If no result counts, None, but for simplicity the simplest option."""
     votes = {one.name: len(_counting(question, one.name, goal, found)) for one in answer.options}
     most = max(votes.values())
     if most == 0:
@@ -407,7 +407,7 @@ def _chosen(
 
 
 def share_words(value: float | None) -> str:
-    """Returns a change in percent."""
+    """Formats a relative change in percent."""
     return "not known" if value is None else "same" if abs(value) < 5e-5 else f"{value:+.1%}"
 
 
@@ -432,7 +432,7 @@ def _answered(
 
 
 def _quarter(config: ModelConfig) -> int:
-    """The number of groups nearest to a quarter of the model's heads that divides them."""
+    """Returns the divisor of the model's head count nearest to a quarter of it."""
     mixer: Any = next(iter(changed(config, ["mha"]).layers())).mixer
     return nearest_groups(mixer.n_heads, 8, 2) or mixer.n_heads
 
@@ -440,7 +440,7 @@ def _quarter(config: ModelConfig) -> int:
 def _option(
     name: str, change: str, config: ModelConfig, context: int, memory: float, supported: tuple[str, ...]
 ) -> AdviceOption:  # fmt: skip
-    """An option with bytes of weights and state, and the formats of weights in which both fit."""
+    """Returns an option with bytes of weights and state, and the dtypes of weights with which both fit `memory`."""
     with trial():
         figures = PlannedSize.of(changed(config, [change.removeprefix("+"), f"context={context}"]), context, memory)
     return AdviceOption(name, change, figures.state_bytes, figures.weight_bytes, figures.fits, supported, figures.flops)
@@ -454,7 +454,7 @@ def _evidence(name: str, held: Stored, folder: Path) -> ClaimEvidence:
 
 
 def _missing(name: str, held: Stored | None) -> str:
-    """What it would take to decide a claim."""
+    """Returns the reason why a claim is undecided, and what would decide it."""
     if held is None:
         claim = known()[name]
         return f"{claim.statement} Not measured: `glassformer claims {name}`, {claim.minutes:g} min."

@@ -19,7 +19,7 @@ from glassformer.planning.counts import Counts, component_table
 from glassformer.runs.diff import differences, plain_name, value_at
 
 BLOCK = re.compile(r"^stack\.\d+\.blocks\.\d+\.")
-"""First steps of the path of a field of a block."""
+"""Prefix of the path of a field of a block."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Anatomy(Reported):
 
     @cached_property
     def ideas(self) -> list[tuple[str, str, str, str]]:
-        """Parts that differ: name, what this model and the other have, and the change that puts in the other's."""
+        """Parts that differ: name, this model's part, the other's, and the change that puts in the other's."""
         if self.other is None:
             return []
         trees = [self.config.to_dict(), self.other.to_dict()]
@@ -67,7 +67,7 @@ class Anatomy(Reported):
 
     @property
     def summary(self) -> list[str]:
-        """Parameters, FLOPs and decode state, a sentence each."""
+        """Sentences on parameters, FLOPs and decode state."""
         config = self.config
         own, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
         share = "" if active == own else f" ({active:,} for each token)"
@@ -121,7 +121,7 @@ class Anatomy(Reported):
         return table
 
     def _repr_html_(self) -> str:
-        """In a notebook: the counts, a table of the parts, and the different fields."""
+        """Returns HTML for a notebook: the counts, a table of the parts, and the different fields."""
         rows = [(path, str(mine), str(theirs)) for path, (mine, theirs) in self.difference.items()]
         names = (self.name, self.other_name or "")
         ideas = plain_table("Differences", ("part", *names, "change"), self.ideas) if self.other else ""
@@ -136,7 +136,7 @@ class Anatomy(Reported):
 
 
 def _change(path: str, value: Any, alone: bool) -> str | None:
-    """Returns the change of an expression that sets the value at a path, if any does. `alone`: all layers
+    """Returns the change of an expression that sets the value at a path; None if no change does. `alone`: all layers
     have one kind of block, so that a change of every block sets it."""
     field = BLOCK.sub("", path) if alone else path
     last = field.rpartition(".")[2]

@@ -1,8 +1,8 @@
-"""A small model on a made language, trained in this process while its attention is measured.
+"""A small model on a synthetic language, trained in this process while its attention is measured.
 
-A text is a chain of pairs, and repeats itself after half its length: a model that predicts by the last token ends at
-2.7 nats, one that copies lower. The setting is that of Wortsman et al. 2023 (2309.14322) made small: AdamW, gradients
-clipped to 1, a warm-up of a tenth, then a linear decay to zero.
+A text is a Markov chain of pairs that repeats itself after half its length: a model that predicts from the last token
+reaches 2.7 nats, one that copies less. The setting is that of Wortsman et al. 2023 (2309.14322) scaled down: AdamW,
+gradients clipped to 1, a warm-up of a tenth, then a linear decay to zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glassformer.parts.mup import parameter_groups
 
 VOCABULARY, TOKENS, BATCH = 64, 64, 32
 SHARPNESS = 1.7
-"""Standard deviation of the source's logits: a next token costs 2.7 nats if only the last one is known."""
+"""Standard deviation of the source's logits: 2.7 nats per token if only the last token is known."""
 MODEL = (
     f"gpt2@1m+layers=2+d_model=64+heads=2+vocab_size={VOCABULARY}+context={TOKENS}"
     "+untied+nobias+init.std=0.125+init.depth_scaled=false"
@@ -31,8 +31,7 @@ MODEL = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is trained on the language; `every`: steps between two measurements, `clip`: threshold of
-    QK-clip."""
+    """Training of a model on the language; `every`: steps between two measurements, `clip`: threshold of QK-clip."""
 
     model: str = MODEL
     rate: float = 1e-2
@@ -51,13 +50,13 @@ class Setting:
 
 @dataclass
 class Trace:
-    """Measurements on the way: every `Setting.every` steps, and at the last."""
+    """Measurements during training: every `Setting.every` steps, and at the last."""
 
     steps: list[int] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
-    """The largest attention logit of any head."""
+    """Largest attention logit over all heads."""
     entropies: list[float] = field(default_factory=list)
-    """Entropy of attention over that of uniform attention, lowest of the layers."""
+    """Attention entropy divided by that of uniform attention, minimum over the layers."""
     losses: list[float] = field(default_factory=list)
 
     @torch.no_grad()
@@ -115,7 +114,7 @@ def trained(how: Setting, seed: int, look: Callable[[int, float, Model, Tensor],
 
 
 def traced(how: Setting, seed: int) -> Trace:
-    """Returns what attention does while a model is trained."""
+    """Returns the attention measurements of a model during training."""
     trace = Trace()
     trained(how, seed, trace.add)
     return trace

@@ -1,4 +1,4 @@
-"""The end of advice: the options that claims support as one model, with its plan, ranked by effect and cost."""
+"""The recommended model: the options that claims support, with its plan, ranked by effect and cost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from glassformer.naming.models import changed, trial
 from glassformer.planning import SPARE, WEIGHTS, plan
 
 LOSS = re.compile(r"loss of (?P<b>.+) less that of (?P<a>\S+?)(?P<share>, in shares of it)?")
-"""Name of a figure of the loss of an arm less that of another."""
+"""Pattern of the name of a loss difference between two arms."""
 
 
 class ChoiceOption(Protocol):
-    """An option of a question, as far as a model is composed of options."""
+    """Interface of an option that `compose` reads."""
 
     @property
     def name(self) -> str: ...

@@ -1,10 +1,10 @@
-"""Transformers whose weights are written down, each next to what it has to compute.
+"""Transformers with constructed weights, each next to the function that it computes.
 
 sparse_function   one layer of attention that selects some positions by scores, and an FFN: any function of them
 ridge_layers      layers of linear attention: ridge regression on the examples of a prompt
 counter_machine   two layers of hard attention that run a machine of two counters, a token for each step
 
-All have parts of the package, without norms; their weights are fp64 and zero elsewhere.
+All consist of parts of the package, without norms, in fp64; weights that are not set are zero.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sparse:
 
     bits        n
     positions   positions that it depends on
-    table       its values, by the number that the bits at these positions write, the first the lowest
+    table       values by the binary number of the bits at these positions, the first the lowest
     """
 
     bits: int
@@ -73,7 +73,7 @@ class Sparse:
     table: tuple[int, ...]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Returns its values (b,) at x (b, n)."""
+        """Returns the function's values (b,) at x (b, n)."""
         return np.array(self.table)[x[:, self.positions] @ (1 << np.arange(len(self.positions)))]
 
 
@@ -83,11 +83,11 @@ def every_input(bits: int) -> np.ndarray:
 
 
 def sparse_function(function: Sparse, sharpness: float) -> Model:
-    """Writes down a transformer of one layer that reads n bits and a question mark, and predicts the function there.
+    """Builds a transformer of one layer that reads n bits and a question mark, and predicts the function there.
 
-    Head h has the score `sharpness` at position i_h and 0 elsewhere, so that it reads bit i_h up to a share
-    n e^-sharpness of others. W_O adds the bits up as m = sum_h 2^h x_{i_h}. The FFN is the function of m: straight
-    lines between whole numbers, 2^k ReLUs. Width: one number for each position, a constant, a bit, m and the answer."""
+    Head h has the score `sharpness` at position i_h and 0 elsewhere, so that it reads bit i_h up to a share n
+    e^-sharpness of others. W_O adds the bits up as m = sum_h 2^h x_{i_h}. The FFN is the function of m: piecewise
+    linear between integers, 2^k ReLUs. Width: one feature for each position, a constant, a bit, m and the answer."""
     n, k = function.bits, len(function.positions)
     one, bit, m, answer = n, n + 1, n + 2, n + 3
     model = blank(
@@ -119,7 +119,7 @@ def sparse_function(function: Sparse, sharpness: float) -> Model:
 
 
 def asked(model: Model, x: np.ndarray) -> Tensor:
-    """Returns the logits (b, 3) of a written function at the question mark behind x (b, n)."""
+    """Returns the logits (b, 3) of a constructed function at the question mark after x (b, n)."""
     return model(torch.from_numpy(np.pad(x, ((0, 0), (0, 1)), constant_values=2)))[:, -1]
 
 
@@ -127,10 +127,10 @@ def asked(model: Model, x: np.ndarray) -> Tensor:
 
 
 def ridge_layers(dims: int, examples: int, ridge: float, layers: int) -> Model:
-    """Writes down layers of linear attention that answer a prompt (`ridge_prompt`) as ridge regression does.
+    """Builds layers of linear attention that answer a prompt (`ridge_prompt`) as ridge regression does.
 
     A token has keys k and queries q, equal but for the question, whose k is 0, then y and the answer. Each layer but
-    the last is a step of Newton and Schulz towards the orthogonal factor of K, which doubles the digits:
+    the last is a step of Newton and Schulz towards the orthogonal factor of K, which doubles the correct digits:
 
         k_j <- k_j - c^2 / 3 sum_i k_i (k_i . k_j)        q_j <- q_j - c^2 / 3 sum_i k_i (k_i . q_j)        c <- 1.5 c
 
@@ -190,9 +190,9 @@ Step = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class CounterProgram:
-    """A machine of two counters (Minsky 1967), which computes whatever a Turing machine does.
+    """A machine of two counters (Minsky 1967), which is Turing complete.
 
-    rules   by 4 state + 2 (first counter is 0) + (second is 0): the step. No rule lowers a counter that is 0. The
+    rules   the step by 4 state + 2 (first counter is 0) + (second is 0). No rule lowers a counter that is 0. The
             machine starts in state 0 with counters of 0
     """
 
@@ -214,7 +214,7 @@ class CounterProgram:
 
 
 def random_machine(states: int, draw: np.random.Generator) -> CounterProgram:
-    """Draws the rules of a machine."""
+    """Draws the rules of a machine at random."""
     rules = []
     for first, second in [(0, 0), (0, 1), (1, 0), (1, 1)] * states:
         changes = (int(draw.integers(-1 + first, 2)), int(draw.integers(-1 + second, 2)))
@@ -223,7 +223,7 @@ def random_machine(states: int, draw: np.random.Generator) -> CounterProgram:
 
 
 def doubling() -> CounterProgram:
-    """Returns a machine that doubles its first counter again and again: 1, 2, 4, ..., through the second."""
+    """Returns a machine that doubles its first counter repeatedly, 1, 2, 4, ..., by way of the second."""
     start, move, twice, back = range(4)
     rules: list[Step] = []
     for state, empty, zero in product(range(4), (False, True), (False, True)):
@@ -239,18 +239,18 @@ def doubling() -> CounterProgram:
 
 
 def token_of(step: Step) -> int:
-    """Returns the token that writes a step; token 0 starts the text."""
+    """Returns the token of a step; token 0 starts the text."""
     return 1 + 9 * step[0] + 3 * (step[1] + 1) + step[2] + 1
 
 
 def counter_machine(machine: CounterProgram, hardness: float) -> Model:
-    """Writes down a decoder that continues the token 0 with the steps of a machine, a token for each.
+    """Builds a decoder that continues the token 0 with the steps of a machine, a token for each.
 
-    First layer: a head without scores, whose mean over the t tokens so far is u = counter / t for both counters and
-    v = 1 / t of the first token. Second layer: for each counter, a head with the score `hardness` v / 2 at the first
-    token and `hardness` u at every other. Hard attention then falls on the first token exactly if the counter is 0,
-    for any number of steps; softmax attention is hard as `hardness` grows. The FFN has a ReLU for each rule, which is
-    1 if state and zeros are those of the rule, and the head writes the rule's step.
+    First layer: a head without scores, whose mean over the t tokens so far is u = counter / t for both counters and v =
+    1 / t of the first token. Second layer: for each counter, a head with the score `hardness` v / 2 at the first token
+    and `hardness` u at every other. Hard attention then falls on the first token exactly if the counter is 0, for any
+    number of steps; softmax attention is hard as `hardness` grows. The FFN has a ReLU for each rule, which is 1 if
+    state and zeros are those of the rule, and the head writes the rule's step.
 
     Pérez et al. 2019, 1901.03429, run a Turing machine likewise, by means over all steps and hard attention."""
     n = machine.states
@@ -291,5 +291,5 @@ def counter_machine(machine: CounterProgram, hardness: float) -> Model:
 
 
 def predicted(model: Model, tokens: Sequence[int]) -> list[int]:
-    """Returns the most probable token after each of these."""
+    """Returns the most likely next token after each prefix of `tokens`."""
     return model(torch.tensor([list(tokens)]))[0].argmax(-1).tolist()

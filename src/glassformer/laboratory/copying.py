@@ -1,4 +1,4 @@
-"""Copying: which mixers can leave noise out (Gu and Dao 2023, 2312.00752, 4.1.1), and recall what is far back.
+"""Copying: which mixers can ignore noise (Gu and Dao 2023, 2312.00752, 4.1.1), and recall distant tokens.
 
 >>> copying("mamba+layers=2+d_model=64").accuracy, copying("gpt2+layers=2+d_model=64+heads=4+s4").accuracy
 """
@@ -19,25 +19,25 @@ from glassformer.training import Run, train
 from glassformer.training.objectives import TaskConfig
 
 HELD_OUT = 512
-"""Rows that a model is measured on."""
+"""Held-out rows on which a model is evaluated."""
 GROUP = 64
-"""Rows that are read at once."""
+"""Rows of one forward pass."""
 
 
 @dataclass(frozen=True)
 class Copying:
-    """A model trained to copy."""
+    """Result of a model trained to copy."""
 
     expression: str
     seed: int
     steps: int
     accuracy: float
-    """Share of the symbols that are given back right."""
+    """Share of the symbols that are copied correctly."""
     whole: float
-    """Share of the rows of which all are."""
+    """Share of the rows with every symbol correct."""
     loss: float
     guess: float
-    """Accuracy of a guess."""
+    """Accuracy of guessing, 1 / symbols."""
     seconds: float
 
 
@@ -45,8 +45,8 @@ def copying(
     expression: str, seed: int = 0, steps: int = 2_000, batch: int = 64, learning_rate: float = 3e-3,
     task: SelectiveCopy | None = None, rows: int = HELD_OUT, **how: Any,
 ) -> Copying:  # fmt: skip
-    """Trains a model on rows that are drawn for each step, and has it answer `rows` others. `how`: further arguments
-    of `training.train`, such as `out` and `callbacks`."""
+    """Trains a model on rows drawn for each step, and evaluates it on `rows` held-out ones. `how`: further arguments of
+    `training.train`, such as `out` and `callbacks`."""
     task = task or SelectiveCopy()
     run = taught(expression, task, seed, steps, batch, learning_rate, **how)
     right, whole, loss = answered(run.model, task, rows)
@@ -56,7 +56,7 @@ def copying(
 def taught(
     expression: str, task: TokenTask, seed: int, steps: int, batch: int, learning_rate: float = 3e-3, **how: Any
 ) -> Run:
-    """Trains a model on rows of a task that are drawn for each step."""
+    """Trains a model on rows of a task drawn for each step."""
     return train(
         preset(expression), prepare(str(task)),
         {
@@ -69,7 +69,7 @@ def taught(
 
 @torch.no_grad()
 def answered(model: Model, task: TokenTask, rows: int, first: int = 0) -> tuple[float, float, float]:
-    """Returns (share of symbols right, share of rows right, loss) on held-out rows, at places from `first` on."""
+    """Returns (share of symbols correct, share of rows correct, loss) on held-out rows, from index `first` on."""
     objective, text = TaskConfig(), prepare(str(task))
     model.eval()
     right, losses = [], []

@@ -1,5 +1,5 @@
-"""Experiments as files, which one command runs, resumes and adds seeds to: a design, or several steps with a sentence
-about them."""
+"""Experiments as files that one command runs, resumes and extends by seeds: a design, or several steps with a
+description."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ Result = Comparison | Ladder | Scaling | Run
 KINDS: dict[str, tuple[type[Design | LadderDesign | ScalingDesign], Callable[..., Any]]] = {
     "compare": (Design, compare), "ablate": (LadderDesign, ablate), "scale": (ScalingDesign, scale),
 }  # fmt: skip
-"""Design of each verb of several runs, and the function that carries it out."""
+"""Verb of several runs -> its design and the function that runs it."""
 FOLDERS = {"compare": "comparison", "ablate": "ladder", "scale": "scaling", "train": "run"}
-"""The folder of each verb, by default."""
+"""Default folder of each verb."""
 
 
 class Experiment(Value):
-    """Several steps, in their order. Each is a design with its `verb`, and `out`, its folder."""
+    """Content of an experiment file with several steps, in order. Each is a design with its `verb` and its folder
+    `out`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str = Field(max_length=2000)
-    """What it asks, in a sentence."""
+    """Question of the experiment, in a sentence."""
     steps: tuple[dict[str, Any], ...] = Field(min_length=1, max_length=100)
 
 
@@ -54,19 +55,19 @@ class ExperimentStep:
     tree: Mapping[str, Any]
     out: str
     where: str
-    """The file and the number of the step, for complaints."""
+    """File and index of the step, for error messages."""
     changes: Mapping[str, Any]
-    """Fields of the design that the command line gives."""
+    """Fields of the design that the command line overrides."""
 
     def made(self) -> Asked:
-        """The design of the step. Raises RequestError."""
+        """Returns the design of the step. Raises RequestError."""
         if self.verb == "train":
             return _run_of(self.tree, self.out, self.where)
         found = KINDS[self.verb][0].from_dict(self.tree, self.where)
         return found.replace(**self.changes) if self.changes else found
 
     def carry_out(self, progress: bool | Notify = True, executor: Executor | None = None) -> Result:
-        """Runs the step, or what is left of it."""
+        """Runs the step, or resumes it."""
         asked = self.made()
         if isinstance(asked, SingleRun):
             with showing(progress) as notify:
@@ -74,8 +75,8 @@ class ExperimentStep:
         return KINDS[self.verb][1](asked, out=self.out, progress=progress, executor=executor)
 
     def check(self, before: list[str]) -> None:
-        """Raises RequestError for what is wrong with the step. What it takes from the folder of a step `before` is
-        checked when the step starts."""
+        """Raises RequestError for an invalid step. Inputs from the folder of a step `before` are checked when the step
+        starts."""
         models = str(self.tree.get("models", self.tree.get("model", "")))
         if not any(out in models and not Path(out).exists() for out in before):
             self.made()
@@ -103,9 +104,9 @@ def _run_of(tree: Mapping[str, Any], out: str, where: str) -> SingleRun:
 def steps_of(
     path: str | Path, out: str | Path | None = None, **changes: Any
 ) -> tuple[str, list[ExperimentStep]]:  # fmt: skip
-    """The sentence about an experiment with the name of its file, and its steps, all of them checked. `out` is the
-    folder of a file with one step; `changes` are fields that count instead of the file's, if not None. Raises
-    RequestError that names the file, the step and the field."""
+    """Returns the description of an experiment with the name of its file, and its steps, all of them checked. `out` is
+    the folder of a file with one step; `changes` are fields that override the file's, if not None. Raises RequestError
+    that names the file, the step and the field."""
     tree, changes = read_tree(path), {name: value for name, value in changes.items() if value is not None}
     path, out = str(path), None if out is None else str(out)
     if isinstance(tree, dict) and "about" not in tree and not isinstance(tree.get("steps"), list):
@@ -128,7 +129,8 @@ def steps_of(
 
 
 def _folder_of(path: str) -> str | None:
-    """The folder that a design was left in, which its experiment continues; None of a file elsewhere."""
+    """Returns the folder in which a run left its design.yaml, and which the experiment continues; None for a file
+    elsewhere."""
     place = Path(path)
     if place.name != FILE:
         return None

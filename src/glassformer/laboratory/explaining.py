@@ -27,14 +27,14 @@ from glassformer.parts.core.cost import Shape
 from glassformer.typed import typed
 
 BASES = ("llama@1m", "gpt2@1m", "bert@1m", "transformer@1m")
-"""Models on which a change is counted: the first that it changes."""
+"""Models on which a change is counted, in order: the first that it changes."""
 TOKENS = 256
-"""Length of the text of these counts."""
+"""Length of the text in these counts, in tokens."""
 
 
 @dataclass(frozen=True)
 class ChangeCosts:
-    """Parameters, forward FLOPs of a token, and decode state of 256 tokens, before and after a change.
+    """Parameters, forward FLOPs per token, and decode state of 256 tokens, before and after a change.
 
     Attributes
     ----------
@@ -202,12 +202,12 @@ def _meaning(name: str) -> str:
 
 
 def page_of(part: type[PartConfig]) -> str:
-    """Returns the page in docs about a part, or about its axis if the part is not one kind."""
+    """Returns the documentation page of a part, or of its axis if the part is not one kind."""
     return "mixers.md" if part.axis == "mixer" else f"parts/{part.axis}/{part.kind or 'index'}.md"
 
 
 def presets_with(word: str) -> tuple[str, ...]:
-    """Returns the presets that have what a word puts in."""
+    """Returns the presets that have the part a word denotes."""
     return tuple(preset for preset in PRESETS if _has(_published(preset), word))
 
 
@@ -217,7 +217,7 @@ def _published(name: str) -> ModelConfig:
 
 
 def _has(config: ModelConfig, name: str) -> bool:
-    """Returns True if a model has what a word puts in."""
+    """Returns True if a model has the part a word denotes."""
     word, part = WORDS.get(name, (None, None))
     if word is None or word.read is None or word.optional:
         return holds(name, config)

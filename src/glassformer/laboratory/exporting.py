@@ -32,13 +32,13 @@ from glassformer.typed import typed
 FILE_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """dtype -> its name in a GGUF file."""
 SMALLER: dict[Format, str] = {"hf": "bfloat16", "gguf": "q8_0"}
-"""dtype that takes about half of the one that is written of unpacked weights by default, by format."""
+"""Format -> dtype that takes about half the bytes of the default for unquantised weights."""
 SHOWN_TARGETS, SHOWN_BLOCKERS = 5, 4
 
 
 @dataclass(frozen=True)
 class Conversion(Printed):
-    """A checkpoint that was written.
+    """Result of `convert`: the written checkpoint.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ def convert(
 
 
 def _refuse_spoilt(model: Model, dtype: str | None, kind: Format) -> None:
-    """Raises RequestError for weights that are not finite, or would not be in the dtype that is written."""
+    """Raises RequestError for weights that are not finite, or overflow in the dtype that is written."""
     written = None if dtype in (None, "q8_0") else dtype_of(str(dtype))  # q8_0 has a scale for each block
     spoilt = spoilt_weights(model, written, vectors=kind == "hf")
     if not spoilt:

@@ -1,5 +1,5 @@
-"""Forms of scaling laws. All are powers of sums of powers, so that log L is a log-sum-exp of terms that are linear in
-what is fitted, and one fitter with one gradient serves them all."""
+"""Forms of scaling laws. All are powers of sums of powers, so that log L is a log-sum-exp of terms linear in the fitted
+parameters, and one fitter with one gradient serves them all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from glassformer.laboratory.points import Numbers, Points
 
 Values = Mapping[str, Numbers]
 FIXED = ""
-"""The key of what a term has beside its fitted exponents."""
+"""Key of a term's constant, next to those of its fitted exponents."""
 
 
 LEAST_SHARE = 0.01
 VANISHED = 1e-6
-"""Largest share of a loss that a term may have at any point to count as zero: no run tells it from nothing."""
+"""Share of the loss below which, at every point, a term counts as zero: no run can show it."""
 LARGEST = float(np.finfo(float).max)
-"""What a figure is that no number can hold, such as Kaplan's N_c where N hardly matters."""
+"""Value of a parameter that overflows, such as Kaplan's N_c if N hardly matters."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,22 @@ class Form:
     formula: str
     source: str
     amplitudes: tuple[str, ...]
-    """One for each term: e^a_k."""
+    """Names of the amplitudes e^a_k, one for each term."""
     exponents: tuple[str, ...]
     terms: Callable[[Points], tuple[Mapping[str, Numbers], ...]]
-    """F of each term, by exponent."""
+    """Function from points to the features F of each term, by exponent."""
     reads: Mapping[str, int]
-    """What has to vary among the points, and how many values of it tell the terms apart."""
+    """Quantity that has to vary among the points -> number of different values needed to identify the terms."""
     power: str | None = None
     derived: Callable[[Values], Values] = lambda values: {}
-    """Figures made of the fitted ones."""
+    """Function from the fitted values to further ones derived from them."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.amplitudes, *self.exponents, *((self.power,) if self.power else ()))
 
     def lacks(self, **distinct: int) -> str:
-        """What so many different values of each are too few for, in words; nothing where they do."""
+        """Returns a sentence on the quantities with too few `distinct` values; empty if all suffice."""
         for what, least in self.reads.items():
             if distinct.get(what, least) < 2:
                 return f"all runs have as many {what}, so no law of {what} can be seen in them; vary {what}"
@@ -54,7 +54,7 @@ class Form:
         return ""
 
     def features(self, points: Points) -> tuple[Numbers, Numbers]:
-        """F: (k, j, n) of the exponents, and (k, n) of what is fixed."""
+        """Returns the features F: (k, j, n) of the exponents, and (k, n) of the constants."""
         terms, none = self.terms(points), np.zeros(len(points))
         of_exponents = np.array([[term.get(name, none) for name in self.exponents] for term in terms])
         return of_exponents.reshape(len(terms), len(self.exponents), len(points)), np.array(
@@ -62,7 +62,7 @@ class Form:
         )
 
     def shares(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
-        """(k, n) what each term has of the sum, and (n,) log of the sum."""
+        """Returns each term's share of the sum, (k, n), and the log of the sum, (n,)."""
         slopes, fixed = features
         k, j = len(self.amplitudes), len(self.exponents)
         terms = theta[:k, None] + np.einsum("kjn,j->kn", slopes, theta[k : k + j]) + fixed
@@ -72,19 +72,20 @@ class Form:
         return shares / total, most + np.log(total)
 
     def lifted(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> Numbers:
-        """Theta with every term at least `LEAST_SHARE` of the sum somewhere: one that has vanished has no gradient, and
-        would be gone for good."""
+        """Returns theta with every term raised to at least `LEAST_SHARE` of the sum at some point: a vanished term has
+        no gradient, and could not recover."""
         most = self.shares(theta, features)[0].max(1)
         lifted = theta.copy()
         lifted[: len(most)] += np.log(np.maximum(LEAST_SHARE / np.maximum(most, 1e-300), 1.0))
         return lifted
 
     def vanished(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> NDArray[np.bool_]:
-        """Returns (k,) True for each term whose amplitude is zero, its lower bound, as far as these points tell."""
+        """Returns (k,) True for each term whose amplitude is zero, its lower bound, as far as the points show."""
         return np.asarray(self.shares(theta, features)[0].max(1) < VANISHED)
 
     def log_loss(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
-        """(n,) log L and its gradient (p, n); theta: log amplitudes, exponents, and the power if there is one."""
+        """Returns log L, (n,), and its gradient, (p, n); theta: log amplitudes, exponents, and the power if there is
+        one."""
         slopes = features[0]
         shares, summed = self.shares(theta, features)
         power = theta[-1] if self.power else 1.0
@@ -94,7 +95,8 @@ class Form:
         return power * summed, np.concatenate(gradient)
 
     def values(self, theta: Numbers) -> dict[str, Numbers]:
-        """Figures by name of fitted theta (..., p): amplitudes themselves, not their logarithms."""
+        """Returns the parameters of fitted theta (..., p) by name, with amplitudes themselves instead of their
+        logarithms."""
         k = len(self.amplitudes)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             plain = np.concatenate([np.exp(theta[..., :k]), theta[..., k:]], -1)

@@ -1,4 +1,4 @@
-"""A grid of runs: sizes by budgets, as they are asked for, and what it is too small for."""
+"""Grid of runs: sizes by budgets, its parser, and the check that it suffices for a form of law."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from glassformer.naming import shape
 from glassformer.units import quantity
 
 RUNG = 2.0
-"""From one rung of a ladder A..B to the next, about."""
+"""Approximate ratio of successive rungs of a ladder A..B."""
 MOST_RUNGS = 100
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All models at one size, with one budget: of tokens, or of FLOPs."""
+    """All models at one size, with one budget of tokens or of FLOPs."""
 
     size: str
     budget: float
@@ -27,12 +27,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the cell's folder."""
         return f"{self.size}-{self.budget:.6g}-{'flops' if self.isoflop else 'tokens'}"
 
     @property
     def given(self) -> dict[str, Any]:
-        """The budget as `compare` is given it."""
+        """Budget as a keyword of `compare`."""
         return {"flops": self.budget} if self.isoflop else {"tokens": int(self.budget)}
 
 
@@ -44,16 +44,16 @@ class Grid:
 
     @property
     def cells(self) -> list[Cell]:
-        """The budget of tokens, or compute, is the slower of the two: what is trained first is the cheapest."""
+        """Cells ordered by budget, then by size, so that the cheapest are trained first."""
         return [Cell(size, budget, self.isoflop) for budget in self.budgets for size in self.sizes]
 
     def check(self, form: str) -> None:
-        """Raises RequestError where a law of this form cannot be fitted to so few sizes and budgets."""
+        """Raises RequestError if a law of this form cannot be fitted to this number of sizes and budgets."""
         if form not in FORMS:
             raise RequestError(code="unknown", field="form", value=form, expected=f"one of {', '.join(FORMS)}")
         chosen, runs = FORMS[form], len(self.sizes) * len(self.budgets)
         axes = {"params": len(self.sizes), "tokens": len(self.budgets), "flops": runs}
-        if self.isoflop:  # of one budget larger models read fewer tokens
+        if self.isoflop:  # at one budget, larger models train on fewer tokens
             axes["tokens"] = runs
         of_flops = " or budgets" if self.isoflop else ""
         if missing := chosen.lacks(**{what: axes[what] for what in chosen.reads}):
@@ -69,8 +69,8 @@ class Grid:
 
 
 def grid(sizes: Any, budgets: Any = None, isoflop: Any = None) -> Grid:
-    """Of sizes (0.3m,0.6m,1m..10m), and either budgets in tokens (250k,1M..4M) or in training FLOPs (1e13,3e13).
-    A..B is a ladder of equal ratios, near two, with both ends; A..B:N has N rungs. Raises RequestError."""
+    """Parses sizes (0.3m,0.6m,1m..10m) and either budgets in tokens (250k,1M..4M) or in training FLOPs (1e13,3e13) to a
+    grid. A..B is a ladder of equal ratios, near two, with both ends; A..B:N has N rungs. Raises RequestError."""
     if (budgets is None) == (isoflop is None):
         raise RequestError(
             "give the budgets of the runs, in tokens (budgets) or in FLOPs (isoflop), and not both",
@@ -96,7 +96,7 @@ def grid(sizes: Any, budgets: Any = None, isoflop: Any = None) -> Grid:
 
 
 def _ladder(given: Any, field: str) -> list[str]:
-    """Words, each once, with ladders in full."""
+    """Returns the words of a comma-separated list with ladders expanded. Raises RequestError for duplicates."""
     if isinstance(given, str | int | float):
         words = [word.strip() for word in str(given).split(",")]
     elif isinstance(given, Sequence):
@@ -113,7 +113,7 @@ def _ladder(given: Any, field: str) -> list[str]:
 
 
 def _rungs(word: str, field: str) -> list[str]:
-    """A..B or A..B:N, both ends as they are written."""
+    """Expands A..B or A..B:N; both ends keep their spelling."""
     ends, _, many = word.partition(":")
     first, _, last = (part.strip() for part in ends.partition(".."))
     low, high = _params(first, field), _params(last, field)
@@ -135,7 +135,7 @@ def _params(text: str, field: str) -> float:
 
 
 def _written(value: float, field: str) -> str:
-    """To three figures; a size with the letter of its unit, as names of sizes have one."""
+    """Formats a number to three digits; a size with the letter of its unit, as in names of sizes."""
     short = float(f"{value:.3g}")
     if field != "sizes":
         return f"{short:.0f}" if short < 1e6 else f"{short:.6g}"

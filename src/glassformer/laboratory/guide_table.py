@@ -1,4 +1,4 @@
-"""Guides to the transformer, item by item: the command that shows each item, and corrections of their figures."""
+"""Guides to the transformer, item by item: the command that shows each item, and corrections of the guides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glassformer.parts.core.base import Value
 
 FOLDER = Path(__file__).with_name("guide_tables")
 PROGRAM = "glassformer "
-"""Start of a command of the command line; any other command is Python."""
+"""Prefix of a command of the command line; any other command is Python."""
 VERDICTS = ("works", "half", "missing", "no system")
 HOW = (
     "A command without `glassformer`, `python` or `jupyter` is Python, after `import torch; import glassformer as gf`."
@@ -30,12 +30,12 @@ Words = Annotated[str, Field(min_length=1, max_length=400)]
 
 
 class Correction(Value):
-    """A figure or a statement of a guide that is wrong."""
+    """A value or a statement of a guide that is wrong."""
 
     guide: Words
-    """Figure or statement in the guide."""
+    """Value or statement in the guide."""
     ours: Words
-    """Figure or statement that replaces it."""
+    """Value or statement that replaces it."""
     source: Words
     """Paper, computation or claim that decides."""
 
@@ -44,19 +44,19 @@ class GuideRow(Value):
     """An item of a guide and the command that shows it."""
 
     item: str = Field(pattern=r"^00[0-4]-[1-9][0-9]?$")
-    """Number of the guide and of the item in it."""
+    """Number of the guide and of the item within it."""
     source: Words
     """Content of the item, in a few words."""
     command: Words | None = None
-    """Command that shows the item: one of the command line, or Python. None without one."""
+    """Command that shows the item: of the command line, or Python. None if no command does."""
     expected: tuple[Words, ...] = Field((), max_length=12)
     """Texts that the output of the command contains."""
     shown: tuple[Words, ...] = Field((), max_length=12)
-    """Lines of the output that pages show; a quick command prints each of them, but for its spaces."""
+    """Lines of the output that pages show; a quick command prints each of them, up to spaces."""
     verdict: Literal["works", "half", "missing", "no system"]
     """works; half or missing: not closed yet; no system: nothing to build or to measure."""
     reason: Words | None = None
-    """Explanation of every verdict but works; of an item that works, what its command does not show."""
+    """Explanation of every verdict but works; for works, the part of the item that its command does not show."""
     quick: bool = False
     """True if the command ends within seconds on two cores, offline."""
     guide_says: Correction | None = None

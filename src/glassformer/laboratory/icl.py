@@ -1,8 +1,8 @@
-"""Learning in context: what a model makes of examples of a linear function, next to what statistics makes of them.
+"""Learning in context: answers of a model to examples of a linear function, next to those of statistics.
 
-construction     one layer of linear attention whose weights are written down: one step of gradient descent, exactly
-one_step         the same layer, trained: what it comes to, and how far that is from the step
-softmax          a transformer as people train them: from how many examples it answers as well as ridge regression
+construction     one layer of linear attention with constructed weights: one step of gradient descent, exactly
+one_step         the trained layer: its error, and its distance from the step
+softmax          an ordinary transformer: the number of examples that it needs to equal ridge regression
 
 >>> one_step(dims=5, examples=10, seed=0).error, one_step_error(5, 10)
 """
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from glassformer.parts.mixer import LinearAttention
 
 INITIAL = 0.3
-"""Standard deviation of the layer's weights at first; with .1 training stays in a saddle for thousands of steps."""
+"""Initial standard deviation of the layer's weights; with .1 training stays in a saddle for thousands of steps."""
 HELD_OUT = 50_000
-"""Prompts that a layer of linear attention is measured on."""
+"""Held-out prompts on which a layer of linear attention is evaluated."""
 PROMPTS = 4_000
-"""Prompts that a transformer is measured on."""
+"""Prompts on which a transformer is evaluated."""
 NEIGHBOURS = 3
-"""Examples whose answers a nearest-neighbour answer is the mean of."""
+"""Number of neighbours in the nearest-neighbour answer."""
 GROUP = 500
-"""Prompts that are read at once."""
+"""Prompts of one forward pass."""
 
 
 def best_rate(dims: int, examples: int) -> float:
-    """The rate at which one step of gradient descent, (rate / n) sum_i y_i x_i from w = 0, errs least on functions
-    without noise: 1 / (1 + (d + 1) / n)."""
+    """Returns the rate at which one step of gradient descent, (rate / n) sum_i y_i x_i from w = 0, has the least error
+    on functions without noise: 1 / (1 + (d + 1) / n)."""
     return 1 / (1 + (dims + 1) / examples)
 
 
 def step_error(dims: int, examples: int, rate: float) -> float:
-    """E (w' x - w x)^2 after one step at this rate, w, x ~ N(0, 1): d ((1 - rate)^2 + rate^2 (d + 1) / n).
+    """Returns E (w' x - w x)^2 after one step at this rate, w, x ~ N(0, 1): d ((1 - rate)^2 + rate^2 (d + 1) / n).
 
-    From E (x x^T)^2 = (d + 2) I of Gaussian x."""
+    By E (x x^T)^2 = (d + 2) I of Gaussian x."""
     return dims * ((1 - rate) ** 2 + rate**2 * (dims + 1) / examples)
 
 
 def one_step_error(dims: int, examples: int) -> float:
-    """The least of these: d (d + 1) / (n + d + 1), the error of the best layer of linear attention (Zhang, Frei and
-    Bartlett 2023, 2306.09927)."""
+    """Returns the minimum of `step_error` over rates: d (d + 1) / (n + d + 1), the error of the best layer of linear
+    attention (Zhang, Frei and Bartlett 2023, 2306.09927)."""
     return step_error(dims, examples, best_rate(dims, examples))
 
 
@@ -68,8 +68,8 @@ def one_step_error(dims: int, examples: int) -> float:
 
 
 def linear_layer(dims: int) -> ModelConfig:
-    """One layer and one head of linear attention, as wide as a vector (x, y): no softmax, no norm, no positions, no
-    network. It reads vectors as they are, and its answer is their last number after the layer."""
+    """Returns the config of one layer and one head of linear attention, as wide as a vector (x, y): no softmax, norm,
+    positions or FFN. It reads vectors unchanged, and its answer is their last element after the layer."""
     return preset(
         f"gpt2+d_model={dims + 1}+layers=1+linear_attention+mixer.feature=identity+bidirectional+mixer.n_heads=1"
         f"+nonorm+embedding.position=null+ffn=none+nobias+vectors:{dims + 1}+embedding.vectors.bias=false+vocab_size=1"
@@ -77,7 +77,7 @@ def linear_layer(dims: int) -> ModelConfig:
 
 
 def plain_ends(model: Model) -> None:
-    """What reads and what answers: the vectors themselves, and their last number. Neither is trained."""
+    """Sets embedding and head to the identity and to the selection of the last element, and freezes both."""
     read = model.embedding.vectors
     assert read is not None and model.head.weight is not None
     with torch.no_grad():
@@ -92,12 +92,12 @@ def mixer_of(model: Model) -> LinearAttention:
 
 
 def construction(dims: int, examples: int, rate: float) -> Model:
-    """The layer whose answer is that of one step of gradient descent at this rate (von Oswald et al. 2022, 2212.07677,
-    proposition 1), in fp64:
+    """Returns the layer whose answer is that of one step of gradient descent at this rate (von Oswald et al. 2022,
+    2212.07677, proposition 1), in fp64:
 
         W_Q = W_K = diag(1, ..., 1, 0)     W_V = diag(0, ..., 0, 1)     W_O = rate (n + 1) / n W_V
 
-    (n + 1) / n, as the layer's mean is over the question too, whose y of 0 adds nothing."""
+    (n + 1) / n, because the layer's mean includes the question, whose y of 0 adds nothing."""
     model = linear_layer(dims).build(seed=0).double().eval()
     plain_ends(model)
     mixer = mixer_of(model)
@@ -111,7 +111,8 @@ def construction(dims: int, examples: int, rate: float) -> Model:
 
 
 def descended(x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
-    """Answers (b,) to the last of x (b, n + 1, d) after one step from w = 0 on the others and their y."""
+    """Returns the answers (b,) to the last of x (b, n + 1, d) after one step from w = 0 on the other examples and their
+    y."""
     n = x.shape[1] - 1
     w = rate / n * np.einsum("bnd,bn->bd", x[:, :-1], y[:, :-1])
     return np.einsum("bd,bd->b", w, x[:, -1])
@@ -119,19 +120,19 @@ def descended(x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Construction:
-    """How far the written layer is from one step of gradient descent."""
+    """Distance of the constructed layer from one step of gradient descent."""
 
     dims: int
     examples: int
     rate: float
     apart: float
-    """The largest difference of an answer."""
+    """Largest difference of an answer."""
     size: float
-    """The root mean square of the step's own answers."""
+    """Root mean square of the step's answers."""
 
 
 def exact_step(dims: int = 5, examples: int = 10, rate: float | None = None, prompts: int = 256) -> Construction:
-    """The construction against gradient descent, in fp64; by default at the best rate."""
+    """Compares the construction with gradient descent, in fp64; by default at the best rate."""
     rate = best_rate(dims, examples) if rate is None else rate
     task = Regression(dims=dims, examples=examples)
     x, _, y = task.functions(prompts, np.random.default_rng(0))
@@ -143,7 +144,7 @@ def exact_step(dims: int = 5, examples: int = 10, rate: float | None = None, pro
 
 @torch.no_grad()
 def answered(model: Model, task: Regression, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The model's answers to the last of x (b, n + 1, d), (b,)."""
+    """Returns the model's answers (b,) to the last of x (b, n + 1, d)."""
     found = []
     for first in range(0, len(x), GROUP):
         rows = task.laid_out(x[first : first + GROUP], y[first : first + GROUP])
@@ -153,19 +154,19 @@ def answered(model: Model, task: Regression, x: np.ndarray, y: np.ndarray) -> np
 
 @dataclass(frozen=True)
 class Length:
-    """A trained layer with another number of examples than it was trained with."""
+    """Errors of a trained layer with another number of examples than in training."""
 
     examples: int
     rate: float
-    """Of the step that the layer's mean over that many examples makes of its own."""
+    """Rate of the step that the layer takes with that number of examples, because its mean is over n + 1."""
     error: float
     step: float
-    """The error of that step, in closed form."""
+    """Error of that step, in closed form."""
 
 
 @dataclass(frozen=True)
 class OneStep:
-    """A layer of linear attention, trained, next to one step of gradient descent at the best rate."""
+    """A trained layer of linear attention, next to one step of gradient descent at the best rate."""
 
     dims: int
     examples: int
@@ -174,20 +175,20 @@ class OneStep:
     error: float
     """Mean squared error on held-out prompts."""
     descent: float
-    """Of one step of gradient descent on the same prompts."""
+    """Mean squared error of one step of gradient descent on the same prompts."""
     published: float
-    """In closed form: d (d + 1) / (n + d + 1)."""
+    """Mean squared error in closed form: d (d + 1) / (n + d + 1)."""
     apart: float
-    """Root mean square of the difference of their answers, over that of the step's."""
+    """Root mean square difference between the layer's answers and the step's, relative to that of the step's."""
     cosine: float
     crossing: float
-    """Root mean square of what stands off the diagonal of W_Q^T W_K, over that of its diagonal, x with x."""
+    """Root mean square of the off-diagonal elements of W_Q^T W_K between x and x, relative to that of the diagonal."""
     lengths: tuple[Length, ...]
     curve: tuple[tuple[int, float], ...]
     seconds: float
 
     def draw(self) -> Markup:
-        """The error while it is trained, and that of the best step."""
+        """Draws the error during training, and that of the best step."""
         last = self.curve[-1][0]
         line = [(1.0, self.published), (float(last), self.published)]
         return line_chart(
@@ -198,7 +199,7 @@ class OneStep:
 
 
 class _Begin(Callback):
-    """Plain ends, and weights of the layer from N(0, INITIAL^2)."""
+    """Callback that sets embedding and head as `plain_ends` does, and the layer's weights to N(0, INITIAL^2)."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -214,7 +215,8 @@ class _Begin(Callback):
 def one_step(
     dims: int = 5, examples: int = 10, seed: int = 0, steps: int = 3_000, batch: int = 512, prompts: int = HELD_OUT
 ) -> OneStep:
-    """Trains the layer from random weights on functions without noise: 11 to 19 seconds of one core as by default."""
+    """Trains the layer from random weights on functions without noise: 11 to 19 seconds of one core with the
+    defaults."""
     task = Regression(dims=dims, examples=examples)
     run = train(
         linear_layer(dims), prepare(str(task)),
@@ -243,7 +245,7 @@ def one_step(
 
 
 def _scores(model: Model) -> np.ndarray:
-    """W_Q^T W_K between numbers of x, (d, d)."""
+    """Returns W_Q^T W_K between elements of x, (d, d)."""
     q, k, _ = mixer_of(model).qkv.weight.detach().double().chunk(3)
     return (q.T @ k)[:-1, :-1].numpy()
 
@@ -253,48 +255,48 @@ def _rms(values: np.ndarray) -> float:
 
 
 def _at_length(model: Model, task: Regression, n: int, prompts: int, draw: np.random.Generator) -> Length:
-    """With n examples the layer divides by n + 1 where its step would by n."""
+    """Returns the errors with n examples, where the layer divides by n + 1 and its step by n."""
     rate = best_rate(task.dims, task.examples) * (task.examples + 1) / task.examples * n / (n + 1)
     x, _, y = Regression(dims=task.dims, examples=n).functions(prompts, draw)
     error = float(((answered(model, task, x, y) - y[:, -1]) ** 2).mean())
     return Length(n, rate, error, step_error(task.dims, n, rate))
 
 
-# A transformer, and what statistics makes of the same examples
+# A transformer, and statistical answers to the same examples
 
 Answer = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""x (b, k, d), y (b, k), the question (b, d), noise -> answers (b,)."""
+"""Function from x (b, k, d), y (b, k), the question (b, d) and the noise to answers (b,)."""
 
 
 def _ridge(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """The mean of w given the examples, the best that can be done: (X^T X + noise^2 I)^-1 X^T y."""
+    """Returns x^T E[w | examples], the optimal answer: w = (X^T X + noise^2 I)^-1 X^T y."""
     gram = x.mT @ x + max(noise, 1e-6) ** 2 * torch.eye(x.shape[2], dtype=x.dtype)
     return (torch.linalg.solve(gram, x.mT @ y[..., None])[..., 0] * asked).sum(-1)
 
 
 def _least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Of all w that fit best, the shortest."""
+    """Returns the answers of the minimum-norm least-squares fit."""
     return ((torch.linalg.pinv(x) @ y[..., None])[..., 0] * asked).sum(-1)
 
 
 def _descent(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """One step of gradient descent, at the rate that is best without noise."""
+    """Returns the answers of one step of gradient descent, at the rate that is best without noise."""
     return ((x.mT @ y[..., None])[..., 0] / (x.shape[1] + x.shape[2] + 1) * asked).sum(-1)
 
 
 def _nearest(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """The mean answer of the nearest examples."""
+    """Returns the mean answer of the nearest examples."""
     k = min(NEIGHBOURS, x.shape[1])
     near = (x - asked[:, None]).norm(dim=-1).topk(k, dim=1, largest=False).indices
     return y.gather(1, near).mean(1)
 
 
 def posterior_mean(x: Tensor, y: Tensor, asked: Tensor, noise: float, functions: Tensor) -> Tensor:
-    """The mean answer given the examples if w is one of the functions (m, d), each as probable as another:
+    """Returns the mean answer given the examples if w is one of the functions (m, d), all equally probable a priori:
 
         sum_m p_m w_m x        p_m ~ exp(-sum_i (y_i - w_m x_i)^2 / (2 noise^2))
 
-    The best that can be done (Raventós et al. 2023, 2306.15063, equation 3)."""
+    The optimal answer (Raventós et al. 2023, 2306.15063, equation 3)."""
     misses = (y[:, None] - torch.einsum("md,bkd->bmk", functions, x)).square().sum(-1)
     return ((-misses / (2 * noise**2)).softmax(-1) * (asked @ functions.mT)).sum(-1)
 
@@ -308,7 +310,7 @@ ANSWERS: dict[str, Answer] = {
 
 @dataclass(frozen=True)
 class Softmax:
-    """A transformer and four ways to answer, by the number of examples: mean (answer - w x)^2 / d."""
+    """A transformer and statistical answers, by the number of examples: mean (answer - w x)^2 / d."""
 
     expression: str
     dims: int
@@ -317,20 +319,20 @@ class Softmax:
     steps: int
     parameters: int
     errors: dict[str, tuple[float, ...]]
-    """Of 0, 1, 2, ... examples, by who answers; `transformer` among them."""
+    """Name of the answer -> error after 0, 1, 2, ... examples; `transformer` among the names."""
     distances: dict[str, tuple[float, ...]]
-    """Mean (its answer - theirs)^2 / d, by whose."""
+    """Name of the answer -> mean (transformer's answer - this answer)^2 / d after 0, 1, 2, ... examples."""
     seconds: float
 
     @property
     def likest(self) -> tuple[str, ...]:
-        """Whose answers the transformer's are nearest to, by the number of examples, from 1 on."""
+        """Name of the answer nearest to the transformer's, for 1, 2, ... examples."""
         return tuple(
             min(self.distances, key=lambda who: self.distances[who][k]) for k in range(1, len(self.errors["ridge"]))
         )
 
     def draw(self) -> Markup:
-        """The errors by the number of examples."""
+        """Draws the errors by the number of examples."""
         series = [
             Series(who, [(float(k), error) for k, error in enumerate(errors)], style=style)
             for style, (who, errors) in enumerate(self.errors.items())
@@ -352,10 +354,10 @@ def softmax(
     mixture: int = 0,
     **how: Any,
 ) -> Softmax:
-    """Trains a transformer on 2 d examples and a question, each x asked from what stands before it (Garg et al. 2022,
-    2208.01066): about seven minutes of one core as by default. With fewer steps or layers it stays at the error 1 of a
-    model that has learned nothing. With a mixture of `mixture` functions, the posterior mean answers too. `how`:
-    further arguments of `training.train`, such as `out` and `callbacks`."""
+    """Trains a transformer on 2 d examples and a question, each x predicted from the preceding examples (Garg et al.
+    2022, 2208.01066): about seven minutes of one core with the defaults. With fewer steps or layers it stays at the
+    error 1 of a model that has learned nothing. With a mixture of `mixture` functions, the posterior mean answers too.
+    `how`: further arguments of `training.train`, such as `out` and `callbacks`."""
     task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart", mixture=mixture)
     config = preset(f"{expression}+vectors:{task.size}+vocab_size=1")
     run = train(
@@ -376,7 +378,7 @@ def softmax(
 def compared(
     model: Model, task: Regression, prompts: int, draw: np.random.Generator
 ) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
-    """`errors` and `distances` of a model on so many prompts."""
+    """Returns `errors` and `distances` of a model on `prompts` prompts."""
     if task.layout != "apart":
         raise RequestError(
             f"layout={task.layout} asks one question a prompt; use layout=apart",

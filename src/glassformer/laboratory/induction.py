@@ -1,8 +1,8 @@
-"""Induction heads: when a small model learns to go on with what it has read before, and in which heads.
+"""Induction heads: when a small model learns to continue a repeated sequence, and in which heads.
 
-A row is a block of random symbols, again and again, of another length in each row (`text/tasks.py`), so that neither
-statistics of symbols nor positions help: what is learned is to look at what came after the same symbol before (Olsson
-et al. 2022, 2209.11895).
+A row is a block of random symbols, repeated, of another length in each row (`text/tasks.py`), so that neither
+statistics of symbols nor positions help: the model learns to attend to the token after an earlier occurrence of the
+current one (Olsson et al. 2022, 2209.11895).
 
 >>> found = induction(seed=0)
 >>> found.first, found.fall, found.previous, found.prefix
@@ -30,35 +30,36 @@ from glassformer.training.objectives.drawn import as_tokens
 from glassformer.training.state import Training
 
 MODEL = "gpt2+layers=2+d_model=64+heads=4+rope+ffn=none+nobias+untied"
-"""Attention alone, two layers of four heads."""
+"""Expression of two layers of four attention heads, without FFN."""
 LEARNED = 0.5
-"""Nats of what can be predicted, below which it counts as learned; a guess costs ln 64 = 4.16."""
+"""Loss in nats on repeated symbols below which repetition counts as learned; a guess costs ln 64 = 4.16."""
 HIGH, LOW = 0.9, 0.1
-"""Shares of a guess between which the loss falls."""
+"""Shares of a guess's loss between which the fall of the loss is measured."""
 EVERY = 25
-"""Steps between looks."""
+"""Steps between two evaluations."""
 ROWS = 64
-"""Held-out rows of a look."""
+"""Held-out rows of an evaluation."""
 HEAD_ROWS = 4
 
 
 @dataclass(frozen=True)
 class Look:
-    """A model at one step: the loss in nats of the symbols that have stood before, and the strongest heads."""
+    """Evaluation of a model at one step: the loss in nats of repeated symbols, and the strongest heads."""
 
     step: int
     loss: float
     within: float
-    """The loss of those that have not."""
+    """Loss in nats of symbols in their first occurrence."""
     previous: float
-    """The largest attention to the token before, of all heads."""
+    """Largest attention to the previous token, over all heads."""
     prefix: float
-    """The largest attention to the token after the same one before (`lens/heads.py`)."""
+    """Largest attention to the token after the previous occurrence of the current one, over all heads
+    (`lens/heads.py`)."""
 
 
 @dataclass(frozen=True)
 class StrongestHead:
-    """The head with the largest score of a kind."""
+    """Head with the largest score of a kind."""
 
     layer: int
     head: int
@@ -67,7 +68,7 @@ class StrongestHead:
 
 @dataclass(frozen=True)
 class InductionRun:
-    """A run on repeated blocks."""
+    """Result of a training run on repeated blocks."""
 
     expression: str
     seed: int
@@ -77,7 +78,7 @@ class InductionRun:
     prefix: StrongestHead
     seconds: float
     guess: float
-    """Nats of a guess, ln(symbols)."""
+    """Loss of a guess in nats, ln(symbols)."""
 
     @property
     def final(self) -> float:
@@ -85,19 +86,20 @@ class InductionRun:
 
     @property
     def first(self) -> int | None:
-        """The first step at which the repetition is learned; None: it never was."""
+        """First step at which the repetition is learned; None if it never was."""
         return next((look.step for look in self.looks if look.loss < LEARNED), None)
 
     @property
     def fall(self) -> tuple[int | None, int | None]:
-        """The first steps at which the loss is below 90 % and below 10 % of a guess."""
+        """First steps at which the loss is below 90 % and below 10 % of a guess; None for a threshold never reached."""
         high, low = (
             next((look.step for look in self.looks if look.loss < share * self.guess), None) for share in (HIGH, LOW)
         )
         return high, low
 
     def share_of(self, kind: str) -> float:
-        """How much of the rise of a score, `previous` or `prefix`, lies between the two steps of `fall`."""
+        """Returns the share of the total rise of a score, `previous` or `prefix`, that occurs between the two steps of
+        `fall`."""
         high, low = self.fall
         values = {look.step: getattr(look, kind) for look in self.looks}
         if high is None or low is None:
@@ -107,7 +109,7 @@ class InductionRun:
         return (values[low] - values[before]) / whole if whole else math.nan
 
     def draw(self) -> Markup:
-        """Loss and head scores by step."""
+        """Draws loss and head scores by step."""
         series = [
             Series("loss / ln V", [(float(look.step), look.loss / self.guess) for look in self.looks]),
             Series("previous token", [(float(look.step), look.previous) for look in self.looks], style=1),
@@ -137,7 +139,8 @@ class _Watch(Callback):
 
 @torch.no_grad()
 def losses(model: Model, task: Task, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Nats of the symbols behind the longest block, which have all stood before, and of those within the shortest."""
+    """Returns the mean loss in nats of the symbols after the longest block, all of them repeated, and within the
+    shortest, none of them repeated."""
     was_training = model.training
     each = F.cross_entropy(model.eval()(inputs).flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
     model.train(was_training)
@@ -155,7 +158,7 @@ def _strongest(model: Model, task: Task, kind: str) -> StrongestHead:
 def induction(
     expression: str = MODEL, seed: int = 0, steps: int = 600, batch: int = 32, task: Task | None = None
 ) -> InductionRun:
-    """Trains a model on repeated blocks and looks at it every 25 steps: ten seconds of one core as by default."""
+    """Trains a model on repeated blocks and evaluates it every 25 steps: ten seconds of one core with the defaults."""
     task = task or Task()
     text = prepare(str(task))
     watch = _Watch(task, text)

@@ -1,4 +1,4 @@
-"""`gf.inspect`: parts and costs of a model, and its inside while it reads a text."""
+"""`gf.inspect`: parts and costs of a model, and its activations on a text."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from glassformer.typed import typed
 from glassformer.units import count
 
 LONGEST = 4096
-"""Tokens that are read, at most; the context of the model may be shorter."""
+"""Most tokens that are read; the context of the model may be shorter."""
 PAGE, PICTURE = "inspect.html", "coord-check.png"
 NOT_MADE = "not made: the work ended before it"
-"""Reason why an inspection that ended early lacks a reading."""
+"""Reason of a reading that is missing because an inspection ended early."""
 
 
 @overload
@@ -224,7 +224,7 @@ def _read(
         if given == "":
             raise RequestError(f"{option} is empty; give at least one character", code="missing", field=option)
     pages = (PAGE, *(f"{name}.png" for name in asked))
-    if folder is not None:  # before the time is spent
+    if folder is not None:  # fails before the time is spent
         check_output(folder, *pages, force=force)
     name, trained, progress = name_of(model), has_weights(model), events.reading(notify)
     if edits and (config := resolve(model)).embedding.reads == "tokens":
@@ -312,7 +312,7 @@ def _readable(model: ModelLike, notify: Notify) -> Loaded:
 
 
 def _drawn(readings: Mapping[str, Reading], folder: Path, notify: Notify) -> dict[str, Path]:
-    """Draws the readings in a folder and returns the files by name; none without matplotlib."""
+    """Draws the readings in a folder and returns the files by name; empty without matplotlib."""
     if readings and find_spec("matplotlib") is None:
         words = "figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'"
         notify(StageEvent(words=words))
@@ -334,7 +334,7 @@ def _coordinates(model: ModelLike, folder: Path | None, force: bool) -> Coordina
 
 def _measured(model: ModelLike, data: str, tokens: int, notify: Notify) -> QualityTable:
     def load() -> Loaded:
-        """Returns weights that may be packed: a built model is copied."""
+        """Loads weights that may be quantised in place: a built model is copied."""
         loaded = resolve(model, weights=True)
         return loaded if isinstance(model, str | Path) else copy.deepcopy(loaded)
 

@@ -1,4 +1,5 @@
-"""How compute-optimal size grows with compute, read off runs without a law of loss (2203.15556, approaches 1 and 2)."""
+"""Growth of the compute-optimal size with compute, read off runs without a law of loss (2203.15556, approaches 1 and
+2)."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from glassformer.errors import RequestError
 from glassformer.laboratory.points import Points
 
 NEAR = 0.05
-"""Budgets that differ by less than this share are one."""
+"""Relative difference below which budgets count as equal."""
 LEAST = 4
-"""Points of a budget that a parabola is put through."""
+"""Fewest sizes of a budget that a parabola is fitted to."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,12 @@ class Optimum:
     params: float
     tokens: float
     inside: bool
-    """Whether smaller and larger models than this one were measured."""
+    """True if the optimum is between two measured sizes."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """N_opt ~ C^a and D_opt ~ C^b over these optima."""
+    """Exponents N_opt ~ C^a and D_opt ~ C^b fitted to these optima."""
 
     a: float
     b: float
@@ -36,16 +37,16 @@ class Allocation:
 
 
 def budgets(points: Points, near: float = NEAR) -> list[Points]:
-    """The points of each budget of compute, from the smallest on."""
+    """Returns the points grouped by budget of compute, smallest first."""
     order = np.argsort(points.spent, kind="stable")
     steps = np.diff(np.log(points.spent[order])) > np.log1p(near)
     return [points.take(rows) for rows in np.split(order, np.flatnonzero(steps) + 1)]
 
 
 def on_budgets(points: Points) -> Points:
-    """Of runs on a grid of sizes and tokens: the losses at common budgets of compute, read between the budgets of each
-    size (monotone cubic in logarithms), nothing beyond its first and last. The points themselves where `LEAST` sizes
-    of two budgets were trained, or nothing can be read so."""
+    """Returns points at common budgets of compute, interpolated between the budgets of each size (monotone cubic in
+    logarithms) without extrapolation, for runs on a grid of sizes and tokens. Returns the points unchanged if two
+    budgets have `LEAST` sizes already, or if interpolation is impossible."""
     if sum(len(np.unique(group.params)) >= LEAST for group in budgets(points)) >= 2:
         return points
     sizes = []
@@ -73,7 +74,7 @@ def on_budgets(points: Points) -> Points:
 
 @dataclass(frozen=True)
 class Parabola:
-    """Of one budget: loss = height + bend (log N - log best)^2."""
+    """Fit to one budget: loss = height + bend (log N - log best)^2."""
 
     optimum: Optimum
     bend: float
@@ -85,14 +86,14 @@ class Parabola:
 
 
 def parabolas(points: Points) -> Allocation:
-    """Approach 2: a parabola in log N through the losses of each budget. Where the optimum is not in the middle of the
-    sizes it is biased, even without noise: a picture beside a fitted law, not instead of one."""
+    """Fits approach 2: a parabola in log N through the losses of each budget. If the optimum is not in the middle of
+    the sizes it is biased, even without noise: a complement of a fitted law, not a substitute."""
     found = [one.optimum for one in each_parabola(points)]
     return _allocation(found, f"fewer than two budgets have {LEAST} sizes on both sides of a lowest loss")
 
 
 def each_parabola(points: Points) -> list[Parabola]:
-    """The parabola of each budget that has enough sizes, and bends upwards."""
+    """Returns the parabola of each budget that has enough sizes and bends upwards."""
     found = []
     for group in budgets(points):
         if len(np.unique(group.params)) < LEAST:
@@ -109,7 +110,7 @@ def each_parabola(points: Points) -> list[Parabola]:
 
 
 def lowest(points: Points) -> Allocation:
-    """Approach 1: of each budget the run with the lowest loss."""
+    """Fits approach 1: the run with the lowest loss of each budget."""
     found = []
     for group in budgets(points):
         if len(np.unique(group.params)) < 2:
@@ -120,7 +121,7 @@ def lowest(points: Points) -> Allocation:
 
 
 def _optimum(params: float, group: Points, inside: bool) -> Optimum:
-    """Its tokens are read between those of the sizes around it."""
+    """Returns the optimum at `params` parameters, with tokens interpolated between the neighbouring sizes."""
     order = np.argsort(group.params)
     tokens = np.exp(np.interp(np.log(params), np.log(group.params[order]), np.log(group.tokens[order])))
     return Optimum(float(np.exp(np.log(group.spent).mean())), params, float(tokens), bool(inside))

@@ -1,8 +1,8 @@
-"""Ladders: what each of the changes between two models does, one at a time in both directions, or by factorial design.
+"""Ladders: the effect of each change between two models, one at a time in both directions, or by factorial design.
 
 OUT/              a comparison of all arms, or a tuned one: it resumes and takes more seeds
 OUT/ladder.json   the rungs with losses, differences and costs
-OUT/ladder.html   the same, drawn
+OUT/ladder.html   the same as a page
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from glassformer.units import plural
 VERB = "ablate"
 RESULTS, PAGE = "ladder.json", "ladder.html"
 LADDER_SEEDS = 3
-"""Seeds of a ladder, by default."""
+"""Default number of seeds of a ladder."""
 LEAST_STEPS = 10
-"""Optimizer steps of a run: before them every model is still near its initial weights."""
+"""Fewest optimizer steps of a run: before them every model is still near its initial weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +95,12 @@ class Ladder(LadderRecord, Reported, Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class LadderDesign:
-    """A ladder that is asked for: its ends, its arms, and the comparison of these."""
+    """Request of a ladder: its ends, its arms, and the comparison of the arms."""
 
     base: DesignArm
     to: DesignArm | None
     changes: tuple[str, ...] | None
-    """Changes that were asked for, or None if they were to be found."""
+    """Requested changes; None if they are to be found."""
     kind: Kind
     steps: tuple[str, ...]
     target: DesignArm
@@ -119,7 +119,7 @@ class LadderDesign:
         seeds: int | None = None,
         **options: Any,
     ) -> Self:
-        """Takes what `ablate` takes. Raises RequestError."""
+        """Makes a design from the arguments of `ablate`. Raises RequestError."""
         seeds = LADDER_SEEDS if seeds is None else check_seeds(seeds)
         start, goal = one_arm(base, "model"), None if to is None else one_arm(to, "target")
         asked = None if changes is None else as_steps(changes)
@@ -131,7 +131,7 @@ class LadderDesign:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Refuses a comparison that says nothing of a change."""
+        """Raises RequestError for a comparison that cannot isolate a change."""
         if (seeds := self.comparison.seeds) < LEAST_SEEDS:
             message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
             raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at least {LEAST_SEEDS}")
@@ -149,11 +149,11 @@ class LadderDesign:
 
     @property
     def parts(self) -> tuple[type[PartConfig], ...]:
-        """Classes of the parts of its models and recipes."""
+        """Classes of the parts of the ladder's models and recipes."""
         return self.comparison.parts
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the ladder with some of what `of` takes changed. Raises RequestError."""
+        """Returns the ladder with some arguments of `of` changed. Raises RequestError."""
         ends = {"base": self.base, "to": self.to, "changes": self.changes, "design": self.kind}
         if new := {name: changes.pop(name) for name in ends if name in changes}:
             comparison = self.comparison.replace(**changes)
@@ -162,7 +162,7 @@ class LadderDesign:
         return replace(self, comparison=self.comparison.replace(**changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as plain values: the content of design.yaml."""
+        """Returns the design as plain values: the content of design.yaml."""
         asked = {
             "to": None if self.to is None else self.to.entry,
             "changes": None if self.changes is None else list(self.changes),
@@ -265,7 +265,7 @@ def _trained(
     ends = {"base": ladder.base.name, "target": ladder.target.name, "command": said}
     try:
         made = begun(design, text, out, executor=executor, progress=notify, command=said, origin=ladder)
-    except WorkError as error:  # of --tune, which gives no results then
+    except WorkError as error:  # with --tune, which then gives no results
         held = read_results(out)
         if isinstance(error, Interrupted) or held is None or held.tuning is None:
             raise
@@ -284,7 +284,7 @@ def _trained(
 
 
 def _speeds(runs: Sequence[RunResult], folder: Path) -> dict[str, float]:
-    """Returns tokens per second of each model of a comparison in `folder`, as its first run was trained, with all
+    """Returns tokens per second of each model of a comparison in `folder`, retrained as its first run but with all
     cores."""
     firsts: dict[str, RunResult] = {}
     for run in runs:
@@ -304,7 +304,7 @@ def _write(found: Ladder, folder: Path) -> None:
 
 
 def _steps(base: DesignArm, to: DesignArm | None, asked: list[str] | None) -> tuple[list[str], DesignArm]:
-    """(the steps, the target). Raises RequestError."""
+    """Returns (the steps, the target). Raises RequestError."""
     if to is not None:
         return between(base, to, asked), to
     if asked is None:
@@ -315,8 +315,8 @@ def _steps(base: DesignArm, to: DesignArm | None, asked: list[str] | None) -> tu
 
 
 def _rungs(base: DesignArm, steps: Sequence[str], kind: Kind) -> tuple[list[DesignArm], list[Rung]]:
-    """The arms of the design, the base first, and their rungs. Raises RequestError for too few or too many steps, and
-    for two arms that are the same model."""
+    """Returns the arms of the design, the base first, and their rungs. Raises RequestError for too few or too many
+    steps, and for two arms that are the same model."""
     many = len(steps)
     if kind == "factorial":
         if not 2 <= many <= MOST:

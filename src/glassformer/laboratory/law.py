@@ -1,4 +1,4 @@
-"""Scaling laws, fitted to runs: robust, from many starts, with intervals from drawing the runs again."""
+"""Scaling laws, fitted to runs: robust, from many starts, with bootstrap intervals over runs."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from glassformer.laboratory.points import Numbers, Points, Source, points
 from glassformer.typed import typed
 
 DELTA = 1e-3
-"""Errors of log loss from which on they count by their size and no longer by its square (2203.15556, D.3)."""
+"""Error of log loss at which Huber's loss turns from squares to absolute values (2203.15556, D.3)."""
 EXPONENTS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7, 1.0)
 POWERS = (0.03, 0.06, 0.12, 0.25, 0.5)
 STEEPEST = 10.0
-"""Largest exponent: without one, draws of runs that leave out all but two sizes have their optimum at infinity."""
+"""Largest exponent: without a bound, bootstrap draws with only two sizes have their optimum at infinity."""
 STARTS = 8
-"""Of all combinations of these, the best so many are followed to their end."""
+"""Number of starts of the optimiser: the best combinations of initial values."""
 FURTHEST = 10.0
-"""Times the largest compute among the points: what lies beyond is not predicted unless asked for. Ladders of published
-models missed by 4 % at 200 times (2412.04403)."""
+"""Largest ratio of predicted compute to that of the largest run, unless `far` is asked for. Ladders of published models
+missed by 4 % at 200 times (2412.04403)."""
 LOOSE = 0.02
-"""Mean error of log loss from which on a form does not describe the runs: a grid of one seed that followed its law was
+"""Mean error of log loss above which a form does not describe the runs: a grid of one seed that followed its law was
 off by one per cent, and one that did not by five (docs/scaling.md)."""
 DRAWS = 1000
 AT_BOUND = "at its bound"
-"""Remark on an amplitude of zero, and on an exponent as large as exponents may be."""
+"""Remark on an amplitude of zero, and on an exponent at `STEEPEST`."""
 IDLE = "without effect: its term is zero"
-"""Remark on an exponent of which no loss depends."""
+"""Remark on an exponent that no loss depends on."""
 SHIFTED = "outside its interval: runs drawn again put it elsewhere"
-"""Remark on a figure that hangs on single runs."""
+"""Remark on a parameter that hangs on single runs."""
 SEARCHED = 7.0
-"""Largest logarithm of the ratio between the best size by a draw of the runs and the best size by all of them."""
+"""Largest logarithm of the ratio between the optimal size of a bootstrap draw and that of all runs."""
 
 
 class Law:
-    """A form fitted to points; `law.alpha` is a fitted figure, `law.values` has all of them by name.
+    """A form fitted to points; `law.alpha` is a fitted parameter, `law.values` has all of them by name.
 
     >>> law = gf.fit_scaling_law("runs.csv")
     >>> law.alpha, law.interval("alpha"), law.remark("alpha"), law.predict(7e9, 1.4e11)
@@ -50,9 +50,9 @@ class Law:
     def __init__(self, form: Form, data: Points, theta: Numbers, delta: float | None, objective: float, reached: float):
         self.form, self.points, self.theta, self.delta = form, data, theta, delta
         self.objective = objective
-        """The sum that was minimised: Huber's losses of log loss, or half the squares of the loss."""
+        """Minimised sum: Huber's losses of log loss, or half the squares of the loss."""
         self.reached = reached
-        """Share of the starts followed that ended here."""
+        """Share of the starts that ended in this fit."""
         self.values = {name: float(value) for name, value in self.figures(theta).items()}
 
     def __getattr__(self, name: str) -> float:
@@ -66,8 +66,8 @@ class Law:
         return f"{self.form.formula}: {figures}; fitted to {len(self.points)} runs"
 
     def predict(self, params: Any, tokens: Any, far: bool = False) -> Any:
-        """The loss in nats of so many parameters and tokens, numbers or arrays. RequestError more than `FURTHEST` times
-        beyond the largest compute among the points, but with `far`."""
+        """Returns the loss in nats at `params` parameters and `tokens` tokens, numbers or arrays. Raises RequestError
+        beyond `FURTHEST` times the largest compute among the points, unless `far`."""
         asked = self._asked(params, tokens, far)
         found = np.exp(self.form.log_loss(self.theta, self.form.features(asked))[0])
         return float(found[0]) if np.ndim(params) == np.ndim(tokens) == 0 else found
@@ -75,8 +75,8 @@ class Law:
     def predict_interval(
         self, params: float, tokens: float, level: float = 0.95, far: bool = False, run: bool = False
     ) -> tuple[float, float]:
-        """Where runs drawn again put that prediction: of the law, without the noise of the run itself; with `run` as
-        much as single runs lie off it besides, where one run of that size is to be expected."""
+        """Returns the bootstrap interval of that prediction: of the law, without the noise of a run; with `run`,
+        widened by the spread of single runs around it, the interval in which one run is expected."""
         features = self.form.features(self._asked(params, tokens, far))
         drawn = np.array([self.form.log_loss(theta, features)[0][0] for theta in self.draws])
         if run:
@@ -85,7 +85,7 @@ class Law:
         return middle(np.exp(drawn), level)
 
     def optimal_losses(self, flops: float, far: bool = False) -> Numbers:
-        """(DRAWS,) the lowest loss with so much compute, by the fit to each draw of the runs."""
+        """Returns the lowest loss at a budget of `flops`, by the fit to each bootstrap draw, (DRAWS,)."""
         best = np.log(self.optimal(flops, far)[0])
         params = np.exp(best + np.linspace(-SEARCHED, SEARCHED, 401))
         features = self.form.features(self._asked(params, flops / 6 / params, far=True))
@@ -101,7 +101,7 @@ class Law:
         return asked
 
     def optimal(self, flops: float, far: bool = False) -> tuple[float, float]:
-        """(N, D) of the lowest loss with so much compute, 6 N D = flops."""
+        """Returns (N, D) of the lowest loss at a budget of `flops` = 6 N D."""
         if len(self.form.reads) < 2:
             raise RequestError(
                 f"{self.form.formula} says nothing of how to share compute; fit a law of N and D",
@@ -116,19 +116,20 @@ class Law:
         return params, flops / 6 / params
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Where the figure lies when the runs are drawn again, `DRAWS` times with replacement; `remark` says why if
-        the figure itself lies outside."""
+        """Returns the bootstrap interval of a parameter, over `DRAWS` draws of the runs; `remark` explains a value
+        outside of it."""
         if name not in self.values:
             raise RequestError(code="unknown", field="name", value=name, expected=f"one of {', '.join(self.values)}")
         return middle(self.figures(self.draws)[name], level)
 
     def remark(self, name: str, level: float = 0.95) -> str | None:
-        """Returns why the figure or its interval says little: AT_BOUND, IDLE or SHIFTED; None if nothing is wrong."""
+        """Returns the reason why a parameter or its interval is not meaningful: AT_BOUND, IDLE or SHIFTED; None if it
+        is."""
         low, high = self.interval(name, level)
         return self._limits.get(name, None if low <= self.values[name] <= high else SHIFTED)
 
     def figures(self, theta: Numbers) -> dict[str, Numbers]:
-        """Returns the figures of fits (..., p) by name; the amplitude of a term that has vanished is zero."""
+        """Returns the parameters of fits (..., p) by name; the amplitude of a term that has vanished is zero."""
         gone = np.array([self.form.vanished(row, self._features) for row in np.atleast_2d(theta)])
         settled = theta.copy()
         settled[..., : gone.shape[-1]][gone.reshape(*theta.shape[:-1], -1)] = -np.inf
@@ -140,7 +141,7 @@ class Law:
 
     @cached_property
     def _limits(self) -> dict[str, str]:
-        """AT_BOUND or IDLE of the figures that end at a bound, and of those made of them."""
+        """Parameter -> AT_BOUND or IDLE, for those that end at a bound and those derived from them."""
         gone = self.form.vanished(self.theta, self._features)
         found = {name: AT_BOUND for name, zero in zip(self.form.amplitudes, gone, strict=True) if zero}
         for name, slopes in zip(self.form.exponents, self._features[0].swapaxes(0, 1), strict=True):
@@ -158,7 +159,7 @@ class Law:
 
     @cached_property
     def draws(self) -> Numbers:
-        """(DRAWS, p): fits to runs drawn with replacement, all points of a run together."""
+        """Bootstrap fits (DRAWS, p): runs are drawn with replacement, all points of a run together."""
         return self.refits(DRAWS)
 
     def refits(self, count: int, seed: int = 0) -> Numbers:
@@ -172,7 +173,7 @@ class Law:
         ])  # fmt: skip
 
     def refit(self, rows: Sequence[int] | np.ndarray) -> Numbers:
-        """Fitted to these rows alone, from here on."""
+        """Returns theta fitted to these rows only, starting from this fit."""
         drawn = self.points.take(np.asarray(rows))
         features = self.form.features(drawn)
         start = self.form.lifted(self.theta, features)
@@ -180,7 +181,7 @@ class Law:
 
     @property
     def residuals(self) -> Numbers:
-        """log of measured over fitted loss: relative errors."""
+        """Logarithms of measured over fitted loss: relative errors."""
         return np.log(self.points.loss) - self.form.log_loss(self.theta, self.form.features(self.points))[0]
 
     @property
@@ -190,11 +191,11 @@ class Law:
 
     @property
     def describes(self) -> bool:
-        """Whether the runs follow this form at all: where they do not, its figures say nothing."""
+        """True if the runs follow this form; if not, its parameters are not meaningful."""
         return self.error < LOOSE
 
     def without_furthest(self, count: int) -> dict[str, float]:
-        """The figures when the `count` points that lie furthest off are left out: what hangs on few points."""
+        """Returns the parameters without the `count` points of largest residual, to show a dependence on few points."""
         kept = np.argsort(np.abs(self.residuals), kind="stable")[: len(self.points) - count]
         return {name: float(value) for name, value in self.figures(self.refit(np.sort(kept))).items()}
 
@@ -272,7 +273,7 @@ def fit_scaling_law(
 
 
 def refuse_far(flops: float, most: float) -> None:
-    """RequestError for a prediction `FURTHEST` times beyond the compute of the largest run, `most`."""
+    """Raises RequestError for a prediction beyond `FURTHEST` times the compute of the largest run, `most`."""
     if flops > FURTHEST * most * (1 + 1e-9):
         raise RequestError(
             f"{flops:.3g} FLOPs are {flops / most:,.0f} times the largest run's; no data carries a prediction beyond "
@@ -282,13 +283,13 @@ def refuse_far(flops: float, most: float) -> None:
 
 
 def different(values: Numbers) -> int:
-    """How many there are, where those within a thousandth are one."""
+    """Returns the number of distinct values, up to a relative difference of a thousandth."""
     return len(np.unique(np.round(np.log(values), 3)))
 
 
 def held_out(source: Source, form: str = "chinchilla", **how: Any) -> dict[str, float]:
-    """The runs that took the most compute, predicted from all others: `predicted`, with the interval in which one run
-    is to be expected, `measured`, the mean of them, and `error`, relative, with its interval."""
+    """Predicts the runs of most compute from all others. Returns `predicted`, with the interval in which one run is
+    expected, `measured`, their mean, and the relative `error` with its interval."""
     data = points(source)
     largest = data.largest()
     law = fit_scaling_law(data.take(~largest), form, **how)
@@ -306,8 +307,8 @@ def held_out(source: Source, form: str = "chinchilla", **how: Any) -> dict[str, 
 
 
 def difference(first: Law, second: Law, name: str, level: float = 0.95) -> tuple[float, float, float]:
-    """(second - first, low, high) of one figure of two laws of a form. Runs of the same names are drawn together, so
-    that what the choice of sizes and budgets does to both laws does not count; others apart."""
+    """Returns (second - first, low, high) of one parameter of two laws of one form. Runs of equal names are drawn
+    together, so that the choice of sizes and budgets cancels; others independently."""
     drawn = second.figures(_beside(first, second, second.draws))[name] - first.figures(first.draws)[name]
     return second.values[name] - first.values[name], *middle(drawn, level)
 
@@ -315,21 +316,22 @@ def difference(first: Law, second: Law, name: str, level: float = 0.95) -> tuple
 def optimal_difference(
     first: Law, second: Law, flops: float, level: float = 0.95, far: bool = False
 ) -> tuple[float, float, float]:
-    """(second - first, low, high) of the lowest loss with so much compute."""
+    """Returns (second - first, low, high) of the lowest loss at a budget of `flops`."""
     drawn = _beside(first, second, second.optimal_losses(flops, far)) - first.optimal_losses(flops, far)
     losses = [law.predict(*law.optimal(flops, far), far=True) for law in (first, second)]
     return losses[1] - losses[0], *middle(drawn, level)
 
 
 def _beside(first: Law, second: Law, drawn: Numbers) -> Numbers:
-    """What the second law's draws gave, in the order of the first's: draws of as many runs are the same draws, and
-    those of other runs are put beside another draw."""
+    """Pairs the second law's draws with the first's: in order if their runs have equal names, and are thus drawn
+    together; shifted by one otherwise, because equal indices would be correlated."""
     together = np.array_equal(np.unique(first.points.run), np.unique(second.points.run))
     return drawn if together else np.roll(drawn, 1, axis=0)
 
 
 def _starts(form: Form, features: tuple[Numbers, Numbers], loss: Numbers) -> Iterable[Numbers]:
-    """Exponents on a grid, with the amplitudes that serve them best: L^(1 / power) is linear in these."""
+    """Yields initial values: exponents on a grid, with the amplitudes that fit best; L^(1 / power) is linear in
+    amplitudes."""
     slopes, fixed = features
     grid = itertools.product(*[EXPONENTS] * len(form.exponents), POWERS if form.power else (1.0,))
     for *exponents, power in grid:
@@ -373,9 +375,9 @@ def _descend(
 
 
 def _axes(form: Form, features: tuple[Numbers, Numbers]) -> Numbers:
-    """(p, p): theta = axes @ z, where z has the heights of the terms in the middle of the points, in place of those at
-    N = D = 1, and exponents in units of how far the points reach. Heights and exponents are then hardly correlated: a
-    fit takes half of the steps, and ends nearer to the optimum."""
+    """Returns (p, p) axes with theta = axes @ z, where z has the terms' heights at the mean of the points instead of at
+    N = D = 1, and exponents in units of the points' spread. Heights and exponents are then hardly correlated: a fit
+    takes half of the steps, and ends nearer to the optimum."""
     slopes = features[0]
     k, j = len(form.amplitudes), len(form.exponents)
     axes = np.eye(len(form.names))
@@ -387,7 +389,7 @@ def _axes(form: Form, features: tuple[Numbers, Numbers]) -> Numbers:
 
 
 def middle(values: Numbers, level: float) -> tuple[float, float]:
-    """The quantiles between which so much of the values lies."""
+    """Returns the central quantiles that contain the share `level` of the values."""
     if not 0 < level < 1:
         raise RequestError(code="range", field="level", value=level, expected="between 0 and 1")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])

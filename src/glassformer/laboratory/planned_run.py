@@ -204,14 +204,14 @@ def dry_run(
 
 
 def planned(asked: SingleRun, progress: OnProgress | None = None) -> DryRun:
-    """Returns the plan of a run that is asked for. Raises RequestError."""
+    """Returns the plan of a requested run. Raises RequestError."""
     request = prepare_run(*asked.arguments, progress, asked.pretrained)
     config, recipe, text = request.config, request.recipe, request.text
     batches = recipe.objective.batches(text, recipe.batch_size, recipe.context, recipe.seed, config)
     steps = recipe.num_steps(config, batches.tokens_per_step, batches.steps_per_epoch)
     tokens = None if steps is None else batches.read(steps)["tokens"]
     peak, schedule = recipe.peak_learning_rate(config), recipe.schedule
-    n = float(steps or 1e6)  # a run of minutes has the shape of a long one
+    n = float(steps or 1e6)  # a budget of minutes has the schedule of a long run
     return DryRun(
         name=asked.name,
         data=text.name,
@@ -254,8 +254,8 @@ def _memory(request: Request) -> int | None:
 
 
 def _files(asked: SingleRun, request: Request) -> tuple[str, ...]:
-    """Returns the names of the files and folders of the run; the first ones are written to a folder that is
-    removed."""
+    """Returns the names of the files and folders of the run; the files of its start are written to a temporary
+    folder."""
     if asked.out is None:
         return ()
     recipe, text = request.recipe, request.text

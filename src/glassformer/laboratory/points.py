@@ -23,7 +23,7 @@ NAMES = {
     "loss": ("loss", "l", "val_loss", "validation loss"),
     "run": ("run", "name"),
 }
-"""What columns are called, by what they hold; capitals do not matter."""
+"""Quantity -> usual names of its column; case does not matter."""
 
 LARGEST_FILE = 64 << 20
 MOST_ROWS = 100_000
@@ -31,17 +31,18 @@ MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class Points:
-    """`flops` are those of training, 6 N D. Points of one `run` are not independent, and are drawn together."""
+    """Points of a law as columns. `flops` are those of training, 6 N D. Points of one `run` are not independent, and
+    are drawn together."""
 
     params: Numbers
     tokens: Numbers
     loss: Numbers
     run: NDArray[np.str_]
     left_out: int = 0
-    """Rows without a finite loss: runs that diverged or did not end."""
+    """Number of rows without a finite loss: runs that diverged or did not end."""
     counted: Numbers | None = None
-    """FLOPs of training as they were counted, attention and the vocabulary's products with them, where the table has
-    them beside the tokens."""
+    """Counted training FLOPs, with attention and the vocabulary's matmuls, if the table has them in addition to
+    tokens."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -52,27 +53,27 @@ class Points:
 
     @property
     def spent(self) -> Numbers:
-        """FLOPs by which runs have one budget: as counted, else 6 N D."""
+        """FLOPs that define a budget: counted ones, else 6 N D."""
         return self.flops if self.counted is None else self.counted
 
     def take(self, rows: Any) -> Points:
-        """Those of these rows: indices, or a mask."""
+        """Returns the points of these rows: indices, or a mask."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         return replace(self, **{name: col[rows] for name, col in columns.items() if isinstance(col, np.ndarray)})
 
     def without_worst(self, count: int) -> Points:
-        """Without the `count` highest losses."""
+        """Returns the points without the `count` highest losses."""
         kept = np.sort(np.argsort(self.loss, kind="stable")[: len(self) - count])
         return self.take(kept)
 
     def largest(self) -> NDArray[np.bool_]:
-        """Which points are of the run, or runs, that took the most compute."""
+        """Returns a mask of the points that belong to the run, or runs, of most compute."""
         runs = np.unique(self.run[self.flops >= self.flops.max() * (1 - 1e-9)])
         return np.isin(self.run, runs)
 
 
 Source = Points | str | Path | Mapping[str, Sequence[float]] | Iterable[Mapping[str, Any]]
-"""What runs are read from: see `points`."""
+"""Source of points: see `points`."""
 
 
 def points(
@@ -80,14 +81,15 @@ def points(
     columns: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Points:
-    """From a CSV file with a line of names, the folder of `scale` or of a comparison, a table of columns, or rows.
+    """Reads points from a CSV file with a header, the folder of `scale` or of a comparison, a table of columns, or
+    rows.
 
-    columns   what this table calls them: `{"loss": "loss_c4_val"}`; others are found by their usual names (`NAMES`)
+    columns   names in this table: `{"loss": "loss_c4_val"}`; other columns are found by their usual names (`NAMES`)
     where     only rows that have these texts in these columns: `{"dataset": "c4"}`
 
-    Instead of tokens there may be FLOPs, C = 6 N D; with both, runs of one budget are those of as many FLOPs. Rows with
-    a loss that is not finite are left out, and counted. A folder's rows have a column `model` besides, of which one is
-    to be chosen where there are several."""
+    Instead of tokens there may be FLOPs, C = 6 N D; with both, FLOPs define the budgets. Rows with a loss that is not
+    finite are left out and counted. Rows of a folder also have a column `model`, and if there are several models,
+    `where` has to choose one."""
     if isinstance(source, Points):
         return source
     rows = _rows(source)
@@ -152,7 +154,7 @@ def _is_folder(source: Any) -> bool:
 
 
 def _from_folder(path: Path) -> list[Mapping[str, Any]]:
-    from glassformer.laboratory.cells import runs_of  # imports torch, which a table does without
+    from glassformer.laboratory.cells import runs_of  # imports torch, which a table does not need
 
     return [run.row for run in runs_of(path) if run.params and run.tokens]
 

@@ -1,5 +1,5 @@
-"""`gf.check`: proof that a model decodes what it computes, is the same after saving and loading, and equals the
-published implementation.
+"""`gf.check`: proof that a model's decoding equals its full forward pass, that it survives saving and loading, and that
+it equals the published implementation.
 
 Everything runs in fp32, on the tokens of a seed or of a text.
 """
@@ -51,15 +51,16 @@ from glassformer.units import count
 
 TOLERANCE = 1e-5
 STRICTER = 4
-"""One module that is given the same input has nothing to add up: a wrong eps shows in the sixth digit."""
+"""Factor of the tolerance for a single module with identical input: no errors accumulate, and a wrong eps shows in the
+sixth digit."""
 LARGEST = 4_000_000_000
 SHOWN = 12
-"""Rows of the reference that are printed if all are well, by the size of their error."""
+"""Most rows of the reference that are printed if all agree, largest error first."""
 STYLES = {"wrong": "bold red", "ok": "green"}
 LONGEST_WINDOW = 512
 Verdict = Literal["ok", "wrong", "inherited", "skipped"]
 Given = dict[str, Any]
-"""What our model is called with, by name: `tokens`, and `source` where it reads one."""
+"""Arguments of our model by name: `tokens`, and `source` if it reads one."""
 
 
 LEGEND = (
@@ -70,10 +71,10 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. Errors are the largest difference, `relative` to the largest expected value; infinite where a NaN
-    or an infinity was compared.
+    """One comparison. Errors are the largest difference, `relative` to the largest expected value; infinite for a NaN
+    or an infinity.
 
-    `wrong` is what differs by its own doing; `inherited` is what differs because something before it does."""
+    `wrong` marks a site that differs by its own fault; `inherited` one that differs because an earlier site does."""
 
     check: Literal["weights", "decoding", "round trip", "reference"]
     site: str
@@ -81,9 +82,9 @@ class Row:
     error: float | None = None
     relative: float | None = None
     alone: float | None = None
-    """Of the reference alone: the relative error where our layer is given the reference's own input."""
+    """Relative error of our layer given the reference's input; None for comparisons without a reference."""
     theirs: str = ""
-    """The reference's module that computes the same."""
+    """Name of the reference's module that computes the same."""
     note: str = ""
 
 
@@ -107,7 +108,7 @@ class Proof(Tabular):
 
     @property
     def wrong(self) -> tuple[Row, ...]:
-        """Comparisons that failed by their own doing; those that follow from another are not among them."""
+        """Comparisons that failed by their own fault; those that follow from another are not among them."""
         return tuple(row for row in self.rows if row.verdict == "wrong")
 
     @property
@@ -117,7 +118,7 @@ class Proof(Tabular):
 
     @property
     def finding(self) -> str:
-        """The result in a sentence."""
+        """Sentence with the result."""
         if self.wrong:
             return f"{self.name}: wrong at {', '.join(row.site for row in self.wrong[:6])}"
         skipped = sum(row.verdict == "skipped" for row in self.rows)
@@ -132,7 +133,7 @@ class Proof(Tabular):
             raise WorkError(self.finding, code="failed")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; an infinite error is the word `inf`, since JSON has no number for it."""
+        """Returns plain values; an infinite error is the string "inf", since JSON has no number for it."""
         return {"name": self.name, "ok": self.passed, "rows": self.records()}
 
     def records(self) -> list[dict[str, Any]]:
@@ -235,9 +236,9 @@ def checks(
     tolerance: float = TOLERANCE,
     largest: int = LARGEST,
 ) -> Iterator[Row]:
-    """Yields the rows of `check` as they are found, and takes its options.
+    """Yields the rows of `check` as they are computed, and takes its options.
 
-    A reference that only this package can compute is computed by it. Reparametrised matrices are compared as they are
+    A reference in the format of this package is computed by it. Reparametrised matrices are compared as they are
     applied."""
     if not 0 < tolerance < math.inf:
         raise RequestError(
@@ -272,7 +273,7 @@ def checks(
 
 
 def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[Loaded, Path | None]:
-    """Returns the model in fp32, and the path of its reference, None if that is to be written."""
+    """Returns the model in fp32, and the path of its reference, None if it is to be written."""
     if not isinstance(reference, str | Path | None):
         raise RequestError(
             code="type", field="reference", value=type(reference).__name__, expected="the path of a checkpoint"
@@ -292,8 +293,8 @@ def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[
 
 
 def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
-    """What the model is called with: two rows of tokens, or images, and a source of another length where it reads
-    one."""
+    """Returns the inputs of the model: two rows of tokens, or images or vectors, and a source of another length if it
+    reads one."""
     model, vocab, draw = loaded.model, loaded.config.vocab_size, generator_of(seed)
     if (patches := model.embedding.patches) is not None:
         if text is not None:
@@ -323,7 +324,7 @@ def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
 
 
 def _length(loaded: Loaded) -> int:
-    """Tokens enough that every window of bearable length closes, and a number that is nobody's head count."""
+    """Returns a number of tokens that exceeds every window of feasible length and equals no mixer's number of heads."""
     mixers: list[Any] = [layer.mixer for layer in loaded.model.layers]
     reaches = [mixer.reach or 0 for mixer in mixers]
     length = max(32, *(reach + 8 for reach in reaches if reach <= LONGEST_WINDOW), 0)
@@ -334,8 +335,8 @@ def _length(loaded: Loaded) -> int:
 
 
 def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
-    """(largest difference, the same relative to the largest expected value), infinite where either is no number: any
-    comparison with a NaN is false, and a maximum may pass it over."""
+    """Returns (largest difference, the same relative to the largest expected value), infinite if either is not finite:
+    any comparison with a NaN is false, and a maximum may skip it."""
     error = float((actual - expected).abs().max())
     relative = error / max(float(expected.abs().max()), 1e-12)
     return (error, relative) if math.isfinite(relative) else (math.inf, math.inf)
@@ -345,7 +346,8 @@ def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def _decoding(model: Model, given: Given, tolerance: float) -> Iterator[Row]:
-    """Tokens one by one, and rows of unequal length padded on the left, against each row whole."""
+    """Yields the comparison of token-by-token decoding, and of unequal rows padded on the left, with each row's full
+    pass."""
     if why := _not_decoded(model):
         yield Row("decoding", "cached", "skipped", note=why)
         return
@@ -369,7 +371,7 @@ def _decoding(model: Model, given: Given, tolerance: float) -> Iterator[Row]:
 
 
 def _not_decoded(model: Model) -> str:
-    """Why a model's cache cannot give what the whole text gives, or nothing."""
+    """Returns the reason why a model's cache cannot equal its full pass; empty if it can."""
     if not model.causal:
         return "this model is bidirectional: it has no next token"
     mixers: list[Any] = [layer.mixer for layer in model.layers]
@@ -403,7 +405,8 @@ def _round_trip(model: Model, folder: str, size: int) -> Row:
 def _reference(
     model: Model, given: Given, source: Path | None, named: bool, kept: str, tolerance: float
 ) -> Iterator[Row]:
-    """`named`: the user did, and is told where it cannot be had; what was only tried is skipped."""
+    """Yields the comparisons with the reference. `named`: the user gave it, and a failure to load it raises
+    RequestError; otherwise it is skipped."""
     theirs, family, why = None, None, _no_reference(model, source, named, kept)
     if not why:
         assert source is not None
@@ -411,7 +414,8 @@ def _reference(
             theirs = (_computed_by_us if _is_ours(source) else _published)(source).to(model.device)
             family = {**FAMILIES, own.OWN.model_type: own.OWN}.get(theirs.config.model_type)
             why = "" if family else f"model_type={theirs.config.model_type!r} is no family known here"
-            if (padding := getattr(theirs.config, "pad_token_id", None)) is not None:  # it moves positions of some
+            # padding tokens shift the positions of some models
+            if (padding := getattr(theirs.config, "pad_token_id", None)) is not None:
                 given = {
                     name: torch.where(value == padding, (padding + 1) % model.vocab_size, value)
                     if name in ("tokens", "source") else value
@@ -419,7 +423,7 @@ def _reference(
                 }  # fmt: skip
         except RequestError:
             raise
-        except Exception as problem:  # another library's, of whatever kind
+        except Exception as problem:  # errors of another library, of any kind
             said = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
             why = f"transformers does not load {source.name}: {said}"
     if why and named:
@@ -435,7 +439,7 @@ def _reference(
 
 
 def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> str:
-    """Why there is nothing to compare with, or nothing."""
+    """Returns the reason why there is no reference; empty if there is one."""
     if source is None:
         return kept
     if find_spec("transformers") is None:
@@ -450,7 +454,7 @@ def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> 
 
 
 def _is_ours(source: Path) -> bool:
-    """Returns True for a run, a folder that no published class loads, and a checkpoint as its authors left it."""
+    """Returns True for a run, a folder that no published class loads, and a checkpoint in its authors' format."""
     if source.is_dir():
         return not (is_folder(source) and read_config(source)[0].model_type in FAMILIES)
     return not is_gguf(source)
@@ -467,7 +471,7 @@ def _published(source: Path) -> Any:
     import transformers
 
     how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    with redirect_stderr(io.StringIO()):  # its bars, of which not all can be switched off
+    with redirect_stderr(io.StringIO()):  # hides progress bars, some of which have no switch
         if not source.is_dir():
             how["gguf_file"] = source.name
             return transformers.AutoModelForCausalLM.from_pretrained(source.parent, **how).eval()
@@ -478,7 +482,7 @@ def _published(source: Path) -> Any:
 SITES = {"mixer.output": ("mixer.z", "mixer.out"), "mixer.out_proj": ("", "mixer.out"),
          "ffn": ("", "ffn.out"), "ffn.down_proj": ("ffn.hidden", "ffn.out"),
          "ffn.gate_proj": ("", "ffn.gate"), "ffn.up_proj": ("", "ffn.up")}  # fmt: skip
-"""Our module in a layer -> the public names of its input and of its output, where they have one."""
+"""Our module in a layer -> the public names of its input and of its output, "" without one."""
 CAUSES = {
     "embed": "the embedding, its scale, norm or positions",
     "mixer.out_proj (input)": "the projections agree and this does not: the convolution, the recurrence or its gate",
@@ -493,7 +497,7 @@ OWN = "given the reference's input, its output differs: the weights or the const
 
 @dataclass(frozen=True)
 class Pair:
-    """One of our modules, one of theirs, and which features of each hold the same numbers (None: all, in order)."""
+    """One of our modules, one of theirs, and the indices of the features that correspond (None for all, in order)."""
 
     ours: str
     theirs: str
@@ -502,8 +506,8 @@ class Pair:
 
 
 def pairs(model: Model, theirs: nn.Module, names: Names, called: Callable[[str], str]) -> list[Pair]:
-    """Modules of layers and the final norms that compute the same, by the names of their weights; `called`: a name in
-    their file -> that of their class."""
+    """Returns the modules of layers and the final norms that compute the same, matched by the names of their weights;
+    `called` maps a name in the reference's file to that of its class."""
     known, found = dict(theirs.named_modules()), list[Pair]()
     for prefix, tower, within in towers(model, names):
         for path, module in tower.named_modules(prefix=prefix.rstrip(".")):
@@ -517,21 +521,22 @@ def pairs(model: Model, theirs: nn.Module, names: Names, called: Callable[[str],
                 continue
             try:
                 layout, stem = names.layout(path)
-            except KeyError:  # a part that the family does not have
+            except KeyError:  # a part that the family lacks
                 continue
             mixer: Any = tower.get_submodule(f"layers.{layer}.mixer") if inner.startswith("layers.") else None
             features = (sum(module.outs),) if isinstance(module, Linear) else tuple(weight.shape)
             for piece in layout.pieces(OwnParameter(features, "weight", module, mixer)):
                 mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
                 other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()
-                there = called((stem + piece.name).removesuffix(".weight"))  # of layouts that name the tensor itself
+                there = called((stem + piece.name).removesuffix(".weight"))  # some layouts name the tensor itself
                 if there in known:
                     found.append(Pair(path, there, mine, other))
     return found
 
 
 def towers(model: Model, names: Names) -> list[tuple[str, Tower, Names]]:
-    """(what stands before the names of its modules, the tower, the family's names), in the order of computation."""
+    """Returns (prefix of the modules' names, the tower, the family's names) of each tower, in the order of
+    computation."""
     own: list[tuple[str, Tower, Names]] = [("", model, names)]
     if model.encoder is None:
         return own
@@ -547,14 +552,14 @@ Seen = dict[str, tuple[Tensor, Tensor]]
 
 @contextmanager
 def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]:
-    """{name: (input, output)} of the first call of each module, in the order in which they end; `copies` where the
-    model may go on to change them in place."""
+    """Records {name: (input, output)} of the first call of each module, in the order in which calls end; `copies` if
+    the model may change them in place later."""
     seen: Seen = {}
     hooks = []
     for name, module in modules.items():
 
         def keep(module: nn.Module, args: Any, kwargs: Any, value: Any, name: str = name) -> None:
-            if not (given := [*args, *kwargs.values()]):  # a table that hands out its weight
+            if not (given := [*args, *kwargs.values()]):  # a table that returns its weight
                 return
             first = given[0]
             both = (first, value[0] if isinstance(value, tuple) else value)
@@ -571,8 +576,8 @@ def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]
 def compare(
     model: Model, theirs: nn.Module, family: Family, given: Given, tolerance: float = TOLERANCE
 ) -> Iterator[Row]:
-    """Rows in the order of computation. Each of our layers, and each module in it, also runs alone on the reference's
-    own input, so that nothing wrong hides behind something else that is."""
+    """Yields rows in the order of computation. Each of our layers, and each module in it, also runs separately on the
+    reference's input, so that an earlier error cannot mask a later one."""
     names = family.names_of(model.config)
     both, each = pairs(model, theirs, names, family.of_class), towers(model, names)
     layers = {
@@ -597,7 +602,7 @@ def compare(
     for prefix, tower, within in each:
         read = given["source" if prefix else "tokens"]
         at = place(tower.embedding.places(read), Inputs(read))
-        for path in layers[prefix]:  # some classes pad what they read
+        for path in layers[prefix]:  # some classes pad their inputs
             first, last = there[path]
             there[path] = first[:, : at.tokens], last[:, : at.tokens]
         at.memory, at.global_tokens = memory, None if prefix else given.get("global_tokens")
@@ -609,8 +614,8 @@ def compare(
 def _tower(
     found: _Findings, prefix: str, tower: Tower, blocks: int, layers: list[str], at: Pass
 ) -> Generator[Row, None, Tensor]:
-    """Rows of the layers of a tower, of which `blocks` are one of theirs, and of its final norm; returns what the
-    reference hands on."""
+    """Yields the rows of a tower's layers and of its final norm; `blocks` of our layers are one of theirs. Returns the
+    reference's output of the tower."""
     first, there = found.whole[f"{prefix}layers.0"][0], found.there
     yield found.row(f"{prefix}embed", first, first, there[layers[0]][0], layers[0])
     for i, path in enumerate(layers):
@@ -632,7 +637,7 @@ def _tower(
 
 
 def _theirs(model: Model, theirs: Any, given: Given) -> dict[str, Any]:
-    """What the published class is called with."""
+    """Returns the arguments of the published class."""
     tokens, more = given["tokens"], dict[str, Any]()
     if model.causal and model.config.head.predicts_tokens:
         more["use_cache"] = False
@@ -646,7 +651,7 @@ def _theirs(model: Model, theirs: Any, given: Given) -> dict[str, Any]:
 
 
 def _answer(model: Model, out: Any) -> Tensor:
-    """Of what the published class returns, that which our model gives."""
+    """Returns the output of the published class that corresponds to our model's."""
     head = model.config.head
     if not head.vector:
         return out.logits
@@ -672,7 +677,7 @@ def _refuse_another_shape(model: Model, theirs: Any, layers: dict[str, list[str]
 
 @dataclass
 class _Findings:
-    """Tells what is wrong by itself from what something before it made wrong."""
+    """Distinguishes errors of a module itself from errors inherited from earlier modules."""
 
     both: list[Pair]
     mine: dict[str, nn.Module]
@@ -680,14 +685,14 @@ class _Findings:
     whole: Seen
     tolerance: float
     broken: bool = False
-    """Whether something before is wrong in this layer."""
+    """True if an earlier module is wrong in this layer."""
     ever: bool = False
-    """Whether something before is wrong in the model."""
+    """True if an earlier module is wrong in the model."""
 
     def inside(self, name: str, alone: Seen) -> Iterator[Row]:
-        """The modules of one block, which ran alone on the reference's input of the layer that it is part of."""
+        """Yields the rows of the modules of one block, which ran separately on the reference's input of its layer."""
         mid = alone.get(f"{name}.residual.resid_mid", (None, None))[1]
-        shown, wrong = {""}, list[str]()  # wrong: modules, with what leads to them
+        shown, wrong = {""}, list[str]()  # wrong: modules, and the path to them
         for path, (given, made) in alone.items():
             for pair in (pair for pair in self.both if pair.ours == path):
                 their_input, their_output = self.there[pair.theirs]
@@ -704,7 +709,7 @@ class _Findings:
                 restart = _aligned(their_input, given)
                 if own := restart is not None and restart.numel() == given.numel():
                     made = self.mine[path](restart.reshape(given.shape))
-                own &= not any(inner.startswith(f"{path}.") for inner in wrong)  # which explains it
+                own &= not any(inner.startswith(f"{path}.") for inner in wrong)  # the inner module explains it
                 site = f"{name}.{out}" if out else path
                 row = self.row(site, self.whole[path][1], made, their_output, pair.theirs, pair, own)
                 if row.verdict == "wrong":
@@ -721,7 +726,7 @@ class _Findings:
         pair: Pair | None = None,
         own: bool = False,
     ) -> Row:
-        """`own`: nothing but the module itself lies between the reference's input and `alone`."""
+        """Returns the row of a site. `own`: only the module itself is between the reference's input and `alone`."""
         first, again = _difference(whole, expected, pair), _difference(alone, expected, pair)
         if first is None or again is None:
             return Row("reference", site, "skipped", theirs=theirs, note="laid out in another way there")
@@ -735,18 +740,18 @@ class _Findings:
 
 
 def _aligned(theirs: Tensor, ours: Tensor) -> Tensor | None:
-    """Their activation as (b, s, features), where ours is (b, s, ...); None where it is laid out in another way."""
+    """Returns their activation as (b, s, features) if ours is (b, s, ...); None if its layout differs."""
     b, s = ours.shape[:2]
     if theirs.dim() == 3 and theirs.shape[1] == b != s <= theirs.shape[0]:
-        theirs = theirs[:s].transpose(0, 1)  # (s, b, features), padded at its end
+        theirs = theirs[:s].transpose(0, 1)  # (s, b, features), padded at the end
     if theirs.dim() == 4 and theirs.shape[1] != s:
         theirs = theirs.transpose(1, 2)  # (b, n, s, h)
     return theirs.reshape(b, s, -1) if theirs.numel() % (b * s) == 0 else None
 
 
 def _difference(ours: Tensor, theirs: Tensor, pair: Pair | None) -> tuple[float, float] | None:
-    """Errors of two activations where the features of the pair meet; None where they are laid out differently."""
-    if ours.dim() == 2:  # one row for each text
+    """Returns the errors of two activations over the features of the pair; None if their layouts differ."""
+    if ours.dim() == 2:  # one row per text
         return errors(ours, theirs) if ours.shape == theirs.shape else None
     mine, other = ours.flatten(2), _aligned(theirs, ours)
     if other is not None and pair is not None:

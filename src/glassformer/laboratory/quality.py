@@ -1,4 +1,4 @@
-"""What fewer bits cost: the perplexity of one checkpoint in each precision, over the same held-out text."""
+"""Cost of fewer bits: the perplexity of one checkpoint in each precision, over the same held-out text."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ from glassformer.units import plural
 CONTEXT = 512
 TOKENS = 20_000
 ENOUGH = 2_000
-"""Held-out tokens, a tenth of a text, below which a change of the perplexity says little."""
+"""Held-out tokens, a tenth of a text, below which a change of the perplexity is not meaningful."""
 PACKED = (("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
-"""Bits of the matrices, and of the head."""
+"""(precision of the matrices, precision of the head)."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One precision of a checkpoint. `loss` in nats per token, `change` of the perplexity against the first row's."""
+    """One precision of a checkpoint. `loss` in nats per token, `change` of the perplexity relative to the first
+    row's."""
 
     weights: str
     head: str
     context: int
     tokens: int
     bytes: int
-    """Of all weights and scales."""
+    """Bytes of all weights and scales."""
     bytes_per_token: int
-    """Of those that decoding reads for a token: all but a table that is only looked up."""
+    """Bytes that decoding reads per token: all but a table that is only looked up."""
     loss: float
     perplexity: float
     bits_per_byte: float | None
@@ -106,7 +107,8 @@ def windows_of(
     tokens: int = TOKENS,
     progress: OnProgress = silent,
 ) -> EvaluationWindows:
-    """Windows of at most 512 tokens that lie evenly over what `train` and `compare` hold out of a corpus."""
+    """Returns windows of at most 512 tokens, evenly spaced over the part of a corpus that `train` and `compare` hold
+    out."""
     if tokens < 1:
         raise RequestError(f"tokens={tokens} must be at least 1", code="range", field="tokens", value=tokens)
     corpus = open_corpus(data, progress=progress)
@@ -127,16 +129,17 @@ def windows_of(
             f"give more text, or the model a shorter context by its expression: MODEL+context={max(1, held - 1)}",
             code="range", field="context", value=wide, expected=f"at most {max(0, held - 1)}",
         )  # fmt: skip
-    # One window at a time: a packed head makes all of its logits.
+    # One window at a time: a quantised head computes all of its logits.
     return evaluation_windows(held_out, wide, tokens, token_bytes=held_out.token_bytes(tokenizer), batch=1)
 
 
 def qualities(
     load: Callable[[], Loaded], data: str = "python-docs", tokens: int = TOKENS, progress: OnProgress = silent
 ) -> Iterator[Quality]:
-    """The checkpoint as `load` gives it, in bf16, in 8 bits, and in 4 with a head of 8 or 4, one after the other.
+    """Yields the quality of the checkpoint as `load` returns it, in bf16, in 8 bits, and in 4 with a head of 8 or 4
+    bits.
 
-    Raises RequestError for a model without a tokenizer, or one that does not read from left to right."""
+    Raises RequestError for a model without a tokenizer, or a bidirectional one."""
     loaded = load()
     if loaded.tokenizer is None:
         raise RequestError(

@@ -32,17 +32,17 @@ class Rung:
     has: tuple[bool, ...]
 
     def label(self, steps: Sequence[str]) -> str:
-        """`rope`, `rope, rmsnorm`; `nothing` for the base."""
+        """Returns the rung's changes as text: `rope`, `rope, rmsnorm`; `nothing` for the base."""
         return ", ".join(step for step, has in zip(steps, self.has, strict=True) if has) or "nothing"
 
 
 @dataclass(frozen=True)
 class LadderArm:
-    """An arm with its loss, the interval of the mean, and its costs; None for what no run has."""
+    """An arm with its loss, the interval of the mean, and its costs; None for a value that no run has."""
 
     name: str
     label: str
-    """Its changes, as words."""
+    """Changes of the arm, as text."""
     has: tuple[bool, ...]
     losses: tuple[float, ...]
     """Held-out loss of each finished seed."""
@@ -50,7 +50,7 @@ class LadderArm:
     low: float | None
     high: float | None
     trouble: str
-    """How many runs diverged or failed, as words."""
+    """Numbers of runs that diverged or failed, as text."""
     learning_rate: float | None
     parameters: float | None
     tokens_per_second: float | None
@@ -59,7 +59,7 @@ class LadderArm:
 
     @classmethod
     def of(cls, at: int, rung: Rung, steps: Sequence[str], runs: Sequence[RunResult]) -> Self:
-        """The arm of a rung, over its runs."""
+        """Makes the arm of a rung from its runs."""
         mine = [run for run in runs if run.name == rung.name]
         losses = tuple(run.validation.loss for run in mine if run.status == "ok" and run.validation is not None)
         low = high = None
@@ -81,12 +81,13 @@ COSTS = {
     "parameters": PARAMETERS, "tokens_per_second": TRAINING_SPEED, "peak_memory_bytes": PEAK_MEMORY,
     "state_bytes_per_token": STATE_BYTES,
 }  # fmt: skip
-"""Costs of an arm, the last fields of `LadderArm`."""
+"""Costs of an arm by their names in results.json: the last fields of `LadderArm`."""
 
 
 @dataclass(frozen=True)
 class LadderPair:
-    """Two arms, by their places, `a` without a change that `b` has; None if too few seeds finished for a verdict."""
+    """Two arms, by index, with the verdict between them: `b` has a change that `a` lacks; None if too few seeds
+    finished."""
 
     a: int
     b: int
@@ -155,7 +156,7 @@ class LadderRecord:
         cls, results: Results, rungs: Sequence[Rung], steps: Sequence[str], kind: Kind, ends: Mapping[str, Any],
         **more: Any,
     ) -> Self:  # fmt: skip
-        """The record of the results of all arms."""
+        """Makes the record from the results of all arms."""
         own = {name: rung for rung, name in trained_as(results, [rung.name for rung in rungs]).items()}
         runs = [run.changed(name=own[run.name]) for run in results.runs if run.name in own]
         found = _effects(rungs, runs) if kind == "factorial" else _verdicts(rungs, runs, results)
@@ -168,7 +169,7 @@ class LadderRecord:
         )  # fmt: skip
 
     def with_paces(self, speeds: Mapping[str, float], trained: Mapping[str, str]) -> Self:
-        """Returns the ladder with speeds of steps in turn instead of those of runs that were trained side by side."""
+        """Returns the ladder with speeds measured one after the other instead of those of runs trained in parallel."""
         said = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
         arms = tuple(replace(arm, tokens_per_second=speeds.get(trained[arm.name])) for arm in self.arms)
         return replace(self, arms=arms, notes=(*self.notes, said))
@@ -190,14 +191,14 @@ class LadderRecord:
 
 
 def trained_as(results: Results, names: Sequence[str]) -> dict[str, str]:
-    """Returns the names under which arms were trained, which show a tuned learning rate."""
+    """Returns the names under which arms were trained, which include a tuned learning rate."""
     tuned = {one.name: one.tuned_as for one in results.tuning.arms} if results.tuning is not None else {}
     return {name: tuned.get(name, name) for name in names}
 
 
 def pairs_of(rungs: Sequence[Rung]) -> dict[str, list[tuple[int, int]]]:
-    """Pairs of arms by what they show, the one with fewer changes first: `base`, every rung against the base; `before`,
-    against the one before; `last`, the target against itself without one change."""
+    """Returns pairs of arms by kind, the one with fewer changes first: `base`, every rung against the base; `before`,
+    against the previous one; `last`, the target against itself without one change."""
     places = {rung.has: at for at, rung in enumerate(rungs)}
     many = len(rungs[0].has)
     added = [places[tuple(at < count for at in range(many))] for count in range(many + 1)]
@@ -225,7 +226,7 @@ def _verdicts(rungs: Sequence[Rung], runs: Sequence[RunResult], results: Results
 
 
 def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Over the seeds that every arm finished; without two of them, none."""
+    """Returns the effects over the seeds that every arm finished; empty with fewer than two seeds."""
     names = [rung.name for rung in rungs]
     losses = Table.of(runs, [(names[0], name) for name in names[1:]]).columns(names)
     whole = losses[np.isfinite(losses).all(1)]

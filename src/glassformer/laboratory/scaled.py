@@ -26,7 +26,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True)
 class Planned:
-    """One run, before it is trained."""
+    """One run before training."""
 
     model: str
     size: str
@@ -34,15 +34,15 @@ class Planned:
     params: int
     """Parameters of the layers, without the embedding."""
     tokens: int
-    """In whole steps."""
+    """Training tokens, rounded to whole steps."""
     flops: float
-    """FLOPs of training, exactly: attention and the vocabulary's products with them."""
+    """Training FLOPs, exact: with attention and the vocabulary's matmuls."""
     approximate: float
-    """6 N D, which laws are written in."""
+    """Approximate FLOPs 6 N D, the variable of laws."""
     learning_rate: float
     seed: int
     seconds: float
-    """Estimated; 0 of a run that is finished."""
+    """Estimated seconds; 0 for a finished run."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ScalingPlan(Printed):
 
     runs: list[Planned]
     source: str
-    """The origin of the times."""
+    """Origin of the estimated times."""
     notes: list[str]
 
     @property
@@ -60,11 +60,11 @@ class ScalingPlan(Printed):
 
     @property
     def left(self) -> int:
-        """Number of runs that are still to be trained."""
+        """Number of runs that are not trained yet."""
         return sum(run.seconds > 0 for run in self.runs)
 
     def lines(self) -> Iterator[Any]:
-        """Yields a table of the runs, the notes, and how long they take."""
+        """Yields a table of the runs, the notes, and the estimated time."""
         table = ruled()
         for heading in ("model", "parameters", "tokens", "FLOPs", "6 N D", "lr", "runs", "time"):
             table.add_column(heading, justify="left" if heading == "model" else "right")
@@ -88,7 +88,7 @@ class ScalingPlan(Printed):
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingLaw(LawRecord, Reported, Tabular):
-    """A law that was fitted to a table of runs; `print` shows its figures and predictions.
+    """A law that was fitted to a table of runs; `print` shows its parameters and predictions.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class ScalingLaw(LawRecord, Reported, Tabular):
     command: str = ""
 
     def lines(self) -> Iterator[Any]:
-        """Yields the formula, what the fit says, and tables."""
+        """Yields the formula, the result of the fit, and tables."""
         yield Text(self.formula, style="bold")
         yield finding(self)
         yield from law_tables(self)
@@ -119,7 +119,7 @@ class ScalingLaw(LawRecord, Reported, Tabular):
         return told
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each figure."""
+        """Returns a row for each parameter."""
         return plain(self.figures)
 
 
@@ -142,7 +142,7 @@ class Scaling(LawsRecord, Reported, Tabular):
     folder: Path | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yields what the laws say, their tables, differences, and the place of the report."""
+        """Yields the results of the laws, their tables, differences, and the place of the report."""
         yield several_finding(self)
         for law in self.fitted:
             yield Text(f"{law.model}: {law.formula}", style="bold")
@@ -161,7 +161,7 @@ class Scaling(LawsRecord, Reported, Tabular):
 
 
 def law_tables(law: LawRecord) -> Iterator[TextTable]:
-    """Yields the figures of a law, and its predictions if it has any."""
+    """Yields tables of a law's parameters, and of its predictions if it has any."""
     figures = ruled()
     for heading in ("figure", "fitted", f"interval of {law.level:.0%}"):
         figures.add_column(heading, justify="left" if heading == "figure" else "right")
@@ -185,7 +185,7 @@ def law_tables(law: LawRecord) -> Iterator[TextTable]:
 
 
 def difference_table(found: LawDifference) -> TextTable:
-    """Returns what differs between two models."""
+    """Returns the table of differences between two models."""
     table = ruled(f"{found.b} minus {found.a}")
     for heading in ("", "difference", "interval"):
         table.add_column(heading, justify="right" if heading else "left")

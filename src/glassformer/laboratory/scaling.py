@@ -1,4 +1,4 @@
-"""Scaling laws of architectures, from the runs to the verdict: one comparison for each size and budget."""
+"""Scaling laws of architectures, from runs to verdict: one comparison for each size and budget."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ VERB = "scale"
 RECORD = "scaling.json"
 OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "power", "looks",
           "flops")  # fmt: skip
-"""Words of `compare` that have another meaning here, or none."""
+"""Options of `compare` that `scale` does not take, or takes with another meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingDesign:
-    """Scaling laws that are asked for: models, sizes and budgets, and one comparison for each size and budget."""
+    """Request of scaling laws: models, sizes and budgets, and one comparison for each size and budget."""
 
     models: tuple[DesignArm, ...]
     sizes: Any
@@ -80,7 +80,7 @@ class ScalingDesign:
         recipe: Recipe | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
-        """Takes what `scale` takes. Raises RequestError."""
+        """Makes a design from the arguments of `scale`. Raises RequestError."""
         options = recipe_fields(recipe, options)
         predicted, compute = pairs(predict), amounts(flops)
         if sizes is None:
@@ -108,12 +108,12 @@ class ScalingDesign:
 
     @property
     def first(self) -> Design:
-        """The comparison of the smallest size and budget, which says what all have in common."""
+        """Comparison of the smallest size and budget; text, recipe and seeds are common to all."""
         return next(iter(self.cells.values()))
 
     @property
     def parts(self) -> tuple[type[PartConfig], ...]:
-        """Classes of the parts of its models and recipes."""
+        """Classes of the parts of the design's models and recipes."""
         return self.first.parts
 
     @property
@@ -127,14 +127,14 @@ class ScalingDesign:
         return self.first.tokenizer
 
     def replace(self, **changes: Any) -> Self:
-        """Returns it with some of what `of` takes changed. Raises RequestError."""
+        """Returns the design with some arguments of `of` changed. Raises RequestError."""
         asked = {name: getattr(self, name) for name in ASKED}
         options = {name: getattr(self.first, name) for name in OWN - {*OTHERS}} | dict(self.first.recipe)
         changes = recipe_fields(changes.pop("recipe", None), changes)
         return self.of(**{**asked, "data": self.data, **options, **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as plain values: the content of design.yaml."""
+        """Returns the design as plain values: the content of design.yaml."""
         rest = self.first.to_dict() | {"verb": VERB, "models": listing(self.models)}
         for name in ("tokens", "flops", "allow_unmatched", "loss_alone"):
             rest.pop(name, None)
@@ -147,12 +147,12 @@ class ScalingDesign:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
-        """Makes it from plain values. Raises RequestError."""
+        """Makes a design from plain values. Raises RequestError."""
         return from_tree(tree, VERB, where, cls.of)
 
 
 ASKED = ("models", "sizes", "budgets", "isoflop", "form", "hours", "predict", "flops", "far")
-"""Fields of a `ScalingDesign` that are given; the others follow."""
+"""Fields of a `ScalingDesign` that are given; the others are derived."""
 
 
 @typed
@@ -289,18 +289,18 @@ def _of_table(
 
 
 def _option(name: str) -> str:
-    """A keyword as the command line has it."""
+    """Returns the command-line form of a keyword."""
     return {"learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
 
 
 def amounts(given: str | float | Sequence[Any] | None) -> tuple[float, ...]:
-    """Budgets of compute as numbers, of one or of several. Raises RequestError."""
+    """Parses one or several budgets of compute. Raises RequestError."""
     listed = [] if given is None else given if isinstance(given, list | tuple) else [given]
     return tuple(quantity(one, field="flops") for one in listed)
 
 
 def pairs(given: str | Sequence[Any] | None) -> tuple[tuple[float, float], ...]:
-    """Pairs of parameters and tokens as numbers, of one or of several; a pair may be text such as "7b,140b". Raises
+    """Parses one or several pairs of parameters and tokens; a pair may be text such as "7b,140b". Raises
     RequestError."""
     found = []
     for one in [given] if isinstance(given, str) else given or ():
@@ -365,7 +365,7 @@ def _trained(
     try:
         with only_writer(folder), interruptible():
             asked.save(folder)
-            if not (folder / RECORD).exists():  # the laws of an earlier end stay until the new ones are there
+            if not (folder / RECORD).exists():  # laws of an earlier call stay until the new ones exist
                 _write(begun, folder)
             for cell, design in asked.cells.items():
                 carry_out(design, text, folder / CELLS / cell.name, notify=notify, command=command, executor=executor)
@@ -405,7 +405,7 @@ def _folder(out: str | Path) -> Path:
 
 
 def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raises RequestError where the folder was begun on another text, or with another recipe."""
+    """Raises RequestError if the folder was started on another text, or with another recipe."""
     try:
         held = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -444,7 +444,8 @@ def _timed(run: Planned, seconds: float) -> Planned:
 
 
 def _refuse(runs: Sequence[Planned], form: str, asked: Sequence[float], far: bool) -> None:
-    """What the runs of a model will not carry, before any is trained."""
+    """Raises RequestError, before any run is trained, for a form or a prediction that the runs of a model cannot
+    support."""
     for model in dict.fromkeys(run.model for run in runs):
         own = [run for run in runs if run.model == model]
         values = {what: np.array([getattr(run, of) for run in own], dtype=float)
@@ -456,7 +457,7 @@ def _refuse(runs: Sequence[Planned], form: str, asked: Sequence[float], far: boo
 
 
 def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: Sequence[Planned]) -> list[str]:
-    """What a reader of the law should know of the runs."""
+    """Returns remarks on the runs for a reader of the law."""
     found = ["N counts the parameters of the layers, without the embedding and the head."]
     if chosen.isoflop:
         found.append(
@@ -473,7 +474,7 @@ def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: S
 
 
 def _finished(folder: Path) -> set[tuple[str, str, int]]:
-    """(cell, model, seed) of the runs that need not be trained again."""
+    """Returns (cell, model, seed) of the finished runs."""
     try:
         return {(run.cell, run.model, run.seed) for run in runs_of(folder) if run.status != "failed"}
     except RequestError:

@@ -1,4 +1,4 @@
-"""The laws of several models that were trained on one grid, next to each other, as typed values."""
+"""Laws of several models that were trained on one grid, and their differences, as typed values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from glassformer.laboratory.summary import HeldOut, LawFigure, LawRecord, Unfitt
 from glassformer.runs.contrasts import excludes_zero
 
 OTHER_FORM = {"chinchilla": "kaplan", "kaplan": "chinchilla"}
-"""Fitted beside the form that was asked for: without E, small runs extrapolate otherwise."""
+"""Form -> the form fitted in addition: without E, small runs extrapolate differently."""
 COMPARED = ("alpha", "beta", "a", "alpha_N", "alpha_D", "eta", "gamma")
-"""Figures that two models are compared by: exponents, and no amplitudes, which these move."""
+"""Parameters that are compared between models: exponents only, since amplitudes move with them."""
 
 
 @dataclass(frozen=True)
 class OtherLaw:
-    """A law of another form of the same runs."""
+    """A law of another form, fitted to the same runs."""
 
     form: str
     formula: str
@@ -39,16 +39,16 @@ class ModelLaw(LawRecord):
 
     model: str
     lost: int
-    """Runs that diverged or failed, which are left out."""
+    """Number of runs that diverged or failed, which are left out."""
     not_carried: int
-    """Requested predictions that are out of reach."""
+    """Number of requested predictions that are out of reach."""
     beside: OtherLaw | Unfitted | None
-    """The law in `OTHER_FORM`; None if the form has no other."""
+    """Law of the form `OTHER_FORM`; None if the form has no other."""
 
 
 @dataclass(frozen=True)
 class NoLaw:
-    """A model to whose runs no law could be fitted, with the reason."""
+    """A model whose runs no law could be fitted to, with the reason."""
 
     model: str
     why: str
@@ -57,7 +57,7 @@ class NoLaw:
 
 @dataclass(frozen=True)
 class FigureGap:
-    """The difference of a figure between two models; `shown` if its interval excludes zero."""
+    """Difference of a parameter between two models; `shown` if its interval excludes zero."""
 
     name: str
     difference: float
@@ -68,7 +68,7 @@ class FigureGap:
 
 @dataclass(frozen=True)
 class LossGap:
-    """The difference of the lowest loss of a budget between two models."""
+    """Difference of the lowest loss at a budget between two models."""
 
     flops: float
     difference: float
@@ -100,7 +100,7 @@ class LawsRecord:
     form, grid, notes
         Form of the laws; sizes and budgets; remarks.
     status
-        "complete", or how many runs are finished.
+        "complete", or the number of finished runs.
     runs : tuple of CellRun
         All runs, with those that diverged.
     laws : tuple of ModelLaw or NoLaw
@@ -122,7 +122,7 @@ class LawsRecord:
 
     @property
     def fitted(self) -> list[ModelLaw]:
-        """The laws that could be fitted."""
+        """Laws that could be fitted."""
         return [law for law in self.laws if isinstance(law, ModelLaw)]
 
     def check(self) -> None:
@@ -146,7 +146,8 @@ def laws(
     runs: Sequence[CellRun], form: str, predict: Sequence[tuple[float, float]] = (), flops: Sequence[float] = (),
     far: bool = False, level: float = 0.95,
 ) -> tuple[tuple[ModelLaw | NoLaw, ...], tuple[LawDifference, ...]]:  # fmt: skip
-    """The law of each model, or why it has none, and how every two models differ whose laws describe their runs."""
+    """Returns the law of each model, or the reason why it has no law, and the differences between every two models
+    whose laws describe their runs."""
     names = list(dict.fromkeys(run.model for run in runs))
     fitted, without = dict[str, Law](), dict[str, str]()
     for name in names:
@@ -176,8 +177,8 @@ def laws(
 
 
 def budgets_of(law: Law, asked: Sequence[float], most: float, far: bool) -> list[float]:
-    """The budgets of compute to share out best: those asked for that runs of up to `most` carry, or `most` and as much
-    as they carry."""
+    """Returns the budgets of compute for compute-optimal predictions: those in `asked` within `FURTHEST` times `most`;
+    by default `most` and `FURTHEST` times `most`."""
     if len(law.form.reads) < 2 or not (asked or law.describes):
         return []
     return [one for one in asked if far or one <= FURTHEST * most] if asked else [most, FURTHEST * most]

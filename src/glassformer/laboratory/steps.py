@@ -1,7 +1,7 @@
-"""Which changes lead from one model to another, one at a time.
+"""Changes that lead from one model to another, one at a time.
 
 A step is one or several changes of an expression, `rope` or `rmsnorm+norm.eps=1e-06`. Steps are found by trying the
-short names of the grammar, then single fields by their path; each one that is kept leaves less that differs.
+short names of the grammar, then single fields by their path; each step that is kept reduces the number of differences.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from glassformer.runs.diff import GROUPS, group_of
 
 RECIPE = "recipe"
 MOST = 12
-"""Steps of a ladder: beyond them two models have little in common."""
+"""Most steps of a ladder: beyond them two models have little in common."""
 NAMED = 4
-"""Differences that a refusal names."""
+"""Most differences that an error names."""
 
 Leaf = tuple[str, Any]
-"""A path in a model and the value there."""
+"""(path in a model, value)."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """An arm, as far as it is compared: the model without the vocabulary, which comes from the text, and without the
-    context, which all arms share; and its changes of the recipe."""
+    """Compared fields of an arm: the model without the vocabulary, which depends on the text, and without the context,
+    which all arms share; and its changes of the recipe."""
 
     leaves: frozenset[Leaf]
 
     @classmethod
     def of(cls, arm: DesignArm) -> Point:
-        """Raises RequestError."""
+        """Makes the point of an arm. Raises RequestError."""
         recipe = {(f"{RECIPE}.{field}", value) for field, value in arm.recipe.items()}
         return cls(_leaves(arm.config, arm.own("vocab_size")) | recipe)
 
     def apart(self, other: Point) -> frozenset[Leaf]:
-        """What only one of them has."""
+        """Returns the leaves that only one of the two points has."""
         return self.leaves ^ other.leaves
 
     def places(self, other: Point) -> list[str]:
-        """The paths at which they differ, other parts first."""
+        """Returns the paths at which two points differ, kinds of parts first."""
         return sorted({path for path, _ in self.apart(other)}, key=lambda path: (not path.endswith(".kind"), path))
 
 
 def _leaves(config: ModelConfig, vocab_size: int | None) -> frozenset[Leaf]:
-    """Every value of the model, of every layer, with nothing left to defaults."""
+    """Returns every field of the model and of every layer with its value, defaults resolved."""
     told = config.replace(vocab_size=vocab_size or 1, context=1).resolved()
     tree = told.replace(init=config.init, mup=config.mup).to_dict()
     del tree["stack"]
     blocks = list(told.layers())
-    flat = {id(block): flatten(to_plain(block)) for block in blocks}  # most layers are one block
+    flat = {id(block): flatten(to_plain(block)) for block in blocks}  # equal layers share one block
     layers = {
         f"layers.{at}.{path}": value for at, block in enumerate(blocks) for path, value in flat[id(block)].items()
     }
@@ -70,8 +70,8 @@ def _hashable(value: Any) -> Any:
 
 
 def as_steps(given: str | Sequence[str]) -> list[str]:
-    """`rope,rmsnorm` as steps; a list is taken as it is, whose values may hold commas. Raises RequestError for none,
-    one that is empty or given twice, and for words that name no change."""
+    """Parses `rope,rmsnorm` into steps; items of a list are kept whole, because values may contain commas. Raises
+    RequestError for an empty list, an empty or repeated step, and an unknown change."""
     steps = [one.strip().removeprefix("+") for one in (given.split(",") if isinstance(given, str) else given)]
     if not all(steps) or not steps:
         raise RequestError(code="missing", field="changes", value=given, expected="changes such as rope,rmsnorm,swiglu")
@@ -90,11 +90,11 @@ def as_steps(given: str | Sequence[str]) -> list[str]:
 
 
 def between(base: DesignArm, target: DesignArm, steps: Sequence[str] | None = None) -> list[str]:
-    """The steps from `base` to the model of `target`, in the order of the axes from the embedding up; or `steps`, with
-    the numbers that a part of the target has otherwise than usual set in the step that puts the part in.
+    """Returns the steps from `base` to the model of `target`, in the order of the axes from the embedding up; or
+    `steps`, each with the numbers that its part has in the target in place of the defaults.
 
-    Raises RequestError where both are the same model, where these steps, or none that is known, lead from one to the
-    other, with what remains, and where a step does nothing at its place or as the last of all."""
+    Raises RequestError if both are the same model, if the steps do not lead from one to the other (with the remaining
+    differences), and if a step has no effect at its place or in the end."""
     start, goal = Point.of(base), Point.of(target)
     if start == goal:
         raise RequestError(
@@ -115,7 +115,7 @@ def between(base: DesignArm, target: DesignArm, steps: Sequence[str] | None = No
 
 
 def check_steps(base: DesignArm, steps: Sequence[str]) -> None:
-    """Raises RequestError for a step that does nothing where it stands, or that the steps after it undo."""
+    """Raises RequestError for a step that has no effect at its place, or that later steps undo."""
     if len(steps) > MOST:
         raise RequestError(
             f"{len(steps)} changes lie between the two models, and a ladder has at most {MOST}: {', '.join(steps)}",
@@ -147,7 +147,7 @@ def _tried(base: DesignArm, steps: Sequence[str]) -> Point | None:
 
 
 def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]:
-    """Of `candidates` those that each leave less apart, the one that leaves least first."""
+    """Returns a greedy choice of `candidates`: each reduces the differences, the one that leaves fewest first."""
     steps: list[str] = []
     here = Point.of(base)
     useful = list(candidates)
@@ -165,8 +165,8 @@ def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]
 
 
 def _words(start: Point, goal: Point) -> list[str]:
-    """The short names, those with a value with each value that the target has where the two differ; and the changes of
-    the recipe."""
+    """Returns candidate short names, those with a value once for each value of the target that differs; and the changes
+    of the recipe."""
     values = dict.fromkeys(setting(value) for path, value in sorted(goal.leaves - start.leaves, key=str))
     found = []
     for word in (word for some in words().values() for word in some):
@@ -187,22 +187,22 @@ def _reads(change: str) -> bool:
 
 
 def setting(value: object) -> str:
-    """Returns a value as a change of an expression writes it."""
+    """Formats a value for a change of an expression."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _paths(here: Point, goal: Point) -> list[str]:
-    """Every field in which they still differ, set to the target's value; in all layers first, then in one."""
+    """Returns changes that set every differing field to the target's value; in all layers first, then in one."""
     found: dict[str, None] = {}
     held = dict(here.leaves)
     for path, value in sorted(goal.leaves - here.leaves, key=str):
         if path not in held:
-            continue  # of a part that is not there: no field sets it
+            continue  # a field of a missing part cannot be set
         first, *rest = path.split(".")
         if first == "layers":
-            rest = rest[1:]  # the number of the layer
+            rest = rest[1:]  # without the index of the layer
             found[f"{'.'.join(rest)}={setting(value)}"] = None
-            if len(rest) > 2:  # a part of the mixer
+            if len(rest) > 2:  # a part within the mixer
                 found[f"{'.'.join(rest[1:])}={setting(value)}"] = None
         elif "norm" in first and rest:
             found[f"{'.'.join(['norm', *rest])}={setting(value)}"] = None
@@ -214,12 +214,12 @@ def _paths(here: Point, goal: Point) -> list[str]:
 
 
 def _groups(apart: frozenset[Leaf]) -> set[str]:
-    """The axes of what differs."""
+    """Returns the axes of the differing fields."""
     return {group_of(path.replace("layers.", "stack.", 1).split(".")) for path, _ in apart}
 
 
 def _ordered(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
-    """By axis, from the embedding up, where they lead to the same model in that order as well."""
+    """Returns the steps ordered by axis, from the embedding up, if they lead to the same model in that order."""
 
     def axis(step: str) -> int:
         changed = _groups(Point.of(base).apart(_tried(base, [step]) or goal))
@@ -230,12 +230,12 @@ def _ordered(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
 
 
 def _with_numbers(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
-    """The steps with what their parts have otherwise than usual in the target, where they changed the same part: after
-    `rmsnorm` an eps, set in that step."""
+    """Returns the steps, each extended by the target's non-default numbers of the part that it changes: after `rmsnorm`
+    an eps."""
     made = list(steps)
     whole = _tried(base, made)
     if whole is None:
-        return made  # `between` refuses it, in the words of its own error
+        return made  # `between` raises the error for it
     for number in _found(base.changed(made), goal, _paths(whole, goal)):
         for at in range(len(made) - 1, -1, -1):
             before, after = (_tried(base, made[:end]) for end in (at, at + 1))
@@ -251,7 +251,7 @@ def _with_numbers(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[st
 
 
 def _same_part(changed: frozenset[Leaf], number: str) -> bool:
-    """Whether a field is of a part that was put in the place of another: its `kind` changed too."""
+    """Returns True if a field belongs to a part that was replaced by another, so that its `kind` changed too."""
     part = number.partition("=")[0].rpartition(".")[0]
     kinds = {path.rpartition(".")[0] for path, _ in changed if path.endswith(".kind") or "." in path}
     return bool(part) and any(path == part or path.endswith(f".{part}") for path in kinds)

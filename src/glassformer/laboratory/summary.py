@@ -15,9 +15,9 @@ from glassformer.laboratory.law import Law, held_out, middle
 from glassformer.laboratory.points import Numbers, Points
 
 CURVES = 8
-"""Sizes of which a page draws the losses: the smallest, the largest, and some between."""
+"""Most sizes whose losses a page draws: the smallest, the largest, and some between."""
 FURTHEST_LEFT_OUT = 5
-"""Points left out to see what hangs on few of them."""
+"""Points left out to show a dependence on few of them."""
 
 Line = tuple[tuple[float, float], ...]
 """Points of a curve."""
@@ -26,23 +26,23 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Unfitted:
-    """A quantity that the runs do not give, with the reason."""
+    """A quantity that the runs do not determine, with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class LawFigure:
-    """A fitted figure of a law with its bootstrap interval."""
+    """A fitted parameter of a law with its bootstrap interval."""
 
     name: str
     value: float
     low: float
     high: float
     remark: str | None
-    """A warning if the figure is at its bound or outside its interval."""
+    """Warning if the value is at its bound or outside its interval; None otherwise."""
     without_furthest: float | None = None
-    """The figure without the points that are furthest off; None if there are too few points."""
+    """Value fitted without the points of largest residual; None if there are too few points."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class BestUse:
-    """The compute-optimal size and tokens of a budget, with the loss there."""
+    """Compute-optimal size and tokens of a budget, with their loss."""
 
     flops: float
     params: float
     tokens: float
     ratio: float
-    """Tokens for each parameter."""
+    """Tokens per parameter."""
     loss: float
     low: float
     high: float
@@ -85,12 +85,12 @@ class HeldOut:
     error_low: float
     error_high: float
     reach: float
-    """Compute of the largest run over that of the largest of the others."""
+    """Ratio of the largest run's compute to that of the largest other run."""
 
 
 @dataclass(frozen=True)
 class Exponents:
-    """N_opt ~ C^a and D_opt ~ C^b, over `optima` budgets."""
+    """Exponents N_opt ~ C^a and D_opt ~ C^b, over `optima` budgets."""
 
     a: float
     b: float
@@ -99,7 +99,7 @@ class Exponents:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Compute-optimal exponents in ways that fit no law: a parabola through each budget, the lowest loss of each."""
+    """Compute-optimal exponents without a law: by a parabola through each budget, and by the lowest loss of each."""
 
     parabolas: Exponents | Unfitted
     lowest: Exponents | Unfitted
@@ -127,11 +127,11 @@ class TokensCurve:
 
 @dataclass(frozen=True)
 class BudgetCurve:
-    """Losses of one budget of compute against parameters, and the parabola through them."""
+    """Losses at one budget of compute against parameters, and the parabola through them."""
 
     flops: float
     params: float
-    """Size at which the parabola is lowest."""
+    """Size at the minimum of the parabola."""
     inside: bool
     """True if smaller and larger models were measured."""
     loss: float
@@ -199,8 +199,8 @@ class LawRecord:
         cls, law: Law, form: str, predict: Sequence[tuple[float, float]] = (), flops: Sequence[float] = (),
         far: bool = False, level: float = 0.95, **more: Any,
     ) -> Self:  # fmt: skip
-        """The record of a fitted law: `predict` are sizes and tokens, `flops` budgets of compute. Raises RequestError
-        for a prediction that is out of reach, unless `far`."""
+        """Makes the record of a fitted law: `predict` are sizes and tokens, `flops` budgets of compute. Raises
+        RequestError for a prediction that is out of reach, unless `far`."""
         data = law.points
         without = law.without_furthest(FURTHEST_LEFT_OUT) if len(data) > 3 * len(law.form.names) else {}
         budgets = on_budgets(data)
@@ -225,7 +225,7 @@ class LawRecord:
 
     @property
     def values(self) -> dict[str, float]:
-        """The fitted figures by name."""
+        """Fitted parameters by name."""
         return {one.name: one.value for one in self.figures}
 
     def to_dict(self) -> dict[str, Any]:
@@ -242,7 +242,8 @@ def _best_use(law: Law, budget: float, far: bool, level: float) -> BestUse:
 
 
 def figures_of(law: Law, level: float = 0.95) -> tuple[LawFigure, ...]:
-    """Every figure of the law with its interval, and a remark if it is at its bound or outside its interval."""
+    """Returns every parameter of the law with its interval, and a remark if it is at its bound or outside its
+    interval."""
     return tuple(
         LawFigure(name, value, *law.interval(name, level), law.remark(name, level))
         for name, value in law.values.items()
@@ -250,18 +251,19 @@ def figures_of(law: Law, level: float = 0.95) -> tuple[LawFigure, ...]:
 
 
 def curves(law: Law) -> tuple[SizeCurve, ...]:
-    """Measured and fitted loss against tokens, for some of the sizes."""
+    """Returns measured and fitted loss against tokens, for some of the sizes."""
     return tuple(SizeCurve(*curve) for curve in _curves(law, "params", "tokens"))
 
 
 def sizes(law: Law) -> tuple[TokensCurve, ...]:
-    """Measured and fitted loss against parameters, for some of the budgets of tokens that several sizes had."""
+    """Returns measured and fitted loss against parameters, for some of the numbers of tokens that several sizes
+    share."""
     found = (TokensCurve(*curve) for curve in _curves(law, "tokens", "params"))
     return tuple(one for one in found if len({n for n, _ in one.measured}) >= LEAST)
 
 
 def _curves(law: Law, of: str, along: str) -> Iterator[tuple[float, Line, Line]]:
-    """The loss along one of N and D at some values of the other: the smallest, the largest, and some between."""
+    """Yields the loss along one of N and D at some values of the other: the smallest, the largest, and some between."""
     data = law.points
     values = np.round(np.log(getattr(data, of)), 2)
     there = np.unique(values)
@@ -275,7 +277,7 @@ def _curves(law: Law, of: str, along: str) -> Iterator[tuple[float, Line, Line]]
 
 
 def slices(data: Points) -> tuple[BudgetCurve, ...]:
-    """Of every budget of compute: losses by size, the parabola through them, and its lowest place."""
+    """Returns, for every budget of compute, losses by size and the parabola through them with its minimum."""
     found = []
     for one in each_parabola(data):
         line = np.geomspace(one.points.params.min() / 1.2, one.points.params.max() * 1.2, 25)
@@ -298,7 +300,7 @@ def _allocated(read: Callable[[Points], Allocation], data: Points) -> Exponents 
 
 
 def or_why(find: Callable[[], Found]) -> Found | Unfitted:
-    """Returns what `find` returns, or why it is refused."""
+    """Returns the result of `find`, or `Unfitted` with the reason of its RequestError."""
     try:
         return find()
     except RequestError as why:

@@ -1,4 +1,4 @@
-"""A text by several tokenizers side by side: pieces, ids, length, unknown tokens, bytes per token."""
+"""A text by several tokenizers: tokens, ids, length, unknown tokens, bytes per token."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ USUAL = ("byte", "char", "word", "bpe:4096")
 """Tokenizers that are compared by default."""
 DATA = "python-docs"
 LONGEST = 100_000
-"""Characters of a text."""
+"""Most characters of a text."""
 SHOWN = 200
-"""Tokens that a terminal shows of a text."""
+"""Most tokens of a text that a terminal shows."""
 UNKNOWN = "<unk>"
 LOOP = "text -> encode -> ids -> model -> logits -> choose -> next id, which joins the ids, until the end -> decode"
 
@@ -48,12 +48,12 @@ class TokenizedText:
     """The tokens of a text by one tokenizer."""
 
     name: str
-    """Name of the tokenizer as it was asked for."""
+    """Name of the tokenizer as requested."""
     kind: str
     vocab_size: int
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    """Text of each token; a character that several tokens share is that of the last, and the others are empty."""
+    """Text of each token; a character split over several tokens belongs to the last, and the others are empty."""
     unknown: tuple[int, ...]
     """Positions of tokens whose text is not in the vocabulary."""
     text_bytes: int
@@ -61,16 +61,16 @@ class TokenizedText:
     exact: bool
     """True if the ids decode to the text."""
     end: int | None
-    """Id that ends a text; None without one."""
+    """Id of the end-of-text token; None without one."""
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean number of bytes of the text for a token."""
+        """Mean number of UTF-8 bytes of the text per token."""
         return self.text_bytes / len(self.ids)
 
     @property
     def shown_pieces(self) -> list[str]:
-        """Pieces in which nothing is hidden."""
+        """Tokens with control characters made visible."""
         return [UNKNOWN if at in self.unknown else visible(piece) for at, piece in enumerate(self.pieces)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def tokens(
 
 
 class _Source:
-    """A text that is read once the first tokenizer is trained on it."""
+    """A text that is loaded when the first tokenizer is trained on it."""
 
     def __init__(self, data: str) -> None:
         self.data = data

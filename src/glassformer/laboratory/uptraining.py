@@ -1,9 +1,9 @@
-"""Uptraining: a model with as many KV heads as query heads, converted to fewer and trained on for a little while
+"""Uptraining: a model with one KV head per query head, converted to fewer KV heads and trained for a short while
 (Ainslie et al. 2023, 2305.13245).
 
-The base is trained at a constant learning rate, so that what follows goes on where it stood; every conversion of it,
-and the base itself, are then trained for as many steps on the same text while the rate comes down. A gap is the loss of
-a conversion less that of the base after as many steps: what fewer heads cost, and not what training on gives.
+The base is trained at a constant learning rate, so that its training can continue; every conversion of it, and the base
+itself, are then trained for an equal number of steps on the same text with a decaying rate. A gap is the loss of a
+conversion minus that of the base at the same step: the cost of fewer heads without the gain of longer training.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from glassformer.training.checkpoint import latest
 
 MODEL = "llama@1m+mha"
 WAYS: dict[str, OfHeads] = {"mean": mean, "first": first, "new": new}
-"""What the heads that are left are made of."""
+"""Way -> function that makes the remaining KV heads from the old ones."""
 KEPT = "base"
-"""The arm whose heads are left as they are."""
+"""Name of the arm whose KV heads are unchanged."""
 
 
 @dataclass(frozen=True)
 class UptrainingPlan:
-    """How long, and how often the loss is looked at."""
+    """Lengths of training, and steps between evaluations."""
 
     tokens: int = 1_000_000
-    """Of the base."""
+    """Training tokens of the base."""
     steps: int = 48
     every: int = 6
     context: int = 256
     batch_size: int = 16
     evaluation_tokens: int = 32768
     options: dict[str, Any] | None = None
-    """Of every recipe, besides."""
+    """Further options of every recipe."""
 
     @property
     def share(self) -> float:
-        """Of the base's training that uptraining takes."""
+        """Length of uptraining relative to the base's training."""
         return self.steps * self.context * self.batch_size / self.tokens
 
     def recipe(self, seed: int, **own: Any) -> dict[str, Any]:
@@ -56,17 +56,17 @@ class UptrainingPlan:
 
 @dataclass(frozen=True)
 class Curve:
-    """Held-out loss by steps of uptraining, before the first of them too."""
+    """Held-out loss by steps of uptraining, from step 0."""
 
     change: str
-    """`gqa:2`, `mqa`; empty for the base."""
+    """Change of the heads, `gqa:2` or `mqa`; empty for the base."""
     way: str
     seed: int
     losses: dict[int, float]
 
 
 def base(text: Tokens, folder: Path, plan: UptrainingPlan, seed: int = 0, model: str = MODEL) -> Run:
-    """The model that is converted; it goes on where it was broken off."""
+    """Trains the model that is converted; resumes if interrupted."""
     recipe = plan.recipe(seed, tokens=plan.tokens, schedule={"kind": "constant"})
     return train(preset(model), text, recipe, folder, latest(folder) is not None)
 
@@ -74,7 +74,7 @@ def base(text: Tokens, folder: Path, plan: UptrainingPlan, seed: int = 0, model:
 def uptrained(
     run: Run, text: Tokens, folder: Path, plan: UptrainingPlan, change: str = "", way: str = KEPT, seed: int = 0
 ) -> Curve:
-    """The base with other heads, trained on."""
+    """Converts the base's heads and trains it further; returns its curve."""
     start = Loaded(run.model, run.config, run.tokenizer)
     if change:
         start = adapt(start, change_of(change)(run.config), WAYS[way])
@@ -101,24 +101,24 @@ def all_uptrained(
     changes: Sequence[str] = ("gqa:2", "mqa"),
     seeds: Sequence[int] = (0, 1),
 ) -> list[Curve]:
-    """The base and every conversion in every way."""
+    """Returns the curves of the base and of every conversion in every way."""
     arms = [("", KEPT), *((change, way) for change in changes for way in WAYS)]
     return [uptrained(run, text, folder, plan, change, way, seed) for seed in seeds for change, way in arms]
 
 
 def gaps(curves: Sequence[Curve], change: str, way: str) -> dict[int, list[float]]:
-    """Step -> loss less that of the base after as many steps, seed by seed."""
+    """Returns step -> loss minus that of the base at this step, by seed."""
     kept = {curve.seed: curve.losses for curve in curves if curve.way == KEPT}
     own = [curve for curve in curves if (curve.change, curve.way) == (change, way)]
     return {step: [curve.losses[step] - kept[curve.seed][step] for curve in own] for step in own[0].losses}
 
 
 def closed(gap: dict[int, list[float]]) -> dict[int, float]:
-    """Step -> how much of the gap before uptraining is gone by then."""
+    """Returns step -> closed share of the gap that existed before uptraining."""
     whole = fmean(gap[0])
     return {step: 1 - fmean(values) / whole for step, values in gap.items()}
 
 
 def tiny(plan: UptrainingPlan) -> UptrainingPlan:
-    """To see that it runs."""
+    """Returns a plan of a few steps, to test that it runs."""
     return replace(plan, tokens=64, steps=2, every=1, context=8, batch_size=2, evaluation_tokens=64)

@@ -22,7 +22,7 @@ from glassformer.parts.visibility import Bidirectional, Causal
 SEED = 42
 """Seed of the three-token example."""
 TOKENS = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
-"""Vectors of its three tokens."""
+"""Vectors of the three tokens."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class WorkedStep:
     values : tuple of tuple of float
         The result, by rows.
     item : str
-        Item of the guides whose value there is corrected, such as "000-12"; empty without one.
+        Item of the guides whose value is corrected, such as "000-12"; empty without one.
     """
 
     name: str
@@ -50,7 +50,7 @@ def _step(name: str, values: Tensor, item: str = "") -> WorkedStep:
 
 
 def attention() -> Iterator[WorkedStep]:
-    """Three tokens of four values, without and with a causal mask."""
+    """Yields attention of three tokens of four features, without and with a causal mask."""
     generator = torch.Generator().manual_seed(SEED)
     maps = [torch.randn(4, 4, generator=generator) for _ in range(3)]
     x = torch.tensor([TOKENS])
@@ -71,7 +71,7 @@ def attention() -> Iterator[WorkedStep]:
 
 
 def softmax() -> Iterator[WorkedStep]:
-    """Softmax with three temperatures, of large scores, and of four scores."""
+    """Yields softmax at three temperatures, of large scores, and of four scores."""
     scores = torch.tensor([2.0, 1.0, 0.1])
     for temperature, item in ((1.0, ""), (0.5, "002-23"), (2.0, "")):
         yield _step(f"softmax([2, 1, .1] / {temperature:g})", torch.softmax(scores / temperature, 0), item)
@@ -83,7 +83,7 @@ def softmax() -> Iterator[WorkedStep]:
 
 
 def rope() -> Iterator[WorkedStep]:
-    """One pair of values, turned; scores of pairs at equal distances are equal."""
+    """Yields one pair of features, rotated; scores of pairs at equal distances are equal."""
     part = Rotary(2)
     yield _step("frequency of the pair, radians per token", part.frequencies(4))
     x = torch.tensor([1.0, 0.0]).expand(1, 4, 1, 2)
@@ -93,7 +93,7 @@ def rope() -> Iterator[WorkedStep]:
 
 
 def alibi() -> Iterator[WorkedStep]:
-    """Slopes of 8 and 12 heads, and the bias of the first head for four tokens."""
+    """Yields slopes of 8 and 12 heads, and the bias of the first head for four tokens."""
     yield _step("slopes of 8 heads", torch.tensor(alibi_slopes(8)))
     yield _step("slopes of 12 heads", torch.tensor(alibi_slopes(12)), "003-7")
     at = torch.arange(4.0)
@@ -102,7 +102,7 @@ def alibi() -> Iterator[WorkedStep]:
 
 
 def layernorm() -> Iterator[WorkedStep]:
-    """Four values, normed: their mean is 0 and their deviation 1."""
+    """Yields four features, normalised: their mean is 0 and their deviation 1."""
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     y = LayerNorm(4)(x)
     yield _step("x", x)
@@ -111,7 +111,7 @@ def layernorm() -> Iterator[WorkedStep]:
 
 
 def flops() -> Iterator[WorkedStep]:
-    """A block for 512 tokens of width 768, 8 heads, hidden size 4 d: its parts by the costs of the config."""
+    """Yields the FLOPs of a block for 512 tokens of width 768, 8 heads, hidden size 4 d, part by part."""
     config = preset("gpt2+layers=1+heads=8+context=512")
     cost = config.costs(Shape(s=512, t=512, phase="prefill"))["layers.0"]
     n, d = 512, 768
@@ -128,4 +128,4 @@ EXAMPLES: dict[str, Callable[[], Iterator[WorkedStep]]] = {
     "attention": attention, "mha": attention, "softmax": softmax, "rope": rope, "alibi": alibi,
     "layernorm": layernorm, "flops": flops, "block": flops,
 }  # fmt: skip
-"""Worked examples by the words that they belong to."""
+"""Word -> function that yields its worked example."""

@@ -1,6 +1,6 @@
-"""Published claims, put to the test: a file for each subject, which ends with the list `CLAIMS`; an entry adds a claim.
+"""Tests of published claims: a file for each subject, which ends with the list `CLAIMS`; an entry adds a claim.
 
-claim       a claim, a measurement, and the rule by which a verdict follows
+claim       a claim, a measurement, and the rule that derives a verdict
 bench       the place of a measurement: folder, text, seeds, comparisons
 contrast    measurements of trained models by their losses
 timing      measurements of two pieces of work by their time

@@ -29,36 +29,35 @@ def swiglu_width(bench: Bench) -> Outcome:
 
 
 def target(x: Tensor) -> Tensor:
-    """(b, n) -> (b, n): a continuous map in which every token matters to every other."""
+    """Returns the approximated map, (b, n) -> (b, n): continuous, with every token dependent on every other."""
     largest = x.max(-1, keepdim=True).values
     return torch.sin(3 * x * largest) + (x - x.mean(-1, keepdim=True)).abs()
 
 
 def steps(z: Tensor) -> Tensor:
-    """1 where z > 0, else 0, but for a narrow slope: relu(c z + 1) - relu(c z), two ReLUs."""
-    sharp = 1e6  # what is within 1 / sharp of a border of the grid is lost
+    """Returns 1 where z > 0, else 0, with a narrow slope between: relu(c z + 1) - relu(c z), two ReLUs."""
+    sharp = 1e6  # inputs within 1 / sharp of a border of the grid are mapped wrongly
     return (sharp * z + 1).relu() - (sharp * z).relu()
 
 
 def transformer(x: Tensor, grid: int) -> Tensor:
-    """(b, n) -> (b, n): network, attention, network, all of whose weights are functions of `target`.
+    """Returns the constructed approximation of `target`, (b, n) -> (b, n): FFN, attention, FFN.
 
-    The first network finds the cell of each token, and multiplies its number by the power of the grid that belongs to
-    its position: it has a ReLU pair for every border and position. Attention with queries of zero, the mean over
-    tokens, makes one number of these, which no other sequence of cells has (the contextual mapping). The second
-    network has a pair for every such number and position, and adds up the differences of the values from one to the
-    next."""
+    The first FFN finds the grid cell of each token, and multiplies its index by the power of the grid size that belongs
+    to its position, with a ReLU pair for every border and position. Attention with queries of zero, the mean over
+    tokens, maps each sequence of cells to a unique number (the contextual mapping). The second FFN has a pair for every
+    such number and position, and adds up the differences between successive values."""
     n = x.shape[-1]
     position = torch.eye(n, dtype=x.dtype)
     borders = torch.arange(1, grid, dtype=x.dtype) / grid
-    # z (b, n, p, k) > 0 where token i stands at position p and lies beyond border k
+    # z (b, n, p, k) > 0 if token i has position p and exceeds border k
     z = x[..., None, None] - borders + 2 * (position[None, :, :, None] - 1)
     powers = torch.tensor([float(grid**p) for p in range(n)], dtype=x.dtype)
     code = (steps(z).sum(-1) * powers).sum(-1)  # (b, n)
     scores = torch.zeros(n, n, dtype=x.dtype)  # queries of zero
     number = torch.einsum("st,bt->bs", scores.softmax(-1), code) * n
     cells = torch.tensor([cell[::-1] for cell in product(range(grid), repeat=n)], dtype=x.dtype)
-    values = target((cells + 0.5) / grid)  # (grid^n, n), in the order of their numbers
+    values = target((cells + 0.5) / grid)  # (grid^n, n), ordered by the number of the sequence
     rises = values.diff(dim=0)
     middles = torch.arange(1, len(values), dtype=x.dtype) - 0.5
     return values[0] + torch.einsum("bsm,ms->bs", steps(number[..., None] - middles), rises)

@@ -57,7 +57,7 @@ def score_variance(bench: Bench) -> Outcome:
         return (q * k).sum(1)
 
     def entropy(d: int, scale: float) -> float:
-        """Of a pattern over `keys` random keys, as a share of the most there can be."""
+        """Returns the entropy of attention over `keys` random keys, relative to uniform attention."""
         q, k = torch.randn(64, d, generator=made), torch.randn(keys, d, generator=made)
         p = (q @ k.T * scale).softmax(-1).clamp_min(1e-30)
         return float(-(p * p.log()).sum(-1).mean()) / math.log(keys)
@@ -139,13 +139,13 @@ def low_rank_scores(bench: Bench) -> Outcome:
 
 
 def held(patterns: Tensor) -> Tensor:
-    """(..., n, n) -> (...): the share of the sum of singular values that the first quarter of them has."""
+    """Returns the share of the sum of singular values in the first quarter of them, (..., n, n) -> (...)."""
     values = torch.linalg.svdvals(patterns.double())
     return values[..., : values.shape[-1] // 4].sum(-1) / values.sum(-1)
 
 
 def shares(model: Model, tokens: Tensor) -> Tensor:
-    """(layers, heads), means over texts."""
+    """Returns the shares of each head, (layers, heads), averaged over texts."""
     model.eval()
     found = capture(model, tokens, ["layers.*.mixer.pattern"])
     return torch.stack([held(pattern).mean(0) for pattern in found.values()])
@@ -178,7 +178,8 @@ def low_rank_patterns(bench: Bench) -> Outcome:
 
 def performer_features(bench: Bench) -> Outcome:
     width, features, groups, off = 16, (16, 64, 256, 1024, 4096), 5, 0.1
-    length = 0.35  # of q and of k, times d^-1/4: the kernel is then near 1 and its error is that of the features
+    # length of q and of k, times d^-1/4: the kernel is then near 1, and its error is that of the features
+    length = 0.35
     draws = bench.scaled(200, 20)
     made = torch.Generator().manual_seed(0)
     q, k = (torch.randn(width, generator=made, dtype=torch.float64) for _ in range(2))
@@ -279,7 +280,8 @@ flash_times = races(
 
 
 def flash_table(bench: Bench) -> Outcome:
-    """Measures both passes, memory, and the longest text in the memory that all scores of 2,048 tokens take."""
+    """Measures time and memory of both passes, and the longest text in the memory that all scores of 2,048 tokens
+    take."""
     tokens, width = bench.scaled(2048, 64), 64
     times, memory = flash_times(bench), kept(Naive(), tokens, width)
     longest = tokens * memory // kept(Sdpa(), tokens, width)
@@ -300,7 +302,7 @@ def window(scale: int) -> tuple[Passes, Passes]:
 
 
 def transfers(tokens: int, width: int, held: int) -> tuple[int, int]:
-    """Counts the values that forward attention of one head moves between large and fast memory: with all scores
+    """Counts the elements that forward attention of one head moves between large and fast memory: with all scores
     written and read again, and by the loops of FlashAttention (2205.14135, algorithm 1) with room for `held` values in
     the fast memory."""
     scores = tokens * tokens
@@ -334,7 +336,8 @@ def flash_traffic(bench: Bench) -> Outcome:
 
 
 def scores_in_memory(bench: Bench) -> Outcome:
-    """Counts the scores of one layer that a capture finds at short texts, and those of longer ones by their law."""
+    """Counts the scores of one layer that a capture finds on short texts, and extrapolates to longer ones by their
+    law."""
     heads, short, tolerance = 32, (64, 128), 0.0
     model = preset(f"gpt2@0.3m+heads={heads}+d_model={8 * heads}+layers=1+vocab_size=64+context=128").build(seed=0)
     counts = []
@@ -358,7 +361,7 @@ def cache_is_faster(scale: int) -> tuple[Work, Work]:
 
 
 TWO_PERCENT = math.log(1.02)
-"""Of perplexity, in nats."""
+"""Change of the loss in nats that is 2 % of perplexity."""
 
 
 def training_with(change: str) -> Pair:
@@ -430,7 +433,7 @@ LENGTH = 24
 
 @torch.no_grad()
 def largest_difference(name: str) -> float:
-    """Returns by how much logits read at once differ from those of one token after the other."""
+    """Returns the largest difference between logits computed at once and token by token."""
     model = preset(f"{name}+vocab_size=64+context={LENGTH}").build(seed=0).eval()
     tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     whole = model(tokens)

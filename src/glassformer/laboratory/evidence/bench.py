@@ -1,4 +1,4 @@
-"""What a claim is measured with: a folder that resumes, a text, seeds, and comparisons of trained models."""
+"""Resources of a claim's measurement: a resumable folder, a text, seeds, and comparisons of trained models."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from glassformer.training import Report, Reporter, Run, train
 from glassformer.training.checkpoint import latest
 
 DATA = "python-docs"
-"""The text that models are trained on where the user gives none: it lies on every machine."""
+"""Default training text; it is installed on every machine with Python."""
 TOKENIZER = "char"
 SEEDS = 3
 POOL = "pool"
-"""Beside the folders of claims: runs that several have in common."""
+"""Folder next to the folders of claims, with runs that several claims share."""
 TINY = "-tiny"
-"""At the end of the name of a folder of tiny runs."""
+"""Suffix of the name of a folder of tiny runs."""
 TINY_SEEDS = 2
 TINY_CONTEXT = 8
 TINY_BATCH = 2
@@ -43,14 +43,14 @@ TINY_STEPS = 2
 
 
 class Text:
-    """The text of a series of claims, prepared once and only where one of them trains."""
+    """Training text of a series of claims, tokenized once, when the first claim trains on it."""
 
     def __init__(self, data: str | Path | None = None, notify: Notify = silent):
         self.given, self._notify = data, notify
 
     @property
     def name(self) -> str:
-        """Of the text, without the folder it lies in."""
+        """Name of the text, without its folder."""
         return DATA if self.given is None else Path(self.given).name
 
     @cached_property
@@ -59,8 +59,8 @@ class Text:
 
 
 class Pooled:
-    """An executor for runs that claims have in common: each is trained once, in a folder named by what decides it but
-    for its seed."""
+    """Executor of runs that claims share: each is trained once, in a folder named by a hash of its request without the
+    seed."""
 
     def __init__(self, folder: Path, executor: Executor | None = None):
         self.folder, self.executor = folder, executor or Local()
@@ -81,24 +81,24 @@ def _decided_by(request: RunRequest) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """A finished comparison, read by arm and seed."""
+    """Results of a finished comparison by arm and seed."""
 
     results: Results
     steps: int
 
     def runs(self, arm: str) -> dict[int, RunResult]:
-        """Its runs by seed, those that diverged included."""
+        """Returns the arm's runs by seed, diverged ones included."""
         found = {run.seed: run for run in self.results.runs if run.name == arm and run.status != "failed"}
         if not found:
             raise RequestError(f"no run of {arm} has finished", code="missing", field="arm", value=arm)
         return found
 
     def losses(self, arm: str) -> dict[int, float]:
-        """Held-out loss by seed, of the runs that ended well."""
+        """Returns held-out loss by seed, of the runs that ended well."""
         return {s: run.validation.loss for s, run in self.runs(arm).items() if run.validation and run.status == "ok"}
 
     def reach(self, arm: str, times: int) -> dict[int, float]:
-        """Loss at `times` the context of training, by seed."""
+        """Returns the loss at `times` the context of training, by seed."""
         context = (self.results.budget.context or 0) * times
         return {
             seed: row.loss
@@ -108,27 +108,28 @@ class Compared:
         }
 
     def rise(self, arm: str, times: int) -> list[float]:
-        """Loss at `times` the context less that at the context itself, over the same tokens; one for each seed."""
+        """Returns loss at `times` the context minus loss at the training context, over the same tokens; one value per
+        seed."""
         near, far = self.reach(arm, 1), self.reach(arm, times)
         return [far[seed] - near[seed] for seed in sorted(near.keys() & far.keys())]
 
     def common(self, a: str, b: str) -> list[int]:
-        """Seeds that both arms ended well."""
+        """Returns the seeds with which the runs of both arms ended well."""
         return sorted(self.losses(a).keys() & self.losses(b).keys())
 
     def gaps(self, a: str, b: str) -> list[float]:
-        """loss(b) - loss(a), seed by seed."""
+        """Returns loss(b) - loss(a) for each common seed."""
         left, right = self.losses(a), self.losses(b)
         return [right[seed] - left[seed] for seed in self.common(a, b)]
 
     def judged(self, figure: Figure, *arms: str) -> Figure:
-        """The figure of these arms; without its interval, which leaves the verdict open, where a run of theirs
-        diverged: those that are left are no sample of the arm."""
+        """Returns a figure of these arms, without its interval if a run of them diverged: the remaining runs are not a
+        fair sample, and the verdict stays open."""
         return figure.model_copy(update={"low": None, "high": None}) if any(map(self.diverged, arms)) else figure
 
     def gap(self, a: str, b: str, **bounds: float | None) -> Figure | None:
-        """loss(b) - loss(a) with the interval of the comparison's verdict on the two, which is corrected for several
-        arms, else over the seeds of both; see `judged`. None where no seed finished both."""
+        """Returns loss(b) - loss(a) with the interval of the comparison's verdict on the two, corrected for several
+        arms, or else over their common seeds; see `judged`. None if no seed finished both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
             same = (verdict.a, verdict.b, verdict.confidence) == (a, b, CONFIDENCE)
@@ -140,7 +141,7 @@ class Compared:
         return self.judged(sampled(name, gaps, "nats", **bounds), a, b) if gaps else None
 
     def diverged(self, arm: str) -> int:
-        """Runs of an arm that ended in no number."""
+        """Returns the number of an arm's runs that diverged."""
         return sum(run.status == "diverged" for run in self.runs(arm).values())
 
     def mean(self, arm: str) -> float:
@@ -149,7 +150,7 @@ class Compared:
 
     @property
     def size(self) -> str:
-        """What the verdict is of: "805k parameters, 400k tokens of python-docs"."""
+        """Scale of the comparison: "805k parameters, 400k tokens of python-docs"."""
         run = self.results.runs[0]
         tokens = max((one.train.tokens for one in self.results.runs if one.train), default=0)
         return (
@@ -164,18 +165,18 @@ class Compared:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went otherwise than planned."""
+        """Sentences on the runs that failed or diverged."""
         lost = [run for run in self.results.runs if run.status != "ok"]
         return tuple(f"{run.name} seed {run.seed} {run.status}." for run in lost)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One claim's place of work.
+    """Workplace of one claim.
 
-    folder    of its comparisons; one that was broken off goes on from here
-    tiny      a few steps of two seeds: the verdict of what is trained is then open
-    seeds     for each arm; None: as many as the claim takes
+    folder    folder of the claim's comparisons; interrupted ones resume from it
+    tiny      True to run a few steps of two seeds: verdicts on trained models are then open
+    seeds     seeds of each arm; if None, the claim's default
     """
 
     folder: Path
@@ -186,11 +187,11 @@ class Bench:
     notify: Notify = silent
 
     def scaled(self, full: int, tiny: int) -> int:
-        """A number of repeats or a length: `full`, or `tiny` where this is a tiny measurement."""
+        """Returns a number of repeats or a length: `full`, or `tiny` in a tiny measurement."""
         return tiny if self.tiny else full
 
     def runs(self, full: int) -> range:
-        """Seeds of a measurement: the number that was asked for, else `full`."""
+        """Returns the seeds of a measurement: the number asked for, else `full`."""
         return range(self.seeds or self.scaled(full, 2))
 
     def compare(
@@ -203,8 +204,8 @@ class Bench:
         batch_size: int = 16,
         **options: Any,
     ) -> Compared:
-        """Trains the arms on the bench's text, each with the tokens given, and reads what came of it; runs that other
-        claims have trained are taken from there. `options` are those of `gf.compare`."""
+        """Trains the arms on the bench's text, each for `tokens` tokens, and returns the results; runs shared with
+        other claims are reused. `options` are those of `gf.compare`."""
         seeds = self.seeds or seeds
         if self.tiny:
             seeds, context, batch_size = TINY_SEEDS, TINY_CONTEXT, TINY_BATCH
@@ -226,9 +227,8 @@ class Bench:
         return Compared(found.results, -(-tokens // (context * batch_size)))
 
     def alone(self, *runs: Key) -> Callable[[str, int], dict[str, Any]]:
-        """Announces runs, (name, seed), that are trained in this process one after the other. The function returned
-        gives the arguments of `training.train` with which each goes on where it was broken off, and tells how far it
-        is."""
+        """Announces runs, (name, seed), that are trained in this process one after the other. Returns a function from
+        name and seed to the arguments of `training.train` with which the run resumes and reports its progress."""
         tell = self.notify
         tell(events.Begin(runs=list(runs), how="in one process, one run after the other", notes=[]))
 
@@ -249,8 +249,8 @@ class Bench:
         return how
 
     def train(self, expression: str, tokens: int, seed: int, context: int, batch_size: int = 16) -> Run:
-        """One model, trained in this process on the bench's text, for what no comparison measures of it; another claim
-        that asks for the same run has it from its folder."""
+        """Trains one model in this process on the bench's text, for measurements that no comparison makes; another
+        claim that asks for an equal run reuses its folder."""
         if self.tiny:
             context, batch_size = TINY_CONTEXT, TINY_BATCH
             tokens = TINY_STEPS * context * batch_size

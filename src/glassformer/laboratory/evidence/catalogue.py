@@ -29,19 +29,20 @@ SUBJECTS = (
     activations, norms, depth, condensing, entropy, found, positions, attention, experts, recurrences, training, warmup,
     costs, learning_in_context, constructions,
 )  # fmt: skip
-"""Files of claims, in the order in which a reader meets them."""
+"""Modules of claims, in the order of the page."""
 
 
 @cache
 def known() -> dict[str, Claim]:
-    """Every claim by its name: exact ones first, then by the time they take."""
+    """Returns every claim by name: exact ones first, then by their minutes."""
     found = [claim for subject in SUBJECTS for claim in subject.CLAIMS]
     found.sort(key=lambda claim: (not claim.quick, claim.kind == "undecidable", claim.minutes, claim.name))
     return {claim.name: claim for claim in found}
 
 
 def named(names: Sequence[str]) -> list[Claim]:
-    """Raises RequestError for a name that no claim has, with the nearest ones."""
+    """Returns the claims of these names, or all for no names. Raises RequestError for an unknown name, with the nearest
+    ones."""
     for name in names:
         check_claim(name)
     return [known()[name] for name in dict.fromkeys(names)]

@@ -13,13 +13,13 @@ from glassformer.names.papers import cited
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that somebody published, and how it is put to the test.
+    """A published claim and the way it is tested.
 
-    published   the value in the words of the source
-    size        the smallest size at which a verdict would mean something
-    minutes     how long it takes on two cores, roughly
-    needs       a text that the user has to give; empty where none is needed
-    measure     measures it on a bench; its figures carry the bounds, so that the verdict is computed
+    published   the value, in the words of the source
+    size        the smallest size at which a verdict is meaningful
+    minutes     duration on two cores, roughly
+    needs       a text that the user has to give; empty without one
+    measure     measures the claim on a bench; the figures carry the bounds, so that the verdict is computed
     """
 
     name: str
@@ -48,5 +48,5 @@ def credit(guide: str) -> str:
 
 
 def undecidable(reason: str) -> Callable[[Bench], Outcome]:
-    """The measurement of a claim that no laboratory of this size can decide: the reason alone."""
+    """Returns the measurement of a claim that no laboratory of this size can decide: only the reason."""
     return lambda bench: Outcome(figures=(), size="not measured", sure="not at all", notes=(reason,))

@@ -1,4 +1,4 @@
-"""Condensation: from a small initialization neurons align, and queries and keys lose their rank."""
+"""Condensation: from a small initialisation neurons align, and queries and keys lose their rank."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WIDTH, TOKENS, BATCH = 128, 10, 256
 ANCHORS, WORDS, VOCABULARY = (1, 5), (5, 101), 102
 STEPS, EVERY = 400, 20
 TABLES = 0.3
-"""Standard deviation of the frozen tables."""
+"""Standard deviation of the frozen embedding tables."""
 SMALL, CONTROL = "std d^-0.85", "std d^-0.5"
 GAMMAS = {SMALL: 0.85, CONTROL: 0.5}
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Anchored(nn.Module):
-    """A head of attention and a tanh FFN without norms, between frozen tables; logits of the last token. `skip` adds
-    residual connections."""
+    """A head of attention and a tanh FFN without norms, between frozen embeddings; outputs logits of the last token.
+    `skip` adds residual connections."""
 
     def __init__(self, gamma: float, generator: torch.Generator, skip: bool = True):
         super().__init__()
@@ -120,11 +120,11 @@ def condensation(bench: Bench) -> Outcome:
 
 OUTER, INNER = ("W_V", "W_1"), ("W_Q", "W_K")
 MOVED = 0.5
-"""Smallest change of a matrix that counts as moved, in shares of its initial norm."""
+"""Smallest change of a matrix that counts as moved, relative to its initial norm."""
 
 
 def stages(bench: Bench, optimizer: Optimizer, words: str, steps: int, warmup: int) -> Outcome:
-    """Measures in which order matrices move and lose rank, without residual connections."""
+    """Measures the order in which matrices move and lose rank, without residual connections."""
     seeds, steps = bench.runs(3), bench.scaled(steps, EVERY)
     moves, ranks, losses = list[Tensor](), list[Tensor](), list[list[float]]()
     for seed in seeds:
@@ -187,8 +187,8 @@ def _size(steps: int) -> str:
 
 
 class EvenDescent(torch.optim.SGD):
-    """Gradient descent by steps of one length, `lr`: small ones follow the path of the gradient flow, at a speed
-    that does not depend on the gradient."""
+    """Gradient descent with steps of constant length `lr`: small ones follow the path of the gradient flow, at a speed
+    independent of the gradient."""
 
     def step(self, closure: Any = None) -> Any:
         """Takes a step against the gradient."""

@@ -1,4 +1,4 @@
-"""Functions and algorithms that a transformer computes with weights that are written down."""
+"""Claims about functions and algorithms that transformers with constructed weights compute."""
 
 import math
 
@@ -78,7 +78,8 @@ def ridge_by_layers(bench: Bench) -> Outcome:
 
 
 def wrong_steps(machine: CounterProgram, steps: int, hardness: float) -> list[int]:
-    """Returns the numbers of the steps that the written decoder predicts otherwise than the simulator, from 1."""
+    """Returns the indices of the steps, from 1, that the constructed decoder predicts differently from the
+    simulator."""
     text = [0, *map(token_of, machine.run(steps)[0])]
     found = predicted(counter_machine(machine, hardness), text[:-1])
     return [step for step, (a, b) in enumerate(zip(found, text[1:], strict=True), 1) if a != b]

@@ -1,4 +1,4 @@
-"""Claims about trained models: arms, and how far apart their losses should be."""
+"""Claims about trained models: arms, and the claimed differences between their losses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from glassformer.laboratory.evidence.bench import Bench, Compared
 from glassformer.laboratory.evidence.figure import Figure, Outcome, sampled
 
 ALIKE = 0.005
-"""Losses that differ by less than this share count as equal: about what seeds differ by at 1M parameters."""
+"""Relative difference below which losses count as equal: about the spread of seeds at 1M parameters."""
 
 BRIEF, SHORT, LONG = 50_000, 400_000, 1_500_000
-"""Budgets in tokens: a hundred steps of short rows, what shows large effects, and what is needed for the order of FFNs
-at 1M parameters."""
+"""Budgets in tokens: a hundred steps of short rows; enough to show large effects; enough for the order of FFNs at 1M
+parameters."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """loss(b) - loss(a), in nats, or in shares of a's loss; and where the claim puts it."""
+    """loss(b) - loss(a), in nats or relative to a's loss, with the bounds of the claim."""
 
     a: str
     b: str
@@ -42,12 +42,13 @@ class Gap:
 
 
 def alike(a: str, b: str, share: float = ALIKE) -> Gap:
-    """The claim that two arms end at one loss."""
+    """Returns the claim that two arms end at equal losses, up to a relative difference of `share`."""
     return Gap(a, b, -share, share, 0.0, relative=True)
 
 
 def lost(found: Compared, arms: Sequence[str]) -> Figure:
-    """What stands for a figure of which no seed is left: it decides nothing."""
+    """Returns the figure used instead of one without any finished seed: the number of diverged runs, which decides
+    nothing."""
     return Figure(name=f"runs of {' and '.join(arms)} that diverged", value=sum(map(found.diverged, arms)), most=0)
 
 
@@ -63,7 +64,7 @@ def contrast(*gaps: Gap, tokens: int, notes: Sequence[str] = (), **options: Any)
 
 
 def outcome(found: Compared, figures: Sequence[Figure], notes: Sequence[str] = ()) -> Outcome:
-    """The figures with the mean loss of each arm, and what they were shown at."""
+    """Returns the outcome of these figures, with the mean loss of each arm and the scale of the comparison."""
     losses = [
         Figure(name=f"loss of {arm}", value=found.mean(arm), unit="nats")
         for arm in found.results.names

@@ -107,7 +107,7 @@ def attention_quadratic(bench: Bench) -> Outcome:
         return config.costs(Shape(s=n, t=n, phase="prefill"))
 
     def products(n: int) -> float:
-        """Of queries with keys and of patterns with values: what attention has besides its matrices."""
+        """Returns the FLOPs of QK^T and of patterns times values: attention without its matrices."""
         mixer = cost(n)["layers.0.mixer"]
         return mixer.flops - 2 * n * 4 * config.d_model**2
 
@@ -139,7 +139,7 @@ def gqa_cache(bench: Bench) -> Outcome:
 
 def latent_cache(bench: Bench) -> Outcome:
     tokens = 4096
-    wanted = 61 * 576 * 2  # layers, numbers for a token, bytes
+    wanted = 61 * 576 * 2  # layers, elements per token, bytes
     found = preset("deepseek-v3").state_bytes(tokens) / tokens
     figure = exact("bytes of the cache for a token", found, "bytes", least=wanted, most=wanted, published=wanted)
     return Outcome(figures=(figure,), size=f"deepseek-v3, {tokens:,} tokens in 16 bits", sure="counted")
@@ -165,8 +165,8 @@ def window_cache(bench: Bench) -> Outcome:
 
 def training_memory(bench: Bench) -> Outcome:
     low, high = 12.0, 16.0
-    steps = (("llama-3-8b", 1, 2048), ("gpt2", 16, 1024))  # Models, sequences and tokens of a step.
-    inference = 2  # Bytes of a weight.
+    steps = (("llama-3-8b", 1, 2048), ("gpt2", 16, 1024))  # model, sequences, tokens of a step
+    inference = 2  # bytes of a weight
     figures = []
     for name, batch, tokens in steps[: bench.scaled(len(steps), 1)]:
         config = preset(name)

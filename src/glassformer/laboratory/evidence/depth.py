@@ -32,7 +32,7 @@ from glassformer.parts.residual import (
 from glassformer.parts.visibility import Bidirectional, Causal
 
 TOKENS, WIDTH, HEADS, DEPTH = 64, 128, 4, 24
-"""Stacks whose tokens are compared."""
+"""Shape of the stacks whose tokens are compared."""
 
 
 def _bare(wiring: Callable[[Identity, Identity], Residual]) -> Callable[[int], Residual]:
@@ -53,7 +53,7 @@ VARIANTS: dict[str, tuple[Callable[[int], Residual], bool, bool]] = {
     "Pre-LN": (lambda depth: Pre(LayerNorm(WIDTH), LayerNorm(WIDTH)), True, False),
     "Post-LN, scaled": (lambda depth: _post(depth**-0.5), True, False),
 }
-"""Name -> wiring of a stack by its depth, whether an FFN follows attention, whether attention is causal. The branches
+"""Name -> (wiring of a stack by its depth, True if an FFN follows attention, True if attention is causal). The branches
 of the scaled one are multiplied by 1 / sqrt(L)."""
 
 STACKS = ("Post-LN", "Pre-LN", "Post-LN, scaled")
@@ -75,11 +75,12 @@ REFERENCE = {
     ("Post-LN, scaled", 12): (0.92, 0.142, 56.0),
     ("Post-LN, scaled", 24): (0.82, 0.310, 52.0),
 }
-"""(mu, rho, effective rank) after a layer: one seed of an independent implementation in plain PyTorch."""
+"""(variant, layer) -> (mu, rho, effective rank) after the layer: one seed of an independent implementation in plain
+PyTorch."""
 
 
 def block(variant: str, depth: int, generator: torch.Generator) -> Block:
-    """Returns a layer whose matrices keep variance: N(0, 1/fan_in), twice that before the ReLU."""
+    """Returns a layer whose matrices preserve variance: N(0, 1/fan_in), twice that before the ReLU."""
     wiring, has_ffn, causal = VARIANTS[variant]
     attention = Attention(WIDTH, HEADS, visibility=Causal() if causal else Bidirectional())
     ffn = Mlp(WIDTH, 4 * WIDTH, "relu", bias=False) if has_ffn else None
@@ -125,8 +126,8 @@ def query_share(variant: str, depth: int, seed: int) -> Tensor:
 
 
 def agree(mine: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Returns True within the spread of seeds: mu by a quarter, a small one by a factor of e; rho by 0.1; a rank by
-    10 % and 1."""
+    """Returns True if two triples agree within the spread of seeds: mu by a quarter, a small one by a factor of e; rho
+    by 0.1; a rank by 10 % and 1."""
     near = abs(math.log(mine[0] / other[0])) < (0.25 if other[0] > 0.3 else 1.0)
     return near and abs(mine[1] - other[1]) < 0.1 and abs(mine[2] - other[2]) < (1 + 0.1 * other[2])
 

@@ -45,7 +45,7 @@ def _runs(arms: dict[str, Setting], bench: Bench, seeds: range) -> dict[str, lis
 
 
 def _pictures(runs: dict[str, list[Trace]]) -> tuple[Picture, ...]:
-    """Returns largest logit, entropy and loss by step, a curve for each arm."""
+    """Returns pictures of largest logit, entropy and loss by step, a curve for each arm."""
 
     def curves(field: str) -> tuple[MeanCurve, ...]:
         return tuple(
@@ -131,7 +131,7 @@ class HeadRecord:
     entropies, logits : list of float
         Entropy over log(keys) of the worst head; largest logit.
     points : list of Tensor
-        Norm of the logits and entropy of queries that see all tokens, (2, rows).
+        Norm of the logits and entropy of queries that attend to all tokens, (2, rows).
     rows, violations : int
         Rows of attention that were compared with the bound, and rows below it.
     """
@@ -165,7 +165,7 @@ class HeadRecord:
         self.logits.append(float(torch.stack(logits).max()))
 
     def compare(self, scores: Tensor, x: Tensor, sigma: Tensor, head: int) -> None:
-        """Compares every row's entropy with the bound at its norm, and at the norm's own bound
+        """Compares every row's entropy with the bound at the norm of its logits, and at that norm's upper bound
         |x_i| sigma |X|_2 / sqrt(h); x (b, s, d), scores (b, n, s, s), h the width of a head."""
         entropy = torch.special.entr(scores.softmax(-1)).sum(-1)  # (b, n, s)
         keys = dynamics.causal_counts(scores)

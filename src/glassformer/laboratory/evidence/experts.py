@@ -13,7 +13,8 @@ from glassformer.parts.ffn import Router
 
 
 def experts_active(bench: Bench) -> Outcome:
-    models = {"mixtral-8x7b": (46.7e9, 12.9e9), "deepseek-v3": (671e9, 37e9)}  # published: parameters, active ones
+    # published: parameters, active parameters
+    models = {"mixtral-8x7b": (46.7e9, 12.9e9), "deepseek-v3": (671e9, 37e9)}
     tolerance = 0.02
     figures = []
     for name, published in models.items():
@@ -55,7 +56,8 @@ def switch_loss(bench: Bench) -> Outcome:
 
 
 def violation(bias: bool, steps: int, seed: int) -> float:
-    """MaxVio, the busiest expert's load over the mean, less 1, after `steps` on tokens of skewed clusters."""
+    """Returns MaxVio, the busiest expert's load over the mean, minus 1, after `steps` steps on tokens of skewed
+    clusters."""
     shares = (0.4, 0.2, 0.12, 0.1, 0.08, 0.05, 0.03, 0.02)
     width, tokens, rate = 16, 256, 1e-3
     made = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The figures of a measurement, and the one rule by which a verdict follows from them."""
+"""Figures of a measurement, and the one rule that derives a verdict from them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ OPEN: Verdict = "cannot be shown at this size"
 
 
 class Figure(Written):
-    """One figure of a measurement, and the bounds that the claim puts it in.
+    """One measured value, and the bounds that the claim sets for it.
 
-    low, high     its interval; equal to the value where nothing is left to chance, None where chance was not measured
-    least, most   the claim holds where the whole interval lies within them; neither: the figure is told, not judged
-    published     what the source has for it
-    count         measurements that the interval is made of: seeds, rounds, draws
+    low, high     interval; equal to the value if it is deterministic, None if randomness was not measured
+    least, most   bounds of the claim, which holds if the whole interval is within them; without bounds, the figure is
+                  not
+                  judged
+    published     value in the source
+    count         number of measurements in the interval: seeds, rounds, draws
     """
 
     name: str
@@ -50,7 +52,7 @@ class Figure(Written):
 
     @property
     def verdict(self) -> Verdict:
-        """`holds` where the whole interval lies within the bounds, `does not hold` where all of it lies outside."""
+        """`holds` if the whole interval is within the bounds, `does not hold` if all of it is outside."""
         if self.low is None or self.high is None:
             return OPEN
         if (self.least is not None and self.high < self.least) or (self.most is not None and self.low > self.most):
@@ -60,9 +62,9 @@ class Figure(Written):
 
     @property
     def needed(self) -> int | None:
-        """Measurements that would decide this figure if its value stayed: the interval narrows as 1 / sqrt(n), and has
-        to clear the nearest bound. None where it is decided, where nothing is known of chance, and where the value lies
-        on a bound."""
+        """Number of measurements that would decide this figure if its value stayed: the interval narrows as 1 /
+        sqrt(n), and has to clear the nearest bound. None if it is decided, without an interval, and if the value equals
+        a bound."""
         if self.verdict != OPEN or self.low is None or self.high is None or self.count is None:
             return None
         apart = min(abs(self.value - bound) for bound in (self.least, self.most) if bound is not None)
@@ -74,9 +76,9 @@ Log = Literal["", "x", "y", "xy"]
 
 
 class MeanCurve(Written):
-    """A line of a picture: values y over x, a row for each seed; a row is shorter if its run diverged.
+    """One line of a picture: values y over x, a row for each seed; a row is shorter if its run diverged.
 
-    dots    draws points without a line
+    dots    True to draw points without a line
     """
 
     label: str
@@ -90,7 +92,7 @@ class Picture(Written):
 
     title    name and unit of the values
     x        name of the horizontal axis
-    log      logarithmic axes
+    log      axes that are logarithmic
     """
 
     title: str
@@ -100,11 +102,11 @@ class Picture(Written):
 
 
 class Outcome(Written):
-    """What one measurement found.
+    """Result of one measurement.
 
-    size      what it was shown at: "1M parameters, 1.5M tokens, python-docs"; of what is exact, what was counted
-    sure      how sure it is: seeds, rounds or tolerance
-    notes     what a reader should know besides, a sentence each
+    size      scale of the measurement: "1M parameters, 1.5M tokens, python-docs"; of exact figures, the counted objects
+    sure      certainty: seeds, rounds or tolerance
+    notes     further remarks for a reader, a sentence each
     pictures  curves of the measurement
     """
 
@@ -116,8 +118,8 @@ class Outcome(Written):
 
 
 def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdict:
-    """The verdict that the judged figures give together: all must hold, and one that does not decides. A tiny
-    measurement shows only what is exact."""
+    """Returns the joint verdict of the judged figures: all must hold, and one that does not decides. A tiny measurement
+    decides only exact figures."""
     each = {figure.verdict for figure in figures if figure.judged}
     if not each or kind == "undecidable" or (tiny and kind != "exact"):
         return OPEN
@@ -136,7 +138,7 @@ def exact(
     most: float | None = None,
     published: float | None = None,
 ) -> Figure:
-    """A figure in which nothing is left to chance."""
+    """Returns a deterministic figure, whose interval is its value."""
     at = float(value)
     return Figure(name=name, value=at, unit=unit, low=at, high=at, least=least, most=most, published=published)
 
@@ -151,7 +153,8 @@ def sampled(
     most: float | None = None,
     published: float | None = None,
 ) -> Figure:
-    """The mean of independent measurements, with Student's interval; without one where there are fewer than two."""
+    """Returns the mean of independent measurements with Student's interval; without an interval if there are fewer than
+    two."""
     mean, low, high = float(values[0]), None, None
     if len(values) > 1:
         mean, low, high = mean_interval([float(value) for value in values], CONFIDENCE)
@@ -160,6 +163,7 @@ def sampled(
 
 
 def curve(label: str, x: Sequence[float], y: Sequence[Sequence[float]], *, dots: bool = False) -> MeanCurve:
-    """Returns a curve of rows `y`, one for each seed, in four digits; a row ends before its first infinite value."""
+    """Returns a curve of rows `y`, one for each seed, rounded to four digits; a row ends before its first infinite
+    value."""
     rows = tuple(tuple(float(f"{value:.4g}") for value in itertools.takewhile(math.isfinite, row)) for row in y)
     return MeanCurve(label=label, x=tuple(float(f"{value:.6g}") for value in x), y=rows, dots=dots)

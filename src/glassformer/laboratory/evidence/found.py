@@ -1,4 +1,4 @@
-"""Sinks and massive activations of a trained model, spikes of a loss, and activations by width."""
+"""Claims about attention sinks and massive activations of a trained model, loss spikes, and activations by width."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ WINDOW, SIGMA = 128, 6.0
 
 
 def ar1(phi: float, seed: int, steps: int = STEPS) -> np.ndarray:
-    """Returns x_t = phi x_(t-1) + e_t with a standard deviation of NOISE at any phi."""
+    """Returns the series x_t = phi x_(t-1) + e_t with standard deviation NOISE at any phi."""
     drawn = np.random.default_rng(seed).normal(size=steps) * NOISE
     noise = drawn * np.sqrt(1 - phi**2)
     noise[0] = drawn[0]
@@ -122,7 +122,7 @@ def ar1(phi: float, seed: int, steps: int = STEPS) -> np.ndarray:
 
 
 def places(seed: int, steps: int = STEPS, first: int = 200) -> np.ndarray:
-    """Returns SPIKES different steps, none before `first`; two of them are neighbours, as spikes often are."""
+    """Returns SPIKES different steps, none before `first`; two of them are adjacent, as spikes often are."""
     chosen = np.sort(np.random.default_rng(1000 + seed).choice(np.arange(first, steps), SPIKES, replace=False))
     chosen[-1] = chosen[-2] + 1
     return chosen
@@ -176,8 +176,8 @@ def spikes_found(bench: Bench) -> Outcome:
 
 
 def _gradients(seed: int, steps: int) -> tuple[int, int]:
-    """Returns spikes found and false alarms in gradient norms: noise multiplies, a step in a hundred is at 2 to 8 times
-    its usual norm, as in healthy runs on real text, and planted steps are at 30 times."""
+    """Returns (spikes detected, false alarms) in gradient norms: noise is multiplicative, one step in a hundred is at 2
+    to 8 times its usual norm, as in healthy runs on real text, and planted spikes are at 30 times."""
     random, where = np.random.default_rng(2000 + seed), places(seed, steps)
     tails = np.where(random.random(steps) < 0.01, random.uniform(2, 8, steps), 1)
     series = np.exp(2 * ar1(0.5, seed, steps)) * tails
@@ -188,8 +188,8 @@ def _gradients(seed: int, steps: int) -> tuple[int, int]:
 
 
 def _not_numbers() -> int:
-    """Returns how many of 30 values that are not numbers raise an alarm without a trace in later decisions, 0 if there
-    is one; the first step is among them."""
+    """Returns the number of alarms for 30 NaN or infinite values, the first step among them; 0 if one changes later
+    decisions."""
     spikes, clean, caught = Spikes(), Spikes(), 0
     for t, value in enumerate(3 + ar1(0.5, 0, 1000)):
         if t % 100 == 0:
@@ -200,7 +200,8 @@ def _not_numbers() -> int:
 
 
 def _resumed(steps: int) -> int:
-    """Returns the decisions that differ if the detector passes through JSON at many steps, spikes among them."""
+    """Returns the number of decisions that differ if the detector is serialised to JSON at many steps, spikes among
+    them."""
     series = 10 - 7 * np.arange(steps) / STEPS + ar1(0.9, 1, steps)
     series[places(1, steps)] += HEIGHT * NOISE
     whole, parts, changed = Spikes(), Spikes(), 0
@@ -215,7 +216,7 @@ def _resumed(steps: int) -> int:
 
 
 def _level() -> int:
-    """Returns the alarms at a new level and a spike above it; -1 if others are among them."""
+    """Returns the number of alarms at a level shift and a spike above it; -1 if there are others."""
     series = 3 + ar1(0.5, 2, 2000)
     series[1000:] += 1.0
     series[1500] += HEIGHT * NOISE

@@ -1,4 +1,4 @@
-"""Learning from examples in the prompt."""
+"""Claims about learning from examples in the prompt."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from glassformer.laboratory.induction import MODEL, induction
 
 def icl_gradient_step(bench: Bench) -> Outcome:
     sizes = ((5, 10), (10, 20), (3, 50))
-    tolerance = 1e-10  # of answers of about 2, in fp64
+    tolerance = 1e-10  # absolute, of answers of about 2, in fp64
     found = [exact_step(dims, examples) for dims, examples in sizes]
     figures = tuple(
         exact(f"largest difference, {one.examples} examples in {one.dims} dimensions", one.apart, most=tolerance)
@@ -21,7 +21,7 @@ def icl_gradient_step(bench: Bench) -> Outcome:
 
 
 def icl_trained_step(bench: Bench) -> Outcome:
-    near = 0.05  # share by which its error may be off, and its answers from those of the step
+    near = 0.05  # relative tolerance of the layer's error, and of its answers against the step's
     steps, seeds = bench.scaled(3_000, 5), bench.runs(3)
     more: dict[str, Any] = {"batch": 16, "prompts": 500} if bench.tiny else {}
     found = [one_step(steps=steps, seed=seed, **more) for seed in seeds]

@@ -1,4 +1,4 @@
-"""Claims measured and stored, and listed with all that is stored of them."""
+"""Measurement and storage of claims, and the list of all with their stored results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions: how they are encoded, and how far beyond the context of training a model reads."""
+"""Claims about positions: encodings, and how far beyond the training context a model reads."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from glassformer.text import prepare
 from glassformer.training import evaluate
 
 CONTEXT = 64
-"""Tokens of the texts that models are trained on, before they read longer ones."""
+"""Training context in tokens; evaluation is on longer texts."""
 ARM = {
     "alibi": "gpt2@1m+alibi",
     "rope": "gpt2@1m+rope",
@@ -37,7 +37,7 @@ ARM = {
     "sinusoidal": "gpt2@1m+sinusoidal+embedding.scale=11.3",
     "learned": "gpt2@1m",
 }
-"""Sinusoids with the embedding multiplied by sqrt(d), as they were published."""
+"""Encoding -> expression; sinusoids with the embedding multiplied by sqrt(d), as published."""
 
 
 def trained(bench: Bench, names: Sequence[str]) -> Compared:
@@ -45,14 +45,14 @@ def trained(bench: Bench, names: Sequence[str]) -> Compared:
 
 
 def rise(found: Compared, name: str, times: int, **bounds: float | None) -> Figure:
-    """By how much the loss is higher at so many times the context."""
+    """Returns the increase of the loss from the training context to `times` of it."""
     values = found.rise(ARM[name], times)
     label = f"rise of the loss at {times} times the context, {name}"
     return found.judged(sampled(label, values, "nats", **bounds), ARM[name]) if values else lost(found, [ARM[name]])
 
 
 def further(found: Compared, more: str, less: str, times: int) -> Figure:
-    """By how much more the loss of one rises than that of the other; the claim is that it does."""
+    """Returns the rise of `more` minus that of `less` at `times` the context; the claim is that it is positive."""
     pairs = list(zip(found.rise(ARM[more], times), found.rise(ARM[less], times), strict=False))
     if not pairs:
         return lost(found, [ARM[more], ARM[less]])
@@ -83,7 +83,7 @@ def nope_extrapolates(bench: Bench) -> Outcome:
 
 def positions_order(bench: Bench) -> Outcome:
     perplexity = {"alibi": 1.03, "rope": 1.2, "sinusoidal": 2.5}
-    """Position -> perplexity at four times the context over that at the context, as the guide has it."""
+    """Encoding -> perplexity at four times the context divided by that at the context, as in the guide."""
     found = trained(bench, list(perplexity))
     figures = [further(found, "rope", "alibi", 4), further(found, "sinusoidal", "rope", 4)]
     rises = (rise(found, name, 4).model_copy(update={"published": math.log(times)})
@@ -114,7 +114,8 @@ def rotary_relative(bench: Bench) -> Outcome:
     made = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 1, width, generator=made).expand(1, length, 1, width) for _ in range(2))
     turned_q, turned_k = Rotary(width)(q, k, Pass(0, length))
-    scores = torch.einsum("bsnh,btnh->st", turned_q, turned_k)  # the same query and the same key everywhere
+    # an identical query and an identical key at all positions
+    scores = torch.einsum("bsnh,btnh->st", turned_q, turned_k)
     spread = max(float(scores.diagonal(i).max() - scores.diagonal(i).min()) for i in range(1 - length, length))
     size = float(scores.abs().max())
     figure = exact("spread of scores of one distance over the largest score", spread / size, most=tolerance,
@@ -126,7 +127,7 @@ def rotary_pairings(bench: Bench) -> Outcome:
     length, width, tolerance = 64, 32, 1e-5
     made = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, length, 1, width, generator=made) for _ in range(2))
-    order = torch.arange(width).view(2, -1).T.flatten()  # half pairs, laid side by side
+    order = torch.arange(width).view(2, -1).T.flatten()  # half pairs, interleaved
     half = torch.einsum("bsnh,btnh->st", *Rotary(width)(q, k, Pass(0, length)))
     turned = Rotary(width, pairing="interleaved")(q[..., order], k[..., order], Pass(0, length))
     unordered = torch.einsum("bsnh,btnh->st", *Rotary(width, pairing="interleaved")(q, k, Pass(0, length)))
@@ -175,19 +176,19 @@ def interpolation_identities(bench: Bench) -> Outcome:
 
 
 FACTOR = 4
-"""Times the context of training, at which two words are compared."""
+"""Multiple of the training context at which two encodings are compared."""
 FURTHER = (2, 4, 8)
-"""Times the context, at which all are."""
+"""Multiples of the training context at which all encodings are compared."""
 EXTENDED = {
     "": "plain", "interpolate": "interpolation", "ntk": "NTK-aware", "dynamic_ntk": "dynamic NTK", "yarn": "YaRN",
 }  # fmt: skip
-"""Word that extends the context, and its name; the first extends nothing."""
+"""Short name that extends the context -> its name; "" extends nothing."""
 Losses = dict[tuple[int, str], list[float]]
-"""(times the context, word) -> loss by seed."""
+"""(multiple of the context, short name) -> loss by seed."""
 
 
 def losses(bench: Bench, words: Sequence[str], further: Sequence[int] = (FACTOR,)) -> Losses:
-    """Losses of models that are trained on a context and read that many times as much, without further training."""
+    """Returns the losses of models that are trained on a context and read multiples of it without further training."""
     context = bench.scaled(CONTEXT, TINY_CONTEXT)
     found: Losses = {(times, word): [] for times in further for word in words}
     for seed in bench.runs(3):
@@ -201,7 +202,7 @@ def losses(bench: Bench, words: Sequence[str], further: Sequence[int] = (FACTOR,
 
 
 def less(found: Losses, times: int, worse: str, better: str) -> Figure:
-    """Loss with one word less that with the other; the claim is that it is above 0."""
+    """Returns the loss with `worse` minus that with `better`; the claim is that it is positive."""
     gaps = [a - b for a, b in zip(found[times, worse], found[times, better], strict=True)]
     name = f"loss at {times} times the context, {EXTENDED[worse]} less {EXTENDED[better]}"
     return sampled(name, gaps, "nats", least=0.0)
@@ -224,7 +225,7 @@ def difference(bench: Bench, worse: str, better: str) -> Outcome:
 
 
 def all_extended(bench: Bench) -> Outcome:
-    """Every word against plain positions, and the losses themselves."""
+    """Measures every extension against plain positions, with the losses."""
     found = losses(bench, list(EXTENDED), FURTHER)
     judged = [less(found, times, "", word) for times in FURTHER for word in EXTENDED if word]
     return Outcome(
@@ -236,7 +237,7 @@ def all_extended(bench: Bench) -> Outcome:
 
 
 def smollm2_extended(bench: Bench) -> Outcome:
-    """Losses of SmolLM2-135M in one window of each length, which leaves the verdict open."""
+    """Measures SmolLM2-135M on one window of each length, which leaves the verdict open."""
     made = load("smollm2")
     context = bench.scaled(made.config.context, TINY_CONTEXT)
     text = prepare(bench.text.given or DATA, made.tokenizer or "byte")
@@ -262,7 +263,7 @@ def smollm2_extended(bench: Bench) -> Outcome:
 
 @torch.no_grad()
 def change(name: str) -> float:
-    """Returns by how much outputs differ when the tokens are permuted, over the largest output."""
+    """Returns the largest difference of outputs when the tokens are permuted, relative to the largest output."""
     length, words = 32, 64
     model = preset(f"{name}+vocab_size={words}+context={length}").build(seed=0).eval()
     made = torch.Generator().manual_seed(0)

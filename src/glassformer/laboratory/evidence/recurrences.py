@@ -1,4 +1,4 @@
-"""Linear attention and state space models."""
+"""Claims about linear attention and state space models."""
 
 from typing import Any
 
@@ -74,15 +74,15 @@ def selective_copying(bench: Bench) -> Outcome:
 
 
 RECALL = "gpt2+layers=2+d_model=64+ffn=none+untied"
-"""Two layers of a mixer and no FFN, so that nothing else carries what is recalled."""
+"""Expression of two layers of a mixer without FFN, so that only the mixer carries what is recalled."""
 RECALLING = {"attention": "+heads=4+rope+nobias", "LSTM": "+lstm+mixer.width=35", "GRU": "+gru+mixer.width=42"}
-"""Mixers of equal parameters, to half a per cent."""
+"""Name -> change to a mixer; parameters are equal within half a per cent."""
 DISTANCES = (8, 16, 24, 32)
 
 
 def recurrent_recall(bench: Bench) -> Outcome:
-    """Trains on blocks of 8 to 32 symbols that are repeated, and measures the share of correct symbols from the second
-    time on, by the length of the block."""
+    """Trains on blocks of 8 to 32 symbols that repeat, and measures the share of correct symbols from the second
+    occurrence on, by block length."""
     steps, batch, rows, seeds = bench.scaled(600, 2), bench.scaled(32, 2), bench.scaled(HELD_OUT, 8), bench.runs(3)
     how = bench.alone(*((name, seed) for name in RECALLING for seed in seeds))
     figures, far = [], DISTANCES[-1]
@@ -100,8 +100,8 @@ def recurrent_recall(bench: Bench) -> Outcome:
 
 
 def reaching_back(change: str, distances: tuple[int, ...], seed: int) -> list[float]:
-    """Returns |d y_n / d x_0| of a mixer with fresh weights for normal inputs, at each distance n, over that at the
-    first one."""
+    """Returns |d y_n / d x_0| of a newly initialised mixer for normal inputs, at each distance n, divided by that at
+    the first distance."""
     model = preset(f"llama@1m+layers=1{change}").build(seed=seed)
     mixer: Any = model.layers[0].mixer
     mixer, width = mixer.double(), model.config.d_model

@@ -1,4 +1,4 @@
-"""All claims, with what is stored of each."""
+"""Rows of all claims, each with its stored result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ClaimRow:
 
 
 def overview(*folders: Path) -> list[ClaimRow]:
-    """All claims, each with its result in the first folder that holds one."""
+    """Returns all claims, each with its result in the first folder that holds one."""
     rows = []
     for claim in known().values():
         stored = (read(place, claim.name) for place in folders)

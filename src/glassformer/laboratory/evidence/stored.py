@@ -1,4 +1,4 @@
-"""Measured claims as files: FOLDER/NAME.json, with machine and date; the verdict is computed from the figures."""
+"""Stored results of claims: FOLDER/NAME.json, with machine and date; the verdict is computed from the figures."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from glassformer.laboratory.evidence.claim import Claim
 from glassformer.laboratory.evidence.figure import OPEN, Figure, Kind, Outcome, Verdict, verdict
 
 LARGEST = 1 << 20
-"""Bytes of a result; ours have a few thousand."""
+"""Most bytes of a result that is read; results here have a few thousand."""
 NUMBERS = re.compile(r"\[[\d\s.,e+-]+\]")
-"""Values of a curve, a line of the file."""
+"""Pattern of the values of a curve, which the file has on one line."""
 MEASURED = Path(__file__).parents[1] / "measured"
-"""The results that come with the library."""
+"""Folder of the results that come with the library."""
 SHORT = ("processor", "cores", "torch", "glassformer")
-"""Of the description of a machine, what stands beside a verdict."""
+"""Keys of a machine's description that are shown next to a verdict."""
 
 
 class Stored(Written):
-    """A claim as it was when it was measured, what was found, where and when."""
+    """A measured claim: its definition at the time, the outcome, place and date."""
 
     name: str
     statement: str
@@ -36,9 +36,9 @@ class Stored(Written):
     kind: Kind
     tiny: bool
     data: str = DATA
-    """Name of the text that models were trained on."""
+    """Name of the training text."""
     seeds: int | None = None
-    """Of each arm, where they were asked for; None: as many as the claim takes."""
+    """Requested seeds of each arm; None for the claim's default."""
     verdict: Verdict
     outcome: Outcome
     machine: dict[str, Any]
@@ -59,13 +59,13 @@ class Stored(Written):
         )  # fmt: skip
 
     def answers(self, claim: Claim, tiny: bool) -> bool:
-        """Whether this is a measurement of the claim as it stands today, at the size that is asked for."""
+        """Returns True if this is a measurement of the claim as it is defined now, at the requested size."""
         held = (self.statement, self.published, self.kind)
         return held == (claim.statement, claim.published, claim.kind) and self.tiny <= tiny
 
     def check_asked(self, folder: Path, data: str | None, seeds: int | None) -> None:
-        """Raises RequestError where it was measured on another text or with other seeds than those asked for. What is
-        exact depends on neither."""
+        """Raises RequestError if the result is from another text or other seeds than requested. Exact results depend on
+        neither."""
         if self.kind in ("exact", "undecidable"):
             return
         for field, held, asked in (("data", self.data, data), ("seeds", self.seeds, seeds)):
@@ -79,15 +79,15 @@ class Stored(Written):
 
     @property
     def words(self) -> str:
-        """The verdict with what it was shown at; only what is exact is said without."""
+        """The verdict with the scale of its measurement; exact verdicts without."""
         if self.verdict == OPEN or self.kind == "exact":
             return self.verdict
         return f"{self.verdict} at {self.outcome.size}"
 
 
 def read(folder: Path, name: str) -> Stored | None:
-    """What is stored of a claim; None where nothing is. Its verdict follows from its figures, whatever the file says.
-    Raises RequestError for a file that is none of ours."""
+    """Returns the stored result of a claim; None if there is no file. The verdict is computed from the figures,
+    whatever the file says. Raises RequestError for a file of another format."""
     path = folder / f"{name}.json"
     try:
         if path.stat().st_size > LARGEST:
@@ -104,7 +104,7 @@ def read(folder: Path, name: str) -> Stored | None:
 
 
 def quoted(name: str) -> tuple[Figure, ...]:
-    """Returns the judged figures of a claim that comes measured with the library; none if no measurement does."""
+    """Returns the judged figures of a claim that comes measured with the library; empty if it does not."""
     held = read(MEASURED, name)
     return () if held is None else tuple(figure for figure in held.outcome.figures if figure.judged)
 

@@ -1,4 +1,4 @@
-"""Claims about speed: two pieces of work timed in turn, in the mode in which models train."""
+"""Claims about speed: two pieces of work timed in turn, as models train."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from glassformer.training import fast_training
 
 ROUNDS, TINY_ROUNDS = 9, 2
 MODEL = "llama@1m+layers=4+d_model=768+heads=12+vocab_size=256+context=4096"
-"""Wide enough for matrix products to be most of the work."""
+"""Expression of a model wide enough for matmuls to be most of the work."""
 
 Work = Callable[[], Callable[[], object]]
-"""Prepares a piece of work, and returns the part of it that is timed."""
+"""Function that prepares a piece of work and returns the part that is timed."""
 
 Pair = Callable[[int], tuple[Work, Work]]
-"""Makes the work that is said to take longer and the other, whose lengths are divided by a scale."""
+"""Function from a scale, by which lengths are divided, to the work claimed to be slower and the other."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Passes:
     inputs: tuple[Tensor, ...]
 
     def forward(self) -> Callable[[], object]:
-        """Returns the forward pass, which keeps the tensors that the backward pass needs."""
+        """Returns the forward pass, which keeps the tensors for the backward pass."""
         return lambda: self.function(*self.inputs)
 
     def backward(self) -> Callable[[], object]:
@@ -63,7 +63,7 @@ class Passes:
 
 
 def each(work: Callable[[Passes], Callable[[], object]], make: Callable[[int], tuple[Passes, Passes]]) -> Pair:
-    """Returns the pair whose timed part is `work`, such as `Passes.forward`, of two functions."""
+    """Returns the pair of two functions' passes with `work`, such as `Passes.forward`, as the timed part."""
 
     def pair(scale: int) -> tuple[Work, Work]:
         first, second = make(scale)
@@ -74,7 +74,7 @@ def each(work: Callable[[Passes], Callable[[], object]], make: Callable[[int], t
 
 @dataclass(frozen=True)
 class Race:
-    """A ratio of two times: of the first piece of work that `make` gives over the second."""
+    """Ratio of two times: the first piece of work that `make` returns over the second."""
 
     name: str
     make: Pair
@@ -83,9 +83,9 @@ class Race:
     published: float | None = None
 
     def figure(self, rounds: int, scale: int) -> Figure:
-        """The ratio of the times of each round, with the interval of their geometric mean."""
+        """Returns the ratio of the times over all rounds, with the interval of their geometric mean."""
         first, second = self.make(scale)
-        for _ in range(2):  # the first call compiles the forward pass, and its gradient the backward pass
+        for _ in range(2):  # two calls: the first compiles the forward pass, its gradient the backward pass
             first()(), second()()
         logs = [math.log(seconds(first) / seconds(second)) for _ in range(rounds)]
         mean, low, high = (math.exp(one) for one in mean_interval(logs, CONFIDENCE))
@@ -102,8 +102,8 @@ def seconds(work: Work) -> float:
 
 
 def races(*each: Race) -> Callable[[Bench], Outcome]:
-    """Returns the measurement that runs them as models train: memory is kept from step to step, and elementwise regions
-    are compiled; in fp32."""
+    """Returns the measurement of these ratios under training conditions: memory is kept from step to step, and
+    elementwise regions are compiled; in fp32."""
 
     def measure(bench: Bench) -> Outcome:
         rounds, scale = bench.scaled(ROUNDS, TINY_ROUNDS), bench.scaled(1, 32)
@@ -144,7 +144,7 @@ def decoding(change: str, after: int, tokens: int = 8) -> Work:
         model(torch.randint(256, (1, after)), state)
 
     def decode() -> None:
-        with torch.inference_mode(), compiled_regions(False):  # as models generate
+        with torch.inference_mode(), compiled_regions(False):  # generation mode
             for _ in range(tokens):
                 model(torch.zeros(1, 1, dtype=torch.int64), state)
             state.truncate(after)
@@ -153,8 +153,8 @@ def decoding(change: str, after: int, tokens: int = 8) -> Work:
 
 
 def recomputing(after: int, tokens: int) -> Work:
-    """Returns decoding of `tokens` tokens after a prompt of `after` tokens that computes all keys and values again for
-    each token."""
+    """Returns decoding of `tokens` tokens after a prompt of `after` tokens that recomputes all keys and values for each
+    token."""
     model = preset(MODEL).build(seed=0).eval()
     text = torch.randint(256, (1, after + tokens))
 

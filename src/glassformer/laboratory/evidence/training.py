@@ -1,4 +1,4 @@
-"""Training: optimizers, rates, regularization, shapes, and laws of scale."""
+"""Claims about training: optimizers, rates, regularisation, shapes, and scaling laws."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from glassformer.laboratory.evidence.figure import Figure, Outcome, exact, sampl
 from glassformer.laboratory.law import fit_scaling_law
 
 FLOPS = 5.76e23
-"""Chinchilla's own budget."""
+"""Training FLOPs of Chinchilla."""
 FITS = {
     "the replication": (482.01, 2085.43, 0.3478, 0.3658),
     "the paper's third approach": (406.4, 410.7, 0.3392, 0.2849),
@@ -20,35 +20,36 @@ FITS = {
 KAPLAN = 0.076
 """Exponent of L(N), as published."""
 HEAD = 100_352
-"""Rows of the head of OLMo's models, which their published N counts."""
+"""Rows of the head of OLMo's models, which their published N includes."""
 LADDER = {
     768: (190_354_176, 3.605174, 3.337846),
     1024: (371_262_464, 3.397042, 3.134005),
     1536: (758_220_288, 3.205544, 2.954874),
     2048: (1_279_395_840, 3.065172, 2.832061),
 }
-"""Ladder of OLMo (2412.04403): width -> published N, loss on C4 after 20 and after 200 tokens for each parameter."""
+"""Ladder of OLMo (2412.04403): width -> published N, loss on C4 after 20 and after 200 tokens per parameter."""
 SMALL = ((5_727_840, 4.506404), (53_092_864, 3.372367), (124_628_544, 2.990392), (359_973_888, 2.688089))
-"""Runs on C4 of 2403.08540 with 320 tokens for each parameter: N without embeddings, loss."""
+"""Runs on C4 of 2403.08540 with 320 tokens per parameter: N without embeddings, loss."""
 LOW, HIGH, CLAIMED = 15.0, 25.0, 20.0
 POST, PRE, LLAMA = "gpt2@10m+post", "gpt2@10m", "llama@10m+gqa:2"
-"""GPT-2 as a guide has it and as it was published, and the guide's LLaMA."""
+"""GPT-2 in the guide's form and as published, and the guide's LLaMA."""
 ROWS: dict[str, dict[str, float]] = {
     POST: {"ms per step": 125, "ms per token written": 8, "parameters": 10.2e6, "longest text": 256},
     LLAMA: {"ms per step": 145, "ms per token written": 6, "parameters": 10.8e6, "longest text": 512},
 }
-"""Figures of the guide next to the loss; its machine is not named."""
+"""Values of the guide without the loss; it does not name its machine."""
 
 
 def ratio(a: float, b: float, alpha: float, beta: float) -> float:
-    """D / N at the least loss for 6 N D = FLOPS."""
+    """Returns D / N at the minimum of the loss for 6 N D = FLOPS."""
     both = alpha + beta
     best = (alpha * a / beta / b) ** (1 / both) * (FLOPS / 6) ** (beta / both)
     return FLOPS / 6 / best**2
 
 
 def shakespeare(bench: Bench) -> Outcome:
-    """The rows of the guide: loss, time of a step and of a token, parameters, longest text, spread over seeds."""
+    """Measures the rows of the guide: loss, time per step and per token, parameters, longest text, spread over
+    seeds."""
     found = bench.compare([POST, PRE, LLAMA], 5000 * 16 * 256)
     gaps = [
         Gap(POST, LLAMA, least=-0.1, most=-0.02, published=-0.05).figure(found),
@@ -60,7 +61,7 @@ def shakespeare(bench: Bench) -> Outcome:
 
 
 def six_rows(found: Compared, arm: str) -> list[Figure]:
-    """Figures of an arm next to its loss, each over its seeds; those without a run are left out."""
+    """Returns an arm's figures other than its loss, each over its seeds; figures without a run are omitted."""
     runs, budget, losses = list(found.runs(arm).values()), found.results.budget, found.losses(arm)
     step = (budget.batch_size or 0) * (budget.context or 0)
     read = [{row.context or 0: row.loss for row in run.extrapolation if row.loss is not None} for run in runs]

@@ -24,9 +24,9 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 THRESHOLD = 2 * (1 + BETAS[0]) / (1 - BETAS[0])
 """Preconditioned sharpness times learning rate above which Adam is unstable, 38 (2207.14484, equation 2)."""
 FIRST = 10
-"""Steps at the start whose updates are compared with those after warm-up; steps of a tiny measurement."""
+"""First steps, whose updates are compared with those after warm-up; also the length of a tiny measurement."""
 ESTIMATES, DRAWS = 50, 4
-"""Gradients for an estimate of second moments before the first step; repeats of the estimate."""
+"""Gradients in an estimate of second moments before the first step; repetitions of the estimate."""
 POWER = 20
 """Iterations of the power method."""
 EVERY = 5
@@ -35,16 +35,16 @@ EVERY = 5
 
 @dataclass(frozen=True)
 class RunStart:
-    """How a run starts.
+    """Start of a run.
 
     Attributes
     ----------
     warmup : int
-        Steps over which the rate rises.
+        Steps of the warm-up.
     estimates : int
-        Gradients for an estimate of second moments before the first step; 0: none.
+        Gradients for an estimate of second moments before the first step; 0 for no estimate.
     fresh : int
-        Steps after which the state of the optimizer is dropped; 0: never.
+        Steps after which the state of the optimizer is dropped; 0 for never.
     limit : float
         Largest relative change of a matrix by a step.
     """
@@ -76,7 +76,7 @@ class WarmupRun:
 
 
 class Adam:
-    """Adam (1412.6980, algorithm 1) that counts the gradients of its two moments apart, so that the second can be
+    """Adam (1412.6980, algorithm 1) with separate gradient counts for its two moments, so that the second can be
     estimated before the first step."""
 
     def __init__(self, weights: Sequence[Tensor]):
@@ -94,7 +94,7 @@ class Adam:
         return [(second / (1 - BETAS[1] ** self.counts[1])).sqrt() + EPS for second in self.second]
 
     def directions(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the changes of the weights by a step at a rate of 1, with the sign of the gradient."""
+        """Returns the update of each weight at a rate of 1, with the sign of the gradient."""
         self.estimate(gradients)
         self.counts[0] += 1
         for first, gradient in zip(self.first, gradients, strict=True):
@@ -112,8 +112,9 @@ def gradients(model: Model, text: Tensor) -> tuple[float, list[Tensor]]:
 def sharpness(
     gradient: Callable[[], list[Tensor]], weights: Sequence[Tensor], scales: Sequence[Tensor], power: int = POWER
 ) -> float:
-    """Returns the size of the largest eigenvalue of D^-1/2 H D^-1/2, D the diagonal of `scales` and H the Hessian of
-    the function of fp64 `weights` that has this gradient: by the power method on differences of gradients."""
+    """Returns the absolute value of the largest eigenvalue of D^-1/2 H D^-1/2, D the diagonal of `scales` and H the
+    Hessian of the function of fp64 `weights` that has this gradient: by the power method on differences of
+    gradients."""
     generator = torch.Generator().manual_seed(0)
     roots = [scale.double().rsqrt() for scale in scales]
     at = [torch.randn(weight.shape, generator=generator, dtype=torch.float64) for weight in weights]
@@ -152,8 +153,8 @@ def sharpness_of(model: Model, text: Tensor, adam: Adam) -> float:
 
 @cache
 def course(arm: RunStart, seed: int, steps: int = STEPS, rate: float = RATE, expression: str = POST) -> WarmupRun:
-    """Returns the course of a run; claims that are measured together share runs. The rate stays until `WARMUP` and
-    falls to zero linearly afterwards, in runs without warm-up too."""
+    """Returns the measurements of a run; claims that are measured together share runs. The rate is constant until
+    `WARMUP` and falls linearly to zero afterwards, also in runs without warm-up."""
     model, found = preset(expression).build(seed=seed), WarmupRun()
     weights = list(model.parameters())
     adam, source = Adam(weights), texts(torch.Generator().manual_seed(seed), BATCH)
@@ -188,8 +189,8 @@ def move_within(weights: Sequence[Tensor], updates: Sequence[Tensor], rate: floa
 def cured(
     bench: Bench, cure: Callable[[WarmupRun], RunStart], words: str
 ) -> tuple[dict[str, list[WarmupRun]], list[Figure]]:
-    """Returns runs by name, with warm-up, without, and without where a cause is removed; and figures of their losses.
-    `cure` gives the arm of the last ones by the run with warm-up of the same seed."""
+    """Returns runs by name, with warm-up, without, and without warm-up but with a cause removed; and figures of their
+    losses. `cure` maps the run with warm-up of a seed to the third arm."""
     steps, runs = bench.scaled(STEPS, FIRST), list[tuple[WarmupRun, WarmupRun, WarmupRun]]()
     for seed in bench.runs(SEEDS):
         warm = course(WARM, seed, steps)
@@ -251,8 +252,8 @@ def by_noise(bench: Bench) -> Outcome:
 
 
 def spread(seed: int, estimates: int) -> tuple[float, float]:
-    """Returns the standard deviation over draws of the logarithm of Adam's scale of an entry, the median entry's:
-    from one gradient, and from `estimates`."""
+    """Returns the standard deviation, over draws, of the log of Adam's scale of the median entry: from one gradient,
+    and from `estimates` gradients."""
     model, source = preset(POST).build(seed=seed), texts(torch.Generator().manual_seed(seed), BATCH)
 
     def scale(count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The page of claims: what was published against what was measured here."""
+"""Page of claims: published values against measured ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glassformer.report.html import caption, cell, framed, scroll, section
 UNMEASURED = "not measured yet"
 ORDER = {"exact": "Exact", "measured": "Measured", "scoped": "Measured, at one size",
          "undecidable": "Out of reach"}  # fmt: skip
-"""Headings by class, in their order on the page."""
+"""Class of claims -> heading, in the order of the page."""
 SUMMARY = "Summary"
 VERDICTS = ("holds", "does not hold", "cannot be shown at this size", UNMEASURED)
 
@@ -24,21 +24,21 @@ def verdict_of(row: ClaimRow) -> str:
 
 
 def finding(rows: Sequence[ClaimRow]) -> str:
-    """How many claims have which verdict."""
+    """Returns a sentence with the number of claims by verdict."""
     counted = Counter(map(verdict_of, rows))
     told = ", ".join(f"{words}: {many}" for words, many in counted.most_common())
     return f"{len(rows)} claims; {told}."
 
 
 def number(value: float) -> str:
-    """In four figures; a count whole."""
+    """Formats a number to four digits; a count as an integer."""
     if value == round(value) and abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
 def figure_words(one: Figure) -> str:
-    """A figure in words: value, unit, interval where there is one."""
+    """Formats a figure: value, unit, and interval if there is one."""
     told = f"{number(one.value)} {one.unit}".strip()
     if one.low is None or one.high is None or one.low == one.high:
         return told
@@ -46,7 +46,7 @@ def figure_words(one: Figure) -> str:
 
 
 def asked_words(one: Figure) -> str:
-    """What the claim asks of a figure."""
+    """Returns the bounds that the claim sets for a figure, in words."""
     least, most = one.least, one.most
     if least is not None and most is not None:
         low, high = number(least), number(most)
@@ -57,7 +57,7 @@ def asked_words(one: Figure) -> str:
 
 
 def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     groups = {kind: [row for row in rows if row.claim.kind == kind] for kind in ORDER}
     there = {kind: own for kind, own in groups.items() if own}
     contents = {
@@ -75,7 +75,7 @@ def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
 
 
 def counts(rows: Sequence[ClaimRow]) -> list[tuple[str, list[int]]]:
-    """How many claims of each class have which of the verdicts VERDICTS, and all together."""
+    """Returns, for each class of claims, its count by verdict, in the order of VERDICTS, and in all."""
     of_class = {kind: Counter(verdict_of(row) for row in rows if row.claim.kind == kind) for kind in ORDER}
     told = [(ORDER[kind], found) for kind, found in of_class.items() if found]
     told.append(("All", sum((found for _, found in told), Counter())))
@@ -89,7 +89,7 @@ def _counts(rows: Sequence[ClaimRow]) -> Markup:
 
 
 def _lines(rows: Sequence[ClaimRow]) -> Markup:
-    """A line for each claim, which leads to it."""
+    """Returns a line for each claim, with a link to its section."""
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("claim", "statement", "verdict"))))
     body = [
         tag("tr", tag("th", tag("a", row.name, href=f"#{row.name}"), scope="row"), cell(row.claim.statement),

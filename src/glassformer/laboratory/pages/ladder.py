@@ -1,4 +1,5 @@
-"""The page of a ladder: every rung's loss, what its change does, and what it costs; or the effects of a design."""
+"""Page of a ladder: every rung's loss, the effect of its change, and its costs; or the effects of a factorial
+design."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _BASE = "against the base"
 
 
 def render_ladder(found: LadderRecord) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     parts = {
         "ladder": ("From the base", _ladder), "last": ("From the target", _last), "effects": ("Effects", _effects),
         "arms": ("Arms and costs", _arms),
@@ -47,7 +48,7 @@ def render_ladder(found: LadderRecord) -> str:
 
 
 def findings(found: LadderRecord) -> list[str]:
-    """What each change does, in a sentence each."""
+    """Returns the effect of each change, a sentence each."""
     if found.design == "factorial":
         return _effect_findings(found)
     told = []
@@ -64,7 +65,7 @@ def findings(found: LadderRecord) -> list[str]:
 def _effect_findings(found: LadderRecord) -> list[str]:
     if not found.effects:
         return [f"Only {found.whole_seeds} of the seeds were finished by every arm: no effect has an interval."]
-    assert found.by_chance is not None  # it comes with the effects
+    assert found.by_chance is not None  # set together with the effects
     told = [f"{_of(found, one)}: {_effect_words(one)}." for one in found.effects if len(one.of) == 1]
     pairs = [one for one in found.effects if len(one.of) == 2]
     noticed = [one for one in pairs if one.noticed]
@@ -87,7 +88,7 @@ def _effect_words(one: Effect) -> str:
 
 
 def _words(verdict: Verdict | None) -> str:
-    """What a change does, from the verdict between without and with it."""
+    """Returns the effect of a change in words, from the verdict between the arms without and with it."""
     if verdict is None:
         return "has too few finished seeds"
     helps = verdict.winner == verdict.b
@@ -115,7 +116,7 @@ def _terms(found: LadderRecord) -> str:
 
 
 def _ladder(found: LadderRecord) -> Markup | None:
-    """The changes added one after the other."""
+    """Returns the figure of the changes added one after the other; None without them."""
     if not found.pairs:
         return None
     base, before = found.pairs["base"], found.pairs["before"]
@@ -140,7 +141,7 @@ def _ladder(found: LadderRecord) -> Markup | None:
 
 
 def _last(found: LadderRecord) -> Markup | None:
-    """The target against itself without each change."""
+    """Returns the figure of the target against itself without each change; None without verdicts."""
     if not found.pairs:
         return None
     pairs, added = found.pairs["last"], found.pairs["before"]
@@ -185,7 +186,7 @@ def _effect_figures(one: Effect) -> tuple[str, str, str, str]:
 
 
 def _arms(found: LadderRecord) -> Markup:
-    """Every arm with its costs."""
+    """Returns the table of every arm with its costs."""
     heads = ("arm", "loss", "parameters", "tokens/s", "peak memory", "state a token", "learning rate")
     rows = [
         _row(

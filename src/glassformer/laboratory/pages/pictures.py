@@ -10,7 +10,7 @@ from glassformer.figures import Axis, Markup, Series, line_chart
 from glassformer.laboratory.evidence.figure import MeanCurve, Picture
 
 FEW = 8
-"""Points of a curve up to which each has a tick."""
+"""Largest number of points of a curve with a tick each."""
 
 
 def chart(picture: Picture, width: int = 560, height: int = 340) -> Markup:

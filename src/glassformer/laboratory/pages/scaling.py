@@ -1,5 +1,4 @@
-"""The pages of scaling laws: figures with intervals, what they were fitted to, how well they predict, and how the laws
-of several models differ."""
+"""Pages of scaling laws: parameters with intervals, the fitted points, predictions, and differences between models."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from glassformer.report.html import caption, cell, figure, framed, scroll, secti
 from glassformer.units import plural
 
 PAIRS = (("alpha", "beta"), ("alpha_N", "alpha_D"))
-"""Exponents that are drawn against each other."""
+"""Pairs of exponents that are drawn against each other."""
 MEANING = {
     "alpha": "gain from parameters", "beta": "gain from tokens", "alpha_N": "gain from parameters",
     "alpha_D": "gain from tokens",
@@ -37,7 +36,7 @@ MEANING = {
 
 
 def render_scaling(found: LawRecord, command: str) -> str:
-    """The page as text."""
+    """Returns the page of one law as text."""
     parts: dict[str, tuple[str, Markup | None]] = {
         "figures": ("Figures", _figures(found)), "fit": ("Fit", _fit(found)),
         "predictions": ("Predictions", _predictions(found)),
@@ -47,7 +46,7 @@ def render_scaling(found: LawRecord, command: str) -> str:
 
 
 def render_several(found: LawsRecord) -> str:
-    """The page as text."""
+    """Returns the page of several models' laws as text."""
     fitted = found.fitted
     names = [law.model for law in found.laws]
     parts: dict[str, tuple[str, Markup | None]] = {
@@ -76,7 +75,7 @@ def _page(
 
 
 def several_finding(found: LawsRecord) -> str:
-    """What the laws say of the models, in a few sentences."""
+    """Returns the results of the laws for the models, in a few sentences."""
     runs, told = found.runs, []
     trained = sum(run.status == "ok" for run in runs)
     told.append(f"{plural(trained, 'run')} of {plural(len(found.laws), 'model')}, fitted by {_formula(found)}.")
@@ -108,7 +107,7 @@ def several_finding(found: LawsRecord) -> str:
 
 
 def finding(found: LawRecord) -> str:
-    """What the fit says, in a few sentences."""
+    """Returns the result of the fit, in a few sentences."""
     told = [
         f"Fitted to {plural(found.points, 'point')} of {plural(found.runs, 'run')}, up to "
         f"{si(found.largest_flops)} FLOPs: off by {found.error:.2%} on average, "
@@ -187,7 +186,7 @@ def _lines(series: Sequence[Series], label: str, title: str, unit: str, told: st
 
 
 def _exponents(laws: Sequence[ModelLaw], differences: Sequence[LawDifference]) -> Markup | None:
-    """The two exponents of every model with their intervals, and what differs."""
+    """Returns the figure of the two exponents of every model with their intervals, and the differences."""
     if not laws:
         return None
     pieces: list[Markup] = []
@@ -238,7 +237,7 @@ def _best(laws: Sequence[ModelLaw], differences: Sequence[LawDifference]) -> Mar
 
 
 def _differences(head: str, gaps: Mapping[str, FigureGap | LossGap], pair: LawDifference, digits: int) -> Markup:
-    """Differences of two models with their intervals around zero."""
+    """Returns the figure of two models' differences with their intervals, around zero."""
     domain = interval_domain(v for one in gaps.values() for v in (one.low, one.high, one.difference))
     rows = []
     for name, one in gaps.items():
@@ -298,7 +297,7 @@ def _runs(runs: Sequence[CellRun]) -> Markup:
 
 
 def interval_words(one: LawFigure) -> str:
-    """Returns the interval of a law's figure in words, with the remark on it."""
+    """Formats the interval of a law's parameter, with its remark."""
     return f"{one.low:.4g} to {one.high:.4g}" + (f"; {one.remark}" if one.remark else "")
 
 

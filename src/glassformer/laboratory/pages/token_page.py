@@ -1,4 +1,4 @@
-"""The page of a text by several tokenizers: a table, pieces with their ids, and the loop of generation."""
+"""Page of a text by several tokenizers: a table, tokens with their ids, and the loop of generation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from glassformer.figures import Box, LoopSketch, Markup, copyable, loop_drawing,
 from glassformer.report.html import caption, figure, framed, scroll, section
 
 DRAWN = 2_000
-"""Tokens that are drawn by one tokenizer."""
+"""Most tokens that are drawn for one tokenizer."""
 
 
 class TokenizerRow(Protocol):
-    """A text by one tokenizer, as far as the page shows it."""
+    """Interface of one tokenizer's tokens that the page reads."""
 
     @property
     def name(self) -> str: ...
