@@ -1,4 +1,4 @@
-"""Published checkpoints in and out: `gf.load`, `gf.save`."""
+"""Conversion of published checkpoints: `gf.load`, `gf.save`."""
 
 from glassformer.conversion.checkpoints import (
     adapt,

@@ -1,4 +1,4 @@
-"""generation_config.json: where an answer ends and how it is drawn, carried from folder to folder."""
+"""generation_config.json: the tokens that end an answer and the settings of sampling, carried from folder to folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ KNOWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"), _number),
     **dict.fromkeys(("repetition_penalty", "length_penalty"), _number),
 }
-"""Settings that are carried, and what each of them may be."""
+"""Settings that are carried -> check of the value."""
 WITHOUT_EFFECT = {
     **dict.fromkeys(("eos_token_id", "_from_model_config", "transformers_version"), "is read elsewhere, or a record"),
     **dict.fromkeys(
@@ -77,7 +77,7 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("num_return_sequences", "max_time"), "is for the caller to say: n, and an interrupt"),
     "remove_invalid_values": "hides logits that are not numbers, which are an error here",
 }  # fmt: skip
-"""Settings that change no text here -> reason."""
+"""Settings that change no text in this package -> reason."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_h": (),
     "epsilon_cutoff": (0, 1),
@@ -97,11 +97,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "constraints": (),
     "force_words_ids": (),
 }
-"""Settings that nothing here applies -> values that change no text."""
+"""Settings that this package does not apply -> values that change no text."""
 
 
 def read(folder: Path, fields: Fields) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Returns the ids at which the folder says that an answer ends, and its settings that are known.
+    """Returns the ids that end an answer, and the known settings of the folder.
 
     Without a generation_config.json the fields of config.json count, as in older folders. Warns of settings that are
     not applied. Raises RequestError for a file that cannot be read."""
@@ -122,14 +122,14 @@ def read(folder: Path, fields: Fields) -> tuple[tuple[int, ...], dict[str, Any]]
 
 def _is_unread(name: str, value: Any) -> bool:
     """Returns True for a setting that may change a text and is not applied."""
-    if value is None or value == -1 or name in WITHOUT_EFFECT:  # -1 is a token or a number that there is not
+    if value is None or value == -1 or name in WITHOUT_EFFECT:  # -1 marks an unset token or number
         return False
     return value not in NEUTRAL[name] if name in NEUTRAL else name not in KNOWN or not KNOWN[name](value)
 
 
 def special_ids(tokenizer: Tokenizer | None, ends: Sequence[int]) -> dict[str, int | None]:
-    """{"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}, of the `ends` the tokenizer's own or the first:
-    a config.json has room for one."""
+    """Returns {"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}; of several `ends` the tokenizer's, or
+    the first, because config.json holds one."""
     ids = {name: getattr(tokenizer, f"{name}_id", None) for name in ("bos", "eos", "pad")}
     if ends and ids["eos"] not in ends:
         ids["eos"] = ends[0]
@@ -137,7 +137,7 @@ def special_ids(tokenizer: Tokenizer | None, ends: Sequence[int]) -> dict[str, i
 
 
 def written(ids: Mapping[str, Any], ends: Sequence[int], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The generation_config.json."""
+    """Returns the content of generation_config.json."""
     if len(ends) < 2 and not settings:
         return {"_from_model_config": True, **ids}
     return {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {}), **settings}

@@ -1,4 +1,4 @@
-"""Checkpoints by name: finding, reading, changing and writing them."""
+"""Checkpoints by name: location, reading, changes and writing."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def is_checkpoint(name: str) -> bool:
     path = Path(name)
     try:
         return is_folder(path) or (path / "latest").is_file() or is_gguf(path) or originals.is_original(path)
-    except (OSError, ValueError):  # too long, or no name at all
+    except (OSError, ValueError):  # too long, or not a valid name
         return False
 
 
 def locate(name: str, weights: bool = True) -> Path:
-    """Where the checkpoint lies. Raises RequestError where it is nowhere."""
+    """Returns the path of the checkpoint. Raises RequestError if it does not exist."""
     if name in PACKAGED:
         return packaged(name)
     if name.startswith("hf:"):
@@ -69,7 +69,7 @@ def locate(name: str, weights: bool = True) -> Path:
 
 
 def read_config(name: str) -> ModelConfig:
-    """The config of a checkpoint, without its weights."""
+    """Returns the config of a checkpoint, without reading its weights."""
     path = locate(name, weights=False)
     if path.is_dir() and is_folder(path):
         return read_folder_config(path)[1]
@@ -97,8 +97,8 @@ def read_tokenizer(name: str) -> Tokenizer:
 
 
 def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
-    """Reads a Hugging Face folder, a .gguf file, or a checkpoint as its authors left it. `keep` leaves weights packed
-    as they are in a .gguf. Raises RequestError."""
+    """Reads a Hugging Face folder, a .gguf file, or a checkpoint in its authors' format. `keep` leaves weights
+    quantised as they are in a .gguf. Raises RequestError."""
     if path.is_dir() and is_folder(path):
         return read_folder(path, dtype, device)
     if originals.is_original(path):
@@ -111,7 +111,7 @@ def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bo
 
 
 def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
-    """Packs the matrices of the model as `kind`; all else becomes `dtype`."""
+    """Quantises the matrices of the model to `kind`; all else becomes `dtype`."""
     loaded.model = fold(loaded.model)
     loaded.config = loaded.model.config
     with paced(LOADING, f"packing {kind}", loaded.config.num_params()):
@@ -119,8 +119,8 @@ def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
 
 
 def refuse_weights(path: Path) -> None:
-    """Raises RequestError for a file or folder of weights from which no config can be read, which it names, and for a
-    folder that a write has not finished."""
+    """Raises RequestError for weights without a readable config, named in the message, and for a folder whose writing
+    was interrupted."""
     if (path / "config.yaml").is_file():
         return
     if path.is_dir() and unfinished(path):
@@ -130,15 +130,16 @@ def refuse_weights(path: Path) -> None:
 
 
 def _refuse(path: Path) -> NoReturn:
-    with open_tensors(path):  # says what it is, where it is something known
+    with open_tensors(path):  # names the format of a known kind of file
         raise no_config(path)
 
 
 def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
-    """The same weights in a model of another config; what has another shape or was not there begins anew.
+    """Returns the weights in a model of another config; parameters that are missing or of another shape are newly
+    initialised.
 
-    Keys and values of fewer or more heads are made of those there were by `heads` (`conversion/heads.py`).
-    Reparametrised matrices are folded first, and those of the new model begin from the weights given."""
+    A different number of KV heads is made from the old ones by `heads` (`conversion/heads.py`). Reparametrised matrices
+    are folded first, and those of the new model are initialised from the given weights."""
     before = fold(loaded.model)
     old = dict(before.named_parameters())
     example = next(iter(old.values()))
@@ -151,7 +152,7 @@ def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
     made = regroup(before, model, heads)
     fitting |= made
     model.load_state_dict(fitting, strict=False, assign=True)
-    begun: set[str] = set()  # what follows from a weight that was there
+    begun: set[str] = set()  # parameters derived from an existing weight
     for path, module in model.named_modules():
         if isinstance(module, (Linear, Head)) and (reparam := module.reparam) is not None and module.weight is not None:
             reparam.begin(module.weight)
@@ -187,13 +188,13 @@ def save(
 WANTED = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
           "tokenizer_config.json", "chat_template.jinja"]  # fmt: skip
 OF_TORCH = [TORCH, "pytorch_model-*.bin", f"{TORCH}.index.json"]
-"""Weights that are fetched of a model that has no others."""
+"""Weight files that are downloaded if a model has no safetensors."""
 INSTEAD = "pass a folder, a .gguf file, or a run instead"
 
 
 def snapshot(name: str, weights: bool = True) -> Path:
-    """The folder of `hf:owner/name[@revision]`, downloaded where the cache lacks it; without `weights`, its config
-    alone. Raises RequestError in one sentence, also offline."""
+    """Returns the folder of `hf:owner/name[@revision]`, downloaded if the cache lacks it; without `weights`, only its
+    config. Raises RequestError in one sentence, also offline."""
     owned, revision = hub_name(name)
     try:
         from huggingface_hub import snapshot_download
@@ -208,7 +209,7 @@ def snapshot(name: str, weights: bool = True) -> Path:
         if weights and not any((folder / file).exists() for file in FOLDER_WEIGHTS):
             folder = Path(snapshot_download(owned, revision=revision, allow_patterns=[*wanted, *OF_TORCH]))
         return folder
-    except Exception as problem:  # the library's own, its network library's, and the system's
+    except Exception as problem:  # errors of the library, of its network library, and of the system
         why = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
         raise RequestError(
             f"{name} cannot be had from the Hub ({why}); {INSTEAD}", code="missing", field="model", value=name
@@ -224,15 +225,16 @@ VLLM = frozenset({
     "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
     "StableLmForCausalLM", "Starcoder2ForCausalLM",
 })  # fmt: skip
-"""Classes that vLLM registers for text, of those written here: `_TEXT_GENERATION_MODELS` of its
+"""Text-generation classes that vLLM registers, among those written here: `_TEXT_GENERATION_MODELS` of its
 vllm/model_executor/models/registry.py at commit 0002bff."""
 
 
 def runs_in(config: ModelConfig, family: Family, written: Format | None = None) -> list[str]:
-    """What was `written`, a folder or a GGUF; where nothing is yet, whichever of them there can be.
+    """Returns the tools that load the `written` format, a folder or a GGUF; for None, either format that the model can
+    have.
 
-    vLLM where it registers the class, whatever the fields say; llama.cpp where a GGUF of the model, read back, gives
-    the same config."""
+    vLLM if it registers the class, whatever the fields are; llama.cpp if a GGUF of the model, read back, gives an equal
+    config."""
     from glassformer.conversion.gguf import llama_cpp
 
     file = ["llama.cpp"] if written != "hf" and llama_cpp(config).supported else []

@@ -15,15 +15,15 @@ from glassformer.errors import RequestError
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """One family, and how far it can hold one config."""
+    """One family, and the parts of a config that it cannot hold."""
 
     family: Family
     blocked_by: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Path in the config -> (its value, the value that the family would have)."""
+    """Path in the config -> (its value, the family's value)."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of its config.json; empty if blocked."""
+    """Fields of config.json; empty if blocked."""
     whole: bool = True
-    """False if `blocked_by` may be incomplete: a part that the family has no field for ends the search."""
+    """False if `blocked_by` may be incomplete: a part without any field in the family ends the search."""
 
     @property
     def supported(self) -> bool:
@@ -31,13 +31,13 @@ class ExportTarget:
 
     @property
     def blockers(self) -> dict[str, tuple[Any, Any]]:
-        """`blocked_by` in short: a part of another kind stands for its fields, a block for those like it."""
+        """Summary of `blocked_by`: the kind of a part replaces its fields, and one block those equal to it."""
         kinds = {path.removesuffix(".kind") for path in self.blocked_by if path.endswith(".kind")}
         short: dict[str, tuple[Any, Any]] = {}
         for path, both in self.blocked_by.items():
             parts = path.removesuffix(".kind")
             if parts in kinds and not path.endswith(".kind"):
-                continue  # absent on one side: the kind says it
+                continue  # absent on one side: the kind tells
             if not path.endswith(".kind") and any(path.startswith(f"{kind}.") for kind in kinds):
                 continue
             short.setdefault(re.sub(r"^stack\.\d+\.blocks\.\d+\.", "", parts), both)
@@ -45,7 +45,7 @@ class ExportTarget:
 
 
 def export_target(config: ModelConfig, family: Family) -> ExportTarget:
-    """Writes the config as the family's config.json and reads it back: fields that do not return are the blockers.
+    """Writes the config as the family's config.json and reads it back: fields that differ afterwards are the blockers.
     Reparametrised matrices block no family, as they are folded before they are written."""
     mine = config.replace(reparam=None).resolved()
     try:

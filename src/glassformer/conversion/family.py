@@ -1,4 +1,4 @@
-"""What a published family is to Glassformer: its fields and its names, each readable and writable."""
+"""A published family: its config fields and its tensor names, each readable and writable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glassformer.parts.mixer import AttentionConfig
 
 @contextmanager
 def complaints(where: str) -> Iterator[None]:
-    """Turns all that reading a stranger's config may raise into one sentence that names the file."""
+    """Turns every exception of reading an untrusted config into a RequestError that names the file."""
     try:
         yield
     except RequestError as problem:
@@ -31,52 +31,52 @@ def complaints(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Gguf:
-    """How llama.cpp stores the family: its name there, and its tensors."""
+    """Storage of the family in llama.cpp: its name, its metadata and its tensors."""
 
     architecture: str
     names: Names
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Key of config.json, dotted where it is nested -> key of the GGUF metadata, without the architecture; added to the
-    usual ones."""
+    """Key of config.json, dotted if nested -> key of the GGUF metadata, without the architecture; added to the common
+    ones."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Flag of config.json -> the tensor whose presence says that it is set; `!name`: whose absence."""
+    """Flag of config.json -> tensor whose presence sets it; `!name`: whose absence."""
     unheeded: frozenset[str] = frozenset()
-    """Keys of the metadata that llama.cpp ignores, so that their values block an export to it."""
+    """Metadata keys that llama.cpp ignores, so that their values block an export to it."""
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda said: {}
-    """Fields of config.json that llama.cpp decides itself, from the metadata (without the architecture's name)."""
+    """Function from the metadata (without the architecture's name) to fields of config.json that llama.cpp derives."""
     factors: bool = False
-    """Whether llama.cpp looks for divisors of the frequencies, pair by pair (rope_freqs, rope_factors)."""
+    """True if llama.cpp reads divisors of the frequencies for each pair (rope_freqs, rope_factors)."""
     fraction: str = "partial_rotary_factor"
-    """What config.json calls the share of the head that is turned."""
+    """Field of config.json with the share of the head that is rotated."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """`read` is exact: it makes the model that the fields describe or refuses. `write` states the fields that come
-    nearest to a config; the family can hold the config where reading them gives it back (exports.py)."""
+    """A published family. `read` is exact: it builds the model that the fields describe or refuses. `write` returns the
+    fields nearest to a config; the family can hold the config if reading them gives it back (exports.py)."""
 
     model_type: str
-    """Of config.json."""
+    """Value of `model_type` in config.json."""
     architecture: str
-    """The class that `transformers` builds."""
+    """Class of `transformers` for a language model."""
     names: Callable[[ModelConfig], Names] | Names
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     gguf: Gguf | None = None
     others: Mapping[str, str] = field(default_factory=dict)
-    """The classes for other heads than of tokens: "vector" and "classes" -> class."""
+    """Classes for other heads: "vector" and "classes" -> class."""
     start: str = "pad_token_id"
-    """Which token a text that is written from a source begins with, where config.json does not say."""
+    """Key of the token with which the decoder starts a text, if config.json has no field for it."""
 
     as_ours: Callable[[Any, Any], None] = lambda theirs, model: None
-    """(the published model, ours): where it computes something else in evaluation than what it was trained as, makes it
-    compute the latter, for comparisons."""
+    """Function of (the published model, ours) that, for comparisons, makes the former compute in evaluation as in
+    training, if it differs."""
 
     of_class: Callable[[str], str] = lambda name: name
-    """A name in the file -> what the class calls it, where `transformers` renames between them."""
+    """Function from a tensor's name in the file to its name in the class, if `transformers` renames it."""
 
     def architecture_of(self, config: ModelConfig) -> str:
-        """The class that `transformers` builds for this config. Raises Blocked where there is none for its head."""
+        """Returns the class of `transformers` for this config. Raises Blocked if there is none for its head."""
         if config.head.predicts_tokens:
             return self.architecture
         kind = "vector" if config.head.vector else "classes"
@@ -85,12 +85,12 @@ class Family:
         return self.others[kind]
 
     def config(self, fields: Fields) -> ModelConfig:
-        """`read`, with every complaint in one sentence that names the file. Raises RequestError."""
+        """Reads a config, and turns every error into one sentence that names the file. Raises RequestError."""
         with complaints(fields.where):
             return self.read(fields)
 
     def names_of(self, config: ModelConfig) -> Names:
-        """Most families have one set of names; some choose by the config."""
+        """Returns the names for a config; most families have one set."""
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
@@ -104,21 +104,21 @@ class Blocked(RequestError):
 
 
 def attention(block: BlockConfig) -> AttentionConfig:
-    """The block's mixer, where it is attention. Raises Blocked."""
+    """Returns the block's mixer. Raises Blocked if it is not attention."""
     if not isinstance(block.mixer, AttentionConfig):
         raise Blocked({"mixer.kind": block.mixer.kind})
     return block.mixer
 
 
 def ffn(block: BlockConfig) -> FFNConfig:
-    """The block's feed-forward network. Raises Blocked where there is none."""
+    """Returns the block's FFN. Raises Blocked for a block without one."""
     if block.ffn is None:
         raise Blocked({"ffn": None})
     return block.ffn
 
 
 def experts(block: BlockConfig) -> ExpertsConfig:
-    """The block's feed-forward network, where it is a mixture of experts. Raises Blocked."""
+    """Returns the block's mixture of experts. Raises Blocked for another FFN."""
     if not isinstance(block.ffn, ExpertsConfig):
         raise Blocked({"ffn.kind": block.ffn.kind if block.ffn else None})
     return block.ffn

@@ -1,4 +1,4 @@
-"""A stranger's config, read with suspicion: every value has its type and its bounds before anything is built of it."""
+"""An untrusted config: every value is checked for type and bounds before use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ HARMLESS = {
 
 
 class Fields:
-    """Fields of a config.json; null is as good as absent. Complaints name `where` they lie, and the path `inside`."""
+    """Fields of a config.json; null counts as absent. Errors name the file (`where`) and the path within it
+    (`inside`)."""
 
     def __init__(self, values: Any, where: str = "config.json", inside: str = ""):
         if not isinstance(values, Mapping):
@@ -78,7 +79,7 @@ class Fields:
         return value
 
     def whole(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A positive whole number; `default=None` allows its absence."""
+        """Returns a positive integer; `default=None` allows its absence."""
         value = self._typed(name, default, (int,), "a positive whole number is right")
         if value is not None and value < 1:
             raise self.refuse(name, value, "a positive whole number is right", "range")
@@ -97,14 +98,14 @@ class Fields:
         return value
 
     def one_of(self, name: str, table: Mapping[str, T], default: str) -> T:
-        """What `table` holds under the field's value."""
+        """Returns the entry of `table` for the field's value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in table:
             raise self.refuse(name, value, f"known are {', '.join(table)}", "unknown")
         return table[value]
 
     def names(self, name: str, known: tuple[str, ...], length: int) -> list[str] | None:
-        """A list of `length` words, each one of `known`."""
+        """Returns a list of `length` words, each one of `known`; None if absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -113,25 +114,25 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> Fields:
-        """The fields inside a field; those that nobody reads there are unread here."""
+        """Returns the fields inside a field; keys not read there are reported as unread here."""
         if name not in self.inner:
             self.inner[name] = Fields(self.get(name, {}), f"{self.where}: {name}", f"{self.inside}{name}.")
         return self.inner[name]
 
     def changed(self, values: Mapping[str, Any]) -> Fields:
-        """These fields with other values for some; what is read there is read here."""
+        """Returns the fields with some values replaced; fields read in the copy count as read here."""
         made = Fields({**self.values, **values}, self.where, self.inside)
         made.seen = self.seen
         return made
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Refuses what no part computes."""
+        """Raises RequestError for a value other than the allowed ones, which no part computes."""
         value = self.get(name, allowed[0])
         if value not in allowed:
             raise self.refuse(name, value, f"only {' or '.join(map(repr, allowed))} can be computed")
 
     def ignore(self, *names: str) -> None:
-        """Fields that the family knows and that change no logit."""
+        """Marks fields that the family knows and that change no logit as read."""
         self.seen.update(names)
 
     def refuse(self, name: str, value: Any, right: str, code: Code = "unsupported") -> RequestError:
@@ -141,6 +142,6 @@ class Fields:
         )  # fmt: skip
 
     def unread(self) -> list[str]:
-        """Fields that nobody looked at and that may matter, those inside a field with its name and a dot before."""
+        """Returns the fields that were not read and may matter; nested ones with a dotted path."""
         mine = [shown(name) for name in self.values if name not in self.seen and name not in HARMLESS]
         return sorted(mine + [f"{name}.{one}" for name, said in self.inner.items() for one in said.unread()])

@@ -38,7 +38,7 @@ FILES = (CARD, "config.json", answers.FILE, *WEIGHT_FILES, *TOKENIZER_FILES, *se
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
-    """What config.json describes. Raises RequestError for what cannot be computed exactly."""
+    """Reads config.json: family, config and fields. Raises RequestError for a model that cannot be computed exactly."""
     fields = Fields(read_tree(folder / "config.json"), str(folder / "config.json"))
     kind = str(fields.get("model_type"))[:80]
     if kind == "gemma3" and fields.get("text_config"):
@@ -64,7 +64,7 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
 
 
 def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
-    """The model, ready to run; a folder without tokenizer files gives tokenizer=None."""
+    """Returns the model, ready to run; a folder without tokenizer files gives tokenizer=None."""
     family, config, fields = read_config(folder)
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
@@ -95,10 +95,11 @@ def write_folder(
     generation: Mapping[str, Any] | None = None,
     pooling: Pooling | None = None,
 ) -> Family:
-    """Writes what `from_pretrained(folder)` loads, as the family `kind` or the first that holds it; says which.
+    """Writes a folder for `from_pretrained`, as the family `kind` or the first that holds the model; returns the
+    family.
 
-    config.json goes when all weights are written, and comes last: a folder that has one is whole, and one that held a
-    model keeps it until then."""
+    config.json is removed when all weights are written, and written last: a folder that has one is complete, and a
+    folder that held a model keeps it until then."""
     config: ModelConfig = model.config
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise RequestError(
@@ -111,7 +112,7 @@ def write_folder(
         tokenizer = as_read(tokenizer)
     dtype = dtype or next(model.parameters()).dtype
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
-    with temporary_file(folder / "config.json"):  # what a process that is killed leaves behind
+    with temporary_file(folder / "config.json"):  # removes the remains of a killed process
         begin = partial((folder / "config.json").unlink, missing_ok=True)
         write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False, before=begin)
         replace_tokenizer(tokenizer, folder)
@@ -126,8 +127,8 @@ def write_folder(
             "architectures": [family.architecture_of(config)],
             "model_type": family.model_type,
             **ids,
-            **fields,  # where positions begin behind the padding's, it is the family that says which token that is
-            **({START: settings[START]} if START in settings else {}),  # whatever the family's usually is
+            **fields,  # positions that start after the padding's need the family's padding token
+            **({START: settings[START]} if START in settings else {}),  # overrides the family's default
             "torch_dtype": str(dtype).removeprefix("torch."),
         }
         _write_json(folder / "config.json", said)
@@ -135,14 +136,14 @@ def write_folder(
 
 
 def _begins(family: Family, ids: Mapping[str, int | None]) -> dict[str, int]:
-    """What a text that is written from a source begins with, where nobody said: the tokenizer's token that the family
-    begins with, and of one without it the end, as in a run."""
+    """Returns the default start token of the decoder: the tokenizer's token of the family's kind, or if it lacks one
+    the end token, as in a run."""
     token = ids["eos_token_id"] if ids[family.start] is None else ids[family.start]
     return {} if token is None else {START: token}
 
 
 def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, Any]]:
-    """The family to write, and its fields. Raises RequestError for one that cannot hold the config."""
+    """Returns the family to write, and its fields. Raises RequestError for one that cannot hold the config."""
     if kind in (None, OWN.model_type):
         opened = None if kind else family_of(config)
         return (opened.family, opened.fields) if opened else (OWN, OWN.write(config))
@@ -167,7 +168,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any] | None = None) -> str:
-    """Markdown with the front matter that hubs read. `trained` is a plain tree, shown as it is."""
+    """Returns a model card in Markdown with front matter for hubs. `trained` is a plain tree that is printed."""
     own = family is OWN
     auto, task = auto_class(config)
     front = {"library_name": "glassformer" if own else "transformers", "pipeline_tag": task,
@@ -189,7 +190,7 @@ def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any]
 
 
 def auto_class(config: ModelConfig) -> tuple[str, str]:
-    """The class of `transformers` that loads such a model, and what hubs call its task."""
+    """Returns the auto class of `transformers` for the config, and the task name of hubs."""
     if config.encoder is not None:
         return "AutoModelForSeq2SeqLM", "text2text-generation"
     if config.head.predicts_tokens:

@@ -1,4 +1,4 @@
-"""GGUF, llama.cpp's file: config, tokenizer, chat template and weights in one, in and out."""
+"""GGUF, llama.cpp's file: reads and writes config, tokenizer, chat template and weights."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HARMLESS = frozenset({
     "attention.group_norm_epsilon", "embedding_length", "feed_forward_length", "attention.head_count_kv",
     "attention.key_length",
 })  # fmt: skip
-"""Keys whose only effect is on shapes, which the tensors have."""
+"""Keys that only affect shapes, which the tensors also give."""
 LOADED: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.max_alibi_bias": (0.0,),
@@ -81,22 +81,22 @@ LOADED: dict[str, tuple[Any, ...]] = {
     "expert_shared_count": (0,),
     "attention.sliding_window": (0,),
 }
-"""Keys that loaders of llama.cpp obey -> values without effect, for families that do not read the key themselves."""
+"""Keys that loaders of llama.cpp apply -> values without effect, for families that do not read the key themselves."""
 FRACTIONS = frozenset({
     "attention.max_alibi_bias", "attention.clamp_kqv", "attention.scale", "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale",
     "residual_scale", "embedding_scale", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor",
     "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
-"""Keys that llama.cpp reads as 32-bit fractions, whatever config.json makes of them."""
+"""Keys that llama.cpp reads as 32-bit floats, whatever their type in config.json."""
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-"""Ids at which an answer ends, besides that which ends a text."""
+"""Keys of ids that end an answer, in addition to the end-of-text id."""
 FILLED = tuple(f"tokenizer.ggml.fim_{name}_token_id" for name in ("pad", "rep", "sep"))
-"""Ids behind the middle of a text, at which llama.cpp ends an answer too."""
+"""Keys of fill-in-the-middle ids at which llama.cpp also ends an answer."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
-"""general.file_type, by the type of the matrices."""
+"""Type of the matrices -> value of general.file_type."""
 
 
 # Reading
@@ -118,19 +118,19 @@ def _tokenizer(file: TensorFile) -> Tokenizer | None:
 
 
 def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, keep: bool = False) -> Loaded:
-    """The model, ready to run, its tokenizer and its chat template. Quantised weights become `dtype` or fp32, or with
-    `keep` stay packed."""
+    """Returns the model, ready to run, with its tokenizer and its chat template. Quantised weights become `dtype` or
+    fp32, or with `keep` stay quantised."""
     with open_tensors(path) as file:
         family, config = _config(file)
         assert family.gguf is not None
-        # The tokenizer first: what building it takes for a moment is then free for the weights.
+        # Reads the tokenizer first, because its temporary memory is then free for the weights.
         metadata = Metadata(file.metadata)
         tokenizer = tokenizer_from_gguf(metadata) if metadata.get("tokenizer.ggml.model") is not None else None
         said = [metadata.fitting(key, lambda one: _is_id(one, config)) for key in (*ENDS, *FILLED)]
         generation = decoding(metadata)
         check(metadata, str(file.path), metadata["general.architecture"])
         metadata.clear()
-        file.metadata.clear()  # strings by the vocabulary: a hundredth of a small model
+        file.metadata.clear()  # one string per vocabulary entry: a hundredth of a small model's memory
         model = fill(config, family.gguf.names, file, dtype, device, keep)
         unpacked = "" if keep else packed_formats(file)
     ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
@@ -169,7 +169,7 @@ class _Said(Metadata):
     """Metadata of an architecture."""
 
     def forget(self, gguf: Gguf, fields: Fields) -> None:
-        """Leaves a key unread if the family read no field that it was made into."""
+        """Marks a key as unread if the family read no field that was made from it."""
         (asked := Metadata(self)).seen.clear()
         gguf.implied(asked)
         unread, heeded = {*fields.unread()}, {*asked.seen}
@@ -178,7 +178,7 @@ class _Said(Metadata):
         self.seen -= {key for theirs, key in names.items() if theirs.partition(".")[0] in unread} - heeded
 
     def check_read(self, path: str, prefix: str) -> None:
-        """Warns of keys that were not read. Raises RequestError for one that changes what llama.cpp computes."""
+        """Warns of keys that were not read. Raises RequestError for one that changes llama.cpp's computation."""
         unread = {key: value for key, value in self.unread().items() if key not in HARMLESS}
         for key, value in unread.items():
             if key in LOADED and value not in LOADED[key]:
@@ -192,7 +192,7 @@ class _Said(Metadata):
 
 
 def _scalar(where: str, value: Any) -> Any:
-    """What is given for each layer where all are equal. Raises RequestError where they are not."""
+    """Returns the common value of a per-layer list. Raises RequestError if values differ."""
     if isinstance(value, (list, np.ndarray)):
         each = [*value[: MAX_LAYERS + 1]]
         if not 0 < len(each) <= MAX_LAYERS or not all(np.isscalar(one) and one == each[0] for one in each):
@@ -208,10 +208,10 @@ def _scalar(where: str, value: Any) -> Any:
 def _fields(
     gguf: Gguf, said: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
 ) -> dict[str, Any]:
-    """The metadata, and what the tensors' presence says, in the words of config.json."""
+    """Returns the fields of config.json that the metadata and the presence of tensors give."""
     fields: dict[str, Any] = {}
     for theirs, key in {**USUAL, **gguf.fields}.items():
-        if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 is llama.cpp's word for none
+        if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 means none in llama.cpp
             *outer, last = theirs.split(".")
             place = fields
             for step in outer:
@@ -235,7 +235,7 @@ def _fields(
         fields[gguf.fraction] = turned / head_dim
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
     factor = _positive("rope.scaling.factor", said.get("rope.scaling.factor", said.get("rope.scale_linear")) or 1)
-    kind = said.get("rope.scaling.type", "none" if factor == 1 else "linear")  # llama.cpp's own default
+    kind = said.get("rope.scaling.type", "none" if factor == 1 else "linear")  # llama.cpp's default
     magnitude = _positive(MAGNITUDE, said.get(MAGNITUDE, 1.0))
     pairwise = FREQS in shapes or SHORT in shapes
     if pairwise and factor != 1 and kind != "none":
@@ -282,10 +282,10 @@ def _other(key: str, value: Any, expected: str) -> RequestError:
 
 
 def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
-    """The scaling of Llama 3 that divides the frequencies by these numbers; another one is given pair by pair.
+    """Returns the scaling of Llama 3 that divides the frequencies by these numbers; otherwise one given pair by pair.
 
-    Between 1 and 4 turns within the original context, 1/divisor runs straight from 1/factor to 1: any pair there
-    tells the context."""
+    Between 1 and 4 rotations within the original context, 1/divisor is linear from 1/factor to 1: any such pair
+    determines the context."""
     factor = float(divisors.max())
     plain = float(base) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     ramp = (1 / divisors.double() - 1 / factor) / (1 - 1 / factor) if factor > 1 else divisors.double()
@@ -324,12 +324,12 @@ def write(
     ends: Sequence[int] = (),
     generation: Mapping[str, Any] | None = None,
 ) -> Family:
-    """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
-    Reparametrised matrices are written as they are applied. An answer ends where the tokenizer says that a text does,
-    and at the first two others of `ends`: a GGUF has room for these. It is drawn as
-    `generation` says, in the words of a generation_config.json.
+    """Writes a file for llama.cpp; `kind` (F32, F16, BF16, Q8_0) is the type of the matrices, vectors stay fp32.
+    Reparametrised matrices are folded. An answer ends at the tokenizer's end-of-text token, and at the first two others
+    of `ends`, as many as a GGUF holds. `generation` has settings of sampling, by their names in generation_config.json.
 
-    Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
+    Raises RequestError that names the part that llama.cpp has no family for, or the feature that its tokenizers
+    lack."""
     if kind not in FILE_TYPES:
         raise RequestError(
             f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}", code="unknown", field="dtype", value=kind
@@ -401,12 +401,13 @@ def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
 
 
 def _near(mine: Any, theirs: Any) -> bool:
-    """Fractions that 32 bits, all that a GGUF has for them, do not tell apart, after one multiplication."""
+    """Returns True if two values are equal after rounding to 32 bits, all that a GGUF has for them, and one
+    multiplication."""
     return isinstance(mine, float) and isinstance(theirs, float) and math.isclose(mine, theirs, rel_tol=2.0**-22)
 
 
 def _type(kind: str, shape: tuple[int, ...]) -> str:
-    """Vectors stay exact; blocks of 32 must fit the rows."""
+    """Returns the type of a tensor: fp32 for vectors, a quantised type if its blocks of 32 fit the rows."""
     if len(shape) == 1:
         return "F32"
     return "F16" if kind == "Q8_0" and shape[-1] % 32 else kind
@@ -449,7 +450,7 @@ def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
 
 
 def _factors(config: ModelConfig) -> dict[str, Tensor]:
-    """Divisors of the frequencies, for scalings that llama.cpp wants pair by pair."""
+    """Returns divisors of the frequencies, for scalings that llama.cpp reads pair by pair."""
     mixer = next(config.resolved().layers()).mixer
     position = mixer.position if isinstance(mixer, AttentionConfig) else None
     if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):

@@ -1,6 +1,6 @@
-"""Weights of other numbers of key/value heads: MHA -> GQA -> MQA (Ainslie et al. 2023, 2305.13245, section 2.1).
+"""Weights for other numbers of KV heads: MHA -> GQA -> MQA (Ainslie et al. 2023, 2305.13245, section 2.1).
 
-A new head stands in for a group of query heads, and is made of the heads that those read before.
+A new head serves a group of query heads, and is made from the heads that these used before.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from glassformer.model import Model
 from glassformer.parts.linear import Matrix
 
 OfHeads = Callable[[Tensor, Tensor], Tensor]
-"""(heads of each group (g, m, h, ...), new heads as they are drawn (g, h, ...)) -> new heads (g, h, ...)"""
+"""Function of (heads of each group (g, m, h, ...), initialised new heads (g, h, ...)) to new heads (g, h, ...)."""
 Part = tuple[Matrix | None, Matrix, bool]
-"""A map of the old model and of the new one, and whether it makes keys or values."""
+"""(linear layer of the old model or None, of the new model, True for keys or values)."""
 
 
 def mean(heads: Tensor, drawn: Tensor) -> Tensor:
-    """The mean of a group's heads, of which the paper's models recover best."""
+    """Returns the mean of each group's heads, from which the paper's models recover best."""
     return heads.mean(1)
 
 
 def first(heads: Tensor, drawn: Tensor) -> Tensor:
-    """The first head of each group."""
+    """Returns the first head of each group."""
     return heads[:, 0]
 
 
 def new(heads: Tensor, drawn: Tensor) -> Tensor:
-    """New heads, as in a model that is not trained."""
+    """Returns newly initialised heads, as in an untrained model."""
     return drawn
 
 
 def regrouped(old: Tensor, drawn: Tensor, how: OfHeads = mean) -> Tensor:
-    """Key or value weights (g, h, ...) for as many heads as `drawn` (g', h, ...) has.
+    """Returns key or value weights (g, h, ...) regrouped for the number of heads of `drawn` (g', h, ...).
 
-    With mean and g' | g, W'_j = g'/g * the sum of W_i over the g/g' heads of group j. Where g | g', heads are repeated,
+    With mean and g' | g, W'_j = g'/g * the sum of W_i over the g/g' heads of group j. If g | g', heads are repeated,
     and the model computes the same."""
     every = math.lcm(len(old), len(drawn))  # divides the number of query heads, as both do
     return how(old.repeat_interleave(every // len(old), 0).unflatten(0, (len(drawn), -1)), drawn)
@@ -47,8 +47,9 @@ def regrouped(old: Tensor, drawn: Tensor, how: OfHeads = mean) -> Tensor:
 
 @torch.no_grad()
 def regroup(old: Model, model: Model, how: OfHeads = mean) -> dict[str, Tensor]:
-    """Parameters of `model`, by name, whose keys or values have other numbers of heads than in `old`: made of those,
-    and all else in the same parameter taken over. Parameters of which a part would fit nowhere are left out."""
+    """Returns the parameters of `model`, by name, whose keys or values have another number of heads than in `old`: made
+    from the old heads, and all else in the parameter copied. Parameters with a part that cannot be converted are
+    omitted."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     maps = named_matrices(old)
     wholes: dict[int, list[Part]] = {}
@@ -66,7 +67,7 @@ def regroup(old: Model, model: Model, how: OfHeads = mean) -> dict[str, Tensor]:
 
 
 def _stacked(parts: list[Part], leaf: str, how: OfHeads) -> Tensor | None:
-    """One parameter of the maps stacked in it; None where one of them has nothing to be made of."""
+    """Returns one parameter with the linear layers stacked in it; None if one of them has no source."""
     value: Tensor = getattr(parts[0][1], leaf).detach().clone()
     for one, other, grouped in parts:
         given = None if one is None else getattr(one, leaf)

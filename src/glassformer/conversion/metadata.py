@@ -1,4 +1,4 @@
-"""Metadata of a GGUF that are of no architecture: records, the tokenizer's, and settings of decoding."""
+"""Metadata of a GGUF that do not depend on the architecture: records, tokenizer, and settings of decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLING = "general.sampling."
 SETTINGS = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
-"""Settings of decoding -> names in a generation_config.json."""
+"""Metadata key of a decoding setting -> name in generation_config.json."""
 WITHOUT_EFFECT = {
     **dict.fromkeys(
         ("general.name", "general.author", "general.version", "general.organization", "general.finetune",
@@ -49,17 +49,17 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("tokenizer.huggingface.json",), "repeats the tokenizer"),
     **dict.fromkeys(("tokenizer.chat_template.", "tokenizer.chat_templates"), "is read with the other templates"),
 }  # fmt: skip
-"""Keys, or beginnings of keys that end with a dot, which change nothing if they are not read -> reason."""
+"""Keys, or prefixes ending with a dot, that are ignored without effect -> reason."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {f"{SAMPLING}xtc_probability": (0,), f"{SAMPLING}mirostat": (0,)}
-"""Keys that nothing here applies -> values without effect."""
+"""Keys that this package does not apply -> values without effect."""
 FIRST = 40
-"""Characters of a value in a warning."""
+"""Most characters of a value in a warning."""
 WHOLE = -1
-"""`penalty_last_n` for all tokens so far, which is how repetitions are counted here."""
+"""`penalty_last_n` for all tokens so far, the way repetitions are counted here."""
 
 
 class Metadata(dict[str, Any]):
-    """Metadata, and which keys of it were read."""
+    """Metadata, with a record of the keys that were read."""
 
     def __init__(self, pairs: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -74,7 +74,7 @@ class Metadata(dict[str, Any]):
         return super().__getitem__(key)
 
     def fitting(self, key: str, fits: Callable[[Any], bool]) -> Any:
-        """Returns a value that fits, or None; another one stays unread."""
+        """Returns a value that passes the check, or None; a value that fails stays unread."""
         return self.get(key) if fits(super().get(key)) else None
 
     def unread(self) -> dict[str, Any]:
@@ -82,14 +82,14 @@ class Metadata(dict[str, Any]):
 
 
 def shortest(value: Any) -> Any:
-    """1e-05 for 9.999999747378752e-06, where a fraction went through 32 bits."""
+    """Returns the shortest decimal of a 32-bit float: 1e-05 for 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 1e30 else value
 
 
 def decoding(metadata: Metadata) -> dict[str, Any]:
-    """Returns the settings of decoding, in the words of a generation_config.json.
+    """Returns the settings of decoding, by their names in generation_config.json.
 
-    Tokens are drawn if there is a temperature above 0. A penalty counts if it reaches over all tokens so far."""
+    Tokens are sampled if there is a temperature above 0. A penalty counts only if it covers all tokens so far."""
     reach = dict.get(metadata, f"{SAMPLING}penalty_last_n")
     found = {}
     for key, name in SETTINGS.items():
@@ -102,7 +102,7 @@ def decoding(metadata: Metadata) -> dict[str, Any]:
 
 
 def sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata that have llama.cpp decode by these settings, whatever it does by default."""
+    """Returns the metadata that make llama.cpp decode with these settings, regardless of its defaults."""
     if not generation.keys() & {"do_sample", *SETTINGS.values()}:
         return {}
     drawn, penalty = bool(generation.get("do_sample")), float(generation.get("repetition_penalty") or 1.0)
@@ -117,7 +117,7 @@ def sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(metadata: Metadata, path: str, architecture: str) -> None:
-    """Warns of keys that were not read and may matter. Raises RequestError for a file that holds no model."""
+    """Warns of unread keys that may matter. Raises RequestError for a file without a model."""
     kind = metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":
         raise RequestError(

@@ -1,13 +1,13 @@
-"""Our parameters and the tensors of a published checkpoint: the same numbers under other names, otherwise laid out.
+"""Our parameters and the tensors of a published checkpoint: equal elements under other names, in another layout.
 
-A family says, for each of our modules, where its numbers lie in theirs:
+A family maps each of our modules to their tensors:
 
     "embedding": "model.embed_tokens"                                    one for one
     ".mixer.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj"   ours are theirs, stacked by rows
     ".mixer.qkv": Grouped("attn.query_key_value")                        another layout
 
-A leading dot stands for the module's layer. A layout is a list of pieces, each a view of their tensor and the view of
-ours that holds the same numbers, so one description reads and writes.
+A leading dot is a module of a layer. A layout is a list of pieces, each a view of their tensor and the view of ours
+with equal elements, so that one description reads and writes.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ OWNER = re.compile(r"(encoder\.)?layers\.\d+")
 
 
 class TensorPiece(NamedTuple):
-    """Numbers that lie in `ours(our tensor)` and in `theirs(their tensor)`, two views of one shape."""
+    """Equal elements of `ours(our tensor)` and `theirs(their tensor)`, two views of one shape."""
 
     name: str
-    """Of their tensor."""
+    """Name of their tensor."""
     shape: tuple[int, ...]
-    """Of their whole tensor."""
+    """Shape of their whole tensor."""
     ours: View | None = None
     theirs: View | None = None
-    """None: the whole tensor."""
+    """View of their tensor; None for the whole tensor."""
     shift: float = 0.0
-    """Theirs is ours plus this."""
+    """Constant that theirs exceeds ours by."""
     row: int | None = None
-    """Where theirs is some rows of ours, whole: the first of them."""
+    """First row of ours, if their whole tensor is a slice of our rows; None otherwise."""
 
     @property
     def whole(self) -> bool:
         return self.ours is None and self.theirs is None and self.row is None and not self.shift
 
     def mine(self, ours: Tensor) -> Tensor:
-        """The view of our tensor."""
+        """Returns the view of our tensor."""
         if self.row is not None:
             return ours[self.row : self.row + self.shape[0]]
         return self.ours(ours) if self.ours else ours
 
     def their(self, theirs: Tensor) -> Tensor:
-        """The view of their tensor."""
+        """Returns the view of their tensor."""
         return self.theirs(theirs) if self.theirs else theirs
 
 
 class OwnParameter(NamedTuple):
-    """One of our parameters, with what a layout may ask about it."""
+    """One of our parameters, with the facts that layouts depend on."""
 
     shape: tuple[int, ...]
     leaf: str
     module: nn.Module
     mixer: Any
-    """Of the module's layer: n_heads, n_kv_heads, head_dim."""
+    """Mixer of the module's layer: n_heads, n_kv_heads, head_dim."""
 
 
 class TensorLayout:
@@ -77,12 +77,12 @@ class TensorLayout:
         raise NotImplementedError
 
     def suffix(self, leaf: str) -> str:
-        """What the name of their tensor ends in."""
+        """Returns the end of their tensor's name, for a parameter such as "weight"."""
         return f".{leaf}"
 
 
 class Stacked(TensorLayout):
-    """Ours is theirs; of several names, one below the other."""
+    """Ours equals theirs; several names are stacked by rows."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if len(self.names) == 1:
@@ -95,7 +95,7 @@ class Stacked(TensorLayout):
 
 
 class Flat(TensorLayout):
-    """Theirs is one vector of the rows that ours holds (norms in groups)."""
+    """Theirs is a vector, our rows flattened (norms in groups)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [TensorPiece(self.names[0], (prod(at.shape),), lambda w: w.view(-1))]
@@ -111,8 +111,8 @@ class Transposed(TensorLayout):
 
 
 class Grouped(TensorLayout):
-    """Their fused qkv holds, for each key/value head, its queries, then its key, then its value (GPT-NeoX, BLOOM,
-    Falcon): rows (g, n/g + 2, h)."""
+    """Their fused qkv holds, for each KV head, its queries, then its key, then its value (GPT-NeoX, BLOOM, Falcon):
+    rows (g, n/g + 2, h)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         n, g, h = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim
@@ -151,7 +151,7 @@ class Shifted(Stacked):
 
 
 class EachHead(TensorLayout):
-    """Ours holds a row per head, theirs a tensor per head; `#` stands for the head (StableLM's qk norms)."""
+    """Ours holds a row per head, theirs a tensor per head; `#` is the index of the head (StableLM's qk norms)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [
@@ -161,8 +161,8 @@ class EachHead(TensorLayout):
 
 
 class EachExpert(TensorLayout):
-    """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number.
-    `dense`: the name in layers that have one FFN instead."""
+    """Ours holds the rows of all experts, stacked, theirs a tensor for each; `#` is the index of the expert. `dense`:
+    the name in layers that have one FFN instead."""
 
     def __init__(self, name: str, dense: str = ""):
         super().__init__(name)
@@ -178,18 +178,18 @@ class EachExpert(TensorLayout):
 
 
 class Bare(Stacked):
-    """Their tensor stands in no module of its own: `name`, and `name_bias`."""
+    """Their tensor has a name without a module: `name`, and `name_bias`."""
 
     def suffix(self, leaf: str) -> str:
         return "" if leaf == "weight" else f"_{leaf}"
 
 
 class OfExperts(Bare):
-    """One tensor (e, in, k out) of all experts, of whose columns ours, (e out, in), are the i-th of k parts: one beside
-    the other, or every k-th (gpt-oss)."""
+    """One tensor (e, in, k out) of all experts; ours, (e out, in), are the i-th of k parts of its columns: contiguous,
+    or every k-th (gpt-oss)."""
 
     def __init__(self, name: str, i: int = 0, k: int = 1, interleaved: bool = False, dense: str = ""):
-        """`dense`: the name in layers that have one FFN instead."""
+        """Describes part `i` of `k`; `dense`: the name in layers that have one FFN instead."""
         super().__init__(name)
         self.i, self.k, self.interleaved, self.dense = i, k, interleaved, dense
 
@@ -207,7 +207,7 @@ class OfExperts(Bare):
 
 
 class HeadByHead(TensorLayout):
-    """Ours holds several maps one below the other, theirs the rows of all of them head by head (DeepSeek's kv_b)."""
+    """Ours stacks several matrices by rows, theirs interleaves their rows head by head (DeepSeek's kv_b)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         outs, n, rest, made = at.module.outs, at.mixer.n_heads, at.shape[1:], []
@@ -226,8 +226,8 @@ class HeadByHead(TensorLayout):
 
 
 class Paired(Stacked):
-    """As `Stacked` for q, k and v, with q and k's rows in the order that turns neighbours: row 2i of a head is our i,
-    row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
+    """As `Stacked` for q, k and v, with the rows of q and k in the order that rotates neighbours: row 2i of a head is
+    our i, row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         h = at.mixer.head_dim
@@ -236,7 +236,7 @@ class Paired(Stacked):
 
 
 def _halves(rows: View, h: int) -> View:
-    """(heads h, ...) -> (heads, h/2, 2, ...): values i and i + h/2 side by side."""
+    """Returns the view (heads h, ...) -> (heads, h/2, 2, ...): features i and i + h/2 adjacent."""
     return lambda w: rows(w).unflatten(0, (-1, 2, h // 2)).transpose(1, 2)
 
 
@@ -245,7 +245,7 @@ def _pairs(h: int) -> View:
 
 
 def modules_of(module: nn.Module, path: str = "", found: dict[str, nn.Module] | None = None) -> dict[str, nn.Module]:
-    """`dict(module.named_modules())`, in a quarter of the time, of a module that is nowhere twice."""
+    """Returns `dict(module.named_modules())`, in a quarter of the time, for a module tree without shared modules."""
     found = {} if found is None else found
     found[path] = module
     for name, child in module._modules.items():
@@ -256,40 +256,40 @@ def modules_of(module: nn.Module, path: str = "", found: dict[str, nn.Module] | 
 
 @dataclass(frozen=True)
 class Names:
-    """Our module path -> their module path or layout; `layer` is the stem of their layers, with * for its index."""
+    """Our module path -> their module path or layout; `layer` is the prefix of their layers, with * for the index."""
 
     layer: str
     modules: Mapping[str, str | TensorLayout]
     prefix: str = ""
-    """Left out in checkpoints of the bare model, without its head."""
+    """Prefix that checkpoints of the bare model, without its head, omit."""
     ignored: str = r"(?!)"
-    """Their tensors that hold no weights, a regular expression."""
+    """Regular expression of their tensors that hold no weights."""
     overflows: bool = False
-    """True if published weights pass 65,504 in float16 inside the model; such a file is loaded in float32."""
+    """True if published weights exceed 65,504 in float16 inside the model; such a file is loaded in float32."""
     copies: frozenset[str] = frozenset()
     """Their tensors that repeat the embedding's table; a file in which one differs is another model."""
     wholes: Mapping[str, str] = field(default_factory=dict)
-    """A part of our layer -> their module that computes all of it, where its weights are in no modules of their own."""
+    """Part of our layer -> their module that computes all of it, if its weights have no separate modules."""
     apart: frozenset[str] = frozenset()
-    """Parts of our layer whose weights lie in a module there that computes more than they do (a norm and its gate): its
-    inputs and outputs are other numbers than ours."""
+    """Parts of our layer whose weights are in a module that computes more than they do (a norm and its gate), so that
+    its inputs and outputs differ from ours."""
     buffers: Mapping[str, str] = field(default_factory=dict)
-    """Our buffer -> their tensor, for numbers of a checkpoint that no gradient moves."""
+    """Our buffer -> their tensor, for values of a checkpoint that are not trained."""
     absent: frozenset[str] = frozenset()
-    """Their tensors that a checkpoint may lack, for numbers that are then 0."""
+    """Their tensors that a checkpoint may lack; their values are then 0."""
     encoder: Names | None = None
-    """Names of the encoder's modules, without `encoder.` before them."""
+    """Names of the encoder's modules, without the prefix `encoder.`; None without an encoder."""
     blocks: int = 1
-    """How many of our blocks one of their layers is; of several, names begin with the block's number in it, as in
+    """Number of our blocks in one of their layers; if several, names start with the block's index, as in
     `.1.mixer.output`."""
 
     def layout(self, module: str) -> tuple[TensorLayout, str]:
-        """The layout of one of our modules, and the stem of its names."""
+        """Returns the layout of one of our modules, and the prefix of its names."""
         names, key, stem = self._found(module)
         return names._layouts[key], stem
 
     def _found(self, module: str) -> tuple[Names, str, str]:
-        """Whose names, which of them, and the stem of a module."""
+        """Returns the names that apply to a module (the encoder's or these), the key in them, and the prefix."""
         if self.encoder is not None and module.startswith("encoder."):
             return self.encoder._found(module.removeprefix("encoder."))
         if (layer := LAYER.fullmatch(module)) is None:
@@ -306,7 +306,7 @@ class Names:
         }
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
-        """(our name, our parameter, its pieces) for every parameter of the model, given `modules_of` it.
+        """Yields (our name, our parameter, its pieces) for every parameter of the model, given `modules_of` it.
 
         Raises KeyError for a module that the family does not have."""
         seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Checkpoints in formats of their authors, not yet converted to a folder of Hugging Face.
+"""Checkpoints in formats of their authors, not converted to a Hugging Face folder.
 
     FILE.pt     nanoGPT's ckpt.pt: `model_args` and the state dict `model`
     FOLDER      Meta's: params.json, consolidated.00.pth and those of more ranks, tokenizer.model
@@ -35,9 +35,9 @@ from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.text.tokenizers import TOKENIZER_FILES
 
 ARGUMENTS = "model_args."
-"""Start of the keys of a checkpoint of nanoGPT that describe its model."""
+"""Prefix of the keys of a checkpoint of nanoGPT that describe its model."""
 WRAPPED = ("module.", "_orig_mod.")
-"""Prefixes that `DistributedDataParallel` and `torch.compile` put before the names of a state dict."""
+"""Prefixes that `DistributedDataParallel` and `torch.compile` add to the names of a state dict."""
 NANOGPT = replace(
     with_modules(
         gpt2.NAMES,
@@ -74,12 +74,12 @@ WORDS = {
 }  # fmt: skip
 """Key of params.json -> key of the config.json of the same model."""
 LLAMA_3_2 = {(2048, 16), (3072, 28)}
-"""Width and layers of the models of Llama 3.2, which divide low frequencies by 32 and not, as 3.1, by 8."""
+"""(width, layers) of the models of Llama 3.2, which divide low frequencies by 32 instead of 3.1's 8."""
 CUT = (
     r"output\.weight|.*\.(attention\.w[qkv]|feed_forward\.w[13])\.weight",
     r".*\.(attention\.wo|feed_forward\.w2)\.weight",
 )
-"""Names of matrices that Meta's ranks cut along their rows, and along their columns (llama/model.py)."""
+"""Patterns of the matrices that Meta's ranks divide along their rows, and along their columns (llama/model.py)."""
 FOREIGN_TOKENIZERS = {
     "tokenizer.model*": "the folder of the same model on the Hub has one, and transformers' "
     "convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py makes one",
@@ -87,14 +87,14 @@ FOREIGN_TOKENIZERS = {
     "meta.pkl": "it is a pickle of nanoGPT's characters, which --tokenizer char of glassformer train on the same text "
     "numbers alike; the tokenizer.json of that run fits",
 }
-"""Files of tokenizers that are not read -> the way to one that is."""
+"""Tokenizer files that are not read -> remedy."""
 LONGEST = ("max_seq_len", "max_position_embeddings", "model_max_length")
 """Keys of params.json for the longest text; the first existing one counts."""
 
 
 @dataclass(frozen=True)
 class Original:
-    """A checkpoint that was opened: its model, the names of its tensors, and the file that has them."""
+    """An opened checkpoint: its config, the names of its tensors, and the file that has them."""
 
     config: ModelConfig
     names: Names
@@ -136,7 +136,7 @@ def _opened(path: Path) -> Original:
 
 
 def _read(family: Family, fields: Fields, said: Fields) -> ModelConfig:
-    """Returns the config of a family's fields, and warns of words of the original that were not read."""
+    """Returns the config of a family's fields, and warns of keys of the original that were not read."""
     config = family.config(fields)
     if unread := said.unread():
         warnings.warn(f"{said.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
@@ -169,7 +169,7 @@ def _nanogpt(path: Path) -> Original:
 
 
 def _bare(name: str) -> str:
-    """Returns the name of a tensor in the model that was trained, without those of what wrapped it."""
+    """Returns the name of a tensor in the trained model, without the prefixes of `WRAPPED`."""
     name = name.removeprefix("model.")
     while wrapped := next((one for one in WRAPPED if name.startswith(one)), ""):
         name = name.removeprefix(wrapped)
@@ -189,7 +189,7 @@ def _unbiased(config: ModelConfig) -> ModelConfig:
 
 
 def _consolidated(folder: Path) -> Original:
-    """Opens a folder of Meta or Mistral, whose rotary positions turn neighbours."""
+    """Opens a folder of Meta or Mistral, whose rotary positions rotate neighbouring pairs."""
     where = folder / PARAMS
     tree = read_tree(where)
     tree = tree["model"] if isinstance(tree, dict) and isinstance(tree.get("model"), dict) else tree
@@ -206,7 +206,7 @@ def _consolidated(folder: Path) -> Original:
 
 
 def _fields(said: Fields, file: TensorFile) -> dict[str, Any]:
-    """Returns the same model in the words of a config.json. Raises RequestError for parts that are not computed."""
+    """Returns the fields of the equivalent config.json. Raises RequestError for unsupported parts."""
     for name in ("moe", "vision_encoder", "quantization", "quantization_args", "lora", "lora_args", "yarn",
                  "llama_4_scaling", "qk_norm", "use_biases", "mla", "ssm"):  # fmt: skip
         said.only(name, None, False)
@@ -238,7 +238,7 @@ def _fields(said: Fields, file: TensorFile) -> dict[str, Any]:
 
 
 def _hidden(dim: int, multiplier: float, multiple_of: int) -> int:
-    """Returns the width of Meta's feed-forward network (llama/model.py).
+    """Returns the hidden size of Meta's FFN (llama/model.py).
 
     >>> _hidden(4096, 1.0, 256), _hidden(4096, 1.3, 1024)
     (11008, 14336)
@@ -256,7 +256,8 @@ def _rows(said: Fields, file: TensorFile) -> int:
 
 
 def _context(said: Fields, theta: float, scaled: bool) -> int:
-    """Returns the longest text of the release of Llama that these words describe, and warns: it is written nowhere."""
+    """Returns the longest text of the release of Llama that these fields match, and warns, because no file states
+    it."""
     if scaled:
         release, context = "Llama 3.1", 131_072
     elif theta >= 5e5:
@@ -270,7 +271,8 @@ def _context(said: Fields, theta: float, scaled: bool) -> int:
 
 
 def _weights(folder: Path, dim: int) -> TensorFile:
-    """Opens the weights of a folder: files of torch are cut between ranks, safetensors share the tensors out."""
+    """Opens the weights of a folder: files of torch divide tensors between ranks, safetensors distribute whole
+    tensors."""
     paths = sorted(folder.glob("consolidated*.safetensors")) or sorted(folder.glob("consolidated*.pth"))
     kind: Callable[[Path], SingleFile] = SafetensorsFile if paths[0].suffix == ".safetensors" else PickledFile
     with ExitStack() as opened:
@@ -281,7 +283,7 @@ def _weights(folder: Path, dim: int) -> TensorFile:
 
 
 def _joined(folder: Path, files: list[SingleFile], dim: int) -> TensorFile:
-    """Returns several files as one. Raises RequestError for files that contradict each other."""
+    """Returns several files as one. Raises RequestError if they contradict each other."""
 
     def axis(name: str, shape: tuple[int, ...]) -> int | None:
         if name == "tok_embeddings.weight":  # by vocabulary since Llama 3, before by width
@@ -302,7 +304,7 @@ def _joined(folder: Path, files: list[SingleFile], dim: int) -> TensorFile:
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """Returns the tokenizer of a folder, or None with a warning that says how to make one that can be read."""
+    """Returns the tokenizer of a folder, or None with a warning that tells how to make a readable one."""
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return load_tokenizer(folder)
     for pattern, remedy in FOREIGN_TOKENIZERS.items():

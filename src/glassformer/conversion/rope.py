@@ -1,5 +1,5 @@
-"""Rotary positions as config.json states them: `rope_theta`, `rope_scaling`, `partial_rotary_factor` (transformers 4),
-or all of them inside `rope_parameters` (transformers 5). Written in the older form, which both read."""
+"""Rotary positions in config.json: `rope_theta`, `rope_scaling`, `partial_rotary_factor` (transformers 4), or all of
+them inside `rope_parameters` (transformers 5). Written in the older form, which both read."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def read_rotary(
     fraction_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
 ) -> RotaryConfig:
-    """`theta` and `fraction` are the family's own, for fields that say nothing.
+    """Reads rotary positions; `theta` and `fraction` are the family's defaults.
 
-    Where both mappings are given the older one counts, and a trained context outside them more than one inside, as in
-    transformers 5.23."""
+    If both mappings are given the older one counts, and a trained context outside them takes precedence over one
+    inside, as in transformers 5.23."""
     theta = fields.number(theta_name, theta)
     fraction = fields.number(fraction_name, fraction)
     return rotary(rope_fields(fields), fields, context, theta, fraction, pairing)
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """`rope_scaling`, or `rope_parameters` where that says nothing; the other one is not heeded."""
+    """Returns `rope_scaling`, or if it is empty `rope_parameters`; the other mapping is ignored."""
     inside, outside = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if not outside.values:
         return inside
@@ -50,7 +50,7 @@ def rope_fields(fields: Fields) -> Fields:
 def rotary(
     said: Fields, fields: Fields, context: int, theta: float, fraction: float = 1.0, pairing: Pairing = "half"
 ) -> RotaryConfig:
-    """From one mapping of rope parameters; `theta` and `fraction` where it does not name them."""
+    """Reads one mapping of rope parameters; `theta` and `fraction` are defaults."""
     return RotaryConfig(
         base=said.number("rope_theta", theta),
         fraction=said.number("partial_rotary_factor", fraction),
@@ -62,10 +62,10 @@ def rotary(
 def rotary_by_kind(
     fields: Fields, context: int, bases: Mapping[str, tuple[str, float]], scaled: Collection[str]
 ) -> dict[str, RotaryConfig]:
-    """For each kind of layer, from its mapping inside `rope_parameters`, or from older words: `bases` has the word of
-    its base and the family's own, and an outer `rope_scaling` is that of the kinds `scaled`."""
+    """Reads each kind of layer from its mapping inside `rope_parameters`, or from older fields: `bases` has the field
+    of its base and the family's default, and an outer `rope_scaling` applies to the kinds `scaled`."""
     nested, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
-    scaling.only("type", None)  # `transformers` overhears it here
+    scaling.only("type", None)  # `transformers` ignores it here
     positions = {}
     for kind, (word, theta) in bases.items():
         said = nested.mapping(kind).changed(scaling.values if kind in scaled else {})
@@ -124,7 +124,7 @@ def _read_scaling(said: Fields, fields: Fields, context: int) -> RotaryScalingCo
 
 
 def _yarn_magnitude(said: Fields, factor: float) -> float | None:
-    """What multiplies cos and sin, where the fields say more than the factor (DeepSeek's mscale)."""
+    """Returns the factor of cos and sin, if the fields give more than `factor` (DeepSeek's mscale); None otherwise."""
     given = said.number("attention_factor", None)
     one, all_ = said.number("mscale", None), said.number("mscale_all_dim", None)
     if given is not None or not (one and all_) or factor <= 1:
@@ -133,7 +133,7 @@ def _yarn_magnitude(said: Fields, factor: float) -> float | None:
 
 
 def write_rotary(position: Any, fraction_name: str | None = None, theta_name: str = "rope_theta") -> dict[str, Any]:
-    """The fields of a rotary position; none for another, which the reader then takes for the family's own."""
+    """Returns the fields of a rotary position; empty for another position, which a reader takes for the default."""
     if not isinstance(position, RotaryConfig):
         return {}
     said: dict[str, Any] = {theta_name: position.base}
@@ -145,7 +145,7 @@ def write_rotary(position: Any, fraction_name: str | None = None, theta_name: st
 
 
 def write_scaling(scaling: RotaryScalingConfig) -> dict[str, Any]:
-    """One entry per field; an unknown kind keeps its own name, which no reader knows."""
+    """Returns one entry per field; an unknown kind keeps its name, which no reader knows."""
     said: dict[str, Any] = {"rope_type": _KINDS.get(scaling.kind, scaling.kind)}
     for name, value in scaling:
         if value is not None:

@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says besides its model: how hidden states become one vector for a text."""
+"""Files of sentence-transformers in addition to the model: the pooling of hidden states into one vector per text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from glassformer.text.subword import SETTINGS_FILE
 MODULES, LENGTH, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 LENGTHS = (LENGTH, *(f"sentence_{kind}_config.json" for kind in
            ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")))  # fmt: skip
-"""Names of the settings of the first step; the first that says something is read."""
+"""Files of the settings of the first step; the first that is not empty counts."""
 POOLING = "1_Pooling/config.json"
 FILES = (MODULES, *LENGTHS, PROMPTS, POOLING, "2_Normalize/config.json")
-"""Files of a folder of sentence-transformers that a folder of transformers lacks."""
+"""Files that a folder of sentence-transformers has in addition to one of transformers."""
 MODES: dict[str, Pool] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 FLAG = re.compile(r"pooling_mode_(\w+?)(_tokens?)?$")
-"""A flag for each mode, as sentence-transformers wrote them before 5.4."""
+"""Pattern of a mode's flag, as sentence-transformers wrote them before 5.4."""
 READ = {
     MODULES: {"type", "path"},
     LENGTH: {"max_seq_length"},
@@ -53,15 +53,15 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     PROMPTS: {"model_type": ("SentenceTransformer",)},
     "Normalize": {"module_input_name": (OUTPUT,), "module_output_name": (OUTPUT,)},
 }
-"""File or step -> keys that nothing here applies -> values that change no vector."""
+"""File or step -> keys that this package does not apply -> values that change no vector."""
 OF_QUERIES = ("query_length", "document_length", "query_expansion")
-"""Settings of LENGTH for texts that a caller names as queries or documents."""
+"""Settings of LENGTH for texts that a caller marks as queries or documents."""
 MOST_TOKENS = 1 << 28
 
 
 def read(folder: Path) -> Pooling | None:
-    """None for a folder that is none of sentence-transformers. Raises RequestError for steps that are not known here:
-    a vector without them would be another one."""
+    """Returns the pooling of a folder; None for one without files of sentence-transformers. Raises RequestError for
+    unknown steps, because a vector without them would differ."""
     if not (folder / MODULES).is_file():
         return None
     steps = read_tree(folder / MODULES)
@@ -123,7 +123,7 @@ def _check(place: Path, file: str, said: dict[str, Any]) -> None:
 
 
 def _modes(said: dict[str, Any]) -> list[str]:
-    """Returns the names of the modes of pooling: one key since sentence-transformers 5.4, a flag for each before."""
+    """Returns the names of the pooling modes: one key since sentence-transformers 5.4, a flag for each before."""
     given = said.get("pooling_mode")
     if given is not None:
         return [str(mode) for mode in given] if isinstance(given, list) else [str(given)]
@@ -132,7 +132,7 @@ def _modes(said: dict[str, Any]) -> list[str]:
 
 
 def _longest(folder: Path) -> int | None:
-    """Returns the number of tokens after which a text is cut; None if the folder does not limit it."""
+    """Returns the number of tokens at which a text is truncated; None if the folder does not limit it."""
     files = [name for name in LENGTHS if (folder / name).is_file()]
     name, said = next(((name, said) for name in files if (said := _mapping(folder / name))), (LENGTH, {}))
     _check(folder / name, LENGTH, {key: value for key, value in said.items() if key not in OF_QUERIES})
@@ -153,7 +153,7 @@ def _longest(folder: Path) -> int | None:
 
 
 def _prompt(folder: Path, normalize: bool) -> str:
-    """Returns the text that precedes each text to embed. Raises RequestError for an unknown key or name; warns of a
+    """Returns the prompt that precedes each text to embed. Raises RequestError for an unknown key or name; warns of a
     similarity other than the cosine, which ranks passages here."""
     if not (folder / PROMPTS).is_file():
         return ""

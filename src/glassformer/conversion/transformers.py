@@ -1,12 +1,12 @@
-"""Models of our own family as `transformers` has them: `AutoModelForCausalLM`, `generate`, `Trainer`, `pipeline`.
+"""Models of this package's family for `transformers`: `AutoModelForCausalLM`, `generate`, `Trainer`, `pipeline`.
 
 >>> import glassformer.conversion.transformers
 >>> AutoModelForCausalLM.from_pretrained(folder)                    # a folder that gf.save wrote
->>> GlassformerForCausalLM.of(gf.preset("llama@10m+alibi").build())   # any model, wrapped as it stands
+>>> GlassformerForCausalLM.of(gf.preset("llama@10m+alibi").build())   # any model, wrapped unchanged
 
-A decoder is `AutoModelForCausalLM`'s, with a prefix or without, a bidirectional model `AutoModelForMaskedLM`'s,
-one with two towers `AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives
-the hidden states of any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
+A decoder is `AutoModelForCausalLM`'s, with a prefix or without, a bidirectional model `AutoModelForMaskedLM`'s, one
+with two towers `AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives the
+hidden states of any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ __all__ = [
 
 
 class GlassformerCache(Cache):
-    """Decode state of a wrapped model: the tokens read, (b, t), and our `ModelState` that remembers them.
+    """Decode state of a wrapped model: the tokens read, (b, t), and our `ModelState` for them.
 
-    Room for `max_len` tokens is taken when the first arrive. Where the state cannot follow (it is full, a window has
-    forgotten what it is to go back to, rows are repeated), a new one reads the tokens again. With `prompted` the tokens
-    of the first call are the prefix of a model that takes one.
+    Memory for `max_len` tokens is allocated at the first ones. If the state cannot follow (it is full, a window has
+    dropped tokens to return to, rows are repeated), a new state reads the tokens again. With `prompted` the tokens of
+    the first call are the prefix of a model that takes one.
     """
 
     def __init__(self, max_len: int = 256, prompted: bool = False):
         super().__init__(layers=[])
         self.max_len, self.prompted = max_len, prompted
         self.prompt = 0
-        """Tokens of the first call."""
+        """Number of tokens of the first call."""
         self.state: ModelState | None = None
         self.tokens: Tensor | None = None
         self.mask: Tensor | None = None
-        """(b, t), 0 for padding; None without any."""
+        """Mask of the tokens read, (b, t), 0 for padding; None without padding."""
 
     def read(self, model: Model, tokens: Tensor, mask: Tensor | None = None, memory: Memory | None = None) -> Tensor:
-        """What `model.hidden_states` returns for the next tokens (b, s); `mask` (b, t) is that of all tokens. The
-        `memory` of a model that reads one comes with every call, as a state that begins anew reads it again."""
+        """Returns `model.hidden_states` of the next tokens (b, s); `mask` (b, t) covers all tokens. The `memory` of a
+        model that reads one comes with every call, because a new state reads it again."""
         start = self.get_seq_length()
         end = start + tokens.shape[1]
         if mask is None and self.mask is not None:
             mask = F.pad(self.mask, (0, tokens.shape[1]), value=1)
         elif mask is not None and self.mask is None:
-            self.state = None  # which read the past as if nothing in it were padding
+            self.state = None  # it has read the past without this padding
         self.prompt = self.prompt if start else tokens.shape[1]
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
         self.mask = mask
@@ -85,7 +85,7 @@ class GlassformerCache(Cache):
         )[:, start - read :]
 
     def _prefix(self, model: Model, read: int) -> Tensor | None:
-        """Which tokens are the prompt, for a state that begins with it."""
+        """Returns the mask of prompt tokens (b, t) for a new state; None after it, and for a model without a prefix."""
         if read or not (self.prompted and model.takes_prefix):
             return None
         assert self.tokens is not None
@@ -101,14 +101,14 @@ class GlassformerCache(Cache):
         return 0 if self.tokens is None else self.tokens.shape[1]
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1  # it grows
+        return -1  # no limit: it grows
 
     @property
     def batch_size(self) -> int:
         return -1 if self.tokens is None else self.tokens.shape[0]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes what row beam_idx[i] was."""
+        """Replaces row i by row beam_idx[i]."""
         if self.tokens is None:
             return
         same_rows = len(beam_idx) == len(self.tokens)
@@ -128,7 +128,7 @@ class GlassformerCache(Cache):
             self.reorder_cache(rows.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens; `generate` gives their number as a negative one."""
+        """Drops the last tokens; `generate` gives their number as a negative one."""
         if tokens_to_remove > 0:
             raise RequestError(
                 f"crop({tokens_to_remove}): give a negative number, of tokens to be forgotten",
@@ -141,7 +141,7 @@ class GlassformerCache(Cache):
         try:
             if self.state is not None:
                 self.state.truncate(self.tokens.shape[1])
-        except ValueError:  # a window has forgotten
+        except ValueError:  # a window has dropped the tokens
             self.state = None
 
     def reset(self) -> None:
@@ -149,7 +149,7 @@ class GlassformerCache(Cache):
 
 
 class GlassformerForCausalLM(Wrapped, GenerationMixin):
-    """A decoder."""
+    """A decoder for `AutoModelForCausalLM`."""
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
@@ -171,11 +171,12 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple:
-        """logits (b, s, v) of tokens (b, s); with `labels` (b, s), which are shifted here, the mean loss in nats, whose
-        gradient has the share of this piece of a batch in the losses of parts, as the loss itself.
+        """Returns logits (b, s, v) of tokens (b, s); with `labels` (b, s), which are shifted here, the mean loss in
+        nats. Losses of parts are scaled by the share of this piece in its batch, as is the loss.
 
         `attention_mask` (b, s), or (b, t) with a cache, is 0 for padding, on either side; positions count its ones.
-        Without a cache `position_ids` may say otherwise, and where they begin anew without a mask another text begins.
+        Without a cache `position_ids` may override them; without a mask, a restart of positions starts another
+        document.
         """
         tokens, mask = check_tokens(input_ids, attention_mask, inputs_embeds), padding(attention_mask)
         if past_key_values is None and use_cache:
@@ -229,7 +230,7 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> None:
-        """`generate` starts with room for all that it may write."""
+        """Allocates a cache for all tokens that `generate` may add."""
         if not self.model.writes:
             raise RequestError(
                 "this model is bidirectional (not causal), so it cannot generate", code="causal", field="model"
@@ -244,7 +245,7 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
 
 
 class GlassformerModel(Wrapped):
-    """The hidden states of any model, and of one whose head pools its vectors; of two towers those of the decoder."""
+    """Hidden states of any model, and of one whose head pools its vectors; of two towers those of the decoder."""
 
     def forward(
         self,
@@ -259,7 +260,7 @@ class GlassformerModel(Wrapped):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPooling | tuple:
-        """last_hidden_state (b, s, d), pooler_output (b, d) or None. A model of images reads `pixel_values`."""
+        """Returns last_hidden_state (b, s, d), pooler_output (b, d) or None. A model of images reads `pixel_values`."""
         mask, given = padding(attention_mask), {}
         if self.model.encoder is not None:
             given = {"source": check_tokens(input_ids, attention_mask), "source_documents": mask}
@@ -274,7 +275,7 @@ class GlassformerModel(Wrapped):
 
 
 class _WithoutDecoder(Wrapped):
-    """What an encoder with a head answers: logits, and their loss."""
+    """Base of encoders with a head: logits, and their loss."""
 
     answer: Any
 
@@ -291,10 +292,10 @@ class _WithoutDecoder(Wrapped):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """logits (b, s, v) or (b, c); with `labels` (b, s) or (b,), of which -100 do not count, the mean loss in nats.
+        """Returns logits (b, s, v) or (b, c); with `labels` (b, s) or (b,), -100 ignored, the mean loss in nats.
 
-        `attention_mask` (b, s) is 0 for padding; `token_type_ids` are segments; a model of images reads
-        `pixel_values` (b, c, h, w) instead of tokens."""
+        `attention_mask` (b, s) is 0 for padding; `token_type_ids` are segments; a model of images reads `pixel_values`
+        (b, c, h, w) instead of tokens."""
         mask = padding(attention_mask)
         tokens = pixel_values if pixel_values is not None else check_tokens(input_ids, attention_mask)
         where = {} if pixel_values is not None else placed(tokens, mask, position_ids)
@@ -307,7 +308,7 @@ class _WithoutDecoder(Wrapped):
 
 
 class GlassformerForMaskedLM(_WithoutDecoder):
-    """A bidirectional model that predicts tokens."""
+    """A bidirectional model that predicts tokens, for `AutoModelForMaskedLM`."""
 
     answer = MaskedLMOutput
 
@@ -319,7 +320,7 @@ class GlassformerForMaskedLM(_WithoutDecoder):
 
 
 class GlassformerForSequenceClassification(_WithoutDecoder):
-    """A model that gives logits of classes for each text."""
+    """A model that returns logits of classes for each text."""
 
     answer = SequenceClassifierOutput
 
@@ -329,7 +330,7 @@ class GlassformerForSequenceClassification(_WithoutDecoder):
 
 
 class _Encoder(nn.Module):
-    """The encoder, for `generate`, which calls it once; the model is not a child of it."""
+    """The encoder for `generate`, which calls it once; the model is not registered as its child."""
 
     main_input_name = "input_ids"
 
@@ -344,7 +345,7 @@ class _Encoder(nn.Module):
 
 
 class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
-    """A model of two towers: the encoder reads `input_ids`, the decoder writes `decoder_input_ids`."""
+    """A model of two towers: the encoder reads `input_ids`, the decoder predicts `decoder_input_ids`."""
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
@@ -368,8 +369,9 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput | tuple:
-        """logits (b, s, v) of decoder_input_ids (b, s), which read input_ids (b, t), or what the encoder made of them;
-        with `labels` (b, s) their mean loss in nats, and the labels behind the first token where no tokens are given.
+        """Returns logits (b, s, v) of decoder_input_ids (b, s), which attend to input_ids (b, t) or to given encoder
+        outputs; with `labels` (b, s) their mean loss in nats. Without decoder_input_ids, the labels shifted by one are
+        used.
         """
         mask = padding(attention_mask)
         if encoder_outputs is None:
@@ -394,7 +396,7 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
         return out.to_tuple() if return_dict is False else out
 
     def behind_the_first(self, labels: Tensor) -> Tensor:
-        """What the decoder reads to write labels (b, s): the first token, and all labels but the last."""
+        """Returns the decoder's input for labels (b, s): the start token, and all labels but the last."""
         first = self.generation_config.decoder_start_token_id
         if first is None:
             raise RequestError(
@@ -407,7 +409,7 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
 
 
 def refuse(condition: bool, why: str, right: str) -> None:
-    """Raises RequestError where a model is for another Auto class."""
+    """Raises RequestError, if the condition holds, for a model of another Auto class."""
     if condition:
         raise RequestError(f"this model {why}; load it with {right}", code="conflict", field="head", expected=right)
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a model's parameters, and back."""
+"""Transfer of a checkpoint's tensors to a model's parameters, and back."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from glassformer.parts.quantized import UNTRAINED
 from glassformer.progress import counted
 
 LARGE = 1 << 18
-"""Values of a tensor from which on the threads that unpack it are chosen."""
+"""Elements of a tensor above which the number of threads that unpack it is tuned."""
 NEIGHBOURS = 1 << 20
-"""A file is mapped by some 64 kB at once: a small tensor among others that are not used where they lie would bring them
-into memory for nothing, and is copied."""
+"""Bytes below which a tensor that is not adjacent to others in use is copied: the system maps some 64 kB at once, and
+would bring its unused neighbours into memory."""
 
 
 @nothing_collected()
@@ -43,13 +43,13 @@ def fill(
     keep: bool = False,
     where: str | None = None,
 ) -> Model:
-    """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
+    """Returns a model with the file's weights; `dtype=None` keeps the file's dtypes, fp32 for quantised tensors.
 
-    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
-    used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
-    at every use. The model's own config is another one than `config` where that ties a head which the file has twice
-    and differently. `where` names the file of the config, if it is another one. Raises RequestError that names the
-    first tensor that is missing, superfluous, or of another shape."""
+    A tensor stored in the file as the model holds it becomes a parameter in place, mapped and read when first used;
+    others are read into allocated memory. With `keep`, quantised matrices stay quantised and are unpacked at every use.
+    The model's config differs from `config` if that ties a head which the file has separately with other values.
+    `where` names the file of the config, if it is another one. Raises RequestError that names the first tensor that is
+    missing, superfluous, or of another shape."""
     if config.n_layers > len(file.entries):
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers",
@@ -61,7 +61,7 @@ def fill(
         model = config.outline()
     modules = modules_of(model)
     for module in modules.values():
-        vars(module)["training"] = False  # what `eval` does, in a tenth of the time
+        vars(module)["training"] = False  # as `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[TensorPiece, Packed]]] = {}
     spoilt: dict[str, int] = {}
     places = list(names.pieces(modules))
@@ -80,7 +80,7 @@ def fill(
             if not_finite(value):
                 for piece, entry in zip(pieces, entries, strict=True):
                     spoilt[entry.name] = spoilt.get(entry.name, 0) + not_finite(piece.mine(value))
-            if leaf in module._parameters:  # `setattr` of a module takes longer than all that is above
+            if leaf in module._parameters:  # `setattr` of a module takes longer than all lines above
                 module._parameters[leaf] = nn.Parameter(value)
             else:
                 module._buffers[leaf] = value
@@ -129,7 +129,7 @@ def warn_spoilt(path: Path, spoilt: Mapping[str, int]) -> None:
 
 
 def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
-    """Whether our tensor is theirs, whole and unchanged, one below the other."""
+    """Returns True if our tensor is theirs, whole and unchanged, stacked by rows."""
     if len(pieces) == 1 and pieces[0].whole:
         return True
     at = 0
@@ -141,7 +141,7 @@ def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
 
 
 def common_dtype(file: TensorFile) -> torch.dtype:
-    """The floating dtype that most of the file's values have; quantised ones and those of 8 bits count as fp32."""
+    """Returns the floating dtype of most elements of the file; quantised and 8-bit ones count as fp32."""
     sizes: dict[torch.dtype, int] = {}
     for entry in file.entries.values():
         dtype = torch.float32 if is_packed(entry) else DTYPES[entry.dtype]
@@ -151,13 +151,13 @@ def common_dtype(file: TensorFile) -> torch.dtype:
 
 
 def is_packed(entry: TensorEntry) -> bool:
-    """Returns True for quantised weights and for floating-point numbers of 8 bits, with which nothing is computed."""
+    """Returns True for quantised weights and for 8-bit floats, which are unpacked before computation."""
     dtype = DTYPES.get(entry.dtype)
     return dtype is None or (dtype.is_floating_point and dtype.itemsize == 1)
 
 
 def packed_formats(file: TensorFile) -> str:
-    """Returns the formats of a file's packed weights with their size together, or an empty text."""
+    """Returns the formats of a file's quantised weights with their total size, or an empty text."""
     entries = [entry for entry in file.entries.values() if is_packed(entry)]
     formats = sorted({entry.dtype for entry in entries})
     return f"{', '.join(formats)} ({size(sum(entry.nbytes for entry in entries))})" if formats else ""
@@ -176,26 +176,26 @@ def safe_dtype(names: Names, dtype: torch.dtype, file: TensorFile) -> torch.dtyp
 
 
 class _Theirs:
-    """The tensors of a file under the names that its family uses, and which of them were used."""
+    """The tensors of a file under the names that its family uses, with a record of those used."""
 
     def __init__(self, file: TensorFile, names: Names, dtype: torch.dtype, device: torch.device):
         self.file, self.names, self.dtype, self.device = file, names, dtype, device
         self.used: set[str] = set()
         alone = any(DTYPES.get(entry.dtype) != dtype for entry in file.entries.values())
         self.least = NEIGHBOURS if alone else 0
-        """Bytes from which on a tensor is mapped."""
+        """Bytes above which a tensor is mapped."""
         bare = names.prefix and not any(name.startswith(names.prefix) for name in file.entries)
         self.cut = names.prefix if bare else ""
 
     def lacks(self, pieces: list[TensorPiece]) -> bool:
-        """Whether the file has none of the pieces, and need not."""
+        """Returns True if the file has no piece of them, and may lack them."""
         return all(
             piece.name in self.names.absent and piece.name.removeprefix(self.cut) not in self.file.entries
             for piece in pieces
         )
 
     def entries(self, path: str, pieces: list[TensorPiece]) -> list[TensorEntry]:
-        """Where the pieces of one of our parameters lie, which are then used."""
+        """Returns the entries of the pieces of one of our parameters, and marks them as used."""
         found = []
         for piece in pieces:
             name = piece.name.removeprefix(self.cut)
@@ -233,8 +233,8 @@ class _Theirs:
         return made.to(self.device)
 
     def with_its_head(self, config: ModelConfig) -> ModelConfig:
-        """`config`, untied where the file has a head besides the embedding that differs from it, as `transformers`
-        decides it; one that is equal counts as used."""
+        """Returns `config`, untied if the file has a head that differs from the embedding, the rule of `transformers`;
+        an equal head counts as used."""
         if not config.head.tied or "head" not in self.names.modules:
             return config
         head, embedding = (f"{self.names.modules[module]}.weight" for module in ("head", "embedding"))
@@ -250,14 +250,15 @@ class _Theirs:
         return config.replace(head=config.head.replace(tied=False))
 
     def _equal(self, one: str, other: str) -> bool:
-        """Whether two tensors have the same values, as they are loaded; looked at piece by piece, where they lie."""
+        """Returns True if two tensors have equal elements in the loaded dtype; compared piece by piece, without a
+        copy."""
         dtype = self.dtype
         pairs = zip(*(by_rows(self.file.tensor(name)) for name in (one, other)), strict=True)
         same = self.file.entry(one).shape == self.file.entry(other).shape
         return same and all(torch.equal(mine.to(dtype), theirs.to(dtype)) for mine, theirs in pairs)
 
     def check_all_used(self) -> None:
-        """Raises RequestError for a tensor that the model has no place for."""
+        """Raises RequestError for a tensor that the model has no parameter for."""
         table = f"{self.names.modules.get('embedding')}.weight".removeprefix(self.cut)
         for copy in sorted(self.names.copies):
             name = copy.removeprefix(self.cut)
@@ -295,8 +296,8 @@ class _Gathered:
 
 
 def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, TensorSource]:
-    """Their name -> a source of their tensor, for every weight of the model; a tied head is written once, as the
-    embedding. Raises RequestError for packed weights."""
+    """Returns their name -> a source of their tensor, for every weight of the model; a tied head is written once, as
+    the embedding. Raises RequestError for quantised weights."""
     if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):
         raise RequestError(
             "packed weights are not written; load the model without quantize and save that",
@@ -312,9 +313,9 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
 
 @torch.no_grad()
 def fold(model: Model) -> Model:
-    """The same function with plain linear maps: W_hat takes the place of W and of what makes W_hat from it.
+    """Returns the model with plain linear layers: W_hat replaces W and the parameters that W_hat is computed from.
 
-    A model that holds its matrices as they are is returned itself; otherwise a new one, which shares all other weights.
+    A model without reparametrised matrices is returned itself; otherwise a new one, which shares all other weights.
     """
     if model.config.reparam is None:
         return model
@@ -331,9 +332,9 @@ def fold(model: Model) -> Model:
 
 
 class PackedLinear(Linear):
-    """A `Linear` whose weight is unpacked at every call: the memory of the file, and one weight at a time in full.
+    """A `Linear` whose weight is unpacked at every call: the file's memory, plus one full weight at a time.
 
-    Equals the `Linear` with the unpacked weight; nothing trains it."""
+    Equals the `Linear` with the unpacked weight; it is not trainable."""
 
     def __init__(self, like: Linear, packed: Sequence[tuple[TensorPiece, Packed]], dtype: torch.dtype):
         nn.Module.__init__(self)

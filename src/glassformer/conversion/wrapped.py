@@ -1,4 +1,4 @@
-"""What our models behind the interface of `transformers` have in common, whatever their heads."""
+"""Base of our models behind the interface of `transformers`, for all heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from glassformer.register.config import GlassformerConfig
 class Wrapped(PreTrainedModel):
     """Our `Model`, as `self.model`, behind the interface of `transformers`.
 
-    Every `kernel` and every mask is the model's own: `attn_implementation` chooses nothing.
+    Kernels and masks are the model's: `attn_implementation` has no effect.
     """
 
     config_class = GlassformerConfig
@@ -36,7 +36,7 @@ class Wrapped(PreTrainedModel):
         super().__init__(config)
         described = ModelConfig.from_dict(config.glassformer)
         self.check(described)
-        seed = int(torch.randint(1 << 31, (1,), device="cpu"))  # torch.manual_seed rules, as for every other model
+        seed = int(torch.randint(1 << 31, (1,), device="cpu"))  # seeded by torch.manual_seed, as every other model
         self.model = described.build(seed)
         if not next(self.model.parameters()).is_meta:
             for module in self.model.modules():
@@ -45,18 +45,18 @@ class Wrapped(PreTrainedModel):
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
-        """Raises RequestError for a model that another of the classes is for."""
+        """Raises RequestError for a model of another class."""
 
     @classmethod
     def of(cls, model: Model) -> Self:
-        """Wraps a model as it stands: its weights are shared, not copied."""
+        """Wraps a model unchanged: its weights are shared, not copied."""
         with torch.device("meta"):
             made = cls(GlassformerConfig(glassformer=model.config.to_dict()))
         made.model = model
         return made.train(model.training)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Asked for where a checkpoint lacks a weight."""
+        """Initialises a module for a weight that a checkpoint lacks."""
         lacking = [name for name, p in module.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
         path = next(path for path, one in self.named_modules() if one is module)
         raise RequestError(
@@ -66,7 +66,7 @@ class Wrapped(PreTrainedModel):
 
     @contextmanager
     def looked_at(self, hidden: bool | None, patterns: bool | None) -> Iterator[dict[str, tuple[Tensor, ...]]]:
-        """`watched`, of what was asked for here or in the config."""
+        """Records hidden states and patterns as `watched` does, if asked for here or in the config."""
         hidden = self.config.output_hidden_states if hidden is None else hidden
         with watched(self.model, bool(hidden), bool(patterns)) as seen:
             yield seen
@@ -78,7 +78,7 @@ class Wrapped(PreTrainedModel):
         self.model.embedding = value
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The size of a vocabulary is part of the config. Raises RequestError for another one."""
+        """Returns the embedding. Raises RequestError for a new size, because the config fixes it."""
         if new_num_tokens in (None, self.config.vocab_size):
             return self.model.embedding
         raise RequestError(
@@ -89,7 +89,7 @@ class Wrapped(PreTrainedModel):
 
 
 def check_tokens(tokens: Tensor | None, mask: Tensor | None, embeds: object = None) -> Tensor:
-    """The tokens (b, s). Raises RequestError for anything else."""
+    """Returns the tokens (b, s). Raises RequestError for any other input."""
     if tokens is None or embeds is not None:
         raise RequestError(
             "inputs_embeds: this model reads tokens; give input_ids", code="unsupported", field="inputs_embeds"
@@ -104,13 +104,13 @@ def check_tokens(tokens: Tensor | None, mask: Tensor | None, embeds: object = No
 
 
 def padding(mask: Tensor | None) -> Tensor | None:
-    """A mask that hides something, or None."""
+    """Returns the mask if it hides a token, otherwise None."""
     return None if mask is None or bool(mask.all()) else mask.long()
 
 
 def mean_loss(logits: Tensor, labels: Tensor, added: list[Tensor], count: Tensor | int | None) -> Tensor:
-    """The mean loss in nats of logits (b, ..., v) against labels (b, ...), those of -100 apart, of a batch that has
-    `count` of them in all its pieces, with what parts of the model add to it."""
+    """Returns the mean loss in nats of logits (b, ..., v) against labels (b, ...), -100 ignored, of a batch with
+    `count` labels over all its pieces, plus the auxiliary losses of the model's parts."""
     total = cross_entropy(logits, labels, "none" if count is not None else "mean")
     loss = total if count is None else total.sum() / count
     share = 1.0 if count is None else (labels != IGNORED).sum() / count
@@ -118,12 +118,12 @@ def mean_loss(logits: Tensor, labels: Tensor, added: list[Tensor], count: Tensor
 
 
 def count(mask: Tensor) -> Tensor:
-    """mask (b, t) of zeros and ones -> how many tokens stand before each, padding apart."""
+    """Returns the number of unpadded tokens before each position, for a mask (b, t) of zeros and ones."""
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def placed(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Tensor]:
-    """The positions and documents of tokens (b, s) that are a whole batch."""
+    """Returns the positions and documents of tokens (b, s) of a whole batch."""
     if mask is not None:
         return {"documents": mask, "positions": count(mask) if positions is None else positions.expand_as(tokens)}
     usual = torch.arange(tokens.shape[1], device=tokens.device)

@@ -109,7 +109,7 @@ class Plan(PrintedPlan):
 
     @property
     def smallest_count(self) -> int | None:
-        """Number of accelerators of `smallest`; None if it is None."""
+        """Number of accelerators of `smallest`; None without one."""
         return None if self.smallest is None else self.smallest.ranks
 
     @property

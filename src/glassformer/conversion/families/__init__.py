@@ -1,4 +1,4 @@
-"""The published families, one file each. A new one is a file with a FAMILY, named in the table here."""
+"""Published families, one file each. A new one is a file with a FAMILY, named in the table here."""
 
 from glassformer.conversion.families import (
     bamba,
@@ -56,4 +56,4 @@ _IN_OTHER_WORDS = [t5.FAMILY, t5.MT5, t5.UMT5, bart.FAMILY, bart.MBART, bart.PEG
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in (*(module.FAMILY for module in _MODULES), *_IN_OTHER_WORDS)
 }
-"""model_type -> family. Where several can hold a config, the first is the one it is written as."""
+"""model_type -> family. If several can hold a config, it is written as the first."""

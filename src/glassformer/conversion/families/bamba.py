@@ -1,4 +1,4 @@
-"""Bamba: `BambaForCausalLM`. Layers of Mamba-2 and, where they are named, of attention that turns half of each head."""
+"""Bamba: `BambaForCausalLM`. Layers of Mamba-2 and, at listed indices, of attention that rotates half of each head."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ NAMES = Names(
     apart=frozenset({".mixer.norm"}),
 )
 TURNED = 0.5
-"""Share of the head that is turned, whatever the fields say."""
+"""Share of the head that is rotated, regardless of the fields."""
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.ignore("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "layer_types", "layers_block_type")
-    fields.ignore("partial_rotary_factor")  # which the class sets itself, unless the rope_parameters say it
-    fields.only("hidden_act", "silu", "swish")  # of the convolution too
+    fields.ignore("partial_rotary_factor")  # fixed by the class, unless rope_parameters give it
+    fields.only("hidden_act", "silu", "swish")  # also of the convolution
     context, eps = fields.whole("max_position_embeddings", 262144), fields.number("rms_norm_eps", 1e-5)
     expand, n = fields.whole("mamba_expand", 2), fields.whole("mamba_n_heads", 128)
     channels = expand * fields.whole("hidden_size")

@@ -1,4 +1,4 @@
-"""BART, mBART, Pegasus and Marian: encoder-decoders whose configs use the same words."""
+"""BART, mBART, Pegasus and Marian: encoder-decoders whose configs share their field names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNUSED = (
     "num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits",
     "static_position_embeddings", "extra_pos_embeddings",
 )  # fmt: skip
-"""Fields of training, of decoding, and what the family's name says."""
+"""Fields of training and decoding, and fields that follow from the family."""
 
 
 def _tower(name: str) -> dict[str, str]:
@@ -80,7 +80,7 @@ NAMES = Names(
 def read_towers(
     fields: Fields, position: EmbeddingPositionConfig, embedding_norm: bool, before: bool, activation: str = "gelu"
 ) -> ModelConfig:
-    """Both towers. `before`: norms stand before the branches, and one after the last."""
+    """Reads both towers. `before`: pre-norm, with a final norm."""
     d, context = fields.whole("d_model"), fields.whole("max_position_embeddings", 1024)
     fields.ignore(*UNUSED)
     scale = d**0.5 if fields.flag("scale_embedding", False) else None
@@ -136,7 +136,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def read(fields: Fields) -> ModelConfig:
-    """BART: `BartForConditionalGeneration`. Norms after the sums, and on the embedding."""
+    """Reads BART, `BartForConditionalGeneration`: post-norm, and a norm on the embedding."""
     return read_towers(fields, LEARNED, embedding_norm=True, before=False)
 
 
@@ -144,7 +144,7 @@ FAMILY = Family("bart", "BartForConditionalGeneration", NAMES, read, write, star
 
 
 def read_mbart(fields: Fields) -> ModelConfig:
-    """mBART: `MBartForConditionalGeneration`. BART with its norms before the branches, and one after the last."""
+    """Reads mBART, `MBartForConditionalGeneration`: BART with pre-norm and a final norm."""
     return read_towers(fields, LEARNED, embedding_norm=True, before=True)
 
 
@@ -152,7 +152,7 @@ MBART = Family("mbart", "MBartForConditionalGeneration", NAMES, read_mbart, writ
 
 
 def read_pegasus(fields: Fields) -> ModelConfig:
-    """Pegasus: `PegasusForConditionalGeneration`. Norms before the branches, and sinusoids, all sines first."""
+    """Reads Pegasus, `PegasusForConditionalGeneration`: pre-norm, and sinusoids with all sines first."""
     return read_towers(fields, SINES, embedding_norm=False, before=True)
 
 
@@ -160,7 +160,7 @@ PEGASUS = Family("pegasus", "PegasusForConditionalGeneration", NAMES, read_pegas
 
 
 def read_marian(fields: Fields) -> ModelConfig:
-    """Marian (OPUS-MT): `MarianMTModel`. Norms behind the sums, and sinusoids, all sines first."""
+    """Reads Marian (OPUS-MT), `MarianMTModel`: post-norm, and sinusoids with all sines first."""
     for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
         fields.only(name, True)
     fields.only("decoder_vocab_size", fields.whole("vocab_size"))

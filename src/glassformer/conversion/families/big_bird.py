@@ -1,9 +1,9 @@
-"""BigBird: BERT's layers whose tokens see some blocks of the text, or all of it (`original_full`):
+"""BigBird: BERT's layers whose tokens attend to some blocks of the text, or to all of it (`original_full`):
 `BigBirdForMaskedLM`, `BigBirdModel`, `BigBirdForSequenceClassification`.
 
-Which blocks are random is ours: those of the published class come from numpy's generator and change with the length of
-the text, and while it is evaluated there are none at all, and block 0 counts once more for each. `as_ours` makes it
-draw what we draw; it is then the same function."""
+The choice of random blocks is ours: the published class draws them from numpy's generator, dependent on the length of
+the text, and in evaluation has no random blocks, but counts block 0 once more for each. `as_ours` makes it use our
+blocks; it is then the same function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.only("is_decoder", False)
     fields.only("tie_word_embeddings", True)
     fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "position_embedding_type")
-    fields.ignore("block_size", "num_random_blocks")  # where everything is seen
+    fields.ignore("block_size", "num_random_blocks")  # full attention has no blocks
     norm = LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-12))
     fields = fields.changed({"hidden_act": fields.get("hidden_act", "gelu_new")})
     seen = {
@@ -82,9 +82,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def as_ours(theirs: Any, model: Model) -> None:
-    """Has the published class draw our random blocks: as in training, and without dropout."""
+    """Makes the published class use our random blocks: as in training, and without dropout."""
     theirs.train()
-    theirs.config.attention_probs_dropout_prob = 0.0  # of the module that it builds for a short text
+    theirs.config.attention_probs_dropout_prob = 0.0  # read by the module that it builds for short texts
     sparse = []
     for module in theirs.modules():
         if isinstance(module, nn.Dropout):

@@ -34,19 +34,19 @@ NAMES = Names(
     prefix="transformer.",
 )
 GGUF = with_modules(gpt_neox.GGUF, {"embedding.norm": "token_embd_norm"})
-# How Megatron fused its operations.
+# Megatron's choice of fused operations.
 FUSED = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add",
          "skip_bias_add_qkv", "slow_but_exact")  # fmt: skip
 
 
 def read(fields: Fields) -> ModelConfig:
     width, head_count = fields.whole("hidden_size", None), fields.whole("num_attention_heads", 8)
-    d = fields.whole("n_embed", width) or fields.whole("hidden_size")  # the older name is the stronger one
+    d = fields.whole("n_embed", width) or fields.whole("hidden_size")  # the older name takes precedence
     norm = LayerNormConfig(eps=fields.number("layer_norm_epsilon", 1e-5))
     fields.only("apply_residual_connection_post_layernorm", False)
     fields.only("n_inner", None, 4 * d)
     if fields.get("pretraining_tp", 1) != 1:
-        fields.only("slow_but_exact", False)  # which leaves out the biases
+        fields.only("slow_but_exact", False)  # True would leave out the biases
     fields.ignore(*FUSED)
     block = BlockConfig(
         mixer=AttentionConfig(n_heads=fields.whole("n_head", head_count), bias=True, position=AlibiConfig()),
@@ -69,7 +69,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
-        "n_inner": 4 * config.d_model,  # it has no other
+        "n_inner": 4 * config.d_model,  # fixed by the class
         "n_layer": config.n_layers,
         "n_head": attention(block).n_heads,
         "seq_length": config.context,

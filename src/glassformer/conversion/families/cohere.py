@@ -1,4 +1,4 @@
-"""Command R: both branches side by side behind one norm, rotary positions of neighbours: `CohereForCausalLM`."""
+"""Command R: parallel branches with one norm, rotary positions of neighbouring pairs: `CohereForCausalLM`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def _implied(said: Mapping[str, Any]) -> dict[str, Any]:
     layers = said.get("block_count")
-    large = isinstance(layers, int) and layers >= 64  # nowhere else are these norms looked for
+    large = isinstance(layers, int) and layers >= 64  # llama.cpp looks for these norms only there
     return {} if large else {"use_qk_norm": False}
 
 

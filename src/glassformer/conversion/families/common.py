@@ -1,4 +1,4 @@
-"""What most families say in the same words."""
+"""Readers and writers of fields that most families share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig, VisibilityConfig
 
-# Their names of our activations. The first of ours is the one written.
+# Published names of our activations. The first of equal ones is written.
 ACTIVATIONS: dict[str, Any] = {
     "silu": "silu",
     "swish": "silu",
@@ -38,23 +38,23 @@ QK_NORM_GGUF = {".mixer.qk_norm.q_norm": "attn_q_norm", ".mixer.qk_norm.k_norm":
 
 
 def with_modules(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
-    """The same names but for these modules."""
+    """Returns the names with these modules replaced or added."""
     return replace(names, modules={**names.modules, **modules})
 
 
 def with_experts(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
-    """`with_modules`, of a class that holds all its experts in two parameters of one module, `mlp`."""
+    """Returns `with_modules` for a class that holds all its experts in two parameters of one module, `mlp`."""
     return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
 
 
 def name_of(network: FFNConfig | TransformConfig) -> str:
-    """The published name of an FFN's activation."""
+    """Returns the published name of an FFN's activation."""
     ours = str(getattr(network, "activation", None) or getattr(network, "kind", ""))
     return _THEIRS.get(ours, ours)
 
 
 def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
-    """n_heads, n_kv_heads and head_dim of an attention; the family's own where the fields say nothing."""
+    """Reads n_heads, n_kv_heads and head_dim of an attention; the arguments are the family's defaults."""
     return {
         "n_heads": fields.whole("num_attention_heads"),
         "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads),
@@ -63,7 +63,7 @@ def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | No
 
 
 def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
-    """hidden and activation of an FFN; the family's own activation, in their word, where the fields say nothing."""
+    """Reads hidden and activation of an FFN; `activation` is the family's default, by its published name."""
     return {
         "hidden": fields.whole("intermediate_size"),
         "activation": fields.one_of("hidden_act", ACTIVATIONS, activation),
@@ -78,9 +78,9 @@ def read_routing(
     also: str = "num_local_experts",
     width: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Sizes and activation of experts, the family's own where the fields say nothing. `hidden` is their word for the
-    width of one, `also` an older one for their number; without a `width` of the family's own it has to be said."""
-    fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # of training alone
+    """Reads sizes and activation of experts; numbers are the family's defaults. `hidden` names the field of one
+    expert's width, `also` an older field of their number; without a default `width` the field is required."""
+    fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # fields of training only
     older = fields.whole(also, n_experts)
     return {
         "hidden": fields.whole(hidden, *width),
@@ -93,8 +93,8 @@ def read_routing(
 def read_model(
     fields: Fields, context: int, block: BlockConfig, tokens: HeadConfig | None = None, **own: Any
 ) -> ModelConfig:
-    """Layers of one block, whose norm is the last one too; a head of `tokens`, tied as it is where the fields say
-    nothing; `own` is what the family has instead."""
+    """Reads a model of equal blocks, with the block's norm also as the final one and a head for `tokens`, tied by
+    default; `own` replaces fields of the config."""
     head = tokens or HeadConfig()
     said: dict[str, Any] = {
         "vocab_size": fields.whole("vocab_size"),
@@ -108,14 +108,15 @@ def read_model(
 
 
 def encoder_of(config: ModelConfig) -> TowerConfig:
-    """Raises Blocked where there is none."""
+    """Returns the encoder. Raises Blocked if there is none."""
     if config.encoder is None:
         raise Blocked({"encoder": None})
     return config.encoder
 
 
 def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
-    """The two blocks of a published decoder's layer. Raises Blocked where the first two are no such pair."""
+    """Returns the two blocks of a published decoder's layer, self-attention and cross-attention with FFN. Raises
+    Blocked for other blocks."""
     own, cross, *_ = [*config.layers(), None, None]
     if own is None or cross is None or not isinstance(cross.mixer, CrossAttentionConfig):
         raise Blocked({"stack": "blocks of another kind"})
@@ -123,7 +124,7 @@ def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
 
 
 def heads(mixer: AttentionConfig) -> dict[str, Any]:
-    """Of an attention whose defaults are written out."""
+    """Returns the fields of an attention's heads, defaults included."""
     return {
         "num_attention_heads": mixer.n_heads,
         "num_key_value_heads": mixer.n_kv_heads,
@@ -143,7 +144,8 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, Any]:
-    """Sizes, heads, rotary positions and activation; all but the norms' eps and what the family alone has."""
+    """Returns the fields of sizes, heads, rotary positions and activation; without the norms' eps and fields special to
+    a family."""
     block = next(config.layers())
     mixer = attention(block)
     return {
@@ -155,7 +157,8 @@ def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, An
 
 
 def divided(config: ModelConfig) -> ModelConfig:
-    """The config, for classes that refuse a width their heads do not divide, whatever head_dim says. Raises Blocked."""
+    """Returns the config, for classes that require a width divisible by the number of heads, regardless of head_dim.
+    Raises Blocked."""
     n_heads = attention(next(config.layers())).n_heads
     if config.d_model % n_heads:
         raise Blocked({"mixer.n_heads": n_heads})
@@ -163,8 +166,8 @@ def divided(config: ModelConfig) -> ModelConfig:
 
 
 def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig:
-    """For classes that turn the whole head: `transformers` heeds a partial_rotary_factor there in some scalings and
-    not in others."""
+    """Reads rotary positions for classes that rotate the whole head: `transformers` applies a partial_rotary_factor in
+    some scalings and not in others, so it is refused."""
     position = read_rotary(fields, context, **more)
     if position.fraction != 1.0:
         raise fields.refuse("partial_rotary_factor", position.fraction, "this family turns the whole head")
@@ -172,12 +175,12 @@ def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig
 
 
 def number_or_none(fields: Fields, name: str, default: float | None) -> float | None:
-    """Where null says that there is none, and absence the default."""
+    """Returns a field's number: null means None, an absent field the default."""
     return fields.number(name, None) if name in fields.values else default
 
 
 def whole_or_none(fields: Fields, name: str, default: int) -> int | None:
-    """As `number_or_none`, for whole numbers."""
+    """Returns a field's integer: null means None, an absent field the default."""
     return fields.whole(name, None if name in fields.values else default)
 
 

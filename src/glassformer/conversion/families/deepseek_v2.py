@@ -1,5 +1,5 @@
-"""DeepSeek-V2: `DeepseekV2ForCausalLM`. Keys and values from a latent; some dense layers, then experts of which groups
-are chosen first."""
+"""DeepSeek-V2: `DeepseekV2ForCausalLM`. Keys and values from a latent; some dense layers, then experts in groups, some
+of which are chosen first."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ SCALE = "mscale_all_dim"
 
 
 def names(config: ModelConfig) -> Names:
-    """Queries have a map of another name where they come from a latent."""
+    """Returns the names; queries from a latent have a projection of another name."""
     by_latent = any(block.mixer.q_rank != 0 for block in config.layers() if hasattr(block.mixer, "q_rank"))
     return with_experts(LLAMA, {**MAPS, ".mixer.q_up": f"self_attn.{'q_b_proj' if by_latent else 'q_proj'}"})
 
 
 def latent(block: BlockConfig) -> LatentAttentionConfig:
-    """The block's mixer. Raises Blocked."""
+    """Returns the block's mixer. Raises Blocked if it is not latent attention."""
     if not isinstance(block.mixer, LatentAttentionConfig):
         raise Blocked({"mixer.kind": block.mixer.kind})
     return block.mixer
 
 
 def read_mixer(fields: Fields, context: int, pairing: Pairing) -> LatentAttentionConfig:
-    fields.ignore("head_dim", "qk_head_dim")  # said again
+    fields.ignore("head_dim", "qk_head_dim")  # redundant
     n = fields.whole("num_attention_heads")
     fields.only("num_key_value_heads", n)
     position = read_whole_rotary(fields, context, pairing=pairing)
@@ -79,8 +79,8 @@ def _magnitude(factor: float, share: float) -> float:
 def read_layers(
     fields: Fields, mixer: LatentAttentionConfig, context: int, dense: int, experts: Callable[..., ExpertsConfig]
 ) -> ModelConfig:
-    """Dense layers first, `dense` where the fields say nothing, then `experts` with what all versions have."""
-    fields.ignore("output_router_logits", "ep_size", "seq_aux", "aux_loss_alpha")  # of training and of machines
+    """Reads `dense` (by default) dense layers, then `experts`, with the fields common to all versions."""
+    fields.ignore("output_router_logits", "ep_size", "seq_aux", "aux_loss_alpha")  # of training and of parallelism
     fields.only("moe_layer_freq", 1)
     activation = fields.one_of("hidden_act", ACTIVATIONS, "silu")
     norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
@@ -97,7 +97,7 @@ def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 2048)
     fields.only("mlp_bias", False)
     fields.only("scoring_func", "softmax")
-    fields.only("norm_topk_prob", False)  # the published class does not heed it, the authors' own code does
+    fields.only("norm_topk_prob", False)  # only the authors' code applies it, the published class does not
     limited = fields.one_of("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
     groups, chosen = fields.whole("n_group", None) or 1, fields.whole("topk_group", None) or 1
 
@@ -113,7 +113,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def written(config: ModelConfig) -> dict[str, Any]:
-    """What all versions have."""
+    """Returns the fields common to all versions."""
     blocks = list(config.layers())
     mixer = latent(blocks[0])
     dense = [isinstance(block.ffn, GluConfig) for block in blocks]

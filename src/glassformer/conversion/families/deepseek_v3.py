@@ -1,5 +1,5 @@
-"""DeepSeek-V3 and R1: `DeepseekV3ForCausalLM`. V2's attention; experts scored by a sigmoid and chosen with a bias that
-keeps their load level. Its layers that predict further tokens (MTP) are left out, as `transformers` leaves them out."""
+"""DeepSeek-V3 and R1: `DeepseekV3ForCausalLM`. V2's attention; experts scored by a sigmoid and chosen with a
+load-balancing bias. Layers of multi-token prediction (MTP) are left out, as in `transformers`."""
 
 from __future__ import annotations
 

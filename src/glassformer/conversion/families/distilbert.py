@@ -1,4 +1,5 @@
-"""DistilBERT: `DistilBertForMaskedLM`, and `DistilBertModel`, which gives the hidden states. Its norms know one eps."""
+"""DistilBERT: `DistilBertForMaskedLM`, and `DistilBertModel`, which returns the hidden states. Its norms have a fixed
+eps."""
 
 from __future__ import annotations
 

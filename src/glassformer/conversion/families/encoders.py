@@ -1,4 +1,4 @@
-"""What BERT and its relatives say in the same words."""
+"""Readers and writers of fields that BERT and its relatives share."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def named(
     pooler: str = "pooler.dense",
     classes: Mapping[str, str] | None = None,
 ) -> Callable[[ModelConfig], Names]:
-    """The names of a config's class: bare for a model of vectors, below `stem` for one with a head; a checkpoint of
-    masked language modelling may hold a pooler besides. `classes`: those of a head of classes, where they are not the
-    pooler and a matrix."""
+    """Returns a function from a config to the names of its class: bare for a model of vectors, below `stem` for one
+    with a head; a checkpoint of masked language modelling may also hold a pooler. `classes`: names of a classification
+    head, if it is not the pooler and a matrix."""
     classes = classes or {"head.transform.dense": f"{stem}.{pooler}", "head": "classifier"}
 
     def names(config: ModelConfig) -> Names:
@@ -59,7 +59,7 @@ def named(
 
 
 def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> HeadConfig:
-    """The head that the class in `architectures` has. Raises RequestError for a class that is not known here."""
+    """Returns the head of the class in `architectures`. Raises RequestError for an unknown class."""
     said = fields.get("architectures")
     name = said[0] if isinstance(said, list) and len(said) == 1 else default if said is None else said
     if name not in classes:
@@ -68,8 +68,8 @@ def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> He
 
 
 def labels(fields: Fields) -> dict[str, Any]:
-    """Number and names of the classes, as fields of a head; two classes if the config names none, as `transformers` has
-    it, and no names if they are those that it makes up (LABEL_0)."""
+    """Returns number and names of the classes, as fields of a head; two classes if the config names none, as in
+    `transformers`, and no names if they are its default ones (LABEL_0)."""
     names = fields.get("id2label")
     if not isinstance(names, dict):
         return {"classes": fields.whole("num_labels", 2)}
@@ -92,7 +92,7 @@ def encoder_block(fields: Fields, norm: LayerNormConfig) -> BlockConfig:
 
 
 def transform(fields: Fields, norm: LayerNormConfig, field: str = "hidden_act") -> TransformConfig:
-    """The dense layer before the logits of masked language models, which has the activation of the layers."""
+    """Reads the dense layer before the logits of masked language models, which has the activation of the layers."""
     return TransformConfig(activation=fields.one_of(field, ACTIVATIONS, "gelu"), norm=norm)
 
 
@@ -104,7 +104,7 @@ def refuse_decoders(fields: Fields) -> None:
 
 
 def first_position(fields: Fields) -> int:
-    """That of RoBERTa and its relatives: the row behind the padding's."""
+    """Returns the first position of RoBERTa and its relatives: the row after the padding's."""
     padding = fields.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
         raise fields.refuse("pad_token_id", padding, "a token is right")
@@ -112,7 +112,7 @@ def first_position(fields: Fields) -> int:
 
 
 def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Sizes, activation, norm and classes. Raises Blocked."""
+    """Returns fields of sizes, activation, norm and classes. Raises Blocked."""
     block = next(config.layers())
     if not isinstance(block.norm, LayerNormConfig):
         raise Blocked({"norm.kind": block.norm.kind})
@@ -133,7 +133,7 @@ def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def written_behind_padding(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """The same, of positions that begin behind the row of the padding. Raises Blocked."""
+    """Returns `written` for positions that start after the padding's row. Raises Blocked."""
     position = config.embedding.position
     if not isinstance(position, LearnedConfig) or not position.offset:
         raise Blocked({"embedding.position": getattr(position, "offset", None)})

@@ -1,4 +1,4 @@
-"""Falcon 7B, 40B and 2-11B, and the sequential ones before them: `FalconForCausalLM`."""
+"""Falcon 7B, 40B and 2-11B, and the sequential models before them: `FalconForCausalLM`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residua
 
 
 class _Gguf(Names):
-    """The first norm is that of the FFN, and of the attention too where it has none of its own."""
+    """Names in GGUF: the first norm is the FFN's, and also attention's without a separate one."""
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         two = any(path.endswith(".ffn_norm") for path in modules)
@@ -46,7 +46,7 @@ def names(config: ModelConfig) -> Names:
 
 def read(fields: Fields) -> ModelConfig:
     context, width = fields.whole("max_position_embeddings", 2048), fields.whole("hidden_size", None)
-    d = fields.whole("n_embed", width) or fields.whole("hidden_size")  # the older name is the stronger one
+    d = fields.whole("n_embed", width) or fields.whole("hidden_size")  # the older name takes precedence
     n, bias = fields.whole("num_attention_heads"), fields.flag("bias", False)
     norm = LayerNormConfig(eps=fields.number("layer_norm_epsilon", 1e-5))
     new, parallel = fields.flag("new_decoder_architecture", False), fields.flag("parallel_attn", True)
@@ -61,7 +61,7 @@ def read(fields: Fields) -> ModelConfig:
         if not multi_query and groups != n:
             raise fields.refuse("num_kv_heads", groups, "it needs multi_query or new_decoder_architecture")
         groups = 1 if multi_query else n
-    turned = read_whole_rotary(fields, context)  # read, and not heeded with alibi
+    turned = read_whole_rotary(fields, context)  # read, but without effect with alibi
     by_distance = fields.flag("alibi", False)
     fields.only("apply_residual_connection_post_layernorm", False)
     block = BlockConfig(
@@ -85,7 +85,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """In the old architecture's words where they suffice; those know one key/value head, or as many as queries."""
+    """Returns the fields of the old architecture if it can hold the config: one KV head, or one per query head."""
     block = next(config.layers())
     mixer, network = attention(block), ffn(block)
     parallel = isinstance(block.residual, ParallelConfig)

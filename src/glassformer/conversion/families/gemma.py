@@ -39,7 +39,7 @@ GGUF = replace(
     },
 )
 SAID = {**ACTIVATIONS, "gelu": "gelu_tanh"}
-"""The first configs say gelu and mean its approximation."""
+"""Published name of an activation -> ours; the first configs write gelu for its tanh approximation."""
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Gemma 2: four norms a layer, capped scores and logits, every other layer within a window: `Gemma2ForCausalLM`."""
+"""Gemma 2: four norms a layer, softcapped scores and logits, every other layer with a window: `Gemma2ForCausalLM`."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def read_norm(fields: Fields) -> RMSNormConfig:
 def assemble(
     fields: Fields, kinds: list[str], mixers: Mapping[str, AttentionConfig], context: int, softcap: float | None
 ) -> ModelConfig:
-    """The model whose layers take the mixer of their kind."""
-    fields.ignore("hidden_act")  # hidden_activation decides
+    """Returns the model whose layers take the mixer of their kind."""
+    fields.ignore("hidden_act")  # hidden_activation takes precedence
     d, norm = fields.whole("hidden_size"), read_norm(fields)
     network = GluConfig(
         hidden=fields.whole("intermediate_size"),
@@ -94,7 +94,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def written(config: ModelConfig) -> dict[str, Any]:
-    """All but the positions."""
+    """Returns all fields but those of the positions."""
     block = next(common.divided(config).layers())
     mixer = attention(block)
     windows = [window(attention(one)) for one in config.layers()]
@@ -113,7 +113,8 @@ def written(config: ModelConfig) -> dict[str, Any]:
 
 
 def scaled_by(said: Mapping[str, Any], largest: int) -> dict[str, Any]:
-    """The largest model divides by the root of d/n, which is not its head_dim; its number of layers tells it."""
+    """Returns the field of the scale: the largest model, recognised by its number of layers, divides by the root of
+    d/n, which is not its head_dim."""
     width, n_heads, h = (said.get(key) for key in ("embedding_length", "attention.head_count", "attention.key_length"))
     wide = said.get("block_count") == largest and isinstance(width, int) and isinstance(n_heads, int) and n_heads > 0
     return {"query_pre_attn_scalar": width // n_heads if wide else h}  # type: ignore[operator]

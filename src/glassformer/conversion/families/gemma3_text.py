@@ -1,5 +1,5 @@
-"""Gemma 3, its text model: five layers within a window to one without, each kind with rotary positions of its own,
-norms of queries and keys: `Gemma3ForCausalLM`."""
+"""Gemma 3, its text model: five layers with a window to one without, each kind with separate rotary positions, norms of
+queries and keys: `Gemma3ForCausalLM`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FIELDS = {
 
 def read(fields: Fields) -> ModelConfig:
     n_layers, every = fields.layers("num_hidden_layers"), fields.whole("sliding_window_pattern", 6)
-    fields.ignore("_sliding_window_pattern")  # what layer_types were made of
+    fields.ignore("_sliding_window_pattern")  # layer_types were derived from it
     kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or _kinds(every, n_layers)
     fields.only("attn_logit_softcapping", None)
     mixer = gemma2.read_mixer(fields).replace(qk_norm=QKNormConfig(norm=gemma2.read_norm(fields)))
@@ -61,7 +61,7 @@ def _kinds(every: int, n_layers: int) -> list[str]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    said = gemma2.written(config) | {"attn_logit_softcapping": None}  # it caps no scores
+    said = gemma2.written(config) | {"attn_logit_softcapping": None}  # no softcap of scores
     kinds, n = layer_types(config), config.n_layers
     if periods := [every for every in range(1, n + 2) if _kinds(every, n) == kinds]:
         said["sliding_window_pattern"] = periods[0]
@@ -78,7 +78,7 @@ def _implied(said: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **gemma2.scaled_by(said, 62),
         "sliding_window_pattern": 2 if every == 1 else every,
-    }  # without a window it ends itself
+    }  # llama.cpp aborts without a window
 
 
 FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", NAMES, read, write, Gguf("gemma3", GGUF, FIELDS, implied=_implied))

@@ -1,4 +1,4 @@
-"""GPT-2, DistilGPT2, and what nanoGPT trains: `GPT2LMHeadModel`."""
+"""GPT-2, DistilGPT2, and models trained by nanoGPT: `GPT2LMHeadModel`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(fields: Fields) -> ModelConfig:
     norm = LayerNormConfig(eps=fields.number("layer_norm_epsilon", 1e-5))
     scaled, by_depth = fields.flag("scale_attn_weights", True), fields.flag("scale_attn_by_inverse_layer_idx", False)
     fields.only("add_cross_attention", False)
-    fields.ignore("reorder_and_upcast_attn")  # a matter of precision
+    fields.ignore("reorder_and_upcast_attn")  # affects precision only
     fields.ignore(*(name for name in fields.values if name.startswith("summary_")))  # of another head
 
     def block(layer: int) -> BlockConfig:

@@ -1,4 +1,4 @@
-"""GPT-NeoX-20B, Pythia and what else was built as `GPTNeoXForCausalLM`."""
+"""GPT-NeoX-20B, Pythia and other models of the class `GPTNeoXForCausalLM`."""
 
 from __future__ import annotations
 

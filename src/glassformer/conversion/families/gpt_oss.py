@@ -1,5 +1,5 @@
-"""gpt-oss: `GptOssForCausalLM`. Every other layer within a window, a sink in every head, experts with biases and a
-bounded SwiGLU. The published weights are packed (mxfp4) and refused as such; those of a fine-tuned model are not."""
+"""gpt-oss: `GptOssForCausalLM`. Every other layer has a window, every head a sink, experts have biases and a bounded
+SwiGLU. The published weights are quantised (mxfp4) and refused; unquantised ones of a fine-tuned model are read."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ NAMES = with_experts(
     },
 )
 YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
-"""Where the fields say nothing."""
+"""Default of `rope_scaling`."""
 
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 131072)
-    fields.ignore("hidden_act", "experts_per_token", "initial_context_length")  # the gate is its own; said again
+    # the gate is fixed; the others are redundant
+    fields.ignore("hidden_act", "experts_per_token", "initial_context_length")
     fields.ignore("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")  # of training
     if not rope_fields(fields).values:
         fields = fields.changed({"rope_scaling": YARN})
@@ -77,7 +78,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     clamp = network.clamp or Clamp()
     return {
         **heads(mixer),
-        "rope_scaling": {"rope_type": "default"},  # which the fields' absence does not mean here
+        "rope_scaling": {"rope_type": "default"},  # an absent field means YaRN here
         **write_rotary(mixer.position),
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

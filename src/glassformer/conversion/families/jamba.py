@@ -1,5 +1,5 @@
-"""Jamba: `JambaForCausalLM`. Layers of Mamba with norms inside, every so many one of attention without positions, and
-experts in every so many."""
+"""Jamba: `JambaForCausalLM`. Layers of Mamba with inner norms, with attention without positions in every n-th layer,
+and experts in every n-th."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAMES = Names(
 
 def read(fields: Fields) -> ModelConfig:
     fields.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
-    fields.ignore("rope_theta", "rope_scaling", "rope_parameters")  # its attention knows no positions
+    fields.ignore("rope_theta", "rope_scaling", "rope_parameters")  # its attention has no positions
     fields.ignore("router_aux_loss_coef", "output_router_logits", "sliding_window", "layers_block_type", "layer_types")
     eps = fields.number("rms_norm_eps", 1e-6)
     rank = None if fields.get("mamba_dt_rank", "auto") == "auto" else fields.whole("mamba_dt_rank")
@@ -63,7 +63,7 @@ def read(fields: Fields) -> ModelConfig:
     attention = AttentionConfig(
         n_heads=fields.whole("num_attention_heads"), n_kv_heads=fields.whole("num_key_value_heads", None)
     )
-    fields.only("hidden_act", "silu", "swish")  # of the convolution too
+    fields.only("hidden_act", "silu", "swish")  # also of the convolution
     hidden = fields.whole("intermediate_size")
     dense = GluConfig(hidden=hidden)
     n_experts = fields.whole("num_experts", 16)
@@ -86,7 +86,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _every(fields: Fields, what: str, default: tuple[int, int]) -> tuple[int, int]:
-    """(period, offset) of layers of a kind."""
+    """Returns (period, offset) of the layers of a kind."""
     period = fields.whole(f"{what}_layer_period", default[0])
     offset = fields.number(f"{what}_layer_offset", default[1])
     if offset != int(offset) or not 0 <= offset < period:
@@ -134,7 +134,7 @@ def _heads(attention: AttentionConfig) -> dict[str, Any]:
 
 
 def _periods(what: str, these: list[bool]) -> dict[str, int]:
-    """The shortest period that says which layers these are; one that reaches past the last layer where none are."""
+    """Returns the fields of the shortest period that gives these layers; for no layers, one beyond the last."""
     n = len(these)
     found = next(
         ((period, offset) for period in range(1, n + 2) for offset in range(period)

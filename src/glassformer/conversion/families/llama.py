@@ -1,4 +1,4 @@
-"""LLaMA 1, 2 and 3, SmolLM, Vicuna, TinyLlama and what else was built as `LlamaForCausalLM`."""
+"""LLaMA 1, 2 and 3, SmolLM, Vicuna, TinyLlama and other models of the class `LlamaForCausalLM`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Llama 4, its text model: `Llama4ForCausalLM`. Three of four layers turn queries and keys and see the chunk that a
-token is in; the fourth sees everything, knows no order, and has sharper patterns the later a token is. Experts whose
-inputs are weighed, beside one that all tokens see."""
+"""Llama 4, its text model: `Llama4ForCausalLM`. Three of four layers rotate queries and keys and attend within a
+token's chunk; the fourth attends to everything, without positions, with patterns that sharpen with position. Experts
+with weighted inputs, and a shared expert."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = replace(_EXPERTS, wholes={".ffn": OURS}, apart=frozenset({".ffn.router"}
 
 
 def _places(fields: Fields, name: str, default: list[int], most: int) -> list[int]:
-    """A list of whole numbers below `most`."""
+    """Reads a list of integers below `most`."""
     value = fields.get(name) or default
     if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < most for one in value):
         raise fields.refuse(name, value, f"a list of whole numbers below {most} is right")
@@ -99,7 +99,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     networks = [block.ffn for block in blocks]
     experts = next((one for one in networks if isinstance(one, ExpertsConfig)), None)
     dense = next((one for one in networks if isinstance(one, GluConfig)), None)
-    if not mixed:  # an empty list of such layers means the default there
+    if not mixed:  # an empty list of such layers means the default
         raise Blocked({"ffn.kind": ffn(blocks[0]).kind})
     chunks = [mixer.visibility.chunk for mixer in mixers if isinstance(mixer.visibility, ChunkedConfig)]
     late = [mixer.position for mixer in mixers if isinstance(mixer.position, TemperatureConfig)]

@@ -1,6 +1,6 @@
-"""Longformer: RoBERTa's layers with a bidirectional window, and global tokens that look with projections of their own:
-`LongformerForMaskedLM`, `LongformerModel`, `LongformerForSequenceClassification`. Which tokens are global comes with
-the text (`model(global_tokens=)`); without, the class of classes has the first one, and the others none."""
+"""Longformer: RoBERTa's layers with a bidirectional window, and global tokens that attend with separate projections:
+`LongformerForMaskedLM`, `LongformerModel`, `LongformerForSequenceClassification`. Global tokens are an input
+(`model(global_tokens=)`); by default the first one for classification, otherwise none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLASSES = {"head.transform.dense": "classifier.dense", "head": "classifier.out_p
 
 
 def names(config: ModelConfig) -> Names:
-    """The published queries of global tokens are made of these tokens alone, and ours of all."""
+    """Returns the names. The published class projects queries of global tokens for these only, ours for all tokens."""
     found = named("longformer", HEAD, UNUSED, LOOKS, classes=CLASSES)(config)
     return replace(found, apart=frozenset({".mixer.global_maps.qkv"}))
 
@@ -75,7 +75,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _windows(fields: Fields) -> list[int]:
-    """That of each layer."""
+    """Returns the window of each layer."""
     said, n_layers = fields.get("attention_window", 512), fields.layers("num_hidden_layers")
     windows = said if isinstance(said, list) else [said] * n_layers
     if len(windows) != n_layers or not all(type(one) is int and one > 0 and one % 2 == 0 for one in windows):

@@ -1,4 +1,4 @@
-"""Mamba: `MambaForCausalLM`. Layers of a norm and a recurrence, nothing else."""
+"""Mamba: `MambaForCausalLM`. Layers of a norm and a recurrence, without FFN."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ BACKBONE = Names(
     },
     prefix="backbone.",
 )
-"""Those of Mamba-2 too."""
+"""Names of the modules, for Mamba-2 too."""
 NAMES = with_modules(BACKBONE, {".mixer.x_proj": "mixer.x_proj", ".mixer.dt_proj": "mixer.dt_proj"})
 CONTEXT = 2048
-"""Tokens that the published ones were trained on at once; their configs do not say."""
+"""Training context of the published models in tokens; their configs have no field for it."""
 M = TypeVar("M", MambaConfig, Mamba2Config)
 
 
 def read(fields: Fields) -> ModelConfig:
-    # How weights begin, which of several equal ways computes them, what only 16 bits feel, and sizes said again.
+    # Fields of initialisation, of equivalent algorithms, of 16-bit precision, and redundant sizes.
     fields.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_scale", "time_step_init_scheme")
     fields.ignore("rescale_prenorm_residual", "residual_in_fp32", "fused_add_norm", "pad_vocab_size_multiple")
     fields.ignore("use_mambapy", "use_associative_scan", "d_inner", "d_model", "n_layer")
@@ -58,7 +58,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def recurrence(config: ModelConfig, kind: type[M]) -> tuple[M, dict[str, Any]]:
-    """The mixer of all layers, and what the configs of both versions say in the same words."""
+    """Returns the common mixer of all layers, and the fields that both versions share."""
     block = next(config.layers())
     mixer = block.mixer
     if not isinstance(mixer, kind):

@@ -1,4 +1,4 @@
-"""Mamba-2: `Mamba2ForCausalLM`. Layers of a norm and a recurrence in chunks, nothing else."""
+"""Mamba-2: `Mamba2ForCausalLM`. Layers of a norm and a recurrence in chunks, without FFN."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NAMES = replace(with_modules(BACKBONE, {".mixer.norm": Flat("mixer.norm")}), apa
 
 
 def read_limits(fields: Fields, name: str) -> dict[str, Any]:
-    """dt_least and dt_most of a pair, of which the second may be infinite."""
+    """Reads dt_least and dt_most from a pair; the second may be infinite."""
     limits = fields.get(name, [0.0, math.inf])
-    if isinstance(limits, (list, tuple)):  # as transformers 5 writes what JSON has no number for
+    if isinstance(limits, (list, tuple)):  # transformers 5 encodes numbers that JSON lacks
         limits = [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
     whole = isinstance(limits, (list, tuple)) and len(limits) == 2
     if not whole or not all(isinstance(one, (int, float)) and one >= 0 for one in limits) or limits[0] > limits[1]:
@@ -32,7 +32,7 @@ def read_limits(fields: Fields, name: str) -> dict[str, Any]:
 
 
 def write_limits(mixer: Mamba2Config, name: str) -> dict[str, Any]:
-    """Nothing where there are none; infinity is no number of JSON's."""
+    """Returns the field of the limits, with infinity encoded because JSON lacks it; empty without limits."""
     if mixer.dt_most is None:
         if mixer.dt_least:
             raise Blocked({"mixer.dt_least": mixer.dt_least})
@@ -41,7 +41,7 @@ def write_limits(mixer: Mamba2Config, name: str) -> dict[str, Any]:
 
 
 def read(fields: Fields) -> ModelConfig:
-    # How weights begin, how it is computed, what only 16 bits feel, and sizes said again.
+    # Fields of initialisation, of the algorithm, of 16-bit precision, and redundant sizes.
     fields.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size")
     fields.ignore("rescale_prenorm_residual", "residual_in_fp32", "layer_types")
     fields.only("hidden_act", "silu", "swish")

@@ -1,5 +1,5 @@
-"""MiniMax-Text-01: `MiniMaxForCausalLM`. Layers of lightning attention and, where they are named, of softmax attention,
-with experts, in a stream that each branch is added to after the norm."""
+"""MiniMax-Text-01: `MiniMaxForCausalLM`. Layers of lightning attention and, at listed indices, of softmax attention,
+with experts; each branch is added to the normalised stream."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LIGHTNING: dict[str, Any] = {
     "lightning": True, "expand": 1, "rotate": False, "key_scale": 1.0, "inner": "silu", "norm": "all",
     "gate": "sigmoid", "eps": 1e-6,
 }  # fmt: skip
-"""Of which its config says nothing."""
+"""Constants of lightning attention without a field in the config."""
 
 
 class _Of(TensorLayout):
-    """One layout in layers of lightning attention, another in those of softmax."""
+    """A layout for layers of lightning attention, and another for those of softmax."""
 
     def __init__(self, lightning: TensorLayout, softmax: TensorLayout):
         super().__init__(*lightning.names)
@@ -66,8 +66,8 @@ NAMES = replace(
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.ignore("block_size")  # in which order it is computed
-    fields.only("hidden_act", "silu", "swish")  # of q, k and v too
+    fields.ignore("block_size")  # affects the order of computation only
+    fields.only("hidden_act", "silu", "swish")  # also of q, k and v
     layers, context = fields.layers("num_hidden_layers"), fields.whole("max_position_embeddings", 131072)
     alpha, beta = fields.number("mlp_alpha_factor", 1.0), fields.number("mlp_beta_factor", 1.0)
     for kind in ("full", "linear"):  # a wiring has one of each

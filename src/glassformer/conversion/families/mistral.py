@@ -1,4 +1,4 @@
-"""Mistral 7B and what else was built as `MistralForCausalLM`: LLaMA's wiring, with a window or without."""
+"""Mistral 7B and other models of the class `MistralForCausalLM`: LLaMA's wiring, with a window or without."""
 
 from __future__ import annotations
 

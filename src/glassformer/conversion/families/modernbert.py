@@ -1,5 +1,5 @@
-"""ModernBERT: an encoder in which two of three layers look through a bidirectional window, each kind with rotary
-positions of its own: `ModernBertForMaskedLM`, `ModernBertModel`, `ModernBertForSequenceClassification`."""
+"""ModernBERT: an encoder with a bidirectional window in two of three layers, each kind with separate rotary positions:
+`ModernBertForMaskedLM`, `ModernBertModel`, `ModernBertForSequenceClassification`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _head(fields: Fields, norm: LayerNormConfig) -> HeadConfig:
-    """That of the class in `architectures`. A tied one has no tied twin among vectors and classes."""
+    """Returns the head of the class in `architectures`. A tied one has no tied equivalent for vectors and classes."""
     tied = fields.flag("tie_word_embeddings", True)
     transform = TransformConfig(
         activation=fields.one_of("classifier_activation", ACTIVATIONS, "gelu"),
@@ -129,7 +129,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rope(positions: dict[str, RotaryConfig]) -> dict[str, Any]:
-    """The bases in the words of every release; scalings, in those of transformers 5."""
+    """Returns the bases in the field names of every release, scalings in those of transformers 5."""
     said: dict[str, Any] = {BASES[kind][0]: position.base for kind, position in positions.items()}
     if any(position.scaling for position in positions.values()):
         said["rope_parameters"] = {

@@ -1,4 +1,4 @@
-"""MPT-7B and MPT-30B: `MptForCausalLM`. That class computes ALiBi and no bias whatever the fields say."""
+"""MPT-7B and MPT-30B: `MptForCausalLM`. The class computes ALiBi without biases, regardless of the fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = Names(
     },
     prefix="transformer.",
 )
-# How to begin, how to compute it, and the share of the gradient that reaches the embedding.
+# Fields of initialisation, of the algorithm, and of the gradient's share that reaches the embedding.
 HARMLESS = ("init_config", "init_device", "embedding_fraction", "learned_pos_emb", "tokenizer_name", "verbose",
             "param_init_fn", "fc_type")  # fmt: skip
 
@@ -45,7 +45,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.ignore(*HARMLESS)
     said.only("attn_type", "multihead_attention")
     said.only("alibi", True)
-    said.only("alibi_bias_max", 8)  # what that class computes for MPT-7B-StoryWriter's 16 too
+    said.only("alibi_bias_max", 8)  # the class uses 8 for MPT-7B-StoryWriter's 16 too
     said.only("qk_ln", False)
     said.only("prefix_lm", False)
     said.only("is_encoder_decoder", False)  # transformers 5 writes it here too

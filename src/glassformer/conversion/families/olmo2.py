@@ -1,4 +1,4 @@
-"""OLMo 2: norms after the branches, and of all queries and keys at once: `Olmo2ForCausalLM`."""
+"""OLMo 2: norms after the branches, and over all heads of queries and keys: `Olmo2ForCausalLM`."""
 
 from __future__ import annotations
 

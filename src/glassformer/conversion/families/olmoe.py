@@ -30,7 +30,7 @@ NAMES = with_experts(LLAMA, qwen3_moe.EXPERTS | QK_NORM)
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 4096)
     norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-5))
-    fields.only("clip_qkv", None)  # of queries and keys after their norms, another order than `mixer.clip`
+    fields.only("clip_qkv", None)  # clips queries and keys after their norms, unlike `mixer.clip`
     block = BlockConfig(
         mixer=AttentionConfig(
             **read_heads(fields),

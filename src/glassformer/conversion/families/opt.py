@@ -1,4 +1,4 @@
-"""OPT: `OPTForCausalLM`. Its norms know one eps."""
+"""OPT: `OPTForCausalLM`. Its norms have a fixed eps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(fields: Fields) -> ModelConfig:
     before, removed = fields.flag("do_layer_norm_before", True), fields.flag("_remove_final_layer_norm", False)
     fields.only("word_embed_proj_dim", d)
     fields.only("layer_norm_elementwise_affine", True)
-    fields.ignore("prefix")  # of the text
+    fields.ignore("prefix")  # token that precedes a text
     block = BlockConfig(
         mixer=AttentionConfig(n_heads=fields.whole("num_attention_heads"), bias=bias),
         ffn=MlpConfig(

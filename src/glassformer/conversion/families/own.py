@@ -1,5 +1,5 @@
-"""Models that no published class can hold: their config and their names are our own. `transformers` builds them after
-`import glassformer`."""
+"""Models that no published class can hold: config and names are in this package's format. `transformers` builds them
+after `import glassformer`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from glassformer.register.sizes import sizes
 
 
 class _Same(Names):
-    """Every parameter under its own name, and what is kept beside them."""
+    """Names of our format: `model.` and the name of each parameter and buffer."""
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         for path, value in modules[""].state_dict(keep_vars=True).items():
             yield path, value, [TensorPiece(f"model.{path}", tuple(value.shape))]
 
     def layout(self, module: str) -> tuple[TensorLayout, str]:
-        if any(f"{whole}." in module for whole in self.wholes):  # which is compared as one
+        if any(f"{whole}." in module for whole in self.wholes):  # a part that is compared as a whole
             raise KeyError(module)
         return Stacked(f"model.{module}"), ""
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.ignore(*(name for name in fields.values if name != "glassformer"))  # they repeat it for other tools
+    fields.ignore(*(name for name in fields.values if name != "glassformer"))  # repeated for other tools
     return ModelConfig.from_dict(fields.get("glassformer"), fields.where)
 
 

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: both branches side by side behind one norm, part of each head turned: `PhiForCausalLM`."""
+"""Phi-1, 1.5 and 2: parallel branches with one norm, part of each head rotated: `PhiForCausalLM`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read(fields: Fields) -> ModelConfig:
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
     mixer = attention(block)
-    if mixer.qk_norm and mixer.head_dim != config.d_model // mixer.n_heads:  # the width that their norm has
+    if mixer.qk_norm and mixer.head_dim != config.d_model // mixer.n_heads:  # width of the class's norms
         raise Blocked({"mixer.head_dim": mixer.head_dim})
     return {
         **usual(config, "partial_rotary_factor"),

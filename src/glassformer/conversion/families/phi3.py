@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama with fused projections, part of each head turned, longrope: `Phi3ForCausalLM`."""
+"""Phi-3 and Phi-4: Llama with fused projections, part of each head rotated, longrope: `Phi3ForCausalLM`."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _position(fields: Fields, context: int) -> RotaryConfig:
-    """longrope, also under the names that early configs give it; the trained context stands outside and counts more
-    than the one inside."""
+    """Reads longrope, also under early names; a trained context outside the mapping takes precedence over one
+    inside."""
     said, trained = rope_fields(fields), "original_max_position_embeddings"
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind not in ("default", "longrope", "su", "yarn"):
@@ -74,7 +74,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
     mixer = attention(block)
     scaling = getattr(mixer.position, "scaling", None)
-    if scaling and mixer.head_dim != config.d_model // mixer.n_heads:  # their check of the factors' number
+    if scaling and mixer.head_dim != config.d_model // mixer.n_heads:  # the class checks the number of factors
         raise Blocked({"mixer.head_dim": mixer.head_dim})
     return {
         **usual(config, "partial_rotary_factor"),
@@ -86,7 +86,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _shortly(scaling: LongRopeScalingConfig, ctx: BuildContext) -> dict[str, Any]:
-    """The three fields that are all `transformers` 4 allows, where the others follow from the two contexts."""
+    """Returns the three fields that `transformers` 4 allows, if the others follow from the two contexts."""
     plain = scaling.replace(factor=ctx.context / (scaling.original_context or ctx.context), attention_factor=None)
     if plain.build(ctx).magnitude != scaling.build(ctx).magnitude:
         return {}

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5, and what Qwen 3 keeps of them: `Qwen2ForCausalLM`."""
+"""Qwen 2 and 2.5, and readers shared with Qwen 3: `Qwen2ForCausalLM`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
-    """What Qwen 2 and Qwen 3 say in the same words; `own` is what each says of its attention."""
+    """Reads the fields common to Qwen 2 and Qwen 3; `own` are fields of the attention."""
     context = fields.whole("max_position_embeddings", 32768)
     mixer = AttentionConfig(
         n_heads=fields.whole("num_attention_heads"),
@@ -51,7 +51,8 @@ def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
 
 
 def read_windows(fields: Fields, n_layers: int) -> list[int | None]:
-    """Of each layer: none, or one from layer `max_window_layers` on, unless `layer_types` says which."""
+    """Returns the window of each layer, None without one: a window from layer `max_window_layers` on, unless `layer_types` is
+    given."""
     width = whole_or_none(fields, "sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
     first = n_layers if width is None else fields.number("max_window_layers", 28)
     fields.ignore("sliding_window", "max_window_layers")

@@ -1,4 +1,4 @@
-"""Qwen 3, the dense ones: `Qwen3ForCausalLM`. Qwen 2 with normalised queries and keys, and a bias only where asked."""
+"""Qwen 3, dense models: `Qwen3ForCausalLM`. Qwen 2 with normalised queries and keys, and an optional bias."""
 
 from __future__ import annotations
 

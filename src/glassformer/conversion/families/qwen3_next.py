@@ -1,5 +1,5 @@
-"""Qwen 3 Next: `Qwen3NextForCausalLM`. Three layers of the gated delta rule to one of attention with a gate on what it
-makes, and experts beside a shared one with a gate of its own."""
+"""Qwen 3 Next: `Qwen3NextForCausalLM`. Three layers of the gated delta rule to one of attention with an output gate,
+and experts with a gated shared one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ LINEAR = "linear_attention"
 
 
 def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int], whole: int, rest: Any) -> TensorPiece:
-    """Rows first .. last-1 of ours, in so many groups, and their place in each group of `whole` rows of theirs."""
+    """Returns the piece for rows first .. last-1 of ours, in `groups` groups, at `place` in each group of `whole` rows
+    of theirs."""
     first, last = rows
 
     def ours(w: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int]
 
 
 class _Queries(TensorLayout):
-    """Theirs holds, head by head, the rows of a query and of its gate; ours the gates apart."""
+    """Queries and their gates: theirs interleaved head by head, ours as separate maps."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         n, g, h, rest = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim, at.shape[1:]
@@ -46,8 +47,8 @@ class _Queries(TensorLayout):
 
 
 class _Inputs(TensorLayout):
-    """Theirs holds, for each head of keys, its query and key, the values and gates of its heads of values; and in a
-    second tensor their beta and decay."""
+    """Inputs of the delta rule: theirs has, per KV head, its query and key, the values and gates of its value heads,
+    and in a second tensor their beta and decay."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         g, outs, made, start = at.mixer.n_heads, at.module.outs, [], 0
@@ -95,7 +96,7 @@ NAMES = Names(
 def read(fields: Fields) -> ModelConfig:
     context, layers = fields.whole("max_position_embeddings", 32768), fields.layers("num_hidden_layers")
     norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6), unit_offset=True)
-    fields.only("hidden_act", "silu", "swish")  # of the convolution too
+    fields.only("hidden_act", "silu", "swish")  # also of the convolution
     attention = AttentionConfig(
         n_heads=fields.whole("num_attention_heads", 16),
         n_kv_heads=fields.whole("num_key_value_heads", 2),

@@ -1,4 +1,4 @@
-"""RoBERTa: BERT's layers, one segment, and positions that begin behind the row of the padding."""
+"""RoBERTa: BERT's layers, one segment, and positions that start after the padding's row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StableLM 3B, 2-1.6B and 2-12B: a quarter of each head turned, norms per head: `StableLmForCausalLM`."""
+"""StableLM 3B, 2-1.6B and 2-12B: a quarter of each head rotated, norms per head: `StableLmForCausalLM`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ UNHEEDED = frozenset({"attention.key_length", "attention.sliding_window"})
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 4096)
     bias = fields.flag("use_bias", True)
-    fields.ignore("activation_function", "layer_norm_epsilon", "mlp_type", "norm_type")  # published, read by nobody
+    fields.ignore("activation_function", "layer_norm_epsilon", "mlp_type", "norm_type")  # published, without effect
     block = BlockConfig(
         mixer=AttentionConfig(
             **read_heads(fields, n_kv_heads=2),

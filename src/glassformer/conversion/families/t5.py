@@ -1,5 +1,5 @@
 """T5, T5 v1.1 and Flan-T5: `T5ForConditionalGeneration`. Scores are not scaled; one table of relative biases for each
-tower. A tied head scales what it reads by 1 / sqrt(d)."""
+tower. A tied head scales its input by 1 / sqrt(d)."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def names(config: ModelConfig) -> Names:
 
 
 def read(fields: Fields, activation: str = "relu", scaled: bool = True, shared: bool = True) -> ModelConfig:
-    """`scaled`: whether a tied head scales what it reads, where the fields say nothing; `shared`: whether the layers of
-    a tower share one table of biases."""
+    """Reads the config. `scaled`: default for the scale of a tied head's input; `shared`: True if the layers of a tower
+    share one table of biases."""
     n, h, layers = fields.whole("num_heads"), fields.whole("d_kv", 64), fields.layers("num_layers")
     d, context = fields.whole("d_model"), fields.whole("n_positions", 512)
     norm = RMSNormConfig(eps=fields.number("layer_norm_epsilon", 1e-6))
@@ -107,7 +107,7 @@ def _network(fields: Fields, activation: str) -> FFNConfig:
     phi = "gelu_tanh" if said == "gated-gelu" else ACTIVATIONS.get(word)
     if phi is None:
         raise fields.refuse("feed_forward_proj", said, f"known are {', '.join(ACTIVATIONS)}, and these after gated-")
-    if fields.get("dense_act_fn") is not None:  # which counts, if both are given
+    if fields.get("dense_act_fn") is not None:  # takes precedence, if both are given
         phi = fields.one_of("dense_act_fn", ACTIVATIONS, word)
     fields.only("is_gated_act", word != said)
     hidden = fields.whole("d_ff")
@@ -147,12 +147,12 @@ FAMILY = Family("t5", "T5ForConditionalGeneration", names, read, write)
 
 
 def read_mt5(fields: Fields) -> ModelConfig:
-    """mT5: `MT5ForConditionalGeneration`. T5 v1.1 whose head is not scaled, tied or not."""
+    """Reads mT5, `MT5ForConditionalGeneration`: T5 v1.1 whose head is not scaled, tied or not."""
     return read(fields, "gated-gelu", scaled=False)
 
 
 def write_without_scale(config: ModelConfig) -> dict[str, Any]:
-    """Fields of mT5 and UMT5, whose heads have a fixed scale."""
+    """Returns the fields of mT5 and UMT5, whose heads have a fixed scale."""
     said = write(config)
     del said["scale_decoder_outputs"]
     return said
@@ -162,11 +162,11 @@ MT5 = Family("mt5", "MT5ForConditionalGeneration", names, read_mt5, write_withou
 
 
 def read_umt5(fields: Fields) -> ModelConfig:
-    """UMT5: `UMT5ForConditionalGeneration`. mT5 with a table of relative biases in each layer, and T5's scaled
+    """Reads UMT5, `UMT5ForConditionalGeneration`: mT5 with a table of relative biases in each layer, and T5's scaled
     tied head.
 
-    The published checkpoints say that their head is not tied, and were trained with one that is not scaled; so they are
-    read. Release 5 of `transformers` scales every head of this class."""
+    The published checkpoints declare an untied head, and were trained with an unscaled one; they are read this way.
+    Release 5 of `transformers` scales every head of this class."""
     return read(fields, "gated-gelu", shared=False)
 
 

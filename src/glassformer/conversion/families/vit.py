@@ -1,4 +1,4 @@
-"""ViT, whose tokens are squares of an image: `ViTForImageClassification`, and `ViTModel` with its pooler."""
+"""ViT, whose tokens are patches of an image: `ViTForImageClassification`, and `ViTModel` with its pooler."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ OF_CLASS = {
     "intermediate.dense": "mlp.fc1",
     "output.dense": "mlp.fc2",
 }
-"""What release 5 of `transformers` calls parts of these names once they are loaded."""
+"""Part of a name in the file -> its name in the loaded model of `transformers` 5."""
 
 
 class Batched(Bare):
-    """Theirs is a batch of one, in no module of its own."""
+    """A tensor without a module, with an additional batch axis of 1."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [TensorPiece(self.names[0], (1, *at.shape[-2:]), None, lambda w: w[0])]
 
 
 class Squares(Stacked):
-    """Their matrix is a convolution's, (d, c, patch, patch)."""
+    """Patch projection: their matrix is a convolution's, (d, c, patch, patch)."""
 
     def __init__(self, name: str, patches: PatchesConfig):
         super().__init__(name)
@@ -113,7 +113,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _side(fields: Fields, name: str, default: int) -> int:
-    """Pixels on each side of a square, which may be said of both."""
+    """Reads the side of a square in pixels, given once or for both axes."""
     said = fields.get(name, default)
     sides = said if isinstance(said, list) else [said] * 2
     if len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int or sides[0] < 1:

@@ -1,13 +1,14 @@
-"""Tensor containers: safetensors and GGUF, read with suspicion and written whole or not at all.
+"""Tensor containers: safetensors and GGUF, checked on reading and written atomically.
 
     with open_tensors(path) as file:            # a file of either kind (by its content), or a Hugging Face folder
-        file.metadata, file.entries["wte"]      # what it says, and dtype, shape, place of each tensor
+        file.metadata, file.entries["wte"]      # metadata, and dtype, shape, place of each tensor
         file.tensor("wte")                      # a view of the file, or fp32 unpacked from a quantised tensor
-        file.read_into("wte", parameter.data)   # straight into its place, in any dtype
+        file.read_into("wte", parameter.data)   # directly into memory, in any dtype
     write_safetensors(folder, tensors); write_gguf(path, metadata, tensors)
 
-A header is checked whole before any tensor is handed out: whatever contradicts itself or the size of the file is a
-RequestError. Nothing is unpickled: `pickled.py` reads tensors that torch saved and carries out no function of theirs.
+A header is checked completely before any tensor is returned: a contradiction in it, or with the size of the file,
+raises RequestError. Nothing is unpickled: `pickled.py` reads tensors that torch saved and calls no function that they
+name.
 """
 
 from glassformer.conversion.storage.base import (

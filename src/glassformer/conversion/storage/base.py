@@ -1,4 +1,4 @@
-"""What the two containers share: tensors by name in a file that is checked, mapped, and read in bounded pieces."""
+"""Base of the two containers: tensors by name in a file that is checked, mapped, and read in bounded pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from glassformer.errors import RequestError, WorkError
 
 
 class TensorEntry(NamedTuple):
-    """One tensor of a file: `shape` counts rows first, `offset` counts from the beginning of the file."""
+    """One tensor of a file: `shape` has rows first, `offset` is from the start of the file in bytes."""
 
     name: str
     dtype: str
@@ -34,7 +34,8 @@ class TensorEntry(NamedTuple):
 
 @contextlib.contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Python's garbage collector goes through young objects again and again while thousands are made that stay."""
+    """Disables Python's garbage collector, which would scan young objects repeatedly while thousands are made that
+    stay."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -45,12 +46,12 @@ def nothing_collected() -> Iterator[None]:
 
 
 def quoted(text: str) -> str:
-    """`text` for a message: in quotes, printable, and short."""
+    """Returns the text for a message: in quotes, printable, and short."""
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple[int, ...], int, int]:
-    """(shape, first byte, bytes) of `rows` of a tensor."""
+    """Returns (shape, first byte, bytes) of `rows` of a tensor."""
     weights, nbytes = unit(dtype)
     if rows is None:
         return shape, 0, math.prod(shape) // weights * nbytes
@@ -69,19 +70,19 @@ def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor as it lies in its file: `bytes` (nbytes,) uint8 stands for `shape` values of `dtype`."""
+    """A tensor as stored in its file: `bytes` (nbytes,) uint8 encode `shape` elements of `dtype`."""
 
     dtype: str
     shape: tuple[int, ...]
     bytes: Tensor
 
     def __getitem__(self, rows: slice) -> Packed:
-        """Some of the rows, without a copy. RequestError where a block of a 1-D tensor would be cut."""
+        """Returns some of the rows, without a copy. Raises RequestError if a block of a 1-D tensor would be cut."""
         shape, begin, nbytes = _rows(self.dtype, self.shape, rows)
         return Packed(self.dtype, shape, self.bytes[begin : begin + nbytes])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values, in a new tensor."""
+        """Returns the elements in a new tensor."""
         out = torch.empty(self.shape, dtype=dtype, device="cpu")
         unpack(self.dtype, lambda begin, nbytes: self.bytes[begin : begin + nbytes], out)
         return out
@@ -90,9 +91,9 @@ class Packed:
 class TensorFile(ABC):
     """Tensors by name.
 
-    path: what was opened; entries: name -> Entry; metadata: what the file says besides. The header has been checked
-    against the size of the file, so every entry can be read. To be used as a context manager or closed: that gives
-    back the file, while tensors which it handed out stay valid.
+    path: the opened path; entries: name -> TensorEntry; metadata: other content of the header. The header has been
+    checked against the size of the file, so every entry can be read. Use as a context manager or close it: that
+    releases the file, while returned tensors stay valid.
     """
 
     path: Path
@@ -101,23 +102,23 @@ class TensorFile(ABC):
 
     @abstractmethod
     def packed(self, name: str) -> Packed:
-        """The bytes of a tensor, as a view of a private mapping of the file."""
+        """Returns the bytes of a tensor, as a view of a private mapping of the file."""
 
     @abstractmethod
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         """Fills `out` with a tensor, or with some of its rows, converting as needed.
 
-        `out` has the shape of what is read and any dtype, device and strides: rows of a larger tensor, or a transposed
-        one. The file is read in pieces of a few MiB (of whole rows, where `out` is not contiguous) and is not mapped.
+        `out` has the shape of the rows read and any dtype, device and strides: rows of a larger tensor, or a transposed
+        one. The file is read in pieces of a few MiB (of whole rows, if `out` is not contiguous) and is not mapped.
         """
 
     @abstractmethod
     def close(self) -> None: ...
 
     def tensor(self, name: str) -> Tensor:
-        """A plain tensor as a view of a private mapping of the file: nothing is read before it is used, and writing to
-        it does not reach the file. (Only one at an address that its dtype does not allow is copied.) A quantised tensor
-        is unpacked to float32.
+        """Returns a plain tensor as a view of a private mapping of the file: nothing is read before it is used, and
+        writing to it does not reach the file. (It is copied only if its dtype does not allow the address.) A quantised
+        tensor is unpacked to float32.
         """
         entry = self.entry(name)
         if (dtype := DTYPES.get(entry.dtype)) is not None:
@@ -127,9 +128,9 @@ class TensorFile(ABC):
         return out
 
     def stacked(self, parts: Sequence[TensorEntry], shape: tuple[int, ...]) -> Tensor | None:
-        """Plain tensors as one of `shape`, a view as `tensor` gives it; None where they cannot be mapped as one.
+        """Returns plain tensors as one of `shape`, a view as `tensor` returns it; None if they cannot be mapped as one.
 
-        They can where they lie one after the other, and most can where they do not: see `join.py`."""
+        Contiguous ones can, and so can most others: see `join.py`."""
         first = parts[0]
         home, dtype, end, together = self.home(first), DTYPES.get(first.dtype), first.offset, True
         for part in parts:
@@ -146,10 +147,10 @@ class TensorFile(ABC):
 
     @abstractmethod
     def home(self, entry: TensorEntry) -> SingleFile:
-        """The file that has it."""
+        """Returns the file that holds the entry."""
 
     def entry(self, name: str) -> TensorEntry:
-        """Raises RequestError where the file has no such tensor."""
+        """Returns the entry of a tensor. Raises RequestError if the file has no such tensor."""
         if name in self.entries:
             return self.entries[name]
         raise RequestError(f"{self.path} has no tensor {quoted(name)}", code="missing", field=f"tensor {quoted(name)}")
@@ -162,7 +163,7 @@ class TensorFile(ABC):
 
 
 class SingleFile(TensorFile):
-    """One file. Subclasses read the header."""
+    """A single file. Subclasses read the header."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -182,7 +183,8 @@ class SingleFile(TensorFile):
 
     @abstractmethod
     def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
-        """Entries and metadata. Raises RequestError for whatever contradicts the size of `data` or itself."""
+        """Returns entries and metadata. Raises RequestError for any contradiction within the header or with the size of
+        `data`."""
 
     @functools.cached_property
     def _mapping(self) -> mmap.mmap:
@@ -191,7 +193,7 @@ class SingleFile(TensorFile):
     def _map(self, flags: int, prot: int) -> mmap.mmap:
         try:
             return mmap.mmap(self._file.fileno(), self._size, flags=flags, prot=prot)
-        except (OSError, ValueError) as problem:  # ValueError: it has become shorter
+        except (OSError, ValueError) as problem:  # ValueError: the file has become shorter
             raise WorkError(f"{self.path} cannot be mapped into memory ({problem})", code="disk") from problem
 
     def packed(self, name: str) -> Packed:
@@ -199,7 +201,8 @@ class SingleFile(TensorFile):
         return Packed(entry.dtype, entry.shape, self.bytes(entry.dtype, entry.offset, entry.nbytes))
 
     def bytes(self, dtype: str, offset: int, count: int) -> Tensor:
-        """Bytes of the file, of values of this dtype; copied only where it does not allow their address."""
+        """Returns `count` bytes at `offset`, which hold elements of this dtype; copied only if it does not allow their
+        address."""
         if not count:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=count, offset=offset)
@@ -208,7 +211,7 @@ class SingleFile(TensorFile):
         return data if aligned else data.clone()
 
     def plain(self, dtype: torch.dtype, offset: int, count: int) -> Tensor:
-        """Bytes of the file as values of `dtype`; copied only where it does not allow their address."""
+        """Returns bytes of the file as elements of `dtype`; copied only if it does not allow their address."""
         if offset % dtype.itemsize or not count:
             return self.bytes("U8", offset, count).clone().view(dtype)
         return torch.frombuffer(self._mapping, dtype=dtype, count=count // dtype.itemsize, offset=offset)
@@ -230,7 +233,7 @@ class SingleFile(TensorFile):
         self._fill(entry.dtype, entry.offset + begin, out.detach())
 
     def _fill(self, dtype: str, offset: int, out: Tensor) -> None:
-        """Fills `out` with the values of `dtype` that begin at `offset`."""
+        """Fills `out` with the elements of `dtype` from `offset` on."""
         if not out.numel():
             return
         if not out.is_contiguous() or out.device.type != "cpu":
@@ -248,7 +251,7 @@ class SingleFile(TensorFile):
             unpack(dtype, fetch, out)
 
     def _fill_rows(self, dtype: str, offset: int, out: Tensor) -> None:
-        """Some rows at a time, by way of a contiguous copy of these."""
+        """Fills `out` some rows at a time, by way of a contiguous copy."""
         weights, nbytes = unit(dtype)
         row = out.numel() // len(out)
         count = min(max(1, PIECE // row), len(out))
@@ -278,7 +281,7 @@ class SingleFile(TensorFile):
 
 
 class ManyFiles(TensorFile):
-    """The tensors of several files as one; `homes` says which file has which."""
+    """The tensors of several files as one; `homes` maps a name to its file."""
 
     def __init__(self, path: Path, files: list[SingleFile], homes: dict[str, SingleFile], metadata: dict[str, Any]):
         self.path, self.metadata = path, metadata
@@ -300,8 +303,8 @@ class ManyFiles(TensorFile):
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A regular file, for reading. Raises RequestError."""
-    if not os.path.isfile(path):  # a pipe would block; `isfile` says no to impossible names too
+    """Opens a regular file for reading. Raises RequestError."""
+    if not os.path.isfile(path):  # a pipe would block; `isfile` is also False for impossible names
         what = "is no regular file" if os.path.exists(path) else "does not exist"
         raise RequestError(
             f"{str(path)!r} {what}; give a file of tensors, or a folder", code="missing", field=path.name
@@ -316,7 +319,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 class TensorSource(Protocol):
-    """A tensor to be written that is made when its turn comes."""
+    """A tensor to be written that is made on demand, to save memory."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -326,7 +329,7 @@ class TensorSource(Protocol):
 
 
 def made(source: Tensor | TensorSource) -> Tensor:
-    """The tensor. Raises ValueError where a source does not make what it promised."""
+    """Returns the tensor. Raises ValueError if a source does not match its declared shape or dtype."""
     tensor = source if isinstance(source, Tensor) else source()
     if tuple(tensor.shape) != tuple(source.shape):
         raise ValueError(f"a source of shape {tuple(source.shape)} made a tensor of shape {tuple(tensor.shape)}")
@@ -334,7 +337,7 @@ def made(source: Tensor | TensorSource) -> Tensor:
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Groups of whole rows of at most PIECE values each (or one row), in order."""
+    """Yields groups of whole rows of at most PIECE elements each (or one row), in order."""
     if not tensor.numel():
         return
     tensor = tensor.reshape(1) if tensor.dim() == 0 else tensor
@@ -343,7 +346,7 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def write_plain(file: IO[bytes], tensor: Tensor, dtype: torch.dtype) -> None:
-    """The values as `dtype`, row by row."""
+    """Writes the elements as `dtype`, row by row."""
     for piece in pieces(tensor):
         values = piece.to("cpu", dtype).contiguous()
         file.write(values.view(-1).view(torch.uint8).numpy().data)

@@ -21,13 +21,13 @@ def _start(path: Path) -> bytes:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether it is a file that begins as one. Nothing else is opened."""
+    """Returns True for a file with GGUF's first bytes. Nothing else is opened."""
     return path.is_file() and _start(path).startswith(b"GGUF")
 
 
 def means_weights(path: Path) -> bool:
-    """Whether a file or folder is meant to hold weights, by its first bytes or its name (of a folder, those of its
-    files), readable here or not: no text begins so."""
+    """Returns True for a file or folder of weights, readable here or not, by first bytes or by name (for a folder, of
+    its files): no text has these first bytes."""
     if path.is_dir():
         return any(file.suffix in WEIGHTS for file in path.iterdir())
     start = _start(path)
@@ -36,9 +36,10 @@ def means_weights(path: Path) -> bool:
 
 
 def open_tensors(path: str | Path) -> TensorFile:
-    """Opens what `path` is by its content: safetensors, GGUF (all parts of a split one), or a folder of Hugging Face.
+    """Opens the container at `path` by its content: safetensors, GGUF (all parts of a split one), or a folder of
+    Hugging Face.
 
-    Raises RequestError for everything else; a pickle gets a sentence that says how to convert it."""
+    Raises RequestError for everything else; for a pickle with a sentence on how to convert it."""
     path = Path(path)
     if os.path.isdir(path):
         return open_folder(path)
@@ -57,7 +58,7 @@ def open_tensors(path: str | Path) -> TensorFile:
 
 
 def _refuse_code(path: Path) -> None:
-    """Raises RequestError for a file of torch that asks for more than tensors, with the name that it asks for."""
+    """Raises RequestError for a file of torch that needs more than tensors, with the name that it refers to."""
     try:
         if is_zip(path):
             PickledFile(path).close()

@@ -1,4 +1,4 @@
-"""Tensors that ranks held in parts, one file for each rank, as whole tensors."""
+"""Tensors that ranks saved in parts, one file for each rank, as whole tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from glassformer.conversion.storage.base import Packed, SingleFile, TensorEntry,
 from glassformer.errors import RequestError
 
 Axis = Callable[[str, tuple[int, ...]], int | None]
-"""Name of a tensor and shape of a part -> the axis of the cut; None if each rank has a copy."""
+"""Function of a tensor's name and a part's shape to the axis of the division; None if each rank has a copy."""
 
 
 class CutFile(TensorFile):
-    """The tensors of several files, joined along the axis at which each was cut. One is joined when it is read.
+    """The tensors of several files, each joined along the axis of its division when it is read.
 
-    Raises RequestError for files that do not have the same tensors in the same shapes, or lack an axis to join."""
+    Raises RequestError for files that differ in their tensors' names or shapes, or lack an axis to join."""
 
     def __init__(self, path: Path, files: list[SingleFile], axis: Axis):
         self.path, self._files = path, files
@@ -63,7 +63,7 @@ class CutFile(TensorFile):
         out.detach().copy_(value if rows is None else value[rows])
 
     def stacked(self, parts: object, shape: object) -> None:
-        """Maps nothing, since the parts of a tensor are not next to each other."""
+        """Returns None, since the parts of a tensor are not contiguous."""
 
     def packed(self, name: str) -> Packed:
         value = self.tensor(name)

@@ -3,13 +3,13 @@
     "GGUF"  version: u32  tensors: u64  pairs: u64
     pairs   key: string   type: u32     value            (string: length u64, then UTF-8; array: type u32, length u64)
     table   name: string  n: u32        n dimensions: u64, the fastest first      ggml_type: u32   offset: u64
-    data    begins at the next multiple of general.alignment (32); offsets count from there
+    data    starts at the next multiple of general.alignment (32); offsets count from there
 
-Facts relied on: docs/gguf.md of ggml for the layout; gguf.cpp for what counts as damaged (`general.alignment` a UINT32
-and a power of two, at most GGML_MAX_DIMS = 4 dimensions, names below GGML_MAX_NAME = 64 bytes when written); ggml.h for
-the numbers of `ggml_type`. Version 2 differs from 3 only in that 3 may be big-endian, which shows in the version's
-bytes; version 1 had 32-bit lengths. Types 4, 5, 31 to 33 and 36 to 38 were withdrawn. Q8_1 and Q8_K exist while
-llama.cpp multiplies and never in a file.
+Facts relied on: docs/gguf.md of ggml for the layout; gguf.cpp for the checks of a damaged file (`general.alignment` a
+UINT32 and a power of two, at most GGML_MAX_DIMS = 4 dimensions, names below GGML_MAX_NAME = 64 bytes when written);
+ggml.h for the numbers of `ggml_type`. Version 2 differs from 3 only in that 3 may be big-endian, which shows in the
+version's bytes; version 1 had 32-bit lengths. Types 4, 5, 31 to 33 and 36 to 38 were withdrawn. Q8_1 and Q8_K exist
+while llama.cpp multiplies and never in a file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from glassformer.errors import Code, RequestError
 from glassformer.files import atomic_file
 from glassformer.progress import counted
 
-HEADER_BYTES = 32 << 20  # all that precedes the tensors; a vocabulary of 256k with its merges takes some 17 MB
+HEADER_BYTES = 32 << 20  # all bytes before the tensors; a vocabulary of 256k with its merges takes some 17 MB
 MAX_KEYS = 4096
 MAX_STRINGS = 1 << 21  # of all arrays together: each costs Python some 80 bytes
 MAX_ARRAYS = 1 << 16  # of one file; nested ones cost most for their size
-MAX_DEPTH = 4  # of arrays in arrays
+MAX_DEPTH = 4  # of nested arrays
 MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_NAME = 63
@@ -85,7 +85,7 @@ class GGUFFile(SingleFile):
     """One .gguf file.
 
     `metadata`: numbers, booleans and strings as Python's, arrays of numbers as numpy arrays, arrays of strings and of
-    arrays as lists; bytes that are no UTF-8 become lone surrogates ("surrogateescape").
+    arrays as lists; bytes that are not UTF-8 become lone surrogates ("surrogateescape").
     """
 
     def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
@@ -93,12 +93,12 @@ class GGUFFile(SingleFile):
 
 
 class _Header:
-    """A cursor over the header. Whatever it is asked for is compared with what is left before it is made."""
+    """A cursor over the header. Every requested size is compared with the remaining bytes before allocation."""
 
     def __init__(self, path: Path, data: mmap.mmap):
         self.path, self.data, self.at = path, data, 0
         self.end = min(len(data), HEADER_BYTES)
-        self.strings = self.arrays = 0  # met so far
+        self.strings = self.arrays = 0  # so far
 
     def wrong(self, what: str, sentence: str, code: Code = "damaged") -> RequestError:
         return RequestError(f"{self.path}: {sentence}", code=code, field=what.removeprefix("the "))
@@ -227,7 +227,7 @@ class _Header:
             raise self.wrong(field, told, "range")
         found: list[str] = []
         at, end, data, length_at = self.at, self.end, self.data, _U64.unpack_from
-        for _ in range(count):  # half a million turns for a large vocabulary
+        for _ in range(count):  # half a million iterations for a large vocabulary
             begin = at + 8
             if begin > end or (at := begin + length_at(data, at)[0]) > end:
                 raise self.short(field)
@@ -236,7 +236,7 @@ class _Header:
         return found
 
     def tensor(self) -> tuple[str, str, tuple[int, ...], int]:
-        """(name, dtype, shape, offset from the beginning of the data)"""
+        """Reads one entry of the table: (name, dtype, shape, offset from the start of the data)."""
         name = self.name("the name of a tensor", 1024)
         what = f"tensor {quoted(name)}"
         n = self.u32(what)
@@ -264,7 +264,7 @@ class _Header:
 
 
 def open_gguf(path: str | Path) -> TensorFile:
-    """A GGUF file, or all parts of a model that was split, whichever part is named. Raises RequestError.
+    """Opens a GGUF file, or all parts of a split model, given any part. Raises RequestError.
 
     llama.cpp's gguf-split names the parts NAME-00001-of-00003.gguf; the first has the metadata of the model."""
     file = GGUFFile(path)
@@ -299,7 +299,7 @@ def open_gguf(path: str | Path) -> TensorFile:
 
 @singledispatch
 def _typed(value: Any) -> bytes:
-    """A metadata value as GGUF has it: its type, then the value."""
+    """Encodes a metadata value as GGUF does: its type, then the value."""
     raise TypeError
 
 
@@ -336,7 +336,7 @@ def _(value: int) -> bytes:
 @_typed.register(list)
 @_typed.register(tuple)
 def _(value: list[Any]) -> bytes:
-    if all(isinstance(item, str) for item in value):  # an empty one too: llama.cpp wants a list of merges, if of none
+    if all(isinstance(item, str) for item in value):  # an empty list too: llama.cpp requires the list of merges
         return _U32.pack(ARRAY) + _U32.pack(STRING) + _U64.pack(len(value)) + b"".join(map(_string, value))
     numbers = np.asarray(value)
     if numbers.dtype.kind == "f":
@@ -345,7 +345,7 @@ def _(value: list[Any]) -> bytes:
 
 
 def _narrowest(value: Any, dtypes: list[str]) -> Any:
-    """Whole numbers in the first of the dtypes that holds them."""
+    """Returns integers in the first of the dtypes that holds them."""
     numbers = np.asarray(value)
     for name in dtypes:
         limits = np.iinfo(name)
@@ -377,12 +377,12 @@ def write_gguf(
     tensors: Mapping[str, Tensor | TensorSource],
     types: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a GGUF file of version 3, holding one tensor at a time where sources are given.
+    """Writes a GGUF file of version 3, with one tensor at a time in memory if sources are given.
 
-    `types` names the type in which a tensor is stored, a plain one or "Q8_0", where it is not the tensor's own dtype.
-    Metadata get the types that llama.cpp asks for: whole numbers uint32 (int32 if negative, 64 bits if need be),
-    fractions float32, lists of whole numbers int32; a numpy number or array keeps its own. Raises RequestError for what
-    GGUF cannot hold, WorkError where the disk refuses; `path` is replaced at the end or not at all.
+    `types` maps a tensor to its stored type, a plain one or "Q8_0", if it is not the tensor's dtype. Metadata get the
+    types that llama.cpp requires: integers uint32 (int32 if negative, 64 bits if need be), fractions float32, lists of
+    integers int32; a numpy number or array keeps its dtype. Raises RequestError for values that GGUF cannot hold,
+    WorkError if the disk fails; `path` is replaced at the end or not at all.
     """
     path = Path(path)
     stored = {name: (types or {}).get(name) or NAMES.get(source.dtype, "") for name, source in tensors.items()}

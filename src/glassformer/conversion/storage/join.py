@@ -1,10 +1,9 @@
-"""Parts of files that lie apart, side by side in memory without a copy: q, k and v of a layer as the one matrix that
-computes them.
+"""Parts of files mapped contiguously in memory without a copy: q, k and v of a layer as the one matrix that computes
+them.
 
-The system maps files in pages, at any address that is free. The pages of each part are mapped where those of the part
-before it end; a page in which two parts meet is made here and filled from both. That needs parts that lie in their
-pages as they would one after the other: the sizes of matrices are multiples of a page almost always, and those of a
-layer then do.
+The system maps files in pages, at any free address. The pages of each part are mapped directly after those of the
+previous part; a page in which two parts meet is allocated here and filled from both. That needs parts whose offsets
+within pages match: the sizes of matrices are almost always multiples of a page, and those of a layer then do.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from torch import Tensor
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE, which `mmap` does not name everywhere: without it Linux refuses to map a file larger than memory."""
+"""MAP_NORESERVE, which `mmap` lacks on some systems: without it Linux refuses to map a file larger than memory."""
 FIXED = 0x10
-"""MAP_FIXED of Linux and macOS: what is mapped at the address is replaced."""
+"""MAP_FIXED of Linux and macOS: replaces existing mappings at the address."""
 
 LEAST = 16 * PAGE
-"""What is smaller is copied in less time than it is mapped."""
+"""Bytes below which copying is faster than mapping."""
 MOST = 8
-"""Parts of one tensor: a process may have some 65,000 mappings."""
+"""Most parts of one tensor: a process may have some 65,000 mappings."""
 
 
 class Stretch(NamedTuple):
-    """`nbytes` of an open file."""
+    """A slice of `nbytes` of an open file."""
 
     descriptor: int
     offset: int
@@ -41,8 +40,8 @@ class Stretch(NamedTuple):
 
 
 def joined(parts: Sequence[Stretch], dtype: torch.dtype) -> Tensor | None:
-    """The values of all parts (n,), private to this process as a mapping of one file is; None where pages or the system
-    do not allow it."""
+    """Returns the elements of all parts (n,), private to this process as a mapping of one file is; None if pages or the
+    system do not allow it."""
     start = parts[0].offset % PAGE
     if len(parts) > MOST or start % dtype.itemsize or any(part.nbytes < LEAST for part in parts) or _map() is None:
         return None
@@ -65,7 +64,7 @@ def joined(parts: Sequence[Stretch], dtype: torch.dtype) -> Tensor | None:
 
 
 def _lay(address: int, count: int, descriptor: int, offset: int) -> bool:
-    """Maps pages of a file over memory of ours."""
+    """Maps pages of a file over memory of this process; returns True on success."""
     protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | FIXED | NO_RESERVE
     return _map()(address, count, protection, flags, descriptor, offset) == address
 
@@ -77,7 +76,8 @@ def _read(descriptor: int, memory: mmap.mmap, begin: int, stop: int, offset: int
 
 @cache
 def _map() -> Any:
-    """The C library's `mmap`, which unlike Python's takes an address; None where there is none."""
+    """Returns the C library's `mmap`, which unlike Python's takes an address; None if the system has no such
+    library."""
     if sys.platform not in ("linux", "darwin") or sys.maxsize < 1 << 32:
         return None
     function = ctypes.CDLL(None).mmap

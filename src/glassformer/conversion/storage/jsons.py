@@ -1,8 +1,8 @@
-"""JSON from strangers: walked member by member, so that a small file cannot unfold into gigabytes.
+"""Untrusted JSON: scanned member by member, so that a small file cannot unfold into gigabytes.
 
 `json.loads` turns three bytes (`[],`) into eighty. Here an object's members are found by one expression that allocates
-nothing but the match, and each caller decodes only values whose length it has bounded. The quantifiers are possessive:
-time is linear whatever the text.
+only the match, and each caller decodes only values of bounded length. The quantifiers are possessive: time is linear
+for any text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 LONGEST_NAME = 4096
 DEEPEST = 100
-"""Lists and objects in each other. The interpreter has a limit too, but whoever compiles a model raises it."""
+"""Most levels of nested lists and objects. The interpreter's limit does not suffice, because compiling a model raises
+it."""
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
 
 
@@ -34,13 +35,14 @@ _BRACKETS = re.compile(STRING + rb"|[\[\]{}]")
 
 
 class BadJSON(ValueError):
-    """The text is not a JSON object of the kind read here; says what is wrong."""
+    """Error for a text that is not a JSON object of the kind read here, with the reason."""
 
 
 def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
-    """The members of a JSON object in order, up to `most`: the decoded name, and the text of the value. Raises BadJSON.
+    """Yields the members of a JSON object in order, at most `most`: the decoded name, and the text of the value. Raises
+    BadJSON.
 
-    Values may be strings, numbers, or objects; the text of an object is not checked further than its braces."""
+    Values may be strings, numbers, or objects; of an object only the braces are checked."""
     opening = _OPEN.match(text)
     if not opening:
         raise BadJSON("it is not a JSON object")
@@ -60,10 +62,10 @@ def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
 
 
 def string(text: bytes) -> str:
-    """A JSON string, decoded. Raises BadJSON, also for half a surrogate pair, which no name can hold."""
+    """Returns a decoded JSON string. Raises BadJSON, also for half a surrogate pair, which no name can hold."""
     if text.isascii() and text[:1] == text[-1:] == b'"' and b"\\" not in text and len(text) > 1:
         inner = text[1:-1].decode()
-        if inner.isprintable() and '"' not in inner:  # as it stands there: most names
+        if inner.isprintable() and '"' not in inner:  # needs no decoding: most names
             return inner
     value = small(text)
     try:
@@ -74,7 +76,7 @@ def string(text: bytes) -> str:
 
 
 def small(text: bytes) -> Any:
-    """Any JSON value that the caller knows to be small or flat, decoded; a name given twice counts as damage."""
+    """Decodes any JSON value that the caller knows to be small or flat. Raises BadJSON for a duplicate name."""
     try:
         if _depth(text) > DEEPEST:
             raise ValueError
@@ -84,7 +86,7 @@ def small(text: bytes) -> Any:
 
 
 def _depth(text: bytes) -> int:
-    """How deep lists and objects lie in each other; 0 also where there are too few to matter."""
+    """Returns the nesting depth of lists and objects; 0 also if there are too few brackets to matter."""
     if text.count(b"[") + text.count(b"{") <= DEEPEST:
         return 0
     steps = ((found[0] in b"[{") - (found[0] in b"]}") for found in _BRACKETS.finditer(text))

@@ -6,8 +6,9 @@
     NAME/byteorder      little
 
 A pickle is a program for a stack machine that may call any function by its name. The machine here has only the
-instructions that build plain values, and knows only the names that torch needs to rebuild a tensor; it imports nothing
-and calls nothing. Any other instruction or name is refused. Tensors are views of the file, like those of safetensors.
+instructions that build plain values, and accepts only the names that torch needs to rebuild a tensor; it imports
+nothing and calls nothing. Any other instruction or name is refused. Tensors are views of the file, like those of
+safetensors.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from glassformer.errors import RequestError
 from glassformer.names.places import is_zip, pickled
 
 MOST_BYTES = 16 << 20
-"""Bytes of a pickle."""
+"""Most bytes of a pickle."""
 MOST_DIRECTORY = 4 << 20
-"""Bytes of the directory of an archive; a tensor takes some 90."""
+"""Most bytes of the directory of an archive; a tensor takes some 90."""
 MOST_STEPS = 1 << 20
-"""Instructions of a pickle; each makes at most one value. A tensor takes some 40."""
+"""Most instructions of a pickle; each makes at most one value. A tensor takes some 40."""
 MOST_ELEMENTS = 1 << 60
 MOST_DIMENSIONS = 8
 LARGEST_KEY = 1 << 31
-"""Numbers from here on could be chosen so that a mapping takes a quadratic time."""
+"""Bound of integer keys: larger ones could be chosen so that a mapping takes quadratic time."""
 LOCAL = 30
 """Bytes of the header before a member of an archive, without its name and its extra field."""
 STORAGES = {
@@ -42,11 +43,11 @@ STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }  # fmt: skip
-"""Class of torch -> dtype of the numbers."""
+"""Class of torch -> dtype of the elements."""
 
 
 class BadPickle(ValueError):
-    """Refusal of a pickle, with the instruction or the name at fault."""
+    """Error for a refused pickle, with the instruction or the name at fault."""
 
     def __init__(self, message: str, at: str = "pickle"):
         super().__init__(message)
@@ -68,7 +69,7 @@ class PickledStorage(NamedTuple):
 
 
 class PickledTensor(NamedTuple):
-    """Numbers of a storage, from `start` on."""
+    """Elements of a storage, from `start` on."""
 
     storage: PickledStorage
     start: int
@@ -77,7 +78,7 @@ class PickledTensor(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """True if the numbers follow one another in the order of the shape."""
+        """True if the elements are in the order of the shape without gaps."""
         expected = 1
         if 0 in self.shape:
             return True
@@ -127,7 +128,7 @@ NAMED = {*KNOWN, *(f"torch.{name}" for name in STORAGES)}
 
 
 class _Machine:
-    """The stack of a pickle, without the values that its instructions have not made."""
+    """Stack machine of a pickle, which holds only values made by its instructions."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -145,7 +146,7 @@ class _Machine:
         return self.stack[-1]
 
     def marked(self) -> list[Any]:
-        """Takes the values since the last mark, and the mark."""
+        """Pops the values since the last mark, and the mark."""
         if not self.marks:
             raise BadPickle("an instruction of it finds no mark")
         at = self.marks.pop()
@@ -172,7 +173,7 @@ class _Machine:
         return KNOWN[function.name](arguments)
 
     def step(self, name: str, argument: Any) -> None:
-        """Carries out an instruction other than the last."""
+        """Executes an instruction other than the last."""
         push = self.stack.append
         match name:
             case "PROTO" | "FRAME":
@@ -242,7 +243,7 @@ def value_of(pickle: bytes) -> Any:
             machine.step(opcode.name, argument)
     except BadPickle:
         raise
-    except (ValueError, OverflowError) as problem:  # of pickletools: an unknown instruction, or one cut short
+    except (ValueError, OverflowError) as problem:  # errors of pickletools: an unknown or truncated instruction
         raise BadPickle(f"it is damaged ({str(problem)[:80]})") from None
     raise BadPickle("it has no end")
 
@@ -256,14 +257,14 @@ def open_pickled(path: Path) -> PickledFile:
 
 
 def scalars(value: Any) -> dict[str, Any]:
-    """Returns the entries of a mapping that are a text, a number, true, false or None."""
+    """Returns the entries of a mapping whose values are strings, numbers, booleans or None."""
     found = value.items() if isinstance(value, dict) else ()
     return {str(key): one for key, one in found if one is None or isinstance(one, str | int | float)}
 
 
 class PickledFile(SingleFile):
-    """A file that `torch.save` wrote. `entries` holds the tensors of a mapping, by their names; those of a mapping
-    inside it have its name and a dot before. `metadata` holds plain values in the same way, one mapping deep."""
+    """A file that `torch.save` wrote. `entries` holds the tensors of a mapping by name; those of a nested mapping have
+    its name and a dot as prefix. `metadata` holds plain values in the same way, one mapping deep."""
 
     def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
         try:
@@ -305,7 +306,7 @@ class PickledFile(SingleFile):
         return data[start : start + size]
 
     def _place(self, data: mmap.mmap, member: str) -> tuple[int, int]:
-        """Returns the first byte and the size of a member. Raises RequestError."""
+        """Returns the offset and the size of a member in bytes. Raises RequestError."""
         if (info := self._members.get(member)) is None:
             raise self._damaged(f"it has no {quoted(member)}")
         header = data[info.header_offset : info.header_offset + LOCAL]
@@ -334,7 +335,7 @@ class PickledFile(SingleFile):
 
 
 class _Directory:
-    """The file as `zipfile` reads it: the end of an archive and its directory, which is bounded."""
+    """The file as `zipfile` reads it: only the bounded directory at the end of the archive."""
 
     def __init__(self, data: mmap.mmap):
         self.data = data
@@ -349,7 +350,7 @@ class _Directory:
 
 
 def _members(data: mmap.mmap) -> dict[str, zipfile.ZipInfo]:
-    """Returns the members of the archive by their names without the folder that holds them all."""
+    """Returns the members of the archive by their names without the top folder."""
     with zipfile.ZipFile(_Directory(data)) as archive:  # type: ignore[call-overload]
         found = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     if len(found) != len(archive.infolist()):
@@ -358,7 +359,7 @@ def _members(data: mmap.mmap) -> dict[str, zipfile.ZipInfo]:
 
 
 def _counts(values: tuple[Any, ...]) -> bool:
-    """Returns True if all are whole numbers that a tensor's size, stride or start may be."""
+    """Returns True if all are valid integers for a tensor's sizes, strides or offset."""
     return all(type(value) is int and 0 <= value < MOST_ELEMENTS for value in values)
 
 

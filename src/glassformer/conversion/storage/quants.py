@@ -1,11 +1,11 @@
-"""The number formats of GGUF files: what a block of packed weights stands for.
+"""Number formats of GGUF files: the decoding of a block of quantised weights.
 
-All formats that this module unpacks by itself are of one form. A block holds integer codes, one per weight, in groups
-that share a scale and perhaps a minimum:
+All formats that this module unpacks itself have one form. A block holds integer codes, one per weight, in groups that
+share a scale and perhaps a minimum:
 
     weight = scale[group] * code + minimum[group]
 
-What differs is how the bits lie. The layouts are those of `block_*` in ggml-common.h and of `dequantize_row_*` in
+They differ in the layout of the bits. The layouts are those of `block_*` in ggml-common.h and of `dequantize_row_*` in
 ggml-quants.c (llama.cpp); the products are rounded in the order of gguf-py's quants.py, so that the results are equal
 to it bit for bit. The formats built on large tables of vectors (IQ1, IQ2, IQ3) are left to the `gguf` package.
 """
@@ -44,17 +44,17 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-"""Plain dtypes by their names in safetensors files; GGUF calls those that it has the same."""
+"""Plain dtypes by their names in safetensors files; GGUF uses the same names."""
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Decode = Callable[[Tensor, Tensor], None]
-"""`decode(blocks, out)`: blocks (n, bytes) uint8 into out (n, weights) float32."""
+"""Function `decode(blocks, out)`: blocks (n, bytes) uint8 into out (n, weights) float32."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A block format: its `ggml_type` number, the weights and bytes of one block, and what unpacks it."""
+    """A block format: its `ggml_type` number, the weights and bytes of one block, and its decoder."""
 
     code: int
     weights: int
@@ -63,7 +63,7 @@ class Format:
 
 
 def unit(dtype: str) -> tuple[int, int]:
-    """Weights and bytes of the smallest piece of a tensor of `dtype`: one number, or one block."""
+    """Returns (weights, bytes) of the smallest unit of a tensor of `dtype`: one element, or one block."""
     plain = DTYPES.get(dtype)
     return (1, plain.itemsize) if plain else (FORMATS[dtype].weights, FORMATS[dtype].nbytes)
 
@@ -71,7 +71,7 @@ def unit(dtype: str) -> tuple[int, int]:
 def unpack(dtype: str, fetch: Callable[[int, int], Tensor], out: Tensor) -> None:
     """Fills `out` (contiguous, on the CPU, any float dtype) piece by piece from the bytes of a tensor of `dtype`.
 
-    `fetch(begin, nbytes)` hands out the bytes of a piece as uint8; they are used before the next call.
+    `fetch(start, nbytes)` returns the bytes of a piece as uint8; they are used before the next call.
     """
     flat = out.view(-1)
     weights, nbytes = unit(dtype)
@@ -91,23 +91,23 @@ def unpack(dtype: str, fetch: Callable[[int, int], Tensor], out: Tensor) -> None
 
 
 def _planes(b: Tensor, bits: int) -> Tensor:
-    """(n, k) bytes -> (n, 8 / bits, k) codes: all the lowest fields first, as llama.cpp lays out weights."""
+    """Returns codes (n, 8 / bits, k) of bytes (n, k): all the lowest fields first, llama.cpp's layout of weights."""
     b = b.contiguous()
     return torch.stack([(b >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], 1)
 
 
 def _fields(b: Tensor, bits: int) -> Tensor:
-    """(n, k) bytes -> (n, k * 8 / bits) codes: the fields of the first byte first."""
+    """Returns codes (n, k * 8 / bits) of bytes (n, k): the fields of the first byte first."""
     return _planes(b, bits).transpose(1, 2).flatten(1)
 
 
 def _half(b: Tensor, at: int) -> Tensor:
-    """The half-precision number at byte `at` of each block, (n, 1) float32."""
+    """Returns the half-precision number at byte `at` of each block, (n, 1) float32."""
     return b[:, at : at + 2].view(torch.float16).float()
 
 
 def _scaled(out: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> None:
-    """out (n, weights) = scale (n, groups) * codes (n weights of them, any shape) + minimum (n, groups)."""
+    """Sets out (n, weights) = scale (n, groups) * codes (n weights of them, any shape) + minimum (n, groups)."""
     groups = out.view(*scale.shape, -1)
     groups.copy_(codes.view(groups.shape))
     groups.mul_(scale[..., None])
@@ -116,7 +116,7 @@ def _scaled(out: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor | None = 
 
 
 def _signed(codes: Tensor, zero: int) -> Tensor:
-    """Codes below 128 as int8, with `zero` moved to 0."""
+    """Returns codes below 128 as int8, minus `zero`."""
     return codes.view(torch.int8) - zero
 
 
@@ -132,11 +132,11 @@ def _q4_1(b: Tensor, out: Tensor) -> None:
 
 
 _SPREAD = torch.tensor([sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)], device="cpu")
-"""byte -> int64 whose bytes are the bits of `byte`, the lowest first, each worth 16."""
+"""Table of 256 int64: the bytes of entry b are the bits of b, the lowest first, each worth 16."""
 
 
 def _five_bits(b: Tensor) -> Tensor:
-    """Four bytes of fifth bits, then sixteen bytes of low nibbles."""
+    """Returns codes from four bytes of fifth bits, then sixteen bytes of low nibbles."""
     fifth = _SPREAD.index_select(0, b[:, :4].reshape(-1).int()).view(torch.uint8).view(-1, 32)
     return _planes(b[:, 4:], 4).flatten(1) | fifth
 
@@ -164,14 +164,14 @@ def _q2_k(b: Tensor, out: Tensor) -> None:
 
 def _q3_k(b: Tensor, out: Tensor) -> None:
     low = _planes(b[:, 32:96].reshape(-1, 32), 2).view(-1, 256)
-    high = _planes(b[:, :32], 1).flatten(1)  # a set bit says that 4 is *not* taken away
+    high = _planes(b[:, :32], 1).flatten(1)  # a set bit means that 4 is *not* subtracted
     scale = _planes(b[:, 96:104], 4).flatten(1) | _planes(b[:, 104:108], 2).flatten(1) << 4
     _scaled(out, _signed(low | high << 2, 4), _half(b, 108) * _signed(scale, 32))
 
 
 def _six_bit_pairs(b: Tensor) -> tuple[Tensor, Tensor]:
-    """Twelve bytes -> 8 scales and 8 minima of six bits: the last four bytes hold the low nibbles of groups 4 to 7,
-    whose high two bits sit on top of groups 0 to 3."""
+    """Returns 8 scales and 8 minima of six bits from twelve bytes: the last four bytes hold the low nibbles of groups 4
+    to 7, whose high two bits are on top of groups 0 to 3."""
     scale, minimum, nibbles = b[:, 0:4], b[:, 4:8], b[:, 8:12]
     return (
         torch.cat([scale & 63, nibbles & 15 | scale >> 2 & 48], 1),
@@ -202,9 +202,9 @@ def _q6_k(b: Tensor, out: Tensor) -> None:
 
 
 def _trits(b: Tensor, count: int) -> Tensor:
-    """(n, k) bytes -> (n, count * k) codes 0, 1, 2: a byte holds the digits of a fraction in base 3, rounded up, so
-    that the integer part of three times it is the next digit."""
-    powers = [b * 3**power for power in range(count)]  # wraps: the digits already read are carried out
+    """Returns codes 0, 1, 2, (n, count * k), of bytes (n, k): a byte holds the digits of a fraction in base 3, rounded
+    up, so that the integer part of three times it is the next digit."""
+    powers = [b * 3**power for power in range(count)]  # wraps: the digits already read overflow
     return torch.stack([(part.to(torch.int16) * 3 >> 8).to(torch.uint8) for part in powers], 1).flatten(1)
 
 
@@ -217,12 +217,12 @@ def _tq2_0(b: Tensor, out: Tensor) -> None:
     _scaled(out, _signed(_planes(b[:, :64].reshape(-1, 32), 2), 1), _half(b, 64))
 
 
-# Four bits that choose from a table
+# Four-bit indices into a table
 
 NORMAL_VALUES = torch.tensor(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8, device="cpu"
 )
-"""kvalues_iq4nl in ggml-common.h: spaced as normally distributed weights are."""
+"""kvalues_iq4nl in ggml-common.h: spaced like normally distributed weights."""
 
 E2M1_VALUES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8, device="cpu")
 """Twice the values of a four-bit float (kvalues_mxfp4): the scales are halved in return."""
@@ -232,7 +232,7 @@ E8M0_SCALES = torch.tensor([2.0 ** (byte - 128) for byte in range(256)], dtype=t
 
 
 def _e4m3(byte: int) -> float:
-    """Half of an unsigned float of 4 exponent and 3 mantissa bits; the highest bit is ignored, 0x7F is no number."""
+    """Returns half of an unsigned float of 4 exponent and 3 mantissa bits; the highest bit is ignored, 0x7F is NaN."""
     exponent, mantissa = byte >> 3 & 15, byte & 7
     value = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa * 2.0**-9
     return 0.0 if byte == 0x7F else value / 2
@@ -265,7 +265,7 @@ def _nvfp4(b: Tensor, out: Tensor) -> None:
 
 
 def _by_gguf(name: str) -> Decode:
-    """The decoder of the `gguf` package. Raises RequestError, when used, where it is not installed."""
+    """Returns the decoder of the `gguf` package. The decoder raises RequestError if the package is missing."""
 
     def decode(b: Tensor, out: Tensor) -> None:
         try:
@@ -308,10 +308,10 @@ FORMATS: dict[str, Format] = {
 
 
 def quantize_q8_0(weights: Tensor) -> Tensor:
-    """float (..., 32 k) -> the bytes of its Q8_0 blocks, uint8 (n, 34).
+    """Returns the bytes of the Q8_0 blocks, uint8 (n, 34), of float weights (..., 32 k).
 
     scale = max|w| / 127 and code = round(w / scale), halves away from zero, in float32 and stored as float16 and int8:
-    `quantize_row_q8_0_ref` in ggml-quants.c, to the bit.
+    `quantize_row_q8_0_ref` in ggml-quants.c, bit for bit.
     """
     blocks = weights.to(torch.float32).reshape(-1, 32)
     scale = blocks.abs().amax(1, keepdim=True) / 127

@@ -1,12 +1,12 @@
 """Safetensors: a header in JSON, then the tensors without gaps.
 
     8 bytes   length of the header, little-endian
-    header    {"__metadata__": {str: str}, NAME: {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ...}
-    data      offsets count from here; together the tensors cover it exactly
+    header    {"__metadata__": {str: str}, NAME: {"dtype": "F32", "shape": [...], "data_offsets": [start, end]}, ...}
+    data      offsets are relative to it; together the tensors cover it exactly
 
 The rules are those of the reference implementation (safetensors, `Metadata::validate` in tensor.rs), and files written
-here are those that it writes, byte for byte: tensors by falling alignment of their dtype, then by name.
-A large model is a folder of such files with model.safetensors.index.json, which says where each tensor is.
+here are those that it writes, byte for byte: tensors by falling alignment of their dtype, then by name. A large model
+is a folder of such files with model.safetensors.index.json, which maps each tensor to its file.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ MAX_TENSORS = 1 << 17  # of one file
 MAX_KEYS = 4096
 MAX_INDEXED = 1 << 18  # of one folder
 MAX_DIMENSIONS = 8
-MAX_ELEMENTS = 1 << 60  # bounds strides where a dimension is 0
-LARGEST_DESCRIPTION = 4096  # bytes of one tensor's part of the header
-LARGEST_EXTRA = 1 << 16  # bytes of what an index says besides its weight_map
+MAX_ELEMENTS = 1 << 60  # bounds strides if a dimension is 0
+LARGEST_DESCRIPTION = 4096  # bytes of one tensor's entry in the header
+LARGEST_EXTRA = 1 << 16  # bytes of an index without its weight_map
 
 SHARDS = "model-?????-of-?????.safetensors"
 WEIGHT_FILES = (SINGLE, INDEX, SHARDS)
@@ -59,13 +59,13 @@ _COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
 PLAIN = re.compile(
     rb'\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%b(?:,%b){0,7}+)?)\],"data_offsets":\[(%b),(%b)\]\}' % ((_COUNT,) * 4)
 )
-"""A tensor's part of the header, as the reference writes it."""
+"""Pattern of a tensor's entry in the header, as the reference writes it."""
 
 ORDER = [
     *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
     *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
 ]
-"""The reference's dtypes by rising alignment (`enum Dtype`); it writes the last ones first."""
+"""The reference's dtypes by rising alignment (`enum Dtype`), in reverse order of writing."""
 
 
 class SafetensorsFile(SingleFile):
@@ -100,7 +100,7 @@ class SafetensorsFile(SingleFile):
 
 
 def _entry(name: str, text: bytes, start: int) -> TensorEntry:
-    """One tensor of the header; `start` is where the data begin."""
+    """Returns one entry of the header; `start` is the offset of the data."""
     if (plain := PLAIN.fullmatch(text)) is not None:
         dtype, begin, end = plain[1].decode(), int(plain[3]), int(plain[4])
         shape = tuple(map(int, plain[2].split(b","))) if plain[2] else ()
@@ -119,7 +119,7 @@ def _entry(name: str, text: bytes, start: int) -> TensorEntry:
 
 
 def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) from any JSON."""
+    """Parses (dtype, shape, start, end) from any JSON."""
     if len(text) > LARGEST_DESCRIPTION or not text.startswith(b"{"):
         raise BadJSON(f"tensor {quoted(name)} is not described by a small object")
     said = small(text)
@@ -134,12 +134,12 @@ def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _counts(values: object) -> bool:
-    """Whether these are whole numbers of at most 63 bits; JSON's true and 1.0 are none."""
+    """Returns True for a list of integers of at most 63 bits; JSON's true and 1.0 do not count."""
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def _check_cover(entries: list[TensorEntry], start: int, size: int) -> None:
-    """The tensors lie one after the other and fill the file: nothing overlaps, nothing hides between them."""
+    """Raises RequestError unless the tensors are contiguous and fill the file, without overlaps or gaps."""
     at = start
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset != at:
@@ -153,7 +153,7 @@ def _check_cover(entries: list[TensorEntry], start: int, size: int) -> None:
 
 def open_folder(folder: str | Path) -> TensorFile:
     """Opens the weights of a Hugging Face folder: model.safetensors, or the shards that model.safetensors.index.json
-    names; in a folder without these pytorch_model.bin, or the shards of its index.
+    names; otherwise pytorch_model.bin, or the shards of its index.
 
     Raises RequestError, also for a folder that holds other weights only."""
     folder = Path(folder)
@@ -181,11 +181,11 @@ def _sharded(folder: Path, index: Path, kind: Callable[[Path], SingleFile]) -> M
 
 
 def _index(path: Path) -> dict[str, str]:
-    """Tensor -> the name of its shard, a file beside the index."""
+    """Returns tensor -> name of its shard, a file in the folder of the index."""
     with opened(path) as file:
         text = file.read(HEADER_BYTES + 1)
     homes: dict[str, str] = {}
-    shards: dict[str, str] = {}  # one string for each shard, not for each tensor
+    shards: dict[str, str] = {}  # one string per shard, not per tensor
     try:
         if len(text) > HEADER_BYTES:
             raise BadJSON(f"it is longer than {HEADER_BYTES} bytes")
@@ -220,14 +220,14 @@ def write_safetensors(
     before: Callable[[], object] | None = None,
 ) -> None:
     """Writes model.safetensors into `folder`, or shards of at most `max_shard_bytes` (or one tensor) and their index,
-    cut as Hugging Face cuts them.
+    divided as Hugging Face does.
 
-    Only one tensor is held at a time where sources are given. What the folder held before is replaced at the end, when
-    all is written; other weights in Hugging Face's names, which a reader would take for these, are removed.
-    Within a file tensors lie by dtype, then `by_name` as Hugging Face has them, or as they are given: what a reader
-    stacks into one matrix is mapped as one where it lies together. `metadata` defaults to {"format": "pt"}. `before` is
-    called when all is written, before a file of the folder is replaced. Raises WorkError where the disk refuses,
-    RequestError for a dtype that the format does not have.
+    Only one tensor at a time is in memory if sources are given. The folder's old weights are replaced at the end, when
+    all is written; other weights under Hugging Face's names, which a reader could take for these, are removed. Within a
+    file tensors are ordered by dtype, then `by_name` as in Hugging Face's files, or in the given order: tensors that a
+    reader stacks into one matrix are mapped as one if they are contiguous. `metadata` defaults to {"format": "pt"}.
+    `before` is called when all is written, before a file of the folder is replaced. Raises WorkError if the disk fails,
+    RequestError for a dtype that the format lacks.
     """
     folder = Path(folder)
     metadata = dict(metadata or {"format": "pt"})
@@ -261,7 +261,8 @@ def _nbytes(source: Tensor | TensorSource) -> int:
 
 
 def _shards(tensors: Mapping[str, Tensor | TensorSource], limit: float) -> list[list[str]]:
-    """The names in order, cut wherever the next tensor would exceed `limit`; one that does so alone gets its own."""
+    """Returns the names in order, divided whenever the next tensor would exceed `limit`; a larger tensor is a shard by
+    itself."""
     shards: list[list[str]] = []
     current: list[str] = []
     size = 0

@@ -86,7 +86,7 @@ class Stored(Written):
 
 
 def read(folder: Path, name: str) -> Stored | None:
-    """Returns the stored result of a claim; None if there is no file. The verdict is computed from the figures,
+    """Returns the stored result of a claim; None without a file. The verdict is computed from the figures,
     whatever the file says. Raises RequestError for a file of another format."""
     path = folder / f"{name}.json"
     try:

@@ -29,7 +29,7 @@ Work = Callable[[], Callable[[], object]]
 """Function that prepares a piece of work and returns the part that is timed."""
 
 Pair = Callable[[int], tuple[Work, Work]]
-"""Function from a scale, by which lengths are divided, to the work claimed to be slower and the other."""
+"""Function from a divisor of the lengths to the work claimed to be slower and the other."""
 
 
 @dataclass(frozen=True)
