@@ -51,7 +51,7 @@ def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
 
 
 def read_windows(fields: Fields, n_layers: int) -> list[int | None]:
-    """Returns the window of each layer, None without one: a window from layer `max_window_layers` on, unless `layer_types` is
+    """Returns the window of each layer, None without one: from layer `max_window_layers` on, unless `layer_types` is
     given."""
     width = whole_or_none(fields, "sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
     first = n_layers if width is None else fields.number("max_window_layers", 28)
