@@ -326,7 +326,7 @@ def write(
 ) -> Family:
     """Writes a file for llama.cpp; `kind` (F32, F16, BF16, Q8_0) is the type of the matrices, vectors stay fp32.
     Reparametrised matrices are folded. An answer ends at the tokenizer's end-of-text token, and at the first two others
-    of `ends`, as many as a GGUF holds. `generation` has settings of sampling, by their names in generation_config.json.
+    of `ends`: a GGUF holds two. `generation` has settings of sampling, by their names in generation_config.json.
 
     Raises RequestError that names the part that llama.cpp has no family for, or the feature that its tokenizers
     lack."""

@@ -1,5 +1,5 @@
-"""This computer: its processor, cores and memory, the defaults that follow from them, and the threads of each piece of
-work."""
+"""This computer: its processor, cores and memory, the defaults derived from them, and the number of threads of each
+kind of work."""
 
 from __future__ import annotations
 

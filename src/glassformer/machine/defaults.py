@@ -1,4 +1,4 @@
-"""How to compute on this machine: device, dtype, threads, compilation."""
+"""Settings of computation on this machine: device, dtype, threads, compilation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Settings:
-    """How to compute. Weights are fp32; `dtype` is what matrix products run in, by autocast."""
+    """Settings of computation. Weights are fp32; `dtype` is that of matmuls, by autocast."""
 
     device: str
     dtype: str
     threads: int
     compile: bool
     why: str = ""
-    """One line on what was chosen and why."""
+    """One line with the choices and their reasons."""
     fixed: bool = False
-    """Whether this number of threads was asked for."""
+    """True if the user gave the number of threads."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == "float32":
@@ -40,7 +40,7 @@ class Settings:
         return torch.autocast(self.device.split(":")[0], dtype=DTYPES[self.dtype])
 
     def describe(self) -> dict[str, Any]:
-        """For the field `machine` of results.json."""
+        """Returns the content of the field `machine` of results.json."""
         own = {name: value for name, value in asdict(self).items() if name not in ("why", "fixed")}
         card = {"accelerator": torch.cuda.get_device_name(self.device)} if self.device.startswith("cuda") else {}
         return {**machine(), **card, **own}
@@ -49,9 +49,9 @@ class Settings:
 def settings(
     device: str = "auto", dtype: str = "auto", threads: int | None = None, compile: bool | None = None
 ) -> Settings:
-    """Sane defaults by device, each of which can be overruled.
+    """Returns defaults for the device; each argument overrides one.
 
-    Raises RequestError for a device that is not here or a dtype it does not have."""
+    Raises RequestError for a device that this machine lacks or a dtype that the device lacks."""
     device = device_named(device)
     if dtype not in ("auto", *DTYPES):
         raise RequestError(
@@ -86,7 +86,7 @@ def chosen(here: Abilities, dtype: str = "auto", threads: int | None = None, com
 
 
 def _asked_threads() -> int | None:
-    """What OMP_NUM_THREADS says, which torch and its libraries follow too."""
+    """Returns the number in OMP_NUM_THREADS, which torch and its libraries also follow; None without one."""
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
     return int(said) if said.isdecimal() and 1 <= int(said) <= 4096 else None
 
@@ -96,14 +96,14 @@ def _needs(device: str) -> str:
 
 
 def synchronize(device: str) -> None:
-    """Waits until the device has done what was asked of it, before a clock is read."""
+    """Waits until the device has finished all its work, before a clock is read."""
     if device != "cpu":
         getattr(torch, device.split(":")[0]).synchronize()
 
 
 def apply(chosen: Settings) -> None:
-    """Sets torch's threads and the allocator for this process. A number that was asked for is that of every step; else
-    it is the most that one takes (`machine.threads`)."""
+    """Sets torch's threads and the allocator for this process. A number that the user gave holds for every step;
+    otherwise it is the most that a step takes (`machine.threads`)."""
     torch.set_num_threads(chosen.threads)
     threads.fix(chosen.fixed or chosen.device != "cpu")
     if chosen.device == "cpu":
@@ -111,7 +111,7 @@ def apply(chosen: Settings) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and versions, for reports."""
+    """Returns processor, memory and versions, for reports."""
     return {
         "processor": processor.name(),
         "cores": processor.available_cores(),

@@ -1,4 +1,4 @@
-"""The devices of this machine, and what each is able to do."""
+"""Devices of this machine, and their abilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from glassformer.machine import processor
 
 @dataclass(frozen=True)
 class Abilities:
-    """Properties of a device that the defaults follow from."""
+    """Properties of a device that determine the defaults."""
 
     device: str
     cores: int
@@ -34,7 +34,7 @@ class Abilities:
 
 
 def device_named(device: str | torch.device) -> str:
-    """The device of that name, of `auto` the best one here. Raises RequestError where it is not on this machine."""
+    """Returns the device of this name; for `auto`, the best one. Raises RequestError if this machine lacks it."""
     if not isinstance(device, str | torch.device):
         raise RequestError(code="type", field="device", value=device, expected="a device such as cpu or cuda")
     device = str(device)
@@ -56,14 +56,14 @@ def device_named(device: str | torch.device) -> str:
 
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that weights are loaded in."""
+"""Dtypes that weights can be loaded in."""
 
 
 def dtype_of(
     dtype: torch.dtype | str, field: str = "dtype", known: Collection[torch.dtype] | None = None
 ) -> torch.dtype:
-    """Returns the dtype itself, or the one that a name such as "bfloat16" or "torch.bfloat16" means. Raises
-    RequestError, also for one that is not among the `known`.
+    """Returns the dtype itself, or the one with a name such as "bfloat16" or "torch.bfloat16". Raises RequestError,
+    also for one that is not among the `known`.
 
     >>> dtype_of("bfloat16")
     torch.bfloat16
@@ -79,19 +79,19 @@ def dtype_of(
 
 
 LEAST_GAIN = 1.1
-"""What autocast's own work costs is paid from here on."""
+"""Least speed of bf16 over fp32 matmuls at which bf16 is faster, with autocast's overhead."""
 
 
 def has_fast_bfloat16(device: str) -> bool:
-    """Whether products in bf16 pay: on Ampere or later on CUDA; on a CPU that has AVX512-BF16 or AMX, where they are
-    measured to be faster than in fp32."""
+    """Returns True if matmuls in bf16 are faster: on CUDA from Ampere on; on a CPU with AVX512-BF16 or AMX if they
+    measure faster than in fp32."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
     return device == "cpu" and bfloat16_pays()
 
 
 def bfloat16_pays(capability: str | None = None, units: bool | None = None, gain: float | None = None) -> bool:
-    """Returns True if products in bf16 are faster than in fp32 on a CPU.
+    """Returns True if matmuls in bf16 are faster than in fp32 on a CPU.
 
     capability   vector instructions by torch's name; if None, those of this processor
     units        AVX512-BF16 or AMX is present; if None, as torch reports
@@ -106,12 +106,11 @@ def bfloat16_pays(capability: str | None = None, units: bool | None = None, gain
 
 @cache
 def bf16_gain(size: int = 256, rounds: int = 7) -> float:
-    """How many times as fast as in fp32 torch multiplies matrices in bf16 on this processor, in some milliseconds. That
-    there are instructions for it does not say so: a Xeon with AVX512-BF16 and without AMX was measured at 0.5, a Zen 4
-    at 2.1.
+    """Returns the speed of bf16 matmuls over fp32 on this processor, measured in some milliseconds. The instructions do
+    not determine it: a Xeon with AVX512-BF16 and without AMX was measured at 0.5, a Zen 4 at 2.1.
 
-    The best of several, in turn, as what else runs here slows both; and by one thread: several wait for each other
-    where something else has the cores, which then is all that is measured."""
+    The best of several rounds in turn, since other work here slows both; and by one thread, because several wait for
+    each other if another process has the cores."""
     best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     pairs = {dtype: torch.ones(2, size, size, dtype=dtype).unbind() for dtype in best}
     threads = torch.get_num_threads()
@@ -122,7 +121,7 @@ def bf16_gain(size: int = 256, rounds: int = 7) -> float:
                 for dtype, (a, b) in pairs.items():
                     began = time.perf_counter()
                     a @ b
-                    if i:  # the first makes a program for it
+                    if i:  # the first call compiles
                         best[dtype] = min(best[dtype], time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
@@ -131,7 +130,8 @@ def bf16_gain(size: int = 256, rounds: int = 7) -> float:
 
 @cache
 def bfloat16_gain(measure: Callable[[], float] = bf16_gain) -> float:
-    """`bf16_gain`, measured once for a processor and kept on disk: every run on one machine has the same defaults."""
+    """Returns `bf16_gain`, measured once for a processor and kept on disk, so that every run on a machine has the same
+    defaults."""
     key = f"{processor.name()}, {len(processor.flags())} flags, one thread, torch {torch.__version__}"
     gain = remembered("products.json", key)
     if not isinstance(gain, float) or not 0.01 < gain < 100:
@@ -141,8 +141,8 @@ def bfloat16_gain(measure: Callable[[], float] = bf16_gain) -> float:
 
 
 def can_compile(device: str, compiler: str | None = None) -> bool:
-    """Whether `torch.compile` has what it needs; on MPS it does not pay yet. `compiler` names the C++ compiler; if
-    None, `$CXX` or g++."""
+    """Returns True if `torch.compile` has its compiler and headers; False on MPS, where it is not faster yet.
+    `compiler` names the C++ compiler; if None, `$CXX` or g++."""
     if device.startswith("cuda"):
         try:
             import triton  # type: ignore[import-not-found]  # noqa: F401

@@ -1,4 +1,4 @@
-"""Memory of this machine and of this process: how much is free, how much was held, and what the allocator keeps."""
+"""Memory of this machine and of this process: free bytes, peak, and the allocator's behaviour."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from glassformer.machine import quota
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep freed blocks: a training step frees and takes the same gigabytes each time, and every
-    page handed back to the system is zeroed again on its return. False where there is no glibc."""
+    """Makes glibc keep freed blocks: a training step frees and takes the same gigabytes each time, and every page
+    returned to the system is zeroed again. Returns False without glibc."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_threshold, huge = -1, -3, 2**31 - 1
@@ -24,7 +24,7 @@ def keep_freed_memory() -> bool:
 
 
 def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:
-    """Bytes of this machine, or those that the control group may hold."""
+    """Returns the bytes of this machine's memory, or the limit of the control group."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -35,8 +35,8 @@ def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:
 def free_memory(
     device: torch.device | str = "cpu", meminfo: str = "/proc/meminfo", groups: quota.GroupFiles = quota.HERE
 ) -> int | None:
-    """Bytes that can still be taken on the device. On the CPU before the system ends a process: what Linux says is
-    available (`meminfo`), within the limit of the control group; elsewhere all there are. None where nobody says."""
+    """Returns the bytes that can still be allocated on the device. On the CPU, before the system kills a process:
+    Linux's estimate (`meminfo`), within the limit of the control group; elsewhere all memory. None if unknown."""
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -58,13 +58,13 @@ def available(file: str) -> int | None:
 
 
 def peak_memory(device: str) -> int:
-    """The most bytes this process has held: on the device if it has memory of its own, else resident."""
+    """Returns the peak bytes of this process: on the device if it has separate memory, else resident."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     if device == "mps":
         return torch.mps.driver_allocated_memory()
     try:
-        with open("/proc/self/status", encoding="ascii") as status:  # getrusage would count what the parent held
+        with open("/proc/self/status", encoding="ascii") as status:  # getrusage would include the parent's peak
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
     except (OSError, StopIteration, ValueError):
         pass
@@ -76,7 +76,8 @@ def peak_memory(device: str) -> int:
 
 
 def forget_peak() -> bool:
-    """Gives freed memory back, so that `peak_memory` is next that of what follows; False where it cannot be."""
+    """Returns freed memory to the system and resets the peak, so that `peak_memory` covers only later work; returns
+    False if the system cannot."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -84,7 +85,7 @@ def forget_peak() -> bool:
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")  # VmHWM becomes what is resident now
+            file.write("5")  # resets VmHWM to the resident size
     except (OSError, AttributeError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""The cores that other processes take."""
+"""Cores that other processes use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 
 class Others:
-    """Cores that other processes took of late, of those this one may use: by Linux's count of their busy time, less
-    what this process took itself. None where nobody counts, or it was not looked at lately."""
+    """Cores that other processes used recently, of those this process may use: Linux's busy time minus this process's.
+    None if the system does not count, or without a recent sample."""
 
     LEAST, MOST = 0.25, 1.0
-    """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now. After a pause
-    longer than that it is the number of those that run at this moment."""
+    """Shortest and longest seconds between two samples: time is counted in hundredths, and an old count is not current.
+    After a longer pause, threads that run at the moment are counted instead."""
     MOMENTS, MOMENT = 10, 0.003
-    """So often, and so many seconds apart, those that run after a pause are counted again, unless they were there
-    before it and all through it: threads of what has just ended turn round for up to some 20 ms."""
+    """Number of counts after a pause, and seconds between them, unless the running threads were known before: threads
+    of a process that has just ended spin for up to some 20 ms."""
 
     def __init__(self, stat: CoreTimes | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._stat, self._sleep = stat or CoreTimes(), sleep
@@ -24,7 +24,7 @@ class Others:
         self._found: float | None = None
 
     def __call__(self, worked: bool = False) -> float | None:
-        """`worked`: there was no pause since the last look."""
+        """Returns the cores in use by others; `worked`: there was no pause since the last sample."""
         if self._look is None or (seconds := self._stat.clock() - self._look[0]) < self.LEAST:
             return self._found
         then, self._look = self._look, self._stat.counted()
@@ -39,7 +39,8 @@ class Others:
         return self._found
 
     def _lasting(self, known: float) -> float | None:
-        """Those of the running that go on, of which so many were known before."""
+        """Returns the running threads of others that persist over `MOMENTS` counts; `known`: cores that others used
+        before."""
         running = self._stat.running()
         for _ in range(self.MOMENTS):
             if not running or running - known < 0.5:
@@ -63,11 +64,11 @@ def seconds_since_start(proc: str = "/proc") -> float | None:
 class CoreTimes:
     """Linux's count of the time that each core was busy, and of the threads that run.
 
-    proc    the folder in which Linux counts
-    cores   numbers of the cores of this process; if None, it is asked
-    clock   seconds
-    own     seconds that this process computed
-    ticks   the unit of the counts: ticks in a second; if None, the system is asked"""
+    proc    the folder of Linux's counts
+    cores   numbers of the cores of this process; if None, its affinity
+    clock   function that returns seconds
+    own     function that returns the CPU seconds of this process
+    ticks   ticks in a second, the unit of the counts; if None, the system's"""
 
     def __init__(
         self,
@@ -80,18 +81,20 @@ class CoreTimes:
         self.proc, self._cores, self.clock, self._own, self._ticks = proc, cores, clock, own, ticks
 
     def counted(self) -> tuple[float, float] | None:
-        """Seconds on the clock, and those that all others had of these cores; None where nobody counts."""
+        """Returns (seconds on the clock, busy seconds of all other processes on these cores); None if the system does
+        not count."""
         try:
             here = self._here()
             cores = [row for row in self._rows("cpu") if row[0][3:].isdecimal() and int(row[0][3:]) in here]
-            # user, nice, system, idle, waiting, interrupts of two kinds; what a host stole is taken from all alike
+            # user, nice, system, idle, waiting, interrupts of two kinds; without stolen time, which affects all alike
             busy = sum(int(row[i]) for row in cores for i in (1, 2, 3, 6, 7))
             return self.clock(), busy / (self._ticks or os.sysconf("SC_CLK_TCK")) - self._own()
         except (OSError, AttributeError, ValueError, IndexError):
             return None
 
     def running(self) -> float | None:
-        """Threads of others that run now; None where this process has only some of the cores, as they are of all."""
+        """Returns the running threads of other processes; None if this process has only some of the cores, because the
+        count is of all."""
         try:
             cores = sum(row[0][3:].isdecimal() for row in self._rows("cpu"))
             if cores != len(self._here()):
@@ -104,13 +107,13 @@ class CoreTimes:
         return os.sched_getaffinity(0) if self._cores is None else self._cores
 
     def _own_running(self) -> int:
-        """Threads of this process that run."""
+        """Returns the number of running threads of this process."""
         count = 0
         for thread in os.listdir(f"{self.proc}/self/task"):
             try:
                 with open(f"{self.proc}/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
                     count += file.read().rpartition(")")[2].split()[:1] == ["R"]
-            except OSError:  # it has ended
+            except OSError:  # the thread has ended
                 pass
         return max(1, count)
 

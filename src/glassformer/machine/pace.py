@@ -1,4 +1,4 @@
-"""What is found about one kind of work, from the times of its units alone."""
+"""Choice of a way for one kind of work, from the times of its units only."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import NamedTuple
 
 SLOWER, FASTER, FURTHER = 1.25, 0.95, 0.98
 UNITS, SECONDS = 3, 0.03
-"""What is timed at least before ways are compared; of units longer than that, two."""
+"""Least units and seconds that are timed before ways are compared; of longer units, two."""
 SHORT = 0.05
-"""Seconds of a unit up to which a humbler way costs nothing to try."""
+"""Seconds of a unit up to which a trial of fewer threads costs little."""
 SOON, LATE = 0.25, 30.0
-"""Seconds from one try to the next, at first and at most; of long units more."""
+"""Seconds between two trials, at first and at most; longer for long units."""
 PART = 0.4
-"""Of a core, which others may take of those that are counted on."""
+"""Part of a core that others may use without making a way crowded."""
 SURE = 8.0
-"""Seconds for which what was kept of earlier processes is believed before it is tried again."""
+"""Seconds for which results of earlier processes are trusted before a new trial."""
 
 
 class Way(NamedTuple):
     threads: int
     sleep: bool = False
-    """Whether threads sleep at once where they wait for others."""
+    """True if waiting threads sleep at once."""
 
     def __str__(self) -> str:
         return f"{self.threads} asleep" if self.sleep else str(self.threads)
 
 
 def ways(most: int, free: bool) -> list[Way]:
-    """Those of work whose bits are `free` of the number of threads, and of other work."""
+    """Returns the ways of work whose bits are `free` of the number of threads, or else depend on it; from fewest
+    threads to most."""
     if not free:
         return [Way(most, sleep=True), Way(most)]
     halves = {most >> k for k in range(most.bit_length())}
@@ -39,8 +40,8 @@ def ways(most: int, free: bool) -> list[Way]:
 
 @dataclass
 class Patience:
-    """When the next try may be. Each doubles the wait, which a long peace makes short again: `units` of the work, and
-    not less than `SOON`."""
+    """Waiting time between trials. Each trial doubles it, and a long pause without trials resets it to `units` units of
+    work, at least `SOON`."""
 
     units: int
     wait: float = 0.0
@@ -61,7 +62,7 @@ class Patience:
 
 @dataclass
 class Pace:
-    """One kind of work. Plain arithmetic: times are given to it, and it reads no clock.
+    """Choice of a way for one kind of work. Pure arithmetic: it is given times, and reads no clock.
 
     >>> pace = Pace(ways(2, free=True), cores=2)
     >>> pace.took(seconds(pace.way), now, others)
@@ -70,23 +71,25 @@ class Pace:
     ways: Sequence[Way]
     cores: int
     at: int = -1
-    """Which way the next unit takes."""
+    """Index of the next unit's way; -1 to start with the best known one."""
     usual: dict[int, float] = field(default_factory=dict)
-    """Seconds of what has size 1, each way, when they were last looked at."""
+    """Index of a way -> seconds per unit of size, when it was last measured."""
     before: int | None = None
-    """The way instead of which this one is tried."""
+    """Index of the established way while another one is tried; None otherwise."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a way over those of the one before it, as earlier processes found them: where to begin."""
+    """Index of a way -> its seconds over those of the previous way, measured by earlier processes; determines the first
+    way."""
     keep: Callable[[int, float], None] = lambda at, ratio: None
-    """Is told such a comparison, where others left both ways their cores."""
+    """Function (index, ratio) that stores such a comparison, made while others left the cores of both ways free."""
     _times: list[float] = field(default_factory=list)
     _spent: float = 0.0
     _humbler: Patience = field(default_factory=lambda: Patience(4))
     _further: Patience = field(default_factory=lambda: Patience(16))
     _first: float | None = None
-    """When a humbler way is tried though nothing became slower."""
+    """Time of a trial of fewer threads without a slowdown; None without one."""
     _left: int | None = None
-    """The way that was left because others took its cores: taken again, without a try, when they are gone."""
+    """Index of the way that was left because others took its cores; taken again, without a trial, when they are
+    free."""
     _back: Patience = field(default_factory=lambda: Patience(4))
     _unit: float = 0.0
     """Seconds of the latest unit."""
@@ -103,8 +106,8 @@ class Pace:
         return self.ways[self.at]
 
     def prepare(self, others: float | None, now: float) -> None:
-        """To be told before a unit how many cores others took of late: a way that counts on them is left at once, and
-        taken again when they are gone."""
+        """Adapts the way before a unit to the cores that others use: a way that lacks cores is left at once, and taken
+        again when they are free."""
         if self.at > 0 and not self._room(self.at, others):
             served = self.at if self.before is None else self.before
             self._left = served if self._left is None else max(served, self._left)
@@ -120,15 +123,15 @@ class Pace:
     def took(
         self, seconds: float, now: float, others: Callable[[], float | None] = lambda: None, size: float = 1.0
     ) -> None:
-        """A unit of this size took so long, and ended now. `others()`: the cores that others took of late, None where
-        nobody says; asked only where it matters."""
+        """Records a unit of this size that took `seconds` and ended at `now`, and decides on the next way. `others()`:
+        cores used by other processes, None if unknown; called only when needed."""
         self._times.append(seconds / size)
         self._spent += seconds
         self._unit = seconds
         found, unit = median(self._times), self._spent / len(self._times)
         if self.before is not None:
             usual, count = self.usual[self.before], len(self._times)
-            if self._enough(unit) or sum(self._times) > 2 * UNITS * usual:  # or far too slow to go on with
+            if self._enough(unit) or sum(self._times) > 2 * UNITS * usual:  # or far too slow to continue
                 self._judge(found if self._enough(unit) else sum(self._times) / count, others())
             return
         if not self._enough(unit):
@@ -146,8 +149,8 @@ class Pace:
             self._try(self.at + 1, found)
 
     def _begin(self, now: float, unit: float, others: Callable[[], float | None]) -> None:
-        """The first way has been timed. Its neighbours are tried at once, or later, where earlier processes did that
-        and somebody tells whether others have the cores."""
+        """Plans the first trials after the first way was timed: its neighbours at once, or later if earlier processes
+        compared them and the use of cores is known."""
         known = (self.at in self.gains or self.at + 1 in self.gains) and others() is not None
         if unit <= SHORT:
             self._first = now + SURE if known else now
@@ -155,7 +158,7 @@ class Pace:
             self._further.put_off(now, SURE)
 
     def _room(self, at: int, others: float | None) -> bool:
-        """Whether a way finds the cores that it counts on; one that sleeps makes do with fewer."""
+        """Returns True if a way has the cores that it needs; a way that sleeps does with fewer."""
         way = self.ways[at]
         return others is None or way.sleep or others <= self.cores - way.threads + PART
 

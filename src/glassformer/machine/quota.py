@@ -1,4 +1,4 @@
-"""What control groups, and so containers, leave this process of a Linux machine: cores and memory."""
+"""Limits of control groups, and so of containers, on a Linux machine: cores and memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HERE = GroupFiles()
 
 
 def cores(files: GroupFiles = HERE) -> float | None:
-    """Cores that every control group above this process pays for: `cpu.max` of version 2, `cpu.cfs_*` of version 1.
-    None where there is no bound."""
+    """Returns the cores that all control groups above this process allow: `cpu.max` of version 2, `cpu.cfs_*` of
+    version 1. None without a limit."""
     found = []
     for folder in _groups("cpu", files):
         quota, period = _two(_said(folder, "cpu.max"))
@@ -31,12 +31,13 @@ def cores(files: GroupFiles = HERE) -> float | None:
 
 
 def memory(files: GroupFiles = HERE) -> int | None:
-    """Bytes that these groups may hold at most; None where there is no bound."""
+    """Returns the bytes that these groups may hold at most; None without a limit."""
     return min((limit for _, limit in _limits(files)), default=None)
 
 
 def free_memory(files: GroupFiles = HERE) -> int | None:
-    """Bytes that can still be taken: the limit less what is held, of which files kept for reading are given back."""
+    """Returns the bytes that can still be allocated: the limit minus memory in use, without cached files; None without
+    a limit."""
     found = []
     for folder, limit in _limits(files):
         held = _number(_said(folder, "memory.current")) or _number(_said(folder, "memory.usage_in_bytes")) or 0
@@ -56,8 +57,8 @@ def _limits(files: GroupFiles) -> Iterator[tuple[str, int]]:
 
 
 def _groups(controller: str, files: GroupFiles) -> Iterator[str]:
-    """The folders of this process's groups, from its own up to the root of what is mounted here: those of version 2,
-    and of version 1 under the name of the controller. In a container its own group may be that root."""
+    """Yields the folders of this process's groups, from its own up to the mounted root: those of version 2, and of
+    version 1 under the name of the controller. In a container the process's group may be that root."""
     rows = [line.split(":", 2) for line in _said("", files.own).splitlines() if line.count(":") > 1]
     own = {name: path for _, names, path in rows for name in names.split(",")}
     for root, path in ((files.root, own.get("", "/")), (f"{files.root}/{controller}", own.get(controller, "/"))):
@@ -80,5 +81,5 @@ def _two(said: str) -> tuple[int | None, int | None]:
 
 
 def _number(said: str) -> int | None:
-    """None for "max", -1, and what is not there."""
+    """Returns the number; None for "max", -1, and a missing value."""
     return int(said) if said.strip().isdecimal() else None

@@ -1,5 +1,5 @@
-"""What a further way gains over the one before it on this processor: kept for later processes, which begin with the way
-that served. `threads.json` in the cache folder; what is found while work runs goes on from there, and corrects it."""
+"""Gain of each way over the previous one on this processor, kept for later processes, which start with the best way.
+`threads.json` in the cache folder; measurements during work update it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from glassformer.machine.pace import Way
 
 FILE = "threads.json"
 LAST = 5
-"""So many comparisons of two ways are kept, and their median believed."""
+"""Number of latest comparisons of two ways that are kept; their median is used."""
 KINDS = 256
-"""Pairs of ways kept for a processor; the ones that were not met for the longest time go."""
+"""Pairs of ways kept for a processor; the least recently used ones are dropped."""
 LONGEST = 120
-"""Characters of a pair's name."""
+"""Most characters of a pair's name."""
 
 
 def gains(work: str, ways: Sequence[Way]) -> dict[int, float]:
-    """Seconds of a way over those of the one before it, by its place among `ways`, of those that were compared here."""
+    """Returns the seconds of a way over those of the previous one, by index in `ways`, for the pairs compared on this
+    processor."""
     known = _known()
     found = {at: known.get(_pair(work, ways, at)) for at in range(1, len(ways))}
     return {at: median(ratios) for at, ratios in found.items() if ratios}
 
 
 def keep(work: str, ways: Sequence[Way], at: int, ratio: float) -> None:
-    """One more comparison of the way at this place with the one before it."""
+    """Stores another comparison of the way at index `at` with the previous one."""
     if not _believable(ratio):
         return
     known, pair = _known(), _pair(work, ways, at)
@@ -41,14 +42,14 @@ def keep(work: str, ways: Sequence[Way], at: int, ratio: float) -> None:
 
 @cache
 def here() -> str:
-    """The processor with what this process has of it, and who computes."""
+    """Returns the key of the cache: the processor, this process's cores, and the library that computes."""
     cores = processor.own_cores()
     paid = "" if (share := quota.cores()) is None else f" of which {share:g} are paid for"
     return f"{processor.name()}, {len(processor.flags())} flags, {cores} cores{paid}, torch {torch.__version__}"
 
 
 def _known() -> dict[str, list[float]]:
-    """Of this processor, what can be believed."""
+    """Returns the valid entries of this processor."""
     found = remembered(FILE, here())
     pairs = found.items() if isinstance(found, dict) else ()
     return {pair: ratios for pair, ratios in list(pairs)[:KINDS] if len(pair) <= LONGEST and _are_ratios(ratios)}

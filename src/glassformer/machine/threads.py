@@ -1,24 +1,23 @@
-"""How many threads a piece of work takes, and how they wait for each other, found while it runs.
+"""Choice of the number of threads for each kind of work, and of their waiting, measured while it runs.
 
-Threads that share a product wait for the last of them at its end. While something else has one of their cores, each of
-hundreds of products waits for it, and the one that waits keeps its core busy. So every kind of work (a decoding step, a
-piece of a prompt, a training step) has a `Pace` over its ways, from the humblest to the one that asks most of the
-machine:
+Threads that share a matmul wait for the last of them at its end. While another process has one of their cores, each of
+hundreds of matmuls waits for it, and a waiting thread keeps its core busy. So every kind of work (a decoding step, a
+piece of a prompt, a training step) has a `Pace` over its ways, from the fewest resources to the most:
 
     work whose bits are the same with any number of threads     1, 2, 4, ..., n - 1, n threads
     all other work                                              n threads that sleep while they wait, n that do not
 
-A pace begins with the way that served this kind of work on this processor in earlier processes (`thread_cache.py`),
-else with the last, and is told how long the units of its work took:
+A pace starts with the best way of this kind of work on this processor in earlier processes (`thread_cache.py`), else
+with the last, and is given the time of each unit of work:
 
-    a humbler way   is taken when others have the cores that this one counts on; and tried, for nobody may tell, once at
-                    the beginning, where units are short (some seconds later where it is known), and when they take
-                    `SLOWER` times as long as they did
-    a further one   is tried when others leave it the cores; one that was left because of them is taken again at once
-    a try           stays where units take less than `FASTER` (`FURTHER`) of what they took before
+    a lower way     is taken when others use the cores that the current one needs; and tried, since their use may be
+                    unknown, once at the start if units are short (some seconds later if results are stored), and when
+                    they take `SLOWER` times as long as before
+    a higher one    is tried when others leave its cores free; one that was left because of them is taken again at once
+    a trial         succeeds if units take less than `FASTER` (`FURTHER`) of the time before
 
-Each try doubles the time to the next, and peace makes it short again. What torch is set to is the most that is taken,
-and it is set to it again afterwards; a number that was asked for is never touched (`fix`).
+Each trial doubles the time to the next, and a long pause resets it. Torch's setting is the maximum, and is restored
+afterwards; a number that the user gave is never changed (`fix`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from glassformer.machine.pace import Pace, ways
 
 
 class Loading:
-    """Whose work loading is: there is no model yet."""
+    """Owner of the work of loading, when no model exists yet."""
 
 
 LOADING = Loading()
@@ -49,23 +48,23 @@ LOADING = Loading()
 
 class _Busy(threading.local):
     unit = False
-    """Inside a unit."""
+    """True inside a unit."""
     held = False
-    """Inside `at_most`."""
+    """True inside `at_most`."""
     seconds = 0.0
-    """Of units that have ended."""
+    """Total seconds of ended units."""
 
 
 _busy = _Busy()
 
 
 class Pacing:
-    """The paces of all work of this process.
+    """Paces of all work of this process.
 
-    others   the cores that other processes took, as `Others` counts them
-    clock    seconds
-    fixed    the number that torch is set to was asked for, and stays
-    make     makes the pace of a new kind of work"""
+    others   cores that other processes use, as an `Others`
+    clock    function that returns seconds
+    fixed    True if the user gave torch's number of threads, which then stays
+    make     function that makes the pace of a new kind of work"""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Pacing:
         self._crowd: Crowd | None = None
 
     def pace(self, owner: Any, kind: Hashable, free: bool) -> Pace | None:
-        """That of this kind of work on `owner`, a model mostly; None where there is nothing to choose."""
+        """Returns the pace of this kind of work on `owner`, usually a model; None if there is no choice."""
         most = torch.get_num_threads()
         if self.fixed or most == 1:
             return None
@@ -93,7 +92,7 @@ class Pacing:
         return paces[key]
 
     def _size(self, owner: Any) -> int:
-        """log2 of the bytes of a model, or of the one that `owner` has; 0 of anything else."""
+        """Returns log2 of the bytes of a model, or of the one that `owner` holds; 0 for other owners."""
         if owner not in self._sizes:
             model = getattr(owner, "model", owner)
             tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
@@ -104,7 +103,7 @@ class Pacing:
     def paced(
         self, owner: Any, kind: Hashable, size: float = 1.0, free: bool = True, apart: bool = False
     ) -> Iterator[None]:
-        # Whoever compiles what runs inside would have all of this in the graph.
+        # Returns early, because a compiler would include all of this in the graph.
         inside = _busy.unit
         idle = torch.compiler.is_compiling() or (inside and not apart) or _busy.held
         mine = None if idle else self.pace(owner, kind, free)
@@ -135,11 +134,11 @@ class Pacing:
 
     @property
     def asleep(self) -> bool:
-        """Threads sleep while they wait."""
+        """True if threads sleep while they wait."""
         return self._crowd is not None
 
     def sleep(self, wanted: bool) -> None:
-        """Has threads sleep while they wait, from now on, or not."""
+        """Makes threads sleep while they wait, or spin."""
         if wanted and self._crowd is None:
             self._crowd = Crowd()
         elif not wanted and self._crowd is not None:
@@ -163,7 +162,7 @@ def using(pacing: Pacing) -> Iterator[Pacing]:
 
 
 def fix(fixed: bool) -> None:
-    """Whether the number that torch is set to was asked for, and stays."""
+    """Sets whether the user gave torch's number of threads, which then stays."""
     _process.fixed = fixed
     _process.sleep(False)
 
@@ -175,15 +174,15 @@ def fixed() -> bool:
 def paced(
     owner: Any, kind: Hashable, size: float = 1.0, free: bool = True, apart: bool = False
 ) -> AbstractContextManager[None]:
-    """Inside, a unit of work of this kind, of this size (tokens, bytes), goes the way that it does best with. `free`:
-    its bits are the same with any number of threads. Units inside others are not counted, but those that are `apart`:
-    they go their own way, and the time of the unit around them is without theirs."""
+    """Returns a context for a unit of work of this kind and size (tokens, bytes), which runs in its best way. `free`:
+    its bits are the same with any number of threads. Units inside others are not counted, except those with `apart`:
+    they have a separate pace, and the outer unit's time excludes them."""
     return _process.paced(owner, kind, size, free, apart)
 
 
 @contextmanager
 def at_most(count: int) -> Iterator[None]:
-    """Inside, torch takes so many threads, or fewer where it is set to fewer, and nothing is chosen."""
+    """Limits torch to `count` threads inside the context, without any choice of ways."""
     before, held = torch.get_num_threads(), _busy.held
     torch.set_num_threads(min(count, before))
     _busy.held = True
@@ -195,14 +194,15 @@ def at_most(count: int) -> Iterator[None]:
 
 
 class Beat:
-    """Units of which only the ends are told: each is the time since the one before, without units of other kinds."""
+    """Timer of units whose ends only are known: each is the time since the previous end, without units of other
+    kinds."""
 
     def __init__(self, kind: Hashable):
         self.kind = kind
         self.began: tuple[float, float] | None = None
 
     def __call__(self, owner: Any) -> None:
-        """A unit of work on `owner` ends, and another begins."""
+        """Ends a unit of work on `owner`, and starts the next."""
         here = _process
         mine = None if _busy.unit or _busy.held else here.pace(owner, self.kind, free=False)
         if mine is None:
@@ -220,8 +220,8 @@ class Beat:
 
 
 class Crowd:
-    """Makes the threads of GNU's OpenMP sleep where they wait. They turn round for some milliseconds first, unless
-    there are more of them than cores: so while this runs there are, in a thread that does nothing."""
+    """Makes the waiting threads of GNU's OpenMP sleep. They spin for some milliseconds first, unless there are more
+    threads than cores: so while this runs, an idle thread makes them more."""
 
     def __init__(self) -> None:
         self.stop, there = threading.Event(), threading.Event()
@@ -234,7 +234,7 @@ class Crowd:
             openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)  # torch's own
             nothing = ctypes.cast(openmp.omp_in_parallel, ctypes.c_void_p)
             openmp.GOMP_parallel(nothing, None, ctypes.c_uint(max(2, os.cpu_count() or 1)), ctypes.c_uint(0))
-        except (OSError, AttributeError):  # another OpenMP, which waits as it does
+        except (OSError, AttributeError):  # another OpenMP, with its own waiting
             pass
         finally:
             there.set()
