@@ -1,4 +1,4 @@
-"""Readings of a model: each is a function that returns data and draws itself. Built on `gf.capture` and `gf.edit`."""
+"""Readings of a model: functions that return data which can draw itself. Built on `gf.capture` and `gf.edit`."""
 
 from glassformer.lens.ablation import HeadAblation, head_ablation
 from glassformer.lens.attribution import LogitAttribution, logit_attribution

@@ -1,4 +1,4 @@
-"""Which heads a model needs: each is taken out by itself, and what that costs is measured."""
+"""Importance of heads: the change of a measure when one head is ablated."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from glassformer.parts.core.running import Edit
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadAblation(Reading):
-    """`change` (layers, heads): the measure with a head taken out, minus `base`, the measure of the whole model. NaN
-    where a layer has no such head."""
+    """Change (layers, heads) of the measure when a head is ablated, relative to `base`, the measure of the whole model.
+    NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Head ablation"
 
     change: Float[Tensor, "l n"]
     base: float
     of: str
-    """"loss", mean nats per token, or "metric"."""
+    """Measure: "loss", mean nats per token, or "metric"."""
     by: Literal["zero", "mean"]
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class HeadAblation(Reading):
         return "\n".join([*lines, *(f"layer {layer}, head {head}: {value:+.4f}" for layer, head, value in largest)])
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure, by default as large as its table needs."""
         wide, high = figure_size(self.change)
         return super().figure(width or wide, height or high)
 
@@ -56,14 +56,14 @@ def head_ablation(
     by: Literal["zero", "mean"] = "zero",
     progress: OnPass | None = None,
 ) -> HeadAblation:
-    """The change of the loss on `tokens`, or of `metric(logits)`, when each head is ablated by itself.
+    """Returns the change of the loss on `tokens`, or of `metric(logits)`, when each head is ablated separately.
 
-    by="zero": the head's z is 0; by="mean": its own mean over all of `tokens` (`gf.lens.ablate_heads`). A metric gives
-    a number, or one for each row, of logits (b, s, v). Michel et al. 2019, 1905.10650. A head that changes nothing is
-    not idle for that: others may do its work once it is gone (self-repair; McGrath et al. 2023, 2307.15771).
+    by="zero": the head's z is 0; by="mean": its mean over all of `tokens` (`gf.lens.ablate_heads`). A metric returns a
+    number, or one for each row, of logits (b, s, v). Michel et al. 2019, 1905.10650. A head without effect is not
+    necessarily idle: others may do its work once it is gone (self-repair; McGrath et al. 2023, 2307.15771).
 
     Copies of the text share a pass, another head ablated in each; `progress(done, of)` is called after every pass.
-    Raises RequestError for tokens that are none of this model's, and for a model without heads."""
+    Raises RequestError for tokens that the model cannot read, and for a model without heads."""
     tokens = rows_of(model, tokens, least=1 if metric else 2)
     if by not in ("zero", "mean"):
         raise RequestError(f"by={by!r}: use 'zero' or 'mean'", code="unknown", field="by", value=by)

@@ -1,15 +1,15 @@
-"""Direct logit attribution: what each head, each feed-forward network and the embedding add to a token's logit.
+"""Direct logit attribution: contributions of each head, each FFN and the embedding to a token's logit.
 
-The stream that the head reads is a sum, and a logit is linear in it once the norms are held at the scale they had:
+The stream that the head reads is a sum, and a logit is linear in it once the norms keep their measured scale:
 
     logit = scale w . N(embed + sum of heads + sum of ffns + biases) + b,      N(x) = gain (x - mean(x)?) + bias
 
 with gain = weight / rms(x) or weight / std(x), a constant. Elhage et al. 2021, "A Mathematical Framework for
-Transformer Circuits". The direction scale w is carried down the layers: through the final norm, the norms behind a
+Transformer Circuits". The direction scale w is carried down the layers: through the final norm, the norms after a
 branch (sandwich, res-post-norm), the norms of the stream itself (post-norm), and the residual scale; a part's
-contribution is its output along the direction that arrives there. They sum to the logit.
+contribution is its output along the direction at its place. They sum to the logit.
 
-What a part does by changing what later parts compute is not in it: for that, ablate it.
+Indirect effects, through later parts, are not included: for these, ablate the part.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MOST_BARS = 14
 class LogitAttribution(Reading):
     """Contributions to the logit of `token`, or to its lead over `against`, at a position.
 
-    `embed`; `heads` (l, n), zero where a layer has fewer, and a mixer without heads counts as one; `ffn` (l,), zero
-    where it has none; `biases` (l,), of W_O and of the norms in the layer; `bias`, of the final norm and the head.
-    `total` is their sum, the logit before a soft cap; `logit` is what the model says."""
+    `embed`; `heads` (l, n), zero if a layer has fewer, and a mixer without heads counts as one; `ffn` (l,), zero
+    without one; `biases` (l,), of W_O and of the norms in the layer; `bias`, of the final norm and the head. `total` is
+    their sum, the logit before a softcap; `logit` is the model's output."""
 
     title: ClassVar[str] = "Direct logit attribution"
 
@@ -59,7 +59,7 @@ class LogitAttribution(Reading):
     logit: float
 
     def parts(self) -> dict[str, float]:
-        """Name -> contribution, largest first: "L5 H3" is head 3 of layer 5, "L5 ffn" its feed-forward network."""
+        """Returns name -> contribution, largest first: "L5 H3" is head 3 of layer 5, "L5 ffn" its FFN."""
         found = {"embedding": self.embed, "biases": float(self.biases.sum()) + self.bias}
         for layer, (heads, ffn) in enumerate(zip(self.heads.tolist(), self.ffn.tolist(), strict=True)):
             found |= {f"L{layer} H{head}": value for head, value in enumerate(heads)} | {f"L{layer} ffn": ffn}
@@ -75,7 +75,7 @@ class LogitAttribution(Reading):
         return f"{self.question}: {self.total:+.3f}\n{', '.join(best)}"
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Sized to the number of layers and heads unless told."""
+        """Returns a matplotlib figure, by default sized to the number of layers and heads."""
         layers, heads = self.heads.shape
         return super().figure(width or min(14.0, 6.0 + 0.3 * heads), height or min(12.0, max(4.5, 1.2 + 0.22 * layers)))
 
@@ -111,10 +111,10 @@ def logit_attribution(
     tokenizer: Any = None,
     words: Sequence[str] | None = None,
 ) -> LogitAttribution:
-    """Where the logit of `token` comes from at a position of tokens (1, s); its lead over `against`, if that is given.
+    """Returns the contributions to the logit of `token` at a position of tokens (1, s), or to its lead over `against`.
 
-    `token` is what the model predicts there unless given. Raises RequestError for a position or token out of range,
-    more than one row, and a wiring or norm whose scale it does not know how to hold."""
+    `token` defaults to the model's prediction there. Raises RequestError for a position or token out of range, more
+    than one row, and a wiring or norm whose scale cannot be held."""
     tokens, module = one_row(model, tokens), eager(model)
     labels, vocabulary = spelled(tokens, tokenizer, words), module.vocab_size
     (at,) = within(position, tokens.shape[1], "position", "the text")
@@ -145,7 +145,7 @@ def logit_attribution(
 
 
 def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int | None) -> dict[str, Any]:
-    """The contributions, of what one position has at the sites."""
+    """Returns the contributions, from the values of the sites at one position."""
     direction, own = _reads(module, token)
     if against is not None:
         other, less = _reads(module, against)
@@ -165,7 +165,8 @@ def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int 
 
 
 def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
-    """(d,) and (): a token's logit before the soft cap is the one along what the head reads, plus the other."""
+    """Returns (direction (d,), constant ()): a token's logit before the softcap is the head's input along the
+    direction, plus the constant."""
     head: Any = module.head
     if head.packed is None:
         weight, bias = head.applied(module.embedding), head.bias
@@ -176,7 +177,7 @@ def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
 
 
 def _held(norm: Any, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """`Norm.held`; without a norm, the direction itself."""
+    """Returns `Norm.held`; without a norm, the direction itself."""
     return (direction, direction.new_zeros(())) if norm is None else norm.held(x, direction)
 
 
@@ -185,11 +186,11 @@ class _Layer:
     heads: Tensor  # (n,)
     ffn: Tensor  # ()
     biases: Tensor  # ()
-    below: Tensor  # (d,) the direction along which the stream before this layer counts
+    below: Tensor  # (d,) the direction along which the stream before this layer contributes
 
 
 def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) -> _Layer:
-    """What a layer's parts add along a direction of the stream behind it."""
+    """Returns the contributions of a layer's parts along a direction of the stream after it."""
     wiring: Any = block.residual
     if wiring.norms_stream is None:
         raise RequestError(
@@ -216,8 +217,8 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
 def _branch(
     wiring: Any, name: str, stream: Tensor | None, out: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(along, below, constant): what comes behind the branch, along `direction`, is what the branch made along `along`,
-    the stream before it along `below`, and a constant."""
+    """Returns (along, below, constant): the stream after the branch, along `direction`, is the branch's output along
+    `along`, plus the stream before it along `below`, plus a constant."""
     below, constant, norms = direction, direction.new_zeros(()), dict(wiring.named_children())
     if wiring.norms_stream:
         assert stream is not None, "a wiring that norms the stream between its branches has a resid_mid"

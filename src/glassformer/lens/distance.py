@@ -1,4 +1,4 @@
-"""Mean distance between a token and the tokens that a head reads, by layer and head."""
+"""Mean distance between a token and the tokens that a head attends to, by layer and head."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from glassformer.parts.precision import exact
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionDistance(Reading):
-    """`distance` (layers, heads): mean number of tokens between a query and the keys that it reads, by weight. NaN if a
-    layer has no such head."""
+    """Mean number of tokens between a query and the keys that it attends to, by weight: `distance` (layers, heads). NaN
+    if a layer has no such head."""
 
     title: ClassVar[str] = "Attention distance"
 
     distance: Float[Tensor, "l n"]
     apart: Float[Tensor, "l n"]
-    """Mean distance over all keys but the first token of the text, where idle heads put their weight."""
+    """Mean distance over all keys but the first token of the text, on which idle heads put their weight."""
     uniform: Float[Tensor, " l"]
-    """Distance of a head that attends equally to all keys it may see; NaN if a layer has no such head."""
+    """Distance of a head that attends uniformly to all visible keys; NaN if a layer has no such head."""
     length: int
-    """Tokens of the text."""
+    """Number of tokens of the text."""
 
     @property
     def by_layer(self) -> Float[Tensor, " l"]:
-        """Mean of the heads of each layer, without the first token; NaN if a layer has no such head."""
+        """Mean over the heads of each layer, without the first token; NaN if a layer has no such head."""
         return self.apart.nanmean(1)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class AttentionDistance(Reading):
         return super().to_dict() | {"by_layer": [value if math.isfinite(value) else None for value in means]}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure, by default as large as its table needs."""
         wide, high = figure_size(self.distance)
         return super().figure(width or wide + 4.0, height or high)
 
@@ -77,11 +77,11 @@ class AttentionDistance(Reading):
 
 
 def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDistance:
-    """Σ_ij A_ij |i - j| / Σ_ij A_ij of every head, over all rows of tokens (b, s).
+    """Returns Σ_ij A_ij |i - j| / Σ_ij A_ij of every head, over all rows of tokens (b, s).
 
-    The mean attention distance of Vig & Belinkov 2019, 1906.04284, which they found to grow with depth in GPT-2, and of
-    Dosovitskiy et al. 2020, 2010.11929. `apart` leaves out the keys at place 0: a head that rests on the first token
-    looks far without reading anything. Raises RequestError for a model without attention heads."""
+    The mean attention distance of Vig & Belinkov 2019, 1906.04284, who found it to grow with depth in GPT-2, and of
+    Dosovitskiy et al. 2020, 2010.11929. `apart` leaves out the keys at position 0: a head that rests on the first token
+    has a large distance without reading anything. Raises RequestError for a model without attention heads."""
     tokens = rows_of(model, tokens)
     counts, length = heads_of(model, "mixer.pattern"), tokens.shape[1]
     looks = {f"layers.{at}.mixer.pattern": Distances() for at, n in enumerate(counts) if n}
@@ -98,7 +98,8 @@ def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDis
 
 
 class Distances:
-    """Sums of weights, and of weights times distances, gathered from a pattern: of all keys, of all but the first."""
+    """Observer of a pattern that sums weights, and weights times distances: over all keys, and over all but the
+    first."""
 
     def __init__(self) -> None:
         self.sums: dict[int, list[Tensor]] = {}
@@ -114,6 +115,7 @@ class Distances:
             self.sums[since] = new if before is None else [a + b for a, b in zip(before, new, strict=True)]
 
     def mean(self, since: int) -> Tensor:
-        """(heads,) the mean distance of the keys from place `since`; 0 for a head that gives them no weight."""
+        """Returns the mean distance (heads,) of the keys from position `since` on; 0 for a head that gives them no
+        weight."""
         far, mass = self.sums[since]
         return far / mass.clamp(min=1e-12)

@@ -1,12 +1,12 @@
-"""Ready-made edits for `gf.edit`, each a dict {site: f}. They compose: give several, or nest `with`s.
+"""Edits for `gf.edit`, each a dict {site: f}. They compose: give several, or nest `with`s.
 
 >>> with gf.edit(model, gf.lens.ablate_heads(2, [0, 3]), gf.lens.scale("layers.4.ffn.out", 0.5)):
 ...     gf.generate(model, tokens)
 
 Heads, units, experts and positions may be negative, counting from the end. Positions are those of the present pass:
 with a decode state the prompt is one pass (of at most 1,024 tokens, a longer one takes several) and every new token
-another, whose only position is 0, or -1. A pass that lacks a position is refused; to change the prompt alone, read it
-into a state inside the `with` and go on outside. Likewise "mean" is over the tokens of the present pass.
+another, whose only position is 0, or -1. A pass that lacks a position is refused; to change only the prompt, prefill a
+state inside the `with` and continue outside. Likewise "mean" is over the tokens of the present pass.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from glassformer.parts.core.running import Edit
 Indices = int | Sequence[int]
 
 AXES = {"q": "bsnh", "k": "bsgh", "v": "bsgh", "z": "bsnh", "scores": "bnst", "pattern": "bnst"}
-"""Of the sites with heads, by the last step of their name; the others are (b, s, ...)."""
+"""Axes of the sites with heads, by the last step of their name; other sites are (b, s, ...)."""
 
 
 def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero") -> dict[str, Edit]:
-    """What these heads of a layer add is gone: z (b, s, n, h) becomes 0, or the head's own mean over batch and tokens.
+    """Returns an edit that removes these heads of a layer: z (b, s, n, h) becomes 0, or the head's mean over batch and
+    tokens.
 
-    Zero is the same as zeroing the head's rows of W_O. The mean keeps what the head says whatever it reads (a bias that
-    later layers may count on) and takes away what depends on the text. Raises RequestError, when the model runs, for a
-    head out of range, and for the mean of a single token, which would change nothing."""
+    Zero equals zeroing the head's rows of W_O. The mean keeps the head's constant output (a bias that later layers may
+    count on) and removes the dependence on the text. Raises RequestError, when the model runs, for a head out of range,
+    and for the mean of a single token, which would change nothing."""
     if by not in ("zero", "mean"):
         raise RequestError(f"by={by!r}: use 'zero' or 'mean'", code="unknown", field="by", value=by)
     site = f"{_layer(layer)}.mixer.z"
@@ -41,7 +42,7 @@ def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero
 
 
 def mean_over_tokens(z: Tensor) -> Tensor:
-    """Each head's mean over batch and tokens at every one of them, (b, s, n, h)."""
+    """Returns each head's mean over batch and tokens at every one of them, (b, s, n, h)."""
     if z.shape[0] * z.shape[1] == 1:
         raise RequestError(
             "by='mean': this pass has one token, whose mean it is; use by='zero', or gf.lens.replace",
@@ -51,12 +52,12 @@ def mean_over_tokens(z: Tensor) -> Tensor:
 
 
 def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
-    """These units of a layer's feed-forward network are 0 (`ffn.hidden`, after activation and gate). Experts have no
-    units in common, and are refused when the model runs."""
+    """Returns an edit that sets these hidden units of a layer's FFN to 0 (`ffn.hidden`, after activation and gate).
+    Experts have no common units, and are refused when the model runs."""
     site = f"{_layer(layer)}.ffn.hidden"
 
     def silence(hidden: Tensor) -> Tensor:
-        if hidden.dim() > 3:  # (b, s, k, f): a unit is another one wherever another expert was chosen
+        if hidden.dim() > 3:  # (b, s, k, f): a unit's meaning depends on the chosen expert
             raise RequestError(
                 f"layer {layer} has experts, each with units of its own; use gf.lens.ablate_experts({layer}, ...)",
                 code="unsupported", field="layer", value=layer,
@@ -67,10 +68,11 @@ def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
 
 
 def ablate_experts(layer: int, experts: Indices) -> dict[str, Edit]:
-    """No token of a layer is sent to these experts: `ffn.router` is 0 there, and others are chosen in their place.
+    """Returns an edit that routes no token of a layer to these experts: `ffn.router` is 0 for them, and others are
+    chosen instead.
 
-    Where fewer are left than a token is sent to, those that are left serve it alone. Experts that see every token
-    (`ffn.shared`) are none of these; `scale` silences them at `layers.N.ffn.shared.out`."""
+    If fewer than k experts are left, a token has only these. Shared experts (`ffn.shared`) are not included; `scale`
+    silences them at `layers.N.ffn.shared.out`."""
     site = f"{_layer(layer)}.ffn.router"
 
     def close(p: Tensor) -> Tensor:
@@ -80,27 +82,27 @@ def ablate_experts(layer: int, experts: Indices) -> dict[str, Edit]:
 
 
 def ablate_mixer(layer: int) -> dict[str, Edit]:
-    """A layer's mixer puts out 0."""
+    """Returns an edit that sets the output of a layer's mixer to 0."""
     return {f"{_layer(layer)}.mixer.out": torch.zeros_like}
 
 
 def ablate_ffn(layer: int) -> dict[str, Edit]:
-    """A layer's feed-forward network puts out 0."""
+    """Returns an edit that sets the output of a layer's FFN to 0."""
     return {f"{_layer(layer)}.ffn.out": torch.zeros_like}
 
 
 def ablate_layer(layer: int) -> dict[str, Edit]:
-    """Both branches of a layer put out 0: the stream passes unchanged, but for the norms that a post-norm or sandwich
-    wiring has behind its branches."""
-    return {f"{_layer(layer)}.*.out": torch.zeros_like}  # a block may have no ffn
+    """Returns an edit that sets the outputs of both branches of a layer to 0: the stream passes unchanged, except for
+    the norms after the branches of a post-norm or sandwich wiring."""
+    return {f"{_layer(layer)}.*.out": torch.zeros_like}  # a block may have no FFN
 
 
 def replace(
     site: str, value: Tensor | float, positions: Indices | None = None, heads: Indices | None = None
 ) -> dict[str, Edit]:
-    """`value` stands at the site, at these positions and heads alone where some are given.
+    """Returns an edit that replaces a site by `value`, at these positions and heads, or everywhere.
 
-    A tensor must broadcast to what it replaces: (b, positions, heads, h) of q, k, v and z, (b, heads, positions, t) of
+    A tensor must broadcast to the replaced part: (b, positions, heads, h) of q, k, v and z, (b, heads, positions, t) of
     scores and pattern, (b, positions, ...) of other sites."""
 
     def put(part: Tensor) -> Tensor:
@@ -118,14 +120,14 @@ def replace(
 
 
 def scale(site: str, factor: float, heads: Indices | None = None) -> dict[str, Edit]:
-    """The value times `factor`, of these heads alone where some are given."""
+    """Returns an edit that multiplies a site by `factor`, for these heads, or for all."""
     return {site: _edit(site, lambda part: part * factor, heads=heads)}
 
 
 def add_direction(
     site: str, direction: Tensor, strength: float = 1.0, positions: Indices | None = None
 ) -> dict[str, Edit]:
-    """x + strength * direction; `direction` is as wide as the value's last axis, and taken as long as it is.
+    """Returns an edit to x + strength * direction; `direction` is as wide as the value's last axis, and not normalised.
 
     At `layers.N.resid_post`, with the difference of two mean activations, this is activation steering (Turner et al.
     2023, 2308.10248)."""
@@ -144,10 +146,11 @@ def add_direction(
 def patch(
     run: Mapping[str, Tensor], site: str, positions: Indices | None = None, heads: Indices | None = None
 ) -> dict[str, Edit]:
-    """Values of another run, as `gf.capture` gave them, stand at every site of `run` that the pattern names.
+    """Returns an edit that puts values of another run, as `gf.capture` returned them, at every site of `run` that the
+    pattern names.
 
-    `positions` and `heads` count in both runs alike. A run of one row serves every row. Raises RequestError where the
-    pattern names nothing that was captured, and, when the model runs, where the shapes differ."""
+    `positions` and `heads` are the same in both runs. A run of one row serves every row. Raises RequestError if the
+    pattern names no captured site, and, when the model runs, if the shapes differ."""
     names = [name for name in run if fnmatchcase(name, site)]
     if not names:
         raise RequestError(
@@ -175,7 +178,7 @@ def _patch(name: str, stored: Tensor, positions: Indices | None, heads: Indices 
 def _edit(
     site: str, change: Callable[[Tensor], Tensor], positions: Indices | None = None, heads: Indices | None = None
 ) -> Edit:
-    """`change` of the chosen positions and heads; the rest stays."""
+    """Returns an edit that applies `change` to the chosen positions and heads."""
     choose = _chosen(site, positions, heads)
 
     def edited(x: Tensor) -> Tensor:
@@ -187,7 +190,8 @@ def _edit(
 
 
 def _chosen(site: str, positions: Indices | None, heads: Indices | None) -> Callable[[Tensor], tuple[Any, ...]]:
-    """Where in a value the positions and heads are, as an index. RequestError where the site has no heads."""
+    """Returns a function from a site's value to the index of the positions and heads. Raises RequestError for a site
+    without heads."""
     axes = AXES.get(site.rpartition(".")[2], "bs")
     along_heads = head_axis(axes)
     if heads is not None and along_heads is None:

@@ -1,9 +1,9 @@
-"""What heads do on text that repeats itself: who looks where, as a score per head.
+"""Attention of heads on a repeated text: scores per head of the relative position attended to.
 
-A row is r random tokens, all different where the vocabulary allows, and the same r again. Nothing but the repetition
-can be predicted in it, so a head that looks at the right place has found it.
+A row is r random tokens, all different if the vocabulary allows, and the same r again. Only the repetition is
+predictable, so a head that attends to the right position has detected it.
 
-    ... A B C ... A B C ...        at the second A, an induction head looks at the first B: what came after A before
+    ... A B C ... A B C ...        at the second A, an induction head attends to the first B: the token after A before
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ KINDS = ("induction", "previous token", "first token", "duplicate token")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(Reading):
-    """`scores`: kind -> (layers, heads), the mean attention at the place in question, 0 to 1. NaN where a layer has no
+    """Kind -> (layers, heads), the mean attention to the position in question, 0 to 1: `scores`. NaN if a layer has no
     such head."""
 
     title: ClassVar[str] = "Head scores"
 
     scores: dict[str, Float[Tensor, "l n"]]
     length: int
-    """Of what is repeated."""
+    """Length of the repeated block."""
     batch: int
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class HeadScores(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its tables need."""
+        """Returns a matplotlib figure, by default as large as its tables need."""
         wide, high = figure_size(next(iter(self.scores.values())), len(self.scores))
         return super().figure(width or wide, height or high)
 
@@ -63,35 +63,37 @@ class HeadScores(Reading):
 
 
 def induction_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """From a token to the one after its earlier occurrence: A_(i, i - length + 1), the mean over the second half.
+    """Returns the attention of a token to the one after its earlier occurrence: A_(i, i - length + 1), the mean over
+    the second half.
 
-    The prefix-matching score of Olsson et al. 2022, 2209.11895; with the token that is found copied to the output it is
-    how models learn in context. Needs two layers: one to write down what came before, one to look it up."""
+    The prefix-matching score of Olsson et al. 2022, 2209.11895; with the found token copied to the output it is a
+    mechanism of in-context learning. Needs two layers: one to store the previous token, one to match it."""
     return head_scores(model, length, batch, seed, ("induction",))
 
 
 def previous_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """From a token to the one before it: A_(i, i - 1), the mean over all but the first."""
+    """Returns the attention of a token to the previous one: A_(i, i - 1), the mean over all but the first."""
     return head_scores(model, length, batch, seed, ("previous token",))
 
 
 def first_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """From a token to the first of the text: A_(i, 0), the mean over all but the first."""
+    """Returns the attention of a token to the first of the text: A_(i, 0), the mean over all but the first."""
     return head_scores(model, length, batch, seed, ("first token",))
 
 
 def duplicate_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """From a token to its earlier occurrence: A_(i, i - length), the mean over the second half (Wang et al. 2022,
-    2211.00593)."""
+    """Returns the attention of a token to its earlier occurrence: A_(i, i - length), the mean over the second half
+    (Wang et al. 2022, 2211.00593)."""
     return head_scores(model, length, batch, seed, ("duplicate token",))
 
 
 def head_scores(
     model: Model, length: int = 50, batch: int = 4, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> HeadScores:
-    """All scores of one pass over `batch` rows of `length` random tokens and the same again; maps are never kept.
+    """Returns all scores, from one pass over `batch` rows of `length` random tokens and the same again; maps are never
+    kept.
 
-    Raises RequestError for a model without attention heads, a length it cannot read, and a kind that is none."""
+    Raises RequestError for a model without attention heads, a length it cannot read, and an unknown kind."""
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if length < 2 or batch < 1:
         raise RequestError(
@@ -113,7 +115,8 @@ def head_scores(
 
 
 def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[Tensor, "b s"]:
-    """(batch, 2 length): random tokens, all different in a row where there are enough of them, and the same again."""
+    """Returns (batch, 2 length): random tokens, all different in a row if the vocabulary has enough, and the same
+    again."""
     generator = torch.Generator().manual_seed(seed)
     if vocab_size < length:
         half = torch.randint(vocab_size, (batch, length), generator=generator)
@@ -123,10 +126,11 @@ def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[
 
 
 class Masses:
-    """A look at a pattern that keeps, for each kind, the mean attention to the place in question: kind -> (heads,)."""
+    """Observer of a pattern that keeps, for each kind, the mean attention to the position in question: kind ->
+    (heads,)."""
 
     def __init__(self, kinds: Sequence[str], length: int):
-        # How far back it lies, None for the start of the text, and from which query on it exists.
+        # Kind -> (distance back, None for the start of the text; first query that has it).
         known = {"induction": (length - 1, length), "previous token": (1, 1), "first token": (None, 1)}
         places = {**known, "duplicate token": (length, length)}
         self.places = {kind: places[kind] for kind in kinds}

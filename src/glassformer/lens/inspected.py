@@ -1,4 +1,4 @@
-"""What an inspection holds: heads, maps, the predictions of every depth, and what follows from them."""
+"""Data of an inspection: heads, maps, the predictions of every depth, and derived quantities."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 SINK = 0.3
-"""The mass on the first token above which a head is called a sink (Gu et al. 2024, 2410.10781)."""
+"""Mass on the first token above which a head is a sink (Gu et al. 2024, 2410.10781)."""
 WATCHES = 0.5
-"""The mass on the previous token, or on the token itself, above which a head is named for it."""
+"""Mass on the previous token, or on the token itself, above which a head is listed for it."""
 OUTLYING = 10.0
-"""A token stands out where its stream is so many times as large as the median token's. Massive activations (Sun et al.
-2024, 2402.17762) make such tokens: a few values of 1,000 times the median dominate their root mean square."""
+"""Ratio of a token's residual stream to the median token's above which it is an outlier. Massive activations (Sun et
+al. 2024, 2402.17762) cause outliers: a few values of 1,000 times the median dominate their root mean square."""
 
 
 @dataclass(frozen=True)
 class HeadMap:
-    """What one head's map comes to, by the definitions of `glassformer.dynamics`.
+    """Statistics of one head's map, as `glassformer.dynamics` defines them.
 
-    `attention_entropy` is normalised, 0 to 1. The masses are the weight that queries give, in the mean, to the first
-    token, to the token before them, to themselves, and to the one other token that gets most of all."""
+    `attention_entropy` is normalised, 0 to 1. The masses are the mean weight that queries give to the first token, to
+    the previous token, to themselves, and to the one other token with most weight."""
 
     layer: int
     head: int
@@ -37,55 +37,56 @@ class HeadMap:
     stripe_mass: float
     max_attention_logit: float
     distance: float
-    """Mean number of tokens between a query and the keys that it reads, by weight (Vig & Belinkov 2019, 1906.04284)."""
+    """Mean number of tokens between a query and the keys that it attends to, by weight (Vig & Belinkov 2019,
+    1906.04284)."""
 
     @property
     def rests(self) -> bool:
-        """A sink: it rests on the first token."""
+        """True for a sink, a head that rests on the first token."""
         return self.sink_mass > SINK
 
     @property
     def watches(self) -> bool:
-        """It watches the token before."""
+        """True for a head that attends to the previous token."""
         return self.previous_mass > WATCHES
 
     @property
     def elsewhere(self) -> float:
-        """How far each query looks at something of its own: what the four masses leave of 1, times 1 - entropy. They
-        overlap (the first token's look at itself is in two), so of a short text this is the least it can be."""
+        """Strength of content-dependent attention: 1 minus the four masses, times 1 - entropy. The masses overlap (the
+        first token's attention to itself is in two), so for a short text this is a lower bound."""
         rest = 1 - self.sink_mass - self.previous_mass - self.self_mass - self.stripe_mass
         return max(0.0, rest) * (1 - self.attention_entropy) if math.isfinite(rest) else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """The maps of one layer: `maps` (n, S, T), and by name the `keys` that each query gives most weight to.
+    """Maps of one layer: `maps` (n, S, T), and the `keys` that each query gives most weight to.
 
-    With tiles of more than one token an entry of a map is the weight that the queries of a tile give to all the keys of
-    a tile, in the mean; rows still sum to 1. All else is exact, of each head, and in the last row of the mean of the
-    heads: `keys` and `weights` (n + 1, s, k), strongest first, 0 for what is negligible; `received` (n + 1, t), the
-    weight that all queries together give a key, of the queries that see it, `seen_by` (n + 1, t)."""
+    With tiles of more than one token an entry of a map is the mean weight that the queries of a tile give to all the
+    keys of a tile; rows still sum to 1. All else is exact, for each head, and in the last row for the mean of the
+    heads: `keys` and `weights` (n + 1, s, k), strongest first, 0 if negligible; `received` (n + 1, t), the total weight
+    of a key over the queries that attend to it, whose number is `seen_by` (n + 1, t)."""
 
     maps: Tensor
     tile: int
-    """Tokens of a side of a tile; 1: the maps are exact."""
+    """Tokens per side of a tile; 1 for exact maps."""
     keys: Tensor
     weights: Tensor
     received: Tensor
     seen_by: Tensor
     key_heads: int
-    """KV heads; the query heads share them in equal groups, in order."""
+    """Number of KV heads; the query heads share them in equal groups, in order."""
 
     @cached_property
     def rest(self) -> Tensor:
-        """(n + 1, s) the weight that a query gives to all the tokens that are not named."""
+        """Weight (n + 1, s) that a query gives to all tokens that are not in `keys`."""
         return (1 - self.weights.sum(-1)).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """What a layer reads of a source: `maps` (n, s, t), the weight that each token gives to each one of the source, of
-    the first tokens of both. Rows sum to 1 where the whole source is there."""
+    """Cross-attention of a layer: `maps` (n, s, t), the weight that each token gives to each token of the source, of
+    the first tokens of both. Rows sum to 1 if the source is complete."""
 
     layer: int
     maps: Tensor
@@ -93,7 +94,7 @@ class Crossing:
 
     @cached_property
     def mean(self) -> Tensor:
-        """(s, t) of the heads."""
+        """Mean over the heads, (s, t)."""
         return self.maps.mean(0)
 
 
@@ -105,18 +106,18 @@ class Effective:
     maps: Tensor
     tile: int
     which: tuple[int, ...]
-    """The heads, or channels, that they are of."""
+    """Indices of the heads or channels of the maps."""
     largest: tuple[float, ...]
     of: str
     """"head" or "channel"."""
     count: int
-    """How many there are in the layer."""
+    """Number of heads or channels in the layer."""
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A token whose stream is far larger than the others': `ratio` times the median token's at `depth`, where that is
-    most. `first`: the first depth at which it is more than `OUTLYING` times the median."""
+    """A token whose stream is far larger than the others': at most `ratio` times the median token's, at `depth`.
+    `first`: the first depth at which it exceeds `OUTLYING` times the median."""
 
     position: int
     first: int
@@ -127,54 +128,55 @@ class Outlier:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspected:
-    """What one pass over a text of s tokens shows of a model of l layers. Depth 0 is the embedding, depth i the stream
-    after layer i - 1."""
+    """Result of one pass over a text of s tokens through a model of l layers. Depth 0 is the embedding, depth i the
+    stream after layer i - 1."""
 
     name: str
     trained: bool
-    """False: the weights are random."""
+    """False if the weights are random."""
     parameters: int
     vocab_size: int
     ids: Tensor
-    """(s,)"""
+    """Ids of the tokens, (s,)."""
     words: tuple[str, ...]
-    """What each token stands for; empty where the character it begins ends in a later token."""
+    """Text of each token; empty if its character ends in a later token."""
     spelled: dict[int, str]
-    """id -> word, of every token that is predicted."""
+    """Id -> text, of every predicted token."""
     causal: bool
-    """Predictions are of the next token; otherwise the model is bidirectional, and they are of the token itself."""
+    """True if predictions are of the next token; False for a bidirectional model, which predicts the token itself."""
     layers: int
     heads: tuple[HeadMap, ...]
-    """Of all layers that have maps, in order."""
+    """Heads of all layers that have maps, in order."""
     attention: dict[int, LayerMaps]
-    """layer -> its maps. A layer whose mixer has none is missing."""
+    """Layer -> its maps. Layers whose mixer has no maps are missing."""
     top_ids: Tensor
-    """(l + 1, s, k) the most likely tokens at each depth and position, by the model's own final norm and head (logit
-    lens, nostalgebraist 2020)."""
+    """Most likely tokens (l + 1, s, k) at each depth and position, by the model's final norm and head (logit lens,
+    nostalgebraist 2020)."""
     top_probabilities: Tensor
-    """(l + 1, s, k)"""
+    """Probabilities of `top_ids`, (l + 1, s, k)."""
     depth_loss: Tensor
-    """(l + 1, s) nats that each depth pays for the token that is to be predicted at a position; NaN where none is."""
+    """Loss in nats (l + 1, s) of each depth's prediction at a position; NaN without a target."""
     residual_rms: Tensor
-    """(l + 1, s) root mean square of the residual stream."""
+    """Root mean square (l + 1, s) of the residual stream."""
     token_cosine: Tensor
-    """(l + 1,) mean cosine between two tokens' streams (Noci et al. 2022, 2206.03126)."""
+    """Mean cosine (l + 1,) between two tokens' streams (Noci et al. 2022, 2206.03126)."""
     mixers: tuple[str, ...] = ()
-    """Of each layer, the kind of its mixer in words: "attention", "attention, window of 256", "mamba"."""
+    """Kind of each layer's mixer in words: "attention", "attention, window of 256", "mamba"."""
     effective: Mapping[int, Effective] = field(default_factory=dict)
-    """layer -> maps of a mixer without softmax, where it has any."""
+    """Layer -> maps of a mixer without softmax, for layers that have some."""
     command: str = ""
-    """What made it, to be typed again; empty: nobody said."""
+    """Command that repeats the inspection; empty if unknown."""
     prefix: int = 0
-    """The first tokens, which see each other; none of them but the last predicts what it does not see."""
+    """Number of tokens in the bidirectional prefix; only the last of them predicts a token that it does not attend
+    to."""
     source: tuple[str, ...] = ()
-    """What each token of the source stands for, of a model that reads one."""
+    """Text of each token of the source; empty for a model without one."""
     crossings: tuple[Crossing, ...] = ()
-    """Of the layers that read it, in order."""
+    """Cross-attention of the layers that have it, in order."""
 
     @cached_property
     def loss(self) -> Tensor:
-        """(s,) nats that each token cost; NaN for a prefix, and for the first of a text that is read on."""
+        """Loss (s,) of each token in nats; NaN for a prefix, and for the first of a causal text."""
         last = self.depth_loss[-1]
         return torch.cat([last.new_full((1,), math.nan), last[:-1]]) if self.causal else last
 
@@ -184,14 +186,14 @@ class Inspected:
 
     @cached_property
     def settled(self) -> float:
-        """The depth from which the most likely token stays what it is at the end: the median over positions."""
+        """Depth from which on the most likely token equals the final one: the median over positions."""
         first = self.top_ids[:, :, 0]
         same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
         return statistics.median((len(first) - same).tolist())
 
     def notable(self, count: int = 5) -> dict[str, list[HeadMap]]:
-        """Heads that stand out, by what for: those that rest on the first token, watch the token before, watch
-        themselves, and look at something in particular; the strongest first."""
+        """Returns notable heads by kind, strongest first: those that rest on the first token, attend to the previous
+        token, to themselves, or depending on content."""
         kinds = {
             "first token": (SINK, lambda head: head.sink_mass),
             "token before": (WATCHES, lambda head: head.previous_mass),
@@ -205,12 +207,12 @@ class Inspected:
 
     @cached_property
     def median_rms(self) -> Tensor:
-        """(l + 1,) of the median token: a single token that is huge moves a mean, and not this."""
+        """Root mean square (l + 1,) of the median token: a single huge token moves a mean, but not this."""
         return self.residual_rms.quantile(0.5, dim=1)
 
     @cached_property
     def outliers(self) -> tuple[Outlier, ...]:
-        """The tokens whose stream stands out, the farthest first."""
+        """Tokens whose stream is an outlier, largest ratio first."""
         ratios = (self.residual_rms / self.median_rms[:, None]).nan_to_num(0.0, 0.0, 0.0)  # (l + 1, s)
         found = []
         for position in (ratios > OUTLYING).any(0).nonzero().flatten().tolist():
@@ -221,34 +223,35 @@ class Inspected:
         return tuple(sorted(found, key=lambda one: one.ratio, reverse=True))
 
     def looked_at(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """(token, weight) that the query at a position gives most weight to, exactly; head -1: the mean of the heads.
-        `LayerMaps.rest` is what all else gets."""
+        """Returns (token, weight) of the keys that the query at a position gives most weight to, exactly; head -1: the
+        mean of the heads. `LayerMaps.rest` is the weight of all other keys."""
         kept = self.attention[layer]
         pairs = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
         return [pair for pair in pairs if pair[1] > 0][:count]
 
     def looked_at_by(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """(query, weight) of the queries that give a token most weight, exactly, of those that have it among their own
-        strongest: none that gives it more than 1 / (k + 1) is missing."""
+        """Returns (query, weight) of the queries that give a token most weight, exactly, among those that have it in
+        their strongest `k` keys: a query with a weight above 1 / (k + 1) is never missing."""
         kept = self.attention[layer]
         query, rank = ((kept.keys[head] == position) & (kept.weights[head] > 0)).nonzero(as_tuple=True)
         pairs = zip(query.tolist(), kept.weights[head, query, rank].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def read_at(self, crossing: Crossing, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """(token of the source, weight) that the heads of a layer give most weight to in the mean, at a position."""
+        """Returns (token of the source, weight) of the largest mean weights over a layer's heads at a position."""
         if position >= crossing.maps.shape[1]:
             return []
         best = crossing.mean[position].topk(min(count, crossing.maps.shape[2]))
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def predictions(self, position: int) -> list[list[tuple[str, int, float]]]:
-        """(word, id, probability) of the most likely tokens at each depth."""
+        """Returns (text, id, probability) of the most likely tokens at each depth."""
         rows = zip(self.top_ids[:, position].tolist(), self.top_probabilities[:, position].tolist(), strict=True)
         return [[(self.spelled[i], i, p) for i, p in zip(ids, shares, strict=True)] for ids, shares in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """The reading as plain JSON: heads, losses and depths, and the predictions at the last position. No maps."""
+        """Returns the inspection as plain JSON: heads, losses and depths, and the predictions at the last position. No
+        maps."""
         last = len(self.ids) - 1
         return {
             "name": self.name,
@@ -297,5 +300,5 @@ class Inspected:
 
 
 def json_number(value: float) -> float | None:
-    """What JSON can hold."""
+    """Returns the value, or None for one that JSON cannot hold."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Everything that one pass over a text shows: who looks at whom, what each depth would predict, what surprised."""
+"""Inspection of one pass over a text: attention maps, predictions of each depth, surprisal."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from glassformer.text import Tokenizer
 
 LONGEST = 16_384
-"""Tokens that are read at once, at most."""
+"""Most tokens that are read at once."""
 FINE = 128
-"""A map has at most so many rows: up to so many tokens it is exact, beyond them tokens share tiles."""
+"""Most rows of a map: up to this number of tokens it is exact, beyond it tokens share tiles."""
 EXACT_WEIGHTS, POOLED_WEIGHTS = 1 << 24, 1 << 23
-"""Weights that are kept of all heads together."""
+"""Most weights kept over all heads, of exact maps and of pooled ones."""
 MOST_STRONGEST, STRONGEST = 8, 1 << 21
-"""The keys that are kept by name, of one query, and of all queries and heads together."""
+"""Most keys that are listed for one query, and for all queries and heads together."""
 CROSSED = 96
-"""Tokens of a text, and of its source, whose weights are kept one by one."""
+"""Tokens of a text, and of its source, whose cross-attention is kept without pooling."""
 FINE_EFFECTIVE, MOST_EFFECTIVE = 64, 4
-"""Cells along a side of a map of a mixer without softmax, and maps of a layer."""
+"""Cells per side of a map of a mixer without softmax, and maps of a layer."""
 NEGLIGIBLE = 0.001
-"""A key with less weight is not kept by name."""
+"""Weight below which a key is not listed."""
 PREDICTIONS = 5
 LOGITS_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection(Inspected, Reported):
-    """One pass over a text as data: `Inspected`, its readings, and the page that shows it, also in a notebook."""
+    """One pass over a text as data: `Inspected`, its readings, and its page, also in a notebook."""
 
     readings: Mapping[str, Reading] = field(default_factory=dict)
     """Analyses of the same text, by name."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why this model or text cannot have the other analyses that were asked for, by name."""
+    """Name -> reason why this model or text cannot have a requested analysis."""
     saved: Path | None = None
     """File of the page; None if it was not written."""
     figures: Mapping[str, Path] = field(default_factory=dict)
@@ -106,12 +106,12 @@ def inspect(
     command: str = "",
     progress: OnProgress = silent,
 ) -> Inspection:
-    """One pass of the model over `tokens`, (s,) or (1, s), and everything that the page shows of it.
+    """Runs one pass of the model over `tokens`, (s,) or (1, s), and returns all data of the page.
 
-    A model with an encoder reads a `source`, and what each token takes from it is shown as well: of the first 96 tokens
-    of both. Memory is bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions.
-    Without a tokenizer, words are ids. `command` is what made it, for the page to say. Raises RequestError for tokens
-    that are none of this model's, and too many."""
+    A model with an encoder reads a `source`, and cross-attention is included for the first 96 tokens of both. Memory is
+    bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions. Without a tokenizer,
+    words are ids. `command` is shown on the page. Raises RequestError for tokens that the model cannot read, and too
+    many."""
     inner: Any = eager(model)
     if inner.config is not None and not inner.config.head.predicts_tokens:
         raise RequestError(
@@ -174,13 +174,13 @@ def inspect(
 
 
 def reads_source(model: Any) -> list[int]:
-    """The layers that read another sequence: their maps have its tokens as columns."""
+    """Returns the layers with cross-attention: their maps have the source's tokens as columns."""
     blocks = model.config.layers() if model.config else ()
     return [layer for layer, block in enumerate(blocks) if block.mixer.reads_memory]
 
 
 def mixers(model: Any) -> Iterator[str]:
-    """What moves information between the tokens, layer by layer: its kind, and how far it reaches."""
+    """Yields the kind and reach of each layer's mixer in words."""
     kinds = [block.mixer.kind for block in model.config.layers()] if model.config else ["mixer"] * len(model.layers)
     crossed = reads_source(model)
     for number, (kind, layer) in enumerate(zip(kinds, model.layers, strict=True)):
@@ -189,13 +189,13 @@ def mixers(model: Any) -> Iterator[str]:
 
 
 def streams(model: Any) -> list[str]:
-    """The sites of the residual stream, by depth."""
+    """Returns the sites of the residual stream, by depth."""
     return ["embed", *(f"layers.{layer}.resid_post" for layer in range(len(model.layers)))]
 
 
 def largest(x: Tensor, k: int, width: int = 64) -> tuple[Tensor, Tensor]:
-    """The k largest values along the last axis and where they are, as `topk`, which is slow on long rows: they lie in
-    the k tiles with the largest maxima, or beyond the last whole tile."""
+    """Returns the k largest values along the last axis and their indices, as `topk`, which is slow on long rows: they
+    are in the k tiles with the largest maxima, or beyond the last whole tile."""
     k, tiles = min(k, x.shape[-1]), x.shape[-1] // width
     if tiles <= k:
         best = x.topk(k)
@@ -209,24 +209,26 @@ def largest(x: Tensor, k: int, width: int = 64) -> tuple[Tensor, Tensor]:
 
 
 class Maps:
-    """Gathers one layer's maps from blocks of queries: of the scores first, then of the pattern of the same block.
+    """Observer that builds one layer's maps from blocks of queries: of the scores first, then of the pattern of the
+    same block.
 
-    All that is kept is allocated before the first block: small tensors made between large ones would keep the memory of
-    those from being used again."""
+    All kept tensors are allocated before the first block: small tensors made between large ones would prevent the reuse
+    of their memory."""
 
     def __init__(self, layer: int, mapped: int):
-        """`mapped`: the layers that share the memory for maps."""
+        """Sets the layer; `mapped`: number of layers that share the memory for maps."""
         self.layer, self.mapped = layer, mapped
 
     def _begin(self, x: Tensor, total: int) -> None:
-        """How fine the map can be, and how many keys are kept by name, among all the heads of the model."""
+        """Sets the resolution of the map and the number of listed keys, limited over all heads of the model, and
+        allocates both."""
         n, t = x.shape[1], x.shape[-1]
         self.tile, self.total = 1, total
         if max(total, t) > FINE or n * self.mapped * total * t > EXACT_WEIGHTS:
             self.tile = -(-max(total, t) // min(FINE, math.isqrt(POOLED_WEIGHTS // (n * self.mapped)) or 1))
         self.keep = min(MOST_STRONGEST, t, STRONGEST // ((n + 1) * self.mapped * total))
         self.map = x.new_zeros(n, -(-total // self.tile), -(-t // self.tile))
-        self.weights = x.new_zeros(n + 1, total, self.keep)  # the last: of the mean of the heads
+        self.weights = x.new_zeros(n + 1, total, self.keep)  # the last row: mean of the heads
         self.keys = torch.zeros_like(self.weights, dtype=torch.int64)
         self.visible = x.new_zeros(n, total)
         self.entropy, self.counted, self.previous, self.itself, self.largest, self.far = x.new_zeros(6, n)
@@ -258,12 +260,12 @@ class Maps:
             self.weights[-1, rows], self.keys[-1, rows] = largest(p.mean(0), self.keep)
 
     def seen_next(self) -> Tensor:
-        """(s,) whether some head of a query attends to more keys than there are up to it."""
+        """Returns (s,) True if some head's query attends to more keys than precede it."""
         up_to = torch.arange(1, self.total + 1, device=self.visible.device)
         return (self.visible > up_to).any(0)
 
     def attention(self, heads: Heads | None) -> LayerMaps:
-        """The maps as means over the queries of a tile, and what is exact."""
+        """Returns the maps as means over the queries of a tile, and the exact statistics."""
         key_heads = len(self.map) if heads is None else heads.n_kv_heads
         queries = torch.arange(self.total, device=self.map.device) // self.tile
         maps = (self.map / queries.bincount()[:, None]).float().cpu()
@@ -287,7 +289,7 @@ class Maps:
 
 
 class Crossed:
-    """Gathers what one layer reads of a source from blocks of queries."""
+    """Observer that builds one layer's cross-attention maps from blocks of queries."""
 
     def __init__(self, layer: int):
         self.layer = layer
@@ -305,7 +307,7 @@ class Crossed:
 
 
 def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int, EffectiveMaps]]:
-    """The layers whose mixers have maps without a softmax, and those."""
+    """Yields (layer, maps) of the layers whose mixers have maps without a softmax."""
     for layer, block in enumerate(model.layers):
         maps = block.mixer.effective_maps
         if maps is not None and f"layers.{layer}.mixer.effective_attention" in known:
@@ -313,7 +315,7 @@ def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int,
 
 
 class MapSamples:
-    """Gathers some effective maps of one layer, spread evenly over its heads or channels."""
+    """Observer of some effective maps of one layer, evenly spread over its heads or channels."""
 
     def __init__(self, maps: EffectiveMaps, size: int):
         self.of, self.count, self.size = maps.of, maps.count, size
@@ -341,7 +343,7 @@ class MapSamples:
 
 
 class Lens:
-    """What each depth would predict, by the model's own final norm and head, and how the stream itself changes."""
+    """Predictions of each depth, by the model's final norm and head, and statistics of the stream."""
 
     def __init__(self, model: Any, tokens: Tensor, causal: bool, progress: OnProgress):
         self.model, self.causal, self.progress = model, causal, progress
@@ -355,7 +357,7 @@ class Lens:
         self.cosines = torch.zeros(self.depths, device=tokens.device)
 
     def at(self, depth: int) -> Look:
-        """The look at the stream of this depth. The last depth predicts at the end of the model itself."""
+        """Returns the observer of this depth's stream. The last depth predicts by the model's own output."""
 
         def look(x: Tensor, first: int, total: int) -> None:
             self.rms[depth] = wide(x[0]).square().mean(-1).sqrt()
@@ -368,18 +370,18 @@ class Lens:
         return look
 
     def end(self, x: Tensor, seen_next: Tensor | None) -> None:
-        """`seen_next` (s,): the tokens that see the one which they would predict."""
+        """Predicts from the last stream x; `seen_next` (s,): tokens that attend to the one they would predict."""
         self.predict(self.depths - 1, x, self.model.logits)
         if self.causal:
-            self.loss[:, -1] = math.nan  # what comes next is not known
+            self.loss[:, -1] = math.nan  # the next token is unknown
         if seen_next is not None:
             self.loss[:, seen_next] = math.nan
         self.progress("reading", self.depths, self.depths)
 
     def predict(self, depth: int, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
-        """x (1, s, d), normalised. `seen` is the site that logits pass."""
+        """Stores predictions and losses of a normalised stream x (1, s, d). `seen` is the site of the logits."""
         rows = max(1, LOGITS_AT_ONCE // self.vocab_size)
-        if self.model.logits.watched:  # whoever edits or looks there means the whole text
+        if self.model.logits.watched:  # an edit or observer there needs the logits of the whole text
             rows = x.shape[1]
         for first in range(0, x.shape[1], rows):
             part = slice(first, first + rows)

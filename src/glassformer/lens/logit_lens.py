@@ -1,9 +1,9 @@
-"""The logit lens: what each layer would predict if it were the last one.
+"""The logit lens: the prediction of each layer, as if it were the last one.
 
     logits_l = head(final_norm(x_l)),  x_l the stream after layer l        nostalgebraist 2020, "interpreting GPT"
 
-The final norm and the head are the model's own. Early layers of many models do not yet write in the head's basis: a
-poor prediction there says less than a good one.
+The final norm and the head are the model's. Early layers of many models do not yet use the head's basis: a poor
+prediction there says less than a good one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from glassformer.parts.precision import wide
 
 VALUES_PER_CHUNK = 1 << 23
 UNKNOWN = -1
-"""The id of the token after the text's last one."""
+"""Id used for the token after the text's last one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitLens(Reading):
-    """l layers, s places of the text (all, or those asked for), the k most probable tokens.
+    """Predictions of l layers at s positions of the text (all, or those asked for), the k most likely tokens.
 
-    `top` (l, s, k) ids, `top_words` what they say, `top_probability` (l, s, k)
-    `final` (s,) what the model itself predicts, its probability and rank at each layer (l, s); rank 1 is the highest
-    `next` (s,) what the text goes on with, likewise; at its end the id is -1, the probability nan, the rank 0
-    `entropy` (l, s) of each layer's prediction; `divergence` (l, s), KL(p_last || p_layer); both in nats
+    `top` (l, s, k) ids, `top_words` their texts, `top_probability` (l, s, k) `final` (s,) the model's prediction, its
+    probability and rank at each layer (l, s); rank 1 is the highest `next` (s,) the next token of the text, likewise;
+    at its end the id is -1, the probability nan, the rank 0 `entropy` (l, s) of each layer's prediction; `divergence`
+    (l, s), KL(p_last || p_layer); both in nats
     """
 
     title: ClassVar[str] = "Logit lens"
@@ -64,7 +64,7 @@ class LogitLens(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Sized to the number of places and layers unless told."""
+        """Returns a matplotlib figure, by default sized to the number of positions and layers."""
         layers, places, _ = self.top.shape
         return super().figure(width or min(16.0, 5.5 + 0.62 * places), height or min(14.0, 1.7 + 0.27 * max(8, layers)))
 
@@ -111,10 +111,10 @@ def logit_lens(
     tokenizer: Any = None,
     words: Sequence[str] | None = None,
 ) -> LogitLens:
-    """What every layer predicts at these positions (all unless given) of tokens (1, s).
+    """Returns the predictions of every layer at these positions (by default all) of tokens (1, s).
 
-    Keeps the streams (l, s, d); the logits, of a few places at a time, for one layer after the other. Raises
-    RequestError for a position, token or `top` out of range, and more than one row."""
+    Keeps the streams (l, s, d), and logits of a few positions of one layer at a time. Raises RequestError for a
+    position, token or `top` out of range, and more than one row."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
     vocabulary = eager(model).vocab_size
@@ -141,13 +141,13 @@ def logit_lens(
 
 
 def unembed(model: Model, x: Tensor) -> Tensor:
-    """Logits (b, s, v) of a stream x (b, s, d): the final norm, where there is one, and the head."""
+    """Returns the logits (b, s, v) of a stream x (b, s, d): the final norm, if there is one, and the head."""
     module = eager(model)
     return module.unembed(x if module.final_norm is None else module.final_norm(x))
 
 
 def _look(model: Model, streams: list[Tensor], after: Tensor, k: int) -> dict[str, Tensor]:
-    """The tensors of `LogitLens` for one chunk of places, layers stacked."""
+    """Returns the tensors of `LogitLens` for one chunk of positions, layers stacked."""
     last = _log_probabilities(model, streams[-1])
     final, known = last.argmax(-1), after != UNKNOWN
     layers: list[dict[str, Tensor]] = []
@@ -168,11 +168,11 @@ def _look(model: Model, streams: list[Tensor], after: Tensor, k: int) -> dict[st
 
 
 def _log_probabilities(model: Model, x: Tensor) -> Tensor:
-    """(s, v) of x (1, s, d)."""
+    """Returns log-probabilities (s, v) of x (1, s, d)."""
     return wide(unembed(model, x)[0]).log_softmax(-1)
 
 
 def _standing(log_p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """Probability and rank of one token a row."""
+    """Returns probability and rank of one token a row."""
     own = log_p.gather(-1, token[:, None])
     return own[:, 0].exp(), 1 + (log_p > own).sum(-1)

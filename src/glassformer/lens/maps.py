@@ -1,11 +1,11 @@
-"""Attention maps: softmax(q k^T / sqrt(h)), which key each query looks at and how much; every row sums to one.
+"""Attention maps: softmax(q k^T / sqrt(h)), the weight that each query gives to each key; every row sums to one.
 
 >>> loaded = gf.load("smollm2")
 >>> tokens = torch.tensor(loaded.tokenizer.encode("When Mary and John went to the store"))
 >>> attention_map(loaded.model, tokens, layer=5, head=3, tokenizer=loaded.tokenizer).save("map.png")
 
-A long text's map is pooled on the way, block of queries by block of queries, and never stored whole; a cell is then the
-largest weight of its tile, since a mean would wash out the single key that a head looks at.
+A long text's map is pooled during the pass, block of queries by block of queries, and never stored whole; a cell is
+then the largest weight of its tile, since a mean would hide a single key with a large weight.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from glassformer.parts.core.site import edit_at
 from glassformer.parts.kernel import AutoConfig
 from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, VisibilityConfig
 
-# What all readings of one text share: its tokens, checked, their words, and one run of the model
+# Common inputs of readings of one text: its checked tokens, their words, and one run of the model
 
 
 def one_row(model: Model, tokens: Any) -> Tensor:
-    """tokens (1, s) of tokens (1, s) or (s,). RequestError where they are no text of this model, or more than one."""
+    """Returns tokens (1, s) of tokens (1, s) or (s,). Raises RequestError for tokens that the model cannot read, or
+    more than one row."""
     rows = rows_of(model, tokens)
     if len(rows) > 1:
         raise RequestError(
@@ -43,7 +44,7 @@ def one_row(model: Model, tokens: Any) -> Tensor:
 
 
 def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None = None) -> list[str]:
-    """A label for each of tokens (1, s): the `words` given, what the tokenizer says, or the ids."""
+    """Returns a label for each of tokens (1, s): the given `words`, the tokenizer's text, or the ids."""
     ids = tokens.flatten().tolist()
     if words is None:
         return [spell(i, tokenizer) for i in ids]
@@ -56,7 +57,7 @@ def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None =
 
 
 def spell(token: int, tokenizer: Any = None) -> str:
-    """The text of one token; its id where there is no tokenizer, or no text."""
+    """Returns the text of one token; its id without a tokenizer, or without text."""
     if tokenizer is None:
         return str(token)
     # A model may have more rows than its tokenizer has tokens.
@@ -67,7 +68,8 @@ def spell(token: int, tokenizer: Any = None) -> str:
 
 
 def pattern_of(model: Model, layer: int) -> str:
-    """The site of a layer's attention pattern. RequestError where there is no such layer, or it has none."""
+    """Returns the site of a layer's attention pattern. Raises RequestError for a missing layer, or one without a
+    pattern."""
     name = f"layers.{within(layer, len(eager(model).layers), 'layer')[0]}.mixer.pattern"
     if name not in sites(model):
         raise RequestError(
@@ -80,7 +82,7 @@ def pattern_of(model: Model, layer: int) -> str:
 def patterns(
     model: Model, tokens: Tensor, layers: Sequence[int], heads: int | None, pool: int
 ) -> tuple[list[Tensor], int]:
-    """A map (n, S, T) for each layer, and how many tokens a cell stands for along either side."""
+    """Returns a map (n, S, T) for each layer, and the tokens per side of a cell."""
     names = [pattern_of(model, layer) for layer in layers]
     with at_rest(model):
         seen = capture(model, tokens, names, heads=heads, pool=pool)
@@ -89,8 +91,8 @@ def patterns(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMap(Reading):
-    """One head's map. `weights` (S, T), queries by keys; with `tile` > 1 a cell is the largest weight of
-    tile x tile tokens. `words`: of the tokens."""
+    """Map of one head. `weights` (S, T), queries by keys; with `tile` > 1 a cell is the largest weight of tile x tile
+    tokens. `words`: of the tokens."""
 
     title: ClassVar[str] = "Attention map"
 
@@ -121,8 +123,8 @@ class AttentionMap(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EffectiveAttentionMap(AttentionMap):
-    """One map of a mixer without softmax, of a head or a channel (`of`), which `head` counts: how strongly each token
-    answers to each other, |weight| over the largest of them, `largest`. Rows need not sum to one."""
+    """Map of a mixer without softmax, of the head or channel (`of`) number `head`: the influence of each token on each
+    other, |weight| over the largest of them, `largest`. Rows need not sum to one."""
 
     title: ClassVar[str] = "Effective attention map"
 
@@ -136,7 +138,7 @@ class EffectiveAttentionMap(AttentionMap):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMaps(Reading):
-    """The maps of all heads of some layers: `weights[i]` (n, S, T) of layer `layers[i]`, cells as in `AttentionMap`."""
+    """Maps of all heads of some layers: `weights[i]` (n, S, T) of layer `layers[i]`, cells as in `AttentionMap`."""
 
     title: ClassVar[str] = "Attention maps"
 
@@ -151,7 +153,7 @@ class AttentionMaps(Reading):
         return f"{where}, {heads} heads: attention of {len(self.words)} tokens{pooled(self.tile)}"
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Sized to the number of maps unless told."""
+        """Returns a matplotlib figure, by default sized to the number of maps."""
         if len(self.layers) == 1:
             columns = _columns(len(self.weights[0]))
             side = min(2.6, 12 / columns)
@@ -191,7 +193,7 @@ class AttentionMaps(Reading):
         weight_bar(figure, image, cells)
 
     def _draw_all(self, figure: Any) -> None:
-        """One picture of all maps, layers downwards, heads to the right, with a cell of nothing between two."""
+        """Draws all maps in one image, layers downwards, heads to the right, with an empty cell between two."""
         ax = style.axes(figure, title=f"attention by layer and head{pooled(self.tile)}", x="head", y="layer")
         side, widest = self.weights[0].shape[-1], max(len(maps) for maps in self.weights)
         gap = max(1, round(side / 16))
@@ -210,10 +212,9 @@ class AttentionMaps(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SideBySide(Reading):
-    """One head's map under a causal mask and without any, of the same weights. Fields as in `AttentionMap`.
+    """Map of one head under a causal mask and without a mask, with equal weights. Fields as in `AttentionMap`.
 
-    The model was trained with one of the two: the other shows what its weights would look at, not what they learned
-    to."""
+    The model was trained with one of the two: the other shows the attention of its weights, not a learned behaviour."""
 
     title: ClassVar[str] = "Causal beside bidirectional"
 
@@ -235,7 +236,7 @@ class SideBySide(Reading):
         return super().figure(width, height)
 
     def draw(self, figure: Any) -> None:
-        figure.set_layout_engine("compressed")  # squares, side by side
+        figure.set_layout_engine("compressed")  # squares next to each other
         axes = style.axes(figure, 1, 2, title=f"layer {self.layer}, head {self.head}{pooled(self.tile)}")
         for ax, name in zip(axes.flat, ("causal", "bidirectional"), strict=True):
             image = shade(ax, getattr(self, name), self.tile)
@@ -254,11 +255,11 @@ def attention_map(
     pool: int = 512,
     words: Sequence[str] | None = None,
 ) -> AttentionMap:
-    """The map of one head for tokens (1, s); pooled to at most pool x pool cells.
+    """Returns the map of one head for tokens (1, s); pooled to at most pool x pool cells.
 
-    In a layer whose mixer has no softmax (linear attention, a recurrence), its effective attention, |weight| over the
-    largest; of channel `head` where it has channels (mamba). Labels are `words`, or what `tokenizer` says of each
-    token. Raises RequestError for a layer, head or token out of range, and more than one row."""
+    For a mixer without softmax (linear attention, a recurrence), its effective attention, |weight| over the largest; of
+    channel `head` if it has channels (mamba). Labels are `words`, or the text of each token by `tokenizer`. Raises
+    RequestError for a layer, head or token out of range, and more than one row."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
     (layer,) = within(layer, len(eager(model).layers), "layer")
@@ -274,7 +275,7 @@ def attention_map(
 def _effective(
     model: Model, tokens: Tensor, site: str, channel: int, pool: int, labels: list[str]
 ) -> tuple[Tensor, list[str], int, float]:
-    """|weights| over the largest, words, tile, and the largest."""
+    """Returns (|weights| over the largest, words, tile, the largest)."""
     size = tokens.shape[1]
     tiles = Tiles(torch.empty(1, 1, 1, size), size, min(pool, size))
 
@@ -295,9 +296,9 @@ def attention_maps(
     pool: int | None = None,
     words: Sequence[str] | None = None,
 ) -> AttentionMaps:
-    """The maps of all heads of one layer, or of every layer that has attention; tokens (1, s).
+    """Returns the maps of all heads of one layer, or of every layer that has attention; tokens (1, s).
 
-    `pool` is 256 for one layer and 64 for all unless given. Raises RequestError as `attention_map` does."""
+    `pool` defaults to 256 for one layer and 64 for all. Raises RequestError as `attention_map` does."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
     if layer is None:
@@ -325,15 +326,15 @@ def side_by_side(
     pool: int = 512,
     words: Sequence[str] | None = None,
 ) -> SideBySide:
-    """One head's map with every layer causal, beside the one with every layer bidirectional; tokens (1, s).
+    """Returns one head's map with every layer causal, and with every layer bidirectional; tokens (1, s).
 
         A = softmax(q k^T / sqrt(h) + M)        M_ij = -inf for j > i, and 0 everywhere
 
     Vig 2019, 1906.05714, draws the maps of GPT-2 and BERT, one of each kind; here both are of one model's weights,
-    whose mask is taken away without training as in the first step of LLM2Vec (BehnamGhader et al. 2024, 2404.05961).
+    whose mask is removed without training as in the first step of LLM2Vec (BehnamGhader et al. 2024, 2404.05961).
 
-    Raises RequestError as `attention_map` does, for a layer without a mask, and where the model cannot be built again
-    from its config."""
+    Raises RequestError as `attention_map` does, for a layer without a mask, and if the model cannot be rebuilt from its
+    config."""
     pattern_of(model, layer)
     causal, bidirectional = (
         _map_of(model, seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
@@ -343,7 +344,7 @@ def side_by_side(
 
 
 def _map_of(model: Model, other: Model, tokens: Tensor, *given: Any) -> AttentionMap:
-    """The map of the other model; what is edited in the one is edited there."""
+    """Returns the map of the other model, with the edits of the first applied to it."""
     there = sites(other)
     edits = [(there[name], edit) for name, site in sites(model).items() for edit in site.edits]
     with edit_at(edits):
@@ -351,7 +352,7 @@ def _map_of(model: Model, other: Model, tokens: Tensor, *given: Any) -> Attentio
 
 
 def seeing(model: Model, visibility: VisibilityConfig) -> Model:
-    """The same weights (shared, not copied) in a model whose attention sees by another rule."""
+    """Returns a model with the same weights (shared, not copied) whose attention has another visibility."""
     module = eager(model)
     if module.config is None:
         raise RequestError(
@@ -380,11 +381,12 @@ def _head(model: Model, layer: int, head: int) -> int:
     return within(head, eager(model).layers[layer].mixer.heads.n_heads, "head")[0]
 
 
-# Drawing them
+# Drawing
 
 
 def shade(ax: Any, weights: Tensor, tile: int = 1) -> Any:
-    """Weights 0 to 1 as blues, axes in tokens. The scale is a square root's: a sink of 0.9 must not hide 0.05."""
+    """Draws weights 0 to 1 in blue, axes in tokens. The colour scale is a square root: a sink of 0.9 must not hide
+    0.05."""
     from matplotlib.colors import PowerNorm
 
     rows, columns = weights.shape
@@ -409,7 +411,8 @@ def weight_bar(figure: Any, image: Any, axes: Any, what: str = "attention weight
 
 
 def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", size: float | None = None) -> None:
-    """Queries down and keys across, `which` of them: by their words where those can be read, else by position."""
+    """Labels queries (down) and keys (across), or one of them (`which`): by their words if legible, else by
+    position."""
     named = tile == 1 and len(words) <= style.MOST_WORDS
     if named:
         style.words(ax, words, which)
@@ -421,23 +424,23 @@ def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", siz
 
 
 def _columns(heads: int) -> int:
-    """Columns of a grid a little wider than high, whose last row is full where that can be."""
+    """Returns the columns of a grid a little wider than high, with a full last row if possible."""
     least = math.isqrt(heads - 1) + 1
     return next((columns for columns in range(least, 2 * least) if heads % columns == 0), least)
 
 
 def pooled(tile: int) -> str:
-    """What a title says of a map that is not shown token by token."""
+    """Returns the part of a title that describes a pooled map."""
     return "" if tile == 1 else f", pooled: a cell is the largest of {tile} x {tile} tokens"
 
 
 def span(words: Sequence[str], cell: int, tile: int = 1) -> str:
-    """Which token a cell stands for, or which tokens."""
+    """Returns the text of the token, or range of tokens, of a cell."""
     if tile == 1:
         return f"{words[cell]!r} ({cell})"
     return f"tokens {cell * tile} to {min(len(words), (cell + 1) * tile) - 1}"
 
 
 def heaviest(row: Tensor, words: Sequence[str], tile: int = 1) -> str:
-    """The cells of a row with the largest weights, and how large."""
+    """Returns the cells of a row with the largest weights, as text."""
     return ", ".join(f"{span(words, int(i), tile)} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices)

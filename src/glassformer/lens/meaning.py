@@ -1,13 +1,13 @@
 """Scores of heads by meaning: attention from a word to its subject, from a pronoun to its antecedent, and to
-punctuation, on sentences that are made of templates.
+punctuation, on sentences made from templates.
 
-A template marks the word that reads, the word that a head by meaning finds, and another word of the same kind:
+A template marks the query word, the word that a head by meaning attends to, and another word of the same kind:
 
-    The farmer behind the doors sleeps every day.      `sleeps` finds `farmer`; the other noun is `doors`
+    The farmer behind the doors sleeps every day.      `sleeps` attends to `farmer`; the other noun is `doors`
     Behind the doors the farmer sleeps every day.      here the other noun is the farther one
 
-Half of the sentences have the other word nearer, so a head that reads the nearest noun, or a fixed distance back, leads
-in one half and trails in the other.
+In half of the sentences the other word is nearer, so a head that attends to the nearest noun, or a fixed distance back,
+leads in one half and trails in the other.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from glassformer.parts.precision import exact
 from glassformer.text import Tokenizer
 
 Pieces = tuple[tuple[str, str], ...]
-"""Text of a sentence in pieces with the role of each: `query`, `right`, `other`, `end` (the last token of another
-word), or none."""
+"""Pieces of a sentence, (text, role): `query`, `right`, `other`, `end` (the last token of another word), or ""."""
 
 SUBJECT: tuple[Pieces, ...] = (
     (("The", ""), (" {a}", "right"), (" behind the", ""), (" {b}", "other"), (" {verb}", "query")),
@@ -65,15 +64,15 @@ MEN = ("Paul", "John", "Tom", "Mark", "Peter", "Simon", "David", "James", "Rober
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeaningScores(Reading):
-    """`scores`: kind -> (layers, heads), the mean attention from the reading word to the right one, 0 to 1. NaN if a
+    """Kind -> (layers, heads), the mean attention from the query word to the right one, 0 to 1: `scores`. NaN if a
     layer has no such head."""
 
     title: ClassVar[str] = "Heads by meaning"
 
     scores: dict[str, Float[Tensor, "l n"]]
     leads: dict[str, Float[Tensor, "l n"]]
-    """kind -> (layers, heads), the score less the attention to the other word, -1 to 1; 0 for a head that takes both
-    alike."""
+    """Kind -> (layers, heads), the score minus the attention to the other word, -1 to 1; 0 for a head without
+    preference."""
     sentences: int
     """Number of sentences of each kind."""
     examples: dict[str, str]
@@ -90,7 +89,7 @@ class MeaningScores(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its tables need."""
+        """Returns a matplotlib figure, by default as large as its tables need."""
         wide, high = figure_size(next(iter(self.leads.values())), len(self.leads))
         return super().figure(width or wide, height or high)
 
@@ -105,15 +104,15 @@ class MeaningScores(Reading):
 def meaning_scores(
     model: Model, tokenizer: Tokenizer, n: int = 16, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> MeaningScores:
-    """Attention to a subject, an antecedent and a comma, on `n` sentences of each kind.
+    """Returns the attention to a subject, an antecedent and a comma, on `n` sentences of each kind.
 
     subject      from a verb to its subject, against another noun of the other number before it
-    reference    from a pronoun to the name of its sex, against the other name
+    reference    from a pronoun to the name of its gender, against the other name
     punctuation  from the words after a comma to the comma, against the token before it
 
-    A word of several tokens reads with its last one and is read with all. Heads of these kinds were found in BERT by
-    Clark et al. 2019, 1906.04341, and Voita et al. 2019, 1905.09418. Attention to a word does not show that it is used:
-    `ablate_heads` does. Raises RequestError for a model without attention heads, and a kind that is unknown."""
+    For a word of several tokens, the query is the last one and the keys are all. Heads of these kinds were found in
+    BERT by Clark et al. 2019, 1906.04341, and Voita et al. 2019, 1905.09418. Attention to a word does not show that it
+    is used: `ablate_heads` does. Raises RequestError for a model without attention heads, and an unknown kind."""
     check_whole("n", n)
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if unknown := [kind for kind in kinds if kind not in TEMPLATES]:
@@ -142,7 +141,7 @@ def meaning_scores(
 
 
 def sentence(kind: str, row: int, draw: Random) -> Pieces:
-    """A sentence of a kind, with words that are drawn; rows take the templates in turn."""
+    """Returns a sentence of a kind, with random words; rows take the templates in turn."""
     singular = draw.randrange(2)
     woman, man = draw.choice(WOMEN), draw.choice(MEN)
     a, b, he = (woman, man, "she") if singular else (man, woman, "he")
@@ -155,7 +154,7 @@ def sentence(kind: str, row: int, draw: Random) -> Pieces:
 
 
 def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str, list[int]]]:
-    """The tokens of a sentence, and the places of each role: of a query, the last token of each word.
+    """Returns the tokens of a sentence, and the positions of each role: of a query, the last token of each word.
 
     Raises RequestError if the tokenizer joins marked words with their neighbours."""
     texts = list(accumulate(text for text, _ in pieces))
@@ -177,7 +176,7 @@ def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str
 
 @torch.no_grad()
 def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-    """Role -> layer -> (heads,), the attention of the queries of a sentence to all tokens of a role, on average."""
+    """Returns role -> layer -> (heads,), the mean attention of a sentence's queries to all tokens of a role."""
     ids, places = places_of(tokenizer, pieces)
     looks = {at: Attended(places) for at in layers}
     named = {f"layers.{at}.mixer.pattern": look for at, look in looks.items()}
@@ -189,7 +188,7 @@ def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[in
 
 
 class Attended:
-    """Attention of some queries to the tokens of each role, gathered from a pattern: role -> (heads,)."""
+    """Observer of a pattern that keeps the attention of some queries to the tokens of each role: role -> (heads,)."""
 
     def __init__(self, places: dict[str, list[int]]):
         self.places = places

@@ -1,4 +1,4 @@
-"""Which tokens the model holds to be alike: the nearest rows of its embedding, or of its head."""
+"""Similar tokens according to the model: the nearest rows of its embedding, or of its head."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Measure = Literal["cosine", "dot", "distance"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neighbours(Reading):
-    """The k nearest of each of m tokens, nearest first: ids (m, k) and closeness (m, k), in words too."""
+    """The k nearest neighbours of each of m tokens, nearest first: ids (m, k), closeness (m, k), and words."""
 
     title: ClassVar[str] = "Nearest tokens"
 
@@ -45,7 +45,7 @@ class Neighbours(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure, by default as large as its table needs."""
         return super().figure(width or 1.2 + 0.8 * self.ids.shape[1], height or 1.0 + 0.36 * len(self.tokens))
 
     def draw(self, figure: Any) -> None:
@@ -68,15 +68,15 @@ def embedding_neighbours(
     by: Measure = "cosine",
     of: Literal["embedding", "head"] = "embedding",
 ) -> Neighbours:
-    """The k tokens whose rows of the embedding E (v, d), or of the head, lie nearest to the rows of `tokens`.
+    """Returns the k tokens whose rows of the embedding E (v, d), or of the head, are nearest to the rows of `tokens`.
 
     by="cosine"    E_i . E_j / (|E_i| |E_j|)
     by="dot"       E_i . E_j
     by="distance"  -|E_i - E_j|
 
-    The token itself is left out. Training places tokens that stand in the same contexts near each other (Mikolov et
-    al. 2013, 1301.3781). The vocabulary is compared by chunks, so a product (m, v) is never held. With a `tokenizer`
-    ids are told as text. Raises RequestError for an id outside the vocabulary, and for k < 1 or k >= v."""
+    The token itself is left out. Training places tokens that occur in the same contexts near each other (Mikolov et al.
+    2013, 1301.3781). The vocabulary is compared by chunks, so a product (m, v) is never held. With a `tokenizer` the
+    result includes texts. Raises RequestError for an id outside the vocabulary, and for k < 1 or k >= v."""
     given = [tokens] if isinstance(tokens, int) else tokens
     table, ids = table_for(model, of), rows_of(model, given).flatten().tolist()
     near, closeness = nearest(table, table[ids], k, by, without=torch.tensor(ids)[:, None])
@@ -85,7 +85,7 @@ def embedding_neighbours(
 
 
 def table_for(model: Model, of: str) -> Float[Tensor, "v d"]:
-    """A row for each token: of the embedding, or of the head, which may be the same."""
+    """Returns a row for each token: of the embedding, or of the head, which may be the same."""
     whole = eager(model)
     if of == "embedding":
         return whole.embedding.applied().detach()
@@ -107,7 +107,8 @@ def nearest(
     by: Measure = "cosine",
     without: Int[Tensor, "m w"] | None = None,
 ) -> tuple[Int[Tensor, "m k"], Float[Tensor, "m k"]]:
-    """The k rows of `table` nearest to each direction, and how close, in fp32; rows named by `without` do not count.
+    """Returns the k rows of `table` nearest to each direction, and their closeness, in fp32; rows in `without` are
+    excluded.
 
     >>> near, _ = nearest(E, (E[king] - E[man] + E[woman])[None], without=torch.tensor([[king, man, woman]]))"""
     if by not in CLOSENESS:

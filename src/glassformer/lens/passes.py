@@ -1,4 +1,4 @@
-"""One pass that answers many questions: rows of a batch are repeated, and every copy is edited in a way of its own."""
+"""Batched passes for many edits: rows of a batch are repeated, and every copy has a different edit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from glassformer.model import Model
 from glassformer.parts.core.running import Edit
 
 Metric = Callable[[Tensor], Tensor]
-"""metric(logits (b, s, v)) -> a number, or one for each row."""
+"""Function metric(logits (b, s, v)) -> a number, or one for each row."""
 OnPass = Callable[[int, int], None]
-"""progress(done, of)"""
+"""Function progress(done, of)."""
 Measure = Callable[[Tensor, int], Tensor]
-"""measure(tokens of all copies, how many copies) -> (copies,)"""
+"""Function measure(tokens of all copies, number of copies) -> (copies,)."""
 
 Change = tuple[str, Edit]
-"""(site, f)"""
+"""One edit: (site, f)."""
 
 SAME: Change = ("embed", lambda x: x)
-"""The change that is none."""
+"""Identity change, for the unedited model."""
 TOKENS_PER_PASS = 4096
 LOGITS_PER_PASS = 1 << 26
 
 
 def by_loss(model: Model) -> Measure:
-    """Mean cross-entropy of each copy, nats."""
+    """Returns the measure of mean cross-entropy per copy, in nats."""
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         losses = eager(model).loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
@@ -39,7 +39,7 @@ def by_loss(model: Model) -> Measure:
 
 
 def by_metric(model: Model, metric: Metric) -> Measure:
-    """The mean over rows of what `metric` says of each copy's logits."""
+    """Returns the measure of `metric` per copy, the mean over rows."""
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         logits = eager(model)(tokens)
@@ -49,7 +49,7 @@ def by_metric(model: Model, metric: Metric) -> Measure:
 
 
 def number(given: object, rows: int) -> Tensor:
-    """() fp64: the number that a metric gave, or the mean of one for each row. RequestError where it gave neither."""
+    """Returns a metric's number, () fp64, or the mean of one for each row. Raises RequestError for any other result."""
     try:
         found = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
@@ -72,9 +72,9 @@ def outcomes(
     measure: Measure,
     progress: OnPass | None = None,
 ) -> Tensor:
-    """(len(changes),) fp64: `measure` of the model on tokens (b, s) with each one of the changes (site, f) by itself.
+    """Returns (len(changes),) fp64: `measure` of the model on tokens (b, s) with each change (site, f) separately.
 
-    As many copies share a pass as have 4,096 tokens or 64 Mi logits together; f sees the b rows of its own copy."""
+    Copies share a pass up to 4,096 tokens or 64 Mi logits together; f gets the b rows of its copy."""
     b, s = tokens.shape
     fitting = min(TOKENS_PER_PASS, LOGITS_PER_PASS // eager(model).vocab_size) // (b * s)
     found: list[Tensor] = []

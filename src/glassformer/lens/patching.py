@@ -1,4 +1,4 @@
-"""Where in a model an answer comes about: values of one run put into another, place by place.
+"""Activation patching: values of one run put into another, to locate where an answer arises.
 
 >>> task = gf.lens.indirect_object(loaded.tokenizer, n=8)
 >>> task.prompts[0]
@@ -32,25 +32,25 @@ from glassformer.text import Tokenizer
 
 STREAM = ("resid_pre", "mixer.out", "ffn.out")
 LEAST = 1e-6
-"""How far apart the metrics of both runs must be, of their size."""
+"""Least relative difference between the metrics of both runs."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationPatching(Reading):
-    """How much of the clean answer each patch brings back: 0, as in the corrupt run, to 1, as in the clean one.
+    """Share of the clean answer that each patch restores: 0, as in the corrupt run, to 1, as in the clean one.
 
-    `grids`: site -> (layers, positions), or (layers, heads) for the sites `by_head`. NaN where a layer has no such site
-    or head."""
+    `grids`: site -> (layers, positions), or (layers, heads) for the sites `by_head`. NaN if a layer has no such site or
+    head."""
 
     title: ClassVar[str] = "Activation patching"
 
     grids: dict[str, Float[Tensor, "l p"]]
     clean: float
-    """The metric of the clean run."""
+    """Metric of the clean run."""
     corrupt: float
     positions: list[int]
     labels: list[str]
-    """What stands at these positions."""
+    """Word at each of these positions."""
     by_head: list[str]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class ActivationPatching(Reading):
         return f"layer {layer} {where} {value:+.2f}"
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its grids need."""
+        """Returns a matplotlib figure, by default as large as its grids need."""
         layers = next(iter(self.grids.values())).shape[0]
         columns = sum(max(grid.shape[1], 10) for grid in self.grids.values())
         wide, high = min(16.0, max(5.0, 0.2 * columns + 1.6)), min(10.0, max(3.5, 0.17 * layers + 1.8))
@@ -97,16 +97,16 @@ def activation_patching(
     labels: Sequence[str] | None = None,
     progress: OnPass | None = None,
 ) -> ActivationPatching:
-    """Every site of every layer of the run on `corrupt`, patched at one position with the value of the run on `clean`.
+    """Patches every site of every layer of the run on `corrupt` at one position with the value of the run on `clean`.
 
         (metric(patched) - metric(corrupt)) / (metric(clean) - metric(corrupt))
 
     `metric(logits (b, s, v))` is a number, or one for each row. `sites` are named as in a layer: resid_pre, mixer.out,
-    ...; q, k, v, z and pattern are patched head by head instead, at all `positions` (by default all) together.
-    `labels` name all s positions. Meng et al. 2022, 2202.05262 (causal tracing); Wang et al. 2022, 2211.00593.
+    ...; q, k, v, z and pattern are patched head by head instead, at all `positions` (by default all) together. `labels`
+    name all s positions. Meng et al. 2022, 2202.05262 (causal tracing); Wang et al. 2022, 2211.00593.
 
-    Copies of the text share a pass; `progress(done, of)` is called after every one. Raises RequestError where clean
-    and corrupt differ in shape, where the metric does not tell them apart, and for a site that no layer has."""
+    Copies of the text share a pass; `progress(done, of)` is called after every one. Raises RequestError if clean and
+    corrupt differ in shape or have equal metrics, and for a site that no layer has."""
     clean, corrupt = rows_of(model, clean), rows_of(model, corrupt)
     if clean.shape != corrupt.shape:
         raise RequestError(
@@ -128,7 +128,7 @@ def activation_patching(
             f"sites=[] names none; use {', '.join(STREAM)} or others of a layer", code="missing", field="sites"
         )
     known = choose(model, [f"layers.*.{kind}" for kind in kinds])
-    kinds = list(dict.fromkeys(name.split(".", 2)[2] for name in known))  # a pattern names several
+    kinds = list(dict.fromkeys(name.split(".", 2)[2] for name in known))  # a pattern may match several
     with at_rest(model):
         run, other = (capture(model, tokens, list(known), memory=1 << 62) for tokens in (clean, corrupt))
 
@@ -147,7 +147,7 @@ def activation_patching(
             f"the metric is {high:.6g} on clean and {low:.6g} on corrupt; it must tell them apart",
             code="conflict", field="metric", value=(high, low),
         )  # fmt: skip
-    # Where both runs have the same value, as at all positions before the texts differ, a patch changes nothing.
+    # Skips positions where both runs have equal values, as before the texts differ: a patch changes nothing.
     whole = [(name, change) for name, some in changes.items() for change in some]
     alike = torch.tensor([torch.equal(change(other[name]), other[name]) for name, change in whole])
     found = torch.zeros(len(whole), dtype=torch.float64)
@@ -165,22 +165,22 @@ def activation_patching(
 @dataclass(frozen=True, eq=False)
 class IndirectObject:
     """n pairs of sentences in which two people meet and one of them gives the other something (Wang et al. 2022,
-    2211.00593). The clean one ends "... Paul handed the basket to", and Anna is right; the corrupt one differs in a
-    single token, "... Anna handed the basket to", and Paul is right."""
+    2211.00593). The clean one ends "... Paul handed the basket to", with the answer Anna; the corrupt one differs in a
+    single token, "... Anna handed the basket to", with the answer Paul."""
 
     clean: Int[Tensor, "n s"]
     corrupt: Int[Tensor, "n s"]
     answers: Int[Tensor, " n"]
-    """What is right after the clean sentence."""
+    """Correct token after each clean sentence."""
     wrong: Int[Tensor, " n"]
-    """What is right after the corrupt one."""
+    """Correct token after each corrupt sentence."""
     prompts: list[str]
     """The clean sentences."""
     labels: list[str]
-    """A word for each position; where the sentences differ, what stands there."""
+    """Word at each position; where the sentences differ, its role."""
 
     def metric(self, logits: Float[Tensor, "n s v"]) -> Float[Tensor, " n"]:
-        """logit(answer) - logit(wrong) after each sentence: positive where the model is right."""
+        """Returns logit(answer) - logit(wrong) after each sentence: positive for a correct prediction."""
         last, row = logits[:, -1], torch.arange(len(logits), device=logits.device)
         return last[row, self.answers.to(last.device)] - last[row, self.wrong.to(last.device)]
 
@@ -210,10 +210,10 @@ LABELS = {"a": "[first]", "b": "[second]", "giver": "[giver]", "place": "[place]
 
 
 def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: int = 0) -> IndirectObject:
-    """n sentences of one of four forms (`sentence`), with names, places and things that `tokenizer` reads as one token
-    each, so that all are equally long. Every second one names the giver first.
+    """Returns n sentences of one of four forms (`sentence`), with names, places and things that `tokenizer` encodes as
+    one token each, so that all are equally long. Every second one names the giver first.
 
-    Raises RequestError where the tokenizer cuts words to pieces (bytes, characters, a small vocabulary)."""
+    Raises RequestError if the tokenizer splits words (bytes, characters, a small vocabulary)."""
     check_whole("n", n)
     if not 0 <= sentence < len(SENTENCES):
         raise RequestError(
@@ -255,7 +255,7 @@ def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: 
 
 
 def _single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, int]:
-    """The ids of those that are one token after a space."""
+    """Returns the ids of the words that are one token after a space."""
     before = tokenizer.encode(" to").tolist()
     found = {word: tokenizer.encode(f" to {word}").tolist() for word in words}
     return {

@@ -1,4 +1,4 @@
-"""How a model knows the order of its tokens, drawn."""
+"""Pictures of a model's position encodings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LARGEST_TABLE = 1 << 28
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionPicture(Reading):
-    """`plots`: encoding -> name -> Plot, as the part itself gives them for a text of `length` tokens. `where`:
-    encoding -> the layers it acts in, [] for one that is added to the embedding; layers without one are "none"."""
+    """Encoding -> name -> Plot, as the part returns them for a text of `length` tokens: `plots`. `where`: encoding ->
+    layers, [] for one that is added to the embedding; layers without one are "none"."""
 
     title: ClassVar[str] = "Position encodings"
 
@@ -43,7 +43,7 @@ class PositionPicture(Reading):
         return {"length": self.length, "where": self.where, "plots": plain(plots)}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its plots need."""
+        """Returns a matplotlib figure, by default as large as its plots need."""
         columns = max(len(some) for some in self.plots.values())
         return super().figure(width or 3.7 * columns, height or 3.1 * len(self.plots))
 
@@ -60,7 +60,7 @@ class PositionPicture(Reading):
 
 
 def draw_plot(ax: Any, plot: Plot) -> None:
-    """Lines, or colours where the plot names none; unevenly spaced points lie on a logarithmic axis."""
+    """Draws lines, or colours if the plot names no lines; unevenly spaced points have a logarithmic axis."""
     ax.set_xlabel(plot.x)
     ax.set_ylabel(plot.y)
     style.whole_ticks(ax, "x")
@@ -87,18 +87,18 @@ def draw_plot(ax: Any, plot: Plot) -> None:
 
 
 def position_picture(model: Model | ModelConfig, length: int | None = None) -> PositionPicture:
-    """How the model's position encodings look over a text of `length` tokens (by default its context).
+    """Returns plots of the model's position encodings over a text of `length` tokens (by default its context).
 
     sinusoidal  PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(the same): by dimension and position, and
-                PE(p) . PE(p+k) = sum_i cos(k / base^(2i/d)), the same for every p. Vaswani et al. 2017, 1706.03762
+                PE(p) . PE(p+k) = sum_i cos(k / base^(2i/d)), equal for every p. Vaswani et al. 2017, 1706.03762
     learned     cos(E_p, E_p') of the table's rows, its mean by distance, |E_p|; of a config, an untrained table
     rotary      wavelength 2 pi / theta_i of pair i, cos(theta_i k) at distance k, and its mean over the pairs: the
-                score of two equal vectors k apart. Scaled frequencies stand beside the plain ones.
+                score of two equal vectors k apart. Scaled frequencies are drawn next to the plain ones.
                 Su et al. 2021, 2104.09864
-    alibi       slopes m_n = 2^(-8n/N), the bias -m_n k, and e^(-m_n k), what is left of a key's weight.
+    alibi       slopes m_n = 2^(-8n/N), the bias -m_n k, and e^(-m_n k), the factor of a key's weight.
                 Press et al. 2022, 2108.12409
 
-    Layers that differ are told apart. Raises RequestError for a model without positions."""
+    Layers that differ are drawn separately. Raises RequestError for a model without positions."""
     made = eager(model) if isinstance(model, nn.Module) else drawn_from(model)
     if length is None and made.config is None:
         raise RequestError(
@@ -141,7 +141,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
 
 
 def drawn_from(config: ModelConfig) -> Model:
-    """The model on the meta device, with the weights of its positions alone."""
+    """Returns the model on the meta device, with weights for its positions only."""
     model = config.outline()
     position: Any = model.embedding.position
     if position is not None and (values := sum(p.numel() for p in position.parameters())):
@@ -155,7 +155,7 @@ def drawn_from(config: ModelConfig) -> Model:
 
 
 def spans(layers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2, 5"."""
+    """Formats indices as ranges: [0, 1, 2, 5] -> "0-2, 5"."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:

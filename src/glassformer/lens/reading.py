@@ -1,4 +1,4 @@
-"""What one look at a model found: data that prints itself, draws itself, and goes into a file."""
+"""Base of readings: data about a model that prints itself, draws itself, and is saved to a file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from glassformer.figures.document import write_figure
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reading:
-    """The base of all readings: a dataclass of tensors, numbers and words. A subclass says how it is drawn and told.
+    """Base of all readings: a dataclass of tensors, numbers and words. A subclass defines its drawing and its text.
 
-    In a notebook it shows its figure; `print` tells it in words; `to_dict` is plain JSON. It equals itself alone."""
+    In a notebook it shows its figure; `print` shows it in words; `to_dict` is plain JSON. It equals only itself."""
 
     title: ClassVar[str] = ""
 
@@ -34,19 +34,19 @@ class Reading:
         return f"{type(self).__name__}({first})"
 
     def draw(self, figure: Any) -> None:
-        """Fills a matplotlib figure."""
+        """Draws the reading on a matplotlib figure."""
         raise NotImplementedError
 
     def figure(self, width: float = 7.0, height: float = 4.5) -> Any:
-        """A matplotlib figure of so many inches. Raises RequestError where matplotlib is not installed."""
+        """Returns a matplotlib figure of `width` x `height` inches. Raises RequestError without matplotlib."""
         made = blank(width, height)
         self.draw(made)
         return made
 
     def save(self, path: str | Path) -> None:
-        """The figure as .png, .svg, .pdf or what else matplotlib knows, by the name.
+        """Saves the figure as .png, .svg, .pdf or another format of matplotlib, by the suffix.
 
-        Raises RequestError for another suffix and a folder that is not there, WorkError where the disk refuses."""
+        Raises RequestError for an unknown suffix and a missing folder, WorkError if the disk fails."""
         path, figure = Path(path), self.figure()
         known = [f".{kind}" for kind in figure.canvas.get_supported_filetypes()]
         if path.suffix.lower() not in known:
@@ -74,7 +74,7 @@ class Reading:
 
 
 def blank(width: float, height: float) -> Any:
-    """An empty matplotlib figure that no window knows of."""
+    """Returns an empty matplotlib figure without a window."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -86,7 +86,7 @@ def blank(width: float, height: float) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Tensors as nested lists, the rest as JSON knows it: it has no word for what is not finite."""
+    """Returns tensors as nested lists, other values as plain JSON, with null for numbers that are not finite."""
     if isinstance(value, Tensor):
         value = value.detach().to("cpu", torch.float64 if value.is_floating_point() else None).tolist()
     if isinstance(value, float):

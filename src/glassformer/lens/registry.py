@@ -1,5 +1,5 @@
-"""What each reading is asked of one text, where nobody says more: what `glassformer inspect --reading` gives, and what
-its `--ablate` takes away."""
+"""Default inputs of each reading of one text, for `glassformer inspect --reading`, and the components of its
+`--ablate`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from glassformer.text import OnProgress, Tokenizer
 REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12
 PATCHING = "activation_patching"
 ABLATED = 256
-"""Tokens at the end of the text that every head is ablated on: there is a pass for each few of them."""
+"""Tokens at the end of the text on which every head is ablated: each pass covers only a few heads."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReadingInputs:
-    """A model and a text, tokens (1, s), with what `inspect` saw of it; `against` (1, s) is another text, into which
-    the values of this one are patched."""
+    """A model and a text, tokens (1, s), with its inspection; `against` (1, s) is another text, into which the values
+    of this one are patched."""
 
     model: Model
     tokens: Tensor
@@ -64,7 +64,7 @@ class ReadingInputs:
 
     @property
     def head(self) -> tuple[int, int]:
-        """The layer and head that look at something in particular more than any other, by what `inspect` saw."""
+        """(layer, head) of the head with the most content-dependent attention, according to the inspection."""
         found = self.seen.notable(1)["elsewhere"] or list(self.seen.heads[:1])
         return (found[0].layer, found[0].head) if found else (0, 0)
 
@@ -74,8 +74,8 @@ def _side_by_side(q: ReadingInputs) -> Reading:
 
 
 def _patching(q: ReadingInputs) -> Reading:
-    """Of the text against the other one: the lead of what follows the first over what follows the second. Without
-    another, of the indirect-object task."""
+    """Returns activation patching between the text and the other one: the logit of the first's continuation minus the
+    second's. Without another text, of the indirect-object task."""
     if q.against is None:
         task = indirect_object(q.tokenizer, n=PAIRS)
         return activation_patching(
@@ -98,7 +98,7 @@ def _patching(q: ReadingInputs) -> Reading:
 
 @torch.no_grad()
 def _follows(model: Model, tokens: Tensor) -> int:
-    """The token that the model puts after a text."""
+    """Returns the model's next token after a text."""
     module = eager(model)
     with at_rest(model):
         return int(module.unembed(module.hidden_states(tokens)[:, -1:]).argmax())
@@ -130,12 +130,12 @@ READINGS: dict[str, Callable[[ReadingInputs], Reading]] = {
     "embedding_neighbours": _neighbours,
     "expert_routing": lambda q: expert_routing(q.model, q.tokens, tokenizer=q.tokenizer),
 }
-"""By the name of the function in `gf.lens`."""
+"""Name of the function in `gf.lens` -> function from inputs to its reading."""
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Returns the names of readings, each once, with `ALL` replaced by all of them. Raises RequestError for an unknown
-    name."""
+    """Returns the names of readings without duplicates, with `ALL` replaced by all of them. Raises RequestError for an
+    unknown name."""
     for name in names:
         check_reading(name)
     return list(READINGS) if ALL_READINGS in names else list(dict.fromkeys(names))
@@ -157,8 +157,8 @@ _ABLATED: dict[str | None, Callable[..., dict[str, Edit]]] = {
 
 
 def ablation(named: str) -> dict[str, Edit]:
-    """The edit that takes away what is named: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3 and neurons or
-    experts in the same way. Raises RequestError for a name of another kind."""
+    """Returns the edit that removes a component: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3 and neurons
+    or experts in the same way. Raises RequestError for a name of another kind."""
     layer, part, indices = ablated_part(named)
     return _ABLATED[part](layer, *([indices] if indices else []))
 

@@ -1,10 +1,10 @@
-"""Attention rollout: how much of each input token has reached each place by each depth, as attention alone carries it.
+"""Attention rollout: the share of each input token that attention has carried to each position by each depth.
 
     A~_l = (mean over heads of A_l + I) / 2          R_l = A~_l R_{l-1},  R_{-1} = I        (s, t)
 
-The half of I stands for the residual stream. Abnar & Zuidema 2020, 2005.00928. Values, norms and feed-forward networks
-do not enter: rollout says where information can have come from, not what a prediction rests on. In a deep model whose
-heads rest on the first token, all of it ends there.
+The half of I represents the residual stream. Abnar & Zuidema 2020, 2005.00928. Values, norms and FFNs do not enter:
+rollout shows possible sources of information, not what a prediction rests on. In a deep model whose heads rest on the
+first token, all of it ends there.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from glassformer.model import Model
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Reading):
-    """`flow` (l, S, T): layers, places, input tokens; every row of a layer sums to one. With `tile` > 1 a cell is the
-    largest of tile x tile tokens. `last` (l, s) is the row of the last place, never pooled."""
+    """Rollout of a text. `flow` (l, S, T): layers, positions, input tokens; every row of a layer sums to one. With
+    `tile` > 1 a cell is the largest of tile x tile tokens. `last` (l, s) is the row of the last position, never
+    pooled."""
 
     title: ClassVar[str] = "Attention rollout"
 
@@ -61,7 +62,7 @@ class Rollout(Reading):
 def attention_rollout(
     model: Model, tokens: Tensor, tokenizer: Any = None, pool: int = 512, words: Sequence[str] | None = None
 ) -> Rollout:
-    """The rollout of tokens (1, s) through every layer; kept at most pool x pool.
+    """Returns the rollout of tokens (1, s) through every layer; kept at most pool x pool.
 
     One pass of the model, 8 s^2 bytes. Raises RequestError for a layer without attention, a token outside the
     vocabulary and more than one row."""
@@ -76,7 +77,7 @@ def attention_rollout(
 
 
 class _Rolling:
-    """A look at every layer's pattern, lowest first, by blocks of queries: R_l from R_{l-1}."""
+    """Observer of every layer's pattern, lowest first, by blocks of queries: R_l from R_{l-1}."""
 
     def __init__(self, flow: Tensor, pool: int):
         self.flow, self.pool = flow, pool

@@ -1,4 +1,4 @@
-"""Which experts the tokens of a text are sent to."""
+"""Routing of a text's tokens to experts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from glassformer.lens.tables import draw_table, figure_size, table_of
 from glassformer.model import Model
 
 SHOWN = 6
-"""Tokens told of each expert."""
+"""Most tokens shown for each expert."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpertRouting(Reading):
-    """`load` (l, e), the share of assignments of each expert, level at 1/e; `entropy` (l,), of the router over log e;
-    `violation` (l,), MaxVio; all rows together, NaN where a layer has no experts. Of row 0 at `layer`: `weights`
-    (s, e), what each expert counts for at each token, 0 where it was not chosen, and the tokens' `words`."""
+    """Routing of a text. `load` (l, e), the share of assignments of each expert, 1/e if balanced; `entropy` (l,), of
+    the router over log e; `violation` (l,), MaxVio; over all rows, NaN for a layer without experts. Of row 0 at
+    `layer`: `weights` (s, e), the weight of each expert at each token, 0 if it was not chosen, and the tokens'
+    `words`."""
 
     title: ClassVar[str] = "Expert routing"
 
@@ -40,7 +41,7 @@ class ExpertRouting(Reading):
     layer: int
 
     def favourites(self, expert: int) -> list[str]:
-        """The tokens for which the expert counts most, first those for which it counts most of all."""
+        """Returns the tokens for which the expert has the largest weight of all experts, by falling weight."""
         ranked = self.weights[:, expert].argsort(descending=True, stable=True).tolist()
         words = [self.words[at] for at in ranked if self.weights[at, expert] > 0]
         return list(dict.fromkeys(words))
@@ -81,8 +82,8 @@ def expert_routing(
     tokenizer: Any = None,
     words: Sequence[str] | None = None,
 ) -> ExpertRouting:
-    """The load of every expert of every layer, whether routers decide, and which tokens go where at one `layer` (the
-    middle one of those with experts).
+    """Returns the load of every expert of every layer, the entropy of the routers, and the routing of tokens at one
+    `layer` (the middle one of those with experts).
 
         load_i = assignments of expert i / (b s k)          MaxVio = e max_i load_i - 1
         entropy = mean over tokens of -Σ_i q_i log q_i / log e,         q = p / Σ_i p_i of the router's p
@@ -91,7 +92,7 @@ def expert_routing(
     Load: Fedus et al. 2021, 2101.03961, eq. 5; MaxVio: Wang et al. 2024, 2408.15664; see `gf.dynamics.router_load`,
     `router_entropy` and `max_violation`. Routers that do not normalise have weight_i = scale p_i. An expert that no
     token of one text chooses may be busy with others: read a few thousand tokens before calling it dead. Raises
-    RequestError for a model without experts, and a layer that has none."""
+    RequestError for a model without experts, and a layer without any."""
     tokens, known = rows_of(model, tokens), sites(model)
     layers = eager(model).layers
     routed = [at for at in range(len(layers)) if f"layers.{at}.ffn.router" in known]

@@ -1,4 +1,4 @@
-"""How alike tokens become on their way through the layers."""
+"""Similarity of tokens over the depth of a model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from glassformer.parts.precision import exact
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenSimilarity(Reading):
-    """`rho` and `mu` (layers + 1,) by depth: 0 after the embedding, i after layer i - 1; means over rows. `cosines`
-    (T, T) at `depth`, of row 0; with `tile` > 1 a cell is the mean over tile x tile pairs of tokens."""
+    """Similarity of tokens. `rho` and `mu` (layers + 1,) by depth: 0 after the embedding, i after layer i - 1; means
+    over rows. `cosines` (T, T) at `depth`, of row 0; with `tile` > 1 a cell is the mean over tile x tile pairs of
+    tokens."""
 
     title: ClassVar[str] = "Token similarity"
 
@@ -58,7 +59,8 @@ class TokenSimilarity(Reading):
 def token_similarity(
     model: Model, tokens: Int[Tensor, "b s"], depth: int | None = None, pool: int = 256
 ) -> TokenSimilarity:
-    """rho and mu of the stream after the embedding and after every layer, and all cosines at one `depth` (the middle).
+    """Returns rho and mu of the stream after the embedding and after every layer, and all cosines at one `depth` (the
+    middle).
 
         rho = 1/(T(T-1)) Σ_{k!=k'} cos(x_k, x_k')       mu = ||X - 1 x̄^T||_F / ||X||_F
 

@@ -1,4 +1,4 @@
-"""Where attention goes when it has nowhere to go, and the few huge values of the stream that hold it there."""
+"""Attention sinks, and the few huge activations of the stream that cause them."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from glassformer.parts.precision import exact
 from glassformer.parts.visibility import Visibility
 
 ABOVE = 0.3
-"""The mass on the first token from which Gu et al. 2024 (2410.10781) call a head a sink."""
+"""Mass on the first token above which Gu et al. 2024 (2410.10781) call a head a sink."""
 QUERIES = 1024
-"""Whose keys are counted at once."""
+"""Queries whose visible keys are counted at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionSinks(Reading):
-    """`mass` (layers, heads): the mean attention to the first token. NaN where a layer has no such head."""
+    """Mean attention to the first token: `mass` (layers, heads). NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Attention sinks"
 
     mass: Float[Tensor, "l n"]
     length: int
     uniform: Float[Tensor, " l"]
-    """The mass of a head of each layer that looks at all that it sees alike: (1/T) Σ_i [i sees 0] / keys that i
-    attends to. Causal it is H_T / T, the mean of 1/i; bidirectional 1 / T."""
+    """Mass of uniform attention in each layer: (1/T) Σ_i [i attends to 0] / number of keys that i attends to. Causal it
+    is H_T / T, the mean of 1/i; bidirectional 1 / T."""
 
     @property
     def rate(self) -> float:
-        """The share of heads with a mass of more than 0.3."""
+        """Share of heads with a mass of more than 0.3."""
         known = self.mass[~self.mass.isnan()]
         return float((known > ABOVE).double().mean())
 
@@ -58,7 +58,7 @@ class AttentionSinks(Reading):
         return super().to_dict() | {"rate": self.rate}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """A matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure, by default as large as its table needs."""
         wide, high = figure_size(self.mass)
         return super().figure(width or wide, height or high)
 
@@ -68,10 +68,11 @@ class AttentionSinks(Reading):
 
 
 def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
-    """Σ_i A_i0 / T of every head, over the queries i of all rows of tokens (b, T); the first query counts with 1.
+    """Returns Σ_i A_i0 / T of every head, over the queries i of all rows of tokens (b, T); the first query counts with
+    1.
 
     Xiao et al. 2023, 2309.17453; Gu et al. 2024, 2410.10781, whose sink rate is the share of heads above 0.3 at T = 64:
-    shorter texts give more, as there is less to look at (`uniform`). Sinks are healthy; a window that forgets the first
+    shorter texts give more, as there are fewer keys (`uniform`). Sinks are healthy; a window that drops the first
     tokens breaks a model that has them. Raises RequestError for a model without attention heads."""
     tokens = rows_of(model, tokens)
     counts = heads_of(model, "mixer.pattern")
@@ -88,8 +89,8 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
 
 
 def evenly(visibility: Visibility, length: int, value: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """The mean of `value(queries (r, 1), keys (t,))` for uniform attention of `length` queries: each gives all
-    keys that it attends to the same weight."""
+    """Returns the mean of `value(queries (r, 1), keys (t,))` for uniform attention of `length` queries: each gives all
+    its visible keys equal weight."""
     keys, one = torch.arange(length), torch.tensor(0)
     means = []
     for part in keys.split(QUERIES):
@@ -101,7 +102,7 @@ def evenly(visibility: Visibility, length: int, value: Callable[[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """One value of the stream at a depth: 0 after the embedding, i after layer i - 1."""
+    """One element of the stream at a depth: 0 after the embedding, i after layer i - 1."""
 
     depth: int
     row: int
@@ -114,7 +115,7 @@ class MassiveActivation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MassiveActivations(Reading):
-    """`found`: the values that are massive, largest first. `largest` (depths, 3) and `median` (depths,) of |x|, means
+    """Massive activations of a text: `found`, largest first. `largest` (depths, 3) and `median` (depths,) of |x|, means
     over rows."""
 
     title: ClassVar[str] = "Massive activations"
@@ -157,11 +158,11 @@ class MassiveActivations(Reading):
 
 
 def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActivations:
-    """Values with |x| > 100 and |x| >= 1,000 times the median |x| of the hidden state they are in (all tokens of a
+    """Returns the elements with |x| > 100 and |x| >= 1,000 times the median |x| of their hidden state (all tokens of a
     row), after the embedding and after every layer. Sun et al. 2024, 2402.17762, section 2.
 
     In trained models a few fixed dimensions of the first token, or of a separator, have them from an early layer to the
-    last but one; heads that sink attention look there. They make activations hard to quantise."""
+    last but one; heads with sinks attend to that token. They make activations hard to quantise."""
     tokens = rows_of(model, tokens)
     seen: list[tuple[Tensor, Tensor]] = []
     found: list[MassiveActivation] = []

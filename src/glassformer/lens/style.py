@@ -1,4 +1,4 @@
-"""How readings look: one paper, one ink, eight colours told apart by anyone, two colour maps.
+"""Style of figures: one background, one ink, eight colours that colour-blind readers can distinguish, two colour maps.
 
 >>> ax = style.axes(figure, title="attention", x="key", y="query")
 >>> style.heat(ax, pattern, label="weight", high=1.0)
@@ -18,16 +18,17 @@ from glassformer.lens.page.words import visible
 PAPER, INK, MUTED, RULE, LINE = "#fdfdfb", "#1a1e24", "#59626d", "#b5bac0", "#dfe1e0"
 COLOURS = ("#0b62a8", "#b34700", "#0a7556", "#9b3d80", "#7d5c00", "#454c56", "#bf2848", "#5b4bc4")
 BLUES = ("#fdfdfb", "#cfe3f4", "#7db4e0", "#2f7fc1", "#0b4f8a", "#062a4d")
-"""From nothing to much."""
+"""Colours from zero to large values."""
 BOTH_WAYS = ("#6e2500", "#b34700", "#eda06c", "#fdfdfb", "#7db4e0", "#0b62a8", "#06335c")
-"""From negative, orange, by way of nothing to positive, blue."""
+"""Colours from negative, orange, through zero to positive, blue."""
 MOST_WORDS = 40
 
 
 def axes(
     figure: Any, rows: int = 1, columns: int = 1, *, title: str = "", x: str = "", y: str = "", **layout: Any
 ) -> Any:
-    """Plots on `figure`: one, or an array (rows, columns) of them with `title` over all. `layout` is subplots'."""
+    """Returns plots on `figure`: one, or an array (rows, columns) of them with `title` over all. `layout` is passed to
+    subplots."""
     figure.set_facecolor(PAPER)
     made = figure.subplots(rows, columns, squeeze=False, **layout)
     for ax in made.flat:
@@ -50,7 +51,7 @@ def axes(
 
 
 def colour_map(signed: bool = False) -> Any:
-    """The colour map of magnitudes, or of values of both signs; what is not a number is grey."""
+    """Returns the colour map of magnitudes, or of values of both signs; NaN is grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("glass", BOTH_WAYS if signed else BLUES).with_extremes(bad=LINE)
@@ -67,9 +68,9 @@ def heat(
     bar: bool = True,
     **image: Any,
 ) -> Any:
-    """`values` (rows, columns) as colours, row 0 on top, with a bar that says which. `signed` centres them at 0.
+    """Draws `values` (rows, columns) as colours, row 0 on top, with a colour bar. `signed` centres them at 0.
 
-    The range is that of the finite values, from 0 where none is negative, unless `low` and `high` are given."""
+    The range is that of the finite values, from 0 if they are not negative, unless `low` and `high` are given."""
     shown = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, dtype=float)
     finite = shown[np.isfinite(shown)]
     high = high if high is not None else float(abs(finite).max() if signed else finite.max()) if finite.size else 1.0
@@ -92,7 +93,7 @@ def _finish(ax: Any, drawn: Any, label: str, bar: bool) -> None:
 
 
 def mesh(ax: Any, x: Tensor, values: Tensor, *, label: str = "", bar: bool = True) -> Any:
-    """`values` (rows, columns) as colours, row 0 on top, columns at `x` along an axis of any scale."""
+    """Draws `values` (rows, columns) as colours, row 0 on top, columns at `x` along an axis of any scale."""
     signed, most = bool((values < 0).any()), float(values.abs().max())
     drawn = ax.pcolormesh(
         x.numpy(), range(len(values)), values.numpy(), cmap=colour_map(signed), vmin=-most if signed else 0, vmax=most,
@@ -104,13 +105,13 @@ def mesh(ax: Any, x: Tensor, values: Tensor, *, label: str = "", bar: bool = Tru
 
 
 def whole_ticks(ax: Any, which: str) -> None:
-    """Ticks along "x" or "y" at whole numbers alone: layers, heads, positions."""
+    """Sets ticks along "x" or "y" at integers only: layers, heads, positions."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.get_major_locator().set_params(integer=True)
 
 
 def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
-    """Tokens as tick labels along "x", "y" or "both"; where there are many, every so many."""
+    """Sets tokens as tick labels along "x", "y" or "both"; of many, every n-th."""
     step = -(-len(given) // MOST_WORDS)
     at = range(0, len(given), step)
     shown, size = [legible(given[i]) for i in at], 8 if len(at) <= 24 else 6
@@ -121,19 +122,19 @@ def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
 
 
 def legible(token: str, most: int = 14) -> str:
-    """A token as a label: as on the page, with every space as a sign, cut where long, and no `$` that would begin a
-    formula."""
-    shown = visible(token).replace(" ", "␣").replace("␍", "⟨U+000D⟩")  # which the font of figures lacks
+    """Returns a token as a label: as on the page, with every space as a symbol, truncated if long, and without a `$`
+    that would start a formula."""
+    shown = visible(token).replace(" ", "␣").replace("␍", "⟨U+000D⟩")  # missing in the font of figures
     return (shown if len(shown) <= most else shown[: most - 1] + "…").replace("$", r"\$")
 
 
 def legend(ax: Any, **given: Any) -> None:
-    """The legend, without a frame."""
+    """Draws the legend, without a frame."""
     ax.legend(**{"frameon": False, "fontsize": 8, "labelcolor": INK} | given)
 
 
 def line(ax: Any, at: float, said: str = "", along: str = "y") -> None:
-    """A dashed line of reference at a value along "y" or "x", with what it means."""
+    """Draws a dashed reference line at a value along "y" or "x", with its meaning."""
     draw = ax.axhline if along == "y" else ax.axvline
     draw(at, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}

@@ -1,4 +1,4 @@
-"""The page of an inspection: one HTML file that needs nothing else."""
+"""Page of an inspection: one self-contained HTML file."""
 
 from glassformer.lens.page.page import render
 

@@ -1,4 +1,4 @@
-"""Arrays in a page: as few bytes as the eye allows, deflated, in one piece of base64."""
+"""Arrays in a page: at the least precision that is visible, deflated, in one piece of base64."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 
 
 def shares(x: Tensor, fine: bool) -> np.ndarray:
-    """Numbers from 0 to 1 as whole ones of 16 bits, or 8: value = (code / largest code)^2, so that small ones keep
-    their digits."""
+    """Encodes numbers from 0 to 1 as integers of 16 bits (`fine`), or 8: value = (code / largest code)^2, so that small
+    ones keep their digits."""
     kind = np.uint16 if fine else np.uint8
     roots = x.nan_to_num(0.0).clamp(0, 1).double().sqrt().numpy()
     return np.rint(roots * np.iinfo(kind).max).astype(kind)
 
 
 def short_floats(x: Tensor) -> np.ndarray:
-    """bfloat16, as the upper half of a float32."""
+    """Encodes as bfloat16, the upper half of a float32."""
     return x.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def indices(x: Tensor, count: int) -> np.ndarray:
-    """Whole numbers from 0 to count - 1."""
+    """Encodes integers from 0 to count - 1."""
     return x.numpy().astype(np.uint16 if count <= 1 << 16 else np.uint32)
 
 
 def packed(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """{"arrays": {name: [kind, first byte, values]}, "bytes": deflated, in base64}; little-endian."""
+    """Returns {"arrays": {name: [kind, first byte, values]}, "bytes": deflated, in base64}; little-endian."""
     where, pieces, first = {}, [], 0
     for name, array in arrays.items():
         where[name] = [str(array.dtype), first, array.size]

@@ -1,4 +1,4 @@
-"""Draws an inspection: the text, its heads, one map large, the predictions by depth."""
+"""Page of an inspection: the text, its heads, one map enlarged, the predictions by depth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from glassformer.lens.page.words import likely, visible
 from glassformer.units import plural
 
 FINE_WEIGHTS = 1 << 20
-"""So many weights of maps are written in 16 bits, more in 8."""
+"""Weights of maps up to which they are written in 16 bits, more in 8."""
 SHADES = (("at", "attends to"), ("by", "attended to by"), ("surprise", "surprise"))
 MEASURES = (
     ("maps", "attention maps"),
@@ -44,19 +44,19 @@ KINDS = {
     "elsewhere": ("Pick out other tokens", "0 to 1: weight that goes elsewhere, if few tokens get it", "elsewhere"),
 }
 TITLE = 56
-"""Signs of the text that stand in the title."""
+"""Most characters of the text in the title."""
 NAT = (
     "A nat measures surprise: a token costs minus the natural logarithm of the probability that the model gave it, "
     "0 nats if it was sure of it, 0.69 if it gave it one half."
 )
 LEAST = 0.005
-"""A head is not listed for what would be written 0.00."""
+"""Weight below which a head is not listed, since it would print as 0.00."""
 STEEP = 4.0
-"""A chart whose values are so many times apart is logarithmic: its end would be flat otherwise."""
+"""Ratio of a chart's values above which its axis is logarithmic: its end would be flat otherwise."""
 
 
 def render(seen: Inspected) -> str:
-    """The page as text. Words are never taken for markup, and nothing is fetched."""
+    """Returns the page as text. Words are escaped, and nothing is fetched."""
     parts = (header, bench, heads, pair, one_map, answers, crossing, lens, depths, notes)
     main = tag("main", *(part(seen) for part in parts))
     style, code = _file("inspect.css"), _file("inspect.js")
@@ -69,19 +69,19 @@ def _file(name: str) -> str:
 
 
 def title(seen: Inspected) -> str:
-    """The model, and how the text begins."""
+    """Returns the model's name, and the start of the text."""
     return f"{visible(seen.name) if seen.name else 'A model'} reads “{opening(seen)}”"
 
 
 def opening(seen: Inspected, most: int = TITLE) -> str:
-    """The first words of the text, in one line."""
+    """Returns the first words of the text, in one line."""
     between = " " if seen.words == tuple(map(str, seen.ids.tolist())) else ""  # without a tokenizer, words are ids
     text = " ".join(between.join(seen.words[: 8 * most]).split())
     shown = visible(text)
     return shown if len(shown) <= most else f"{shown[:most].rsplit(' ', 1)[0][: most - 1]}…"
 
 
-# What stands above
+# Header
 
 
 def header(seen: Inspected) -> Markup:
@@ -101,7 +101,7 @@ def header(seen: Inspected) -> Markup:
 
 
 def source(seen: Inspected) -> Markup:
-    """Where the page comes from and what can be taken from it: the command, the data, how to read it."""
+    """Returns the origin and uses of the page: the command, the data, a guide to reading."""
     download = tag(
         "a", "Download the numbers (JSON)", href="#reading", download="inspection.json", data_download="reading",
         hidden=True,
@@ -115,13 +115,13 @@ def source(seen: Inspected) -> Markup:
 
 
 def command(words: str) -> Markup:
-    """A command to be copied; a long one is folded."""
+    """Returns a command with a copy button; a long one is folded."""
     code = copyable(words, "The command that made this page")
     return code if len(words) <= 240 else tag("details", tag("summary", f"{words[:120].rstrip()} …"), code)
 
 
 def finding(seen: Inspected) -> str:
-    """What the page shows, in a few sentences."""
+    """Returns the results of the page, in a few sentences."""
     words = [f"{next_word}."] if (next_word := likely(seen)) else []
     count = len(seen.ids)
     if math.isfinite(seen.mean_loss):
@@ -162,19 +162,19 @@ def terms(seen: Inspected) -> Markup:
 
 
 def sight(seen: Inspected) -> str:
-    """What a token attends to, in words."""
+    """Returns the visibility of the model's attention, in words."""
     before = "itself and what came before" if seen.causal else "the whole text"
     return f"{before}, and the first {seen.prefix:,} tokens" if seen.prefix else before
 
 
 def counted(names: tuple[str, ...]) -> str:
-    """Each name once, with how many there are where there are several."""
+    """Returns each distinct name, with its count if it occurs several times."""
     kinds = dict.fromkeys(names)
     return ", ".join(kinds) if len(kinds) < 2 else "; ".join(f"{names.count(kind)} {kind}" for kind in kinds)
 
 
 def head_count(seen: Inspected) -> str:
-    """Query heads, and how many KV heads they share, where all layers are alike."""
+    """Returns the number of query heads, and of their KV heads, if all layers are alike."""
     sizes = {(len(kept.maps), kept.key_heads) for kept in seen.attention.values()}
     if len(sizes) != 1:
         return f"{len(seen.heads):,}" if seen.heads else ""
@@ -183,7 +183,7 @@ def head_count(seen: Inspected) -> str:
     return f"{queries:,} in each of {len(seen.attention):,} layers{shared}"
 
 
-# The text, which stays in sight
+# The text, always visible
 
 
 def bench(seen: Inspected) -> Markup:
@@ -215,7 +215,7 @@ def bench(seen: Inspected) -> Markup:
 
 
 def strip(seen: Inspected) -> list[Markup]:
-    """The tokens, each as far coloured as it surprised; where a token ends a line, so does the strip."""
+    """Returns the tokens, coloured by surprisal; the lines end with those of the text."""
     most = math.log(max(seen.vocab_size, 2))
     pieces = []
     for word, loss in zip(seen.words, seen.loss.tolist(), strict=True):
@@ -229,7 +229,7 @@ def strip(seen: Inspected) -> list[Markup]:
 
 
 def choice(name: str, label: str, options: tuple[tuple[str, str], ...]) -> Markup:
-    """One of a few, side by side."""
+    """Returns a control for one of a few options."""
     buttons = [
         tag("label", tag("input", type="radio", name=name, value=value, checked=not i), tag("span", words))
         for i, (value, words) in enumerate(options)
@@ -246,7 +246,7 @@ def caption(*children: object) -> Markup:
 
 
 def canvas(key: str) -> Markup:
-    """A picture that the script draws for the eye; a table says the same."""
+    """Returns a picture that the script draws; a table has the same data."""
     return tag("canvas", id=key, aria_hidden="true")
 
 
@@ -292,7 +292,7 @@ HATCHED = (
 
 
 def shared(seen: Inspected) -> str:
-    """Why some heads stand in brackets."""
+    """Returns the explanation of the brackets around heads that share KV heads."""
     groups = sorted({len(kept.maps) // kept.key_heads for kept in seen.attention.values()} - {1})
     if not groups:
         return ""
@@ -305,7 +305,7 @@ def is_pooled(seen: Inspected) -> bool:
 
 
 def notable(seen: Inspected) -> Markup:
-    """The heads that stand out, as buttons that open them."""
+    """Returns the notable heads, as buttons that open them."""
     lists = [
         tag("div", tag("h3", KINDS[kind][0]), tag("p", KINDS[kind][1], class_="what"),
             tag("ol", *(_head(one, KINDS[kind][2]) for one in found)))
@@ -324,7 +324,7 @@ def _head(one: HeadMap, measure: str) -> Markup:
 
 
 def pair(seen: Inspected) -> Markup:
-    """Heads by the weight of one token on another, which the script lists."""
+    """Returns the list, filled by the script, of heads by the weight of one token on another."""
     if not seen.heads or len(seen.ids) < 2:
         return Markup("")
     order = "The later one looks, as no token sees what follows it. " if seen.causal else "The first one looks. "
@@ -370,11 +370,11 @@ def one_map(seen: Inspected) -> Markup:
     )
 
 
-# What is read of a source
+# Cross-attention
 
 
 def crossing(seen: Inspected) -> Markup:
-    """Of a model with an encoder: rows write, columns are read."""
+    """Returns the section of cross-attention: rows are the text's tokens, columns the source's."""
     if not seen.crossings:
         return Markup("")
     rows, columns = seen.crossings[0].maps.shape[1:]
@@ -412,7 +412,7 @@ def _word(word: str) -> Markup:
 
 
 def read_words(seen: Inspected) -> str:
-    """Which layers read it, and how narrowly the last does."""
+    """Returns a sentence on the layers with cross-attention, and on the entropy of the last."""
     layers = [one.layer for one in seen.crossings]
     names = ", ".join(map(str, layers))
     one = seen.crossings[-1]
@@ -424,7 +424,7 @@ def read_words(seen: Inspected) -> str:
 
 
 def cross_table(seen: Inspected) -> list[Markup]:
-    """The mean of the heads of the last layer that reads: the script draws the others in its place."""
+    """Returns the mean over heads of the last layer with cross-attention; the script draws the others in its place."""
     one = seen.crossings[-1]
     head = [tag("th", visible(word), scope="col") for word in seen.source[: one.maps.shape[2]]]
     rows = [
@@ -439,7 +439,7 @@ def cross_table(seen: Inspected) -> list[Markup]:
 
 
 def answers(seen: Inspected) -> Markup:
-    """How strongly each token answers to each other, where no softmax says who looks at whom."""
+    """Returns the section of influences between tokens in mixers without softmax."""
     if not seen.effective:
         return Markup("")
     tiles = max(kept.tile for kept in seen.effective.values())
@@ -455,7 +455,7 @@ def answers(seen: Inspected) -> Markup:
 
 
 def _answers(seen: Inspected, layer: int, kept: Effective) -> Markup:
-    """The maps of one layer side by side."""
+    """Returns the maps of one layer."""
     shown = "" if len(kept.which) == kept.count else f", {len(kept.which)} of {kept.count:,} {kept.of}s"
     pictures = [
         tag(
@@ -528,7 +528,7 @@ def quoted(seen: Inspected, position: int) -> str:
 
 
 def apart(seen: Inspected) -> str:
-    """Which token makes the mean of the streams meaningless, and where."""
+    """Returns a sentence on the outlier token that dominates the mean of the streams, and its depth."""
     if not seen.outliers:
         return "No token stands out: at no depth is one’s stream more than 10 times as large as the median token’s."
     one, *others = seen.outliers
@@ -544,7 +544,7 @@ def depth_name(depth: int) -> str:
 
 
 def _chart(what: str, curves: list[tuple[str, list[float]]], high: float | None = None) -> Markup:
-    """The curves over depth, and which is which."""
+    """Returns a chart of the curves over depth, with a legend."""
     known = [value for _, values in curves for value in values if math.isfinite(value)]
     steep = high is None and bool(known) and min(known) > 0 and max(known) > STEEP * min(known)
     series = [
@@ -608,7 +608,7 @@ def notes(seen: Inspected) -> Markup:
 
 
 def data(seen: Inspected) -> dict[str, Any]:
-    """What the script draws from."""
+    """Returns the data of the script."""
     ids, places = seen.top_ids.unique(return_inverse=True)
     fine = sum(kept.maps.numel() for kept in seen.attention.values()) <= FINE_WEIGHTS
     arrays = {
@@ -663,7 +663,7 @@ def data(seen: Inspected) -> dict[str, Any]:
 
 
 def _start(seen: Inspected) -> dict[str, int]:
-    """The head that is shown first: one that looks for something, if there is any."""
+    """Returns the head that is shown first: one that depends on content, if there is any."""
     best = max(seen.heads, key=lambda head: head.elsewhere, default=None)
     return {"layer": best.layer if best else 0, "head": best.head if best else 0, "token": len(seen.ids) - 1}
 

@@ -1,4 +1,4 @@
-"""What tokens are called: in a text, alone, and where every sign of them has to be seen."""
+"""Texts of tokens: within a text, in isolation, and with every character visible."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from glassformer.text import Tokenizer
 
 REPLACEMENT = "\ufffd"
-"""How a tokenizer spells bytes that are no whole character."""
+"""Text that a tokenizer gives for bytes that are not a whole character."""
 LONGEST_CHARACTER = 8
-"""Tokens that may share a character: UTF-8 has at most four bytes in one, and a token may begin with the end of another
-character."""
+"""Most tokens that share a character: UTF-8 has at most four bytes in one, and a token may start with the end of
+another character."""
 LONGEST_WORD = 60
 JOINER = "\u200d"  # invisible, and part of many an emoji
 
 
 def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
-    """The function id -> what it stands for within a text. A token without text goes by its name, or its id."""
+    """Returns a function from an id to its text within a text. A token without text has its name, or its id."""
     if tokenizer is None:
         return str
     names = {i: name for name, i in getattr(tokenizer, "ids", dict)().items()}
@@ -38,8 +38,8 @@ def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
 
 
 def spelled_text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """The word of each token of a text. A character that several tokens share stands with the last of them, and the
-    others are empty."""
+    """Returns the text of each token. A character split over several tokens belongs to the last of them, and the others
+    are empty."""
     spell = speller(tokenizer)
     words = [spell(token) for token in tokens]
     if tokenizer is None:
@@ -61,20 +61,20 @@ def spelled_text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str
 
 
 def visible(word: str) -> str:
-    """The word with nothing hidden: white space as signs, except the one space before a word or between two; controls,
-    reversals of direction and what else has no shape by code point, the rest cut short."""
+    """Returns the word with everything visible: white space as symbols, except the one space before a word or between
+    two; controls, reversals of direction and other characters without a glyph by code point; truncated if long."""
     if not word:
         return "⋯"
     shown = "".join(_SIGNS.get(sign) or _seen(sign) for sign in word[:LONGEST_WORD])
     shown = _BARE.sub(lambda spaces: "␣" * len(spaces[0]), shown)
     if unicodedata.category(shown[0]) in ("Mn", "Me"):
-        shown = f"◌{shown}"  # a mark without its letter would sit on whatever stands before
+        shown = f"◌{shown}"  # a mark without its letter would combine with the preceding character
     return shown if len(word) <= LONGEST_WORD else f"{shown}…"
 
 
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 _BARE = re.compile(" {2,}| $")
-_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols that are drawn as nothing
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols without a glyph
 
 
 def _seen(sign: str) -> str:
