@@ -1,1 +1,1 @@
-"""Processes that share a training step: how they divide it, who they are, and what they tell each other."""
+"""Distributed training: division of a step among processes, their groups, and their communication."""

@@ -1,7 +1,7 @@
-"""A model spread over the ranks of a run by FSDP2, and gradients that are added up as trees between them.
+"""A model spread over the ranks of a run by FSDP2, and gradients that are reduced as trees between them.
 
-Each layer is a unit whose weights are gathered when it computes; embedding, final norm and head are another. Parts see
-whole, plain tensors in `forward`, and know nothing of it.
+Each layer is a unit whose weights are gathered when it computes; embedding, final norm and head are another unit. Parts
+get whole, plain tensors in `forward`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from glassformer.parts.linear import Linear
 
 
 class Ranks(Sharing):
-    """Several processes: weights spread over `fsdp`, kept once more by each of `replicate`."""
+    """A rank's share of a run of several processes: weights are sharded over `fsdp`, with a copy for each of
+    `replicate`."""
 
     def __init__(self, groups: ProcessGroups):
         self.groups = groups
@@ -47,7 +48,7 @@ class Ranks(Sharing):
         return model
 
     def _divided(self, model: Model, autocast: torch.dtype | None) -> Model:
-        """A model on the meta device, as the layout divides it."""
+        """Returns a model on the meta device, divided by the layout."""
         if (group := self.groups.group("tp")) is not None:
             tensor.divide(model, group, self.groups.layout.sp)
         if (group := self.groups.group("cp")) is not None:
@@ -61,11 +62,11 @@ class Ranks(Sharing):
         return spread(model, self.groups, autocast, {weight for _, weight in self._own(model)})
 
     def _own(self, model: Model) -> Iterator[tuple[str, nn.Parameter]]:
-        """The maps of the experts that are here."""
+        """Yields the expert weights of this rank."""
         return iter(()) if self.groups.group("ep") is None else experts.own(model)
 
     def add_up(self, model: Model) -> None:
-        for _, weight in self._own(model):  # all ranks trade alike, whether tokens came or not
+        for _, weight in self._own(model):  # all ranks exchange equal buckets, with tokens or without
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         for axis in ("replicate", "cp"):
             if (group := self.groups.group(axis)) is not None:
@@ -75,7 +76,7 @@ class Ranks(Sharing):
 
     def squares(self, model: Model) -> Sequence[Tensor]:
         found = squares_here(model)
-        if self.groups.at["tp"]:  # what every owner has whole is counted by the first
+        if self.groups.at["tp"]:  # counts replicated weights only on the first owner
             found = {name: one for name, one in found.items() if name in tensor.division_of(model).cuts}
         rows = torch.cat([*found.values(), torch.zeros(0, dtype=torch.float64, device=self.groups.device)])
         for axis in ("fsdp", "tp", "pp"):
@@ -102,7 +103,7 @@ class Ranks(Sharing):
             yield
 
     def settle(self, model: nn.Module) -> None:
-        """Lets go of what a pass without a backward has gathered: it would be used again as it was."""
+        """Reshards weights gathered by a pass without a backward: they would be reused unchanged."""
         for unit in units(model):
             unit.reshard()
 
@@ -110,13 +111,13 @@ class Ranks(Sharing):
 def spread(
     model: Model, groups: ProcessGroups, autocast: torch.dtype | None = None, own: Collection[nn.Parameter] = ()
 ) -> Model:
-    """Divides the weights of a model among the ranks of `fsdp`, and those of its `own` experts among the ranks that
-    have the same ones (`edp`); returns it. Matrices of the layers that autocast would round travel in `autocast`, and
-    give the bits that they would give had they been rounded on arrival."""
+    """Shards the weights of a model among the ranks of `fsdp`, and those of its `own` experts among the ranks with the
+    same experts (`edp`); returns the model. Matrices of the layers that autocast would round are transferred in
+    `autocast`, with the same bits as rounding after the transfer."""
     if (mesh := groups.mesh) is None:
         return model
     apart, alike = set(own), groups.mesh_of_experts
-    ignored = apart if alike is None else set()  # those that no other rank has
+    ignored = apart if alike is None else set()  # weights without a copy on another rank
     half = None if autocast is None else MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
     towers: list[Tower] = [model] if model.encoder is None else [model.encoder, model]
     for layer in (layer for tower in towers for layer in tower.layers):
@@ -136,18 +137,18 @@ def spread(
 
 
 def travels_in_half(module: nn.Module) -> bool:
-    """Whether autocast would round its matrix, as it is, for every product."""
+    """Returns True if autocast rounds the module's matrix unchanged for every matmul."""
     return isinstance(module, Linear) and module.in_half and module.reparam is None
 
 
 def units(model: nn.Module) -> Iterator[FSDPModule]:
-    """The parts of a model that are gathered at once."""
+    """Yields the parts of the model that are gathered at once."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 class TreeReduceScatter(ReduceScatter):
-    """Adds up as a binary tree, in the order of the ranks: each sends the others their shards, and adds up what comes
-    for its own. As many bytes as by a ring."""
+    """Reduce-scatter as a binary tree, in the order of the ranks: each rank sends the others their shards, and sums the
+    received ones. Sends the number of bytes of a ring."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -162,14 +163,14 @@ class TreeReduceScatter(ReduceScatter):
 
 @torch.no_grad()
 def add_up(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Each tensor becomes the sum of those of all ranks of the group, as a binary tree in their order."""
+    """Sums each tensor over all ranks of the group in place, as a binary tree in rank order."""
     every = list(tensors)
     flat = [one.contiguous().view(-1) for one in every]
     most = bucket_of(flat[0].device.type) if flat else 1
     for bucket in buckets((one.numel() for one in flat), most):
         _add_up([flat[number][piece] for number, piece in bucket], group)
     for one, summed in zip(every, flat, strict=True):
-        if one.data_ptr() != summed.data_ptr():  # it was not contiguous
+        if one.data_ptr() != summed.data_ptr():  # a contiguous copy was summed
             one.copy_(summed.view_as(one))
 
 
@@ -185,12 +186,12 @@ def _add_up(pieces: list[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _sum_here(received: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of what came of each rank, added up where it lies."""
+    """Returns the sum over ranks of the received tensors, computed in place."""
     return tree_sum(received.view(group.size(), -1).unbind(), Tensor.add_)
 
 
 def _joined(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Those of all ranks of a group, filled up with zeros, which add nothing."""
+    """Returns the rows of all ranks of a group, padded with zeros, which do not change a sum."""
     if group is None:
         return rows
     sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]

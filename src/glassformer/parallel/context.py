@@ -2,15 +2,14 @@
 
 >>> context.divide(model, groups.group("cp"))
 >>> model.loss(tokens, targets).backward()             # all tokens on every rank; the loss is the same on each
-                                                       # a gradient is now a share: the sum over the ranks is the whole
+                                                       # a gradient is now partial: the sum over the ranks is the whole
 
-A rank computes one stretch of each sequence, as a model does that goes on with a text: what stands for the decode state
-of a layer is `Gathered`, which hands attention the keys and values of all tokens up to the rank's last, the others'
-among them. No part knows of it. Stretches differ by one token where they must; the later ones meet more keys, so that
-the last rank works longest.
+A rank computes one slice of each sequence, as in decoding: in place of a layer's decode state, `Gathered` gives
+attention the keys and values of all tokens up to the rank's last, from all ranks. Parts are unaware of it. Lengths of
+slices differ by at most one token; later ones attend to more keys, so that the last rank works longest.
 
-It serves causal models whose mixers look at other tokens through keys and values alone (`Mixer.reads_gathered`);
-a recurrence would have to wait for the rank before. With a state, as in generation, every rank reads all tokens.
+Supported are causal models whose mixers use other tokens only through keys and values (`Mixer.reads_gathered`); a
+recurrence would have to wait for the previous rank. With a state, as in generation, every rank reads all tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from glassformer.parts.loss import IGNORED
 
 
 def check(config: ModelConfig, cp: int) -> None:
-    """Raises RequestError, before anything is allocated, where so many ranks cannot share a model's sequences."""
+    """Raises RequestError, before anything is allocated, if `cp` ranks cannot share a model's sequences."""
     if cp > 1:
         check_model(config.outline(), cp)
         if config.context < cp:
@@ -41,7 +40,7 @@ def check(config: ModelConfig, cp: int) -> None:
 
 
 def check_model(model: Model, cp: int) -> None:
-    """Raises RequestError where a part needs tokens that another rank has."""
+    """Raises RequestError if a part needs tokens of another rank."""
     if model.encoder is not None:
         raise _no(cp, "for models without an encoder", "encoder", None)
     if model.head.pool is not None:
@@ -71,7 +70,7 @@ def _no(cp: int, why: str, field: str, value: object) -> RequestError:
 
 
 def divide(model: Model, group: Any) -> Model:
-    """Has the ranks of a ProcessGroup share the tokens of each sequence. Raises RequestError where they cannot."""
+    """Makes the ranks of a ProcessGroup share the tokens of each sequence. Raises RequestError if they cannot."""
     across = Group(group)
     check_model(model, across.of)
     model.context = context = Context(Seams(across))
@@ -85,12 +84,12 @@ def divide(model: Model, group: Any) -> Model:
 
 
 class Context:
-    """`parts.core.owner.Along`, by a group of ranks."""
+    """Implementation of `parts.core.owner.Along` for a group of ranks."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0
         self.part: Tensor = torch.ones(())
-        """This rank's share of the tokens that are no padding."""
+        """This rank's share of the unpadded tokens."""
 
     def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
         if pass_.global_tokens is not None:
@@ -112,7 +111,7 @@ class Context:
         return x[:, first:last], own, [Gathered(self)] * layers
 
     def own(self, values: Tensor) -> Tensor:
-        """A rank's stretch of values (b, s, ...)."""
+        """Returns this rank's slice of values (b, s, ...)."""
         first, last = self.seams.group.span(values.shape[1])
         return values[:, first:last]
 
@@ -121,7 +120,7 @@ class Context:
         if reduction == "none":
             return self.join(loss_of(x, own, reduction))
         mine, all_ = ((some != IGNORED).sum() for some in (own, targets))
-        some = own.where(mine > 0, 0)  # the mean of nothing would be no number
+        some = own.where(mine > 0, 0)  # the mean of an empty slice would be NaN
         mean = loss_of(x, some, reduction)
         loss = self.seams.leave(mean * (mine.to(mean.dtype) / all_))
         return auxiliary.join(loss, [one * self.part.to(one.dtype) for one in added])
@@ -130,24 +129,25 @@ class Context:
         return self.seams.join(y, 1, self.size)
 
     def gather(self, x: Tensor) -> Tensor:
-        """(b, s', ...) of each rank -> (b, s, ...), whose gradients come from all ranks."""
+        """Gathers (b, s', ...) of each rank to (b, s, ...), with gradients from all ranks."""
         return self.seams.gather(x, 1, self.size)
 
 
 class Gathered:
-    """What attention takes for its decode state: the keys and values of all tokens that a rank's may look at."""
+    """Replacement of attention's decode state: the keys and values of all tokens that a rank's tokens may attend to."""
 
     def __init__(self, context: Context):
         self.context = context
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, None]:
-        """As `KVState.append`: k, v (b, t, g, h) of the tokens before pass_.end."""
+        """Returns the gathered keys and values, as `KVState.append`: k, v (b, t, g, h) of the tokens before
+        pass_.end."""
         k, v = (self.context.gather(x)[:, : pass_.end] for x in (k, v))
         return k, v, None
 
 
 class Stretches:
-    """The value of a site, of which each rank has a stretch of tokens, and perhaps a piece of that
+    """Value of a site that is divided among ranks into slices of tokens, and perhaps further
     (`parts.core.site.Joint`)."""
 
     def __init__(self, context: Context, axes: str, inner: Any):

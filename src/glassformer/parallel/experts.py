@@ -1,4 +1,4 @@
-"""Experts over ranks: each rank has the maps of some experts and the tokens of its own sequences, and rows travel.
+"""Expert parallelism: each rank has some experts and the tokens of its sequences, and rows are exchanged.
 
 >>> model = divide(config.build(seed=0), group)         # group: the ranks that share the experts (ep)
 >>> model.loss(tokens, targets).backward()              # each rank its own tokens
@@ -8,9 +8,9 @@ ranks, sorts them by expert, computes, and sends the results back: two exchanges
 backward. Every token is served, however uneven the load. Lepikhin et al. 2020, 2006.16668; Gale et al. 2022,
 2211.15841.
 
-The gradient of a map is then the sum over the tokens of all ranks of the group, and is not added up again. What all
-ranks have whole (router, shared experts, attention) has a share of its gradient on each, as in data parallelism. The
-losses of the router are those of each rank's tokens, as of micro-batches in one process; the load that moves the
+The gradient of an expert's matrix is then the sum over the tokens of all ranks of the group, and is not reduced again.
+Replicated weights (router, shared experts, attention) have a partial gradient on each rank, as in data parallelism. The
+losses of the router are those of each rank's tokens, as of microbatches in one process; the load that moves the
 selection bias is summed over ranks (`parts/core/reduce.py`).
 """
 
@@ -38,7 +38,7 @@ from glassformer.parts.grouped import BLOCK, Groups, wants_blocks
 
 
 def check(config: ModelConfig, layout: Layout) -> None:
-    """Raises RequestError, before anything is allocated, where a model's experts cannot be shared so."""
+    """Raises RequestError, before anything is allocated, if a model's experts cannot be divided this way."""
     ep = layout.ep
     if ep == 1:
         return
@@ -56,9 +56,9 @@ def check(config: ModelConfig, layout: Layout) -> None:
 
 
 def divide(model: Model, group: Any) -> Model:
-    """Leaves a rank the maps of its own experts, in place. `group`: the ranks that share them, a ProcessGroup.
+    """Removes the experts of other ranks from a model, in place. `group`: the ranks that share them, a ProcessGroup.
 
-    Raises RequestError where these are too many, or no rank's."""
+    Raises RequestError if the ranks do not divide the experts."""
     across = Group(group)
     division = Division(across.number, across.of, group=across)
     division.shapes = {name: weight.shape for name, weight in model.named_parameters()}
@@ -75,7 +75,7 @@ def divide(model: Model, group: Any) -> Model:
 
 
 def _parts(model: nn.Module, ep: int) -> list[tuple[str, Any]]:
-    """The parts with experts, by their paths. Raises RequestError where they cannot be shared by so many ranks."""
+    """Returns the parts with experts, by path. Raises RequestError if `ep` ranks cannot divide them."""
     found: list[tuple[str, Any]] = [
         (path, part) for path, part in model.named_modules() if isinstance(part, Exchanging)
     ]
@@ -107,14 +107,14 @@ def _choices(count: int) -> str:
 
 
 def own(model: Model) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of which this rank alone, among those of the group, has the values: maps of its experts."""
+    """Yields the parameters that only this rank of the group has: matrices of its experts."""
     cuts = model.division.cuts if model.division is not None else {}
     return ((name, weight) for name, weight in model.named_parameters() if name in cuts)
 
 
 @dataclass
 class Trade:
-    """Rows of tokens against results, between the owners of `experts` experts (`parts.exchange.Exchange`)."""
+    """Exchange of rows of tokens and results between the owners of `experts` experts (`parts.exchange.Exchange`)."""
 
     group: Group
     experts: int
@@ -124,7 +124,8 @@ class Trade:
         of, own = self.group.of, self.experts // self.group.of
         counts = torch.bincount(by_expert, minlength=self.experts)
         theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group.group)  # (of own,): of each rank, for each of mine
+        # (of own,): rows from each rank for each of this rank's experts
+        dist.all_to_all_single(theirs, counts, group=self.group.group)
         sent, came = (one.view(of, own).sum(1).tolist() for one in (counts, theirs))
         expert = torch.arange(own, device=counts.device).repeat(of).repeat_interleave(theirs)
         expert, place = expert.sort(stable=True)
@@ -132,7 +133,7 @@ class Trade:
 
 
 class Trip:
-    """The journey of the rows of one pass."""
+    """Routing of the rows of one pass, for the way back."""
 
     def __init__(self, group: Any, sent: list[int], came: list[int], place: Tensor, groups: Groups):
         self.group, self.sent, self.came = group, sent, came
@@ -157,7 +158,8 @@ class Trip:
 
 
 class _Exchanged(torch.autograd.Function):
-    """`sent` rows to each rank, in their order, against `came` rows of each; gradients go the other way."""
+    """All-to-all exchange: `sent` rows to each rank, in rank order, and `came` rows from each; gradients take the
+    reverse way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], came: list[int], group: Any) -> Tensor:

@@ -1,8 +1,8 @@
-"""Weights for the part of a model that lies on this rank: no rank holds more of the model than its part.
+"""Weights of this rank's part of a model: no rank holds more than its part.
 
-A model is built on the meta device, divided there, and gets memory for its part alone; then each piece is drawn, or
-copied from weights that are given whole. What a weight begins with depends on the seed and its name, so that every
-layout begins with the bits of one process.
+A model is built on the meta device, divided there, and allocated only for its part; then each piece is drawn, or copied
+from whole weights. Initial values depend only on the seed and the weight's name, so that every layout starts with the
+bits of one process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from glassformer.parts.building import InitialWeights
 
 @torch.no_grad()
 def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, Tensor] | None = None) -> None:
-    """Fills parameters and buffers, in place: with `given`, whole tensors by name, where there are such, or `initial`.
-    Buffers that no file holds are of `initial` in any case. Raises RequestError where `given` lacks a tensor, or has it
-    in another shape."""
+    """Fills parameters and buffers in place: from `given`, whole tensors by name, if there are any, or from `initial`.
+    Buffers without a file always come from `initial`. Raises RequestError if `given` lacks a tensor, or has it in
+    another shape."""
     places, kept = places_of(model), model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         for piece in pieces_of(name, tensor, places.get(name)):
@@ -39,7 +39,8 @@ def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, T
 
 
 def _drawn(initial: InitialWeights, name: str, box: IndexBox) -> Tensor:
-    """Rows, and columns where the box has not all of them, are drawn alone; other axes are cut."""
+    """Returns the elements of a box: rows, and incomplete columns, are drawn separately; other axes are cut from the
+    whole."""
     cut = [slice(first, last) for first, last in zip(box.at, box.end, strict=True)]
     whole = initial.tensors[name].shape[1:2]
     columns = cut[1:2] if whole and whole != box.shape[1:2] else []

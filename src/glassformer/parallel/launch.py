@@ -1,9 +1,9 @@
-"""Starting the processes of a run here, or joining those that torchrun or SLURM has started.
+"""Start of the processes of a run, or entry into those that torchrun or SLURM has started.
 
 --processes 2          this command again for each rank, on this machine
 torchrun ...           RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
-srun ...               SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; MASTER_ADDR and MASTER_PORT where they are set,
-                       else the first machine of the step and a port made of the job's number
+srun ...               SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; MASTER_ADDR and MASTER_PORT if they are set,
+                       else the first machine of the step and a port derived from the job's number
 """
 
 from __future__ import annotations
@@ -34,40 +34,41 @@ from glassformer.parallel.watchdog import LOST
 
 STARTED = ("RANK", "WORLD_SIZE")
 LAUNCHED = "GLASSFORMER_LAUNCHED"
-"""Set in the processes that `spawn` starts."""
+"""Variable that is set in the processes started by `spawn`."""
 LISTENING = "GLASSFORMER_LISTENING"
-"""In rank 0 of those: the file descriptor of the socket that listens at MASTER_PORT. The parent opens it, so that no
-other process can take the port while rank 0 imports torch."""
+"""Variable of rank 0 of such processes: file descriptor of the socket that listens at MASTER_PORT. The parent opens it,
+so that no other process can take the port while rank 0 imports torch."""
 PREPARING = timedelta(days=7)
-"""So long others wait for rank 0 to prepare the text."""
+"""Longest time that other ranks wait for rank 0 to prepare the text."""
 MEETING = timedelta(minutes=5)
-"""So long processes wait for each other to begin."""
+"""Longest time that processes wait for each other at the start."""
 PATIENCE = timedelta(minutes=30)
-"""Of a collective, after which a rank gives up."""
+"""Timeout of a collective."""
 READY = "glassformer/ready"
-"""Key of the store: empty where rank 0 has prepared the run, else why it refused."""
+"""Key of the store: empty if rank 0 has prepared the run, else its reason for refusal."""
 _TURNS = count()
-"""Of the runs that this process has prepared: all ranks prepare the same ones."""
+"""Counter of the runs prepared in this process; all ranks count alike."""
 _RUNS = count()
-"""Of this process: all ranks make the same ones."""
+"""Counter of the runs of this process; all ranks count alike."""
 QUIET_SECONDS = 0.5
-"""After one process has ended, how long others may end for the same reason before the reason is looked for."""
+"""Time after the end of one process in which others may end for the same reason, before the reason is determined."""
 
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Which of the processes of a run this is."""
+    """Place of this process among the processes of a run."""
 
     rank: int
     world: int
     local: int
-    """Which of those on this machine."""
+    """Index among the processes on this machine."""
     machine: int
-    """How many are on this machine."""
+    """Number of processes on this machine."""
 
 
 def joined(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
-    """Where torchrun or SLURM has put this process; None where it was started alone. Raises RequestError."""
+    """Returns this process's place as torchrun or SLURM gives it; None if it was started by itself. Raises
+    RequestError."""
     names = {"rank": "RANK", "world": "WORLD_SIZE", "local": "LOCAL_RANK", "machine": "LOCAL_WORLD_SIZE"}
     if "RANK" not in environment and int(_number(environment, "SLURM_NTASKS", "1")) > 1 and _in_step(environment):
         names = {"rank": "SLURM_PROCID", "world": "SLURM_NTASKS", "local": "SLURM_LOCALID", "machine": ""}
@@ -85,13 +86,13 @@ def joined(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
 
 
 def _of_machine(environment: Mapping[str, str]) -> str | None:
-    """How many processes of a SLURM step are on a machine with most of them: 8 of `8(x2),4`."""
+    """Returns the largest number of processes of a SLURM step on one machine: 8 of `8(x2),4`."""
     told = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     return str(max(map(int, numbers))) if (numbers := re.findall(r"(\d+)(?:\(x\d+\))?", told)) else None
 
 
 def _in_step(environment: Mapping[str, str]) -> bool:
-    """Whether srun started this process: in a batch script itself there is one process, whatever the job has."""
+    """Returns True if srun started this process: a batch script itself is one process, whatever the job has."""
     return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_ID", "") not in ("", "batch", "4294967291")
 
 
@@ -106,7 +107,7 @@ def _number(environment: Mapping[str, str], name: str, usual: str | None = None)
 
 
 def meet(place: ProcessPlace, environment: dict[str, str] | os._Environ[str] = os.environ) -> Any:
-    """A store that all processes reach. Rank 0's waits for the others."""
+    """Returns a store that all processes reach. Rank 0 waits for the others."""
     from torch import distributed as dist
 
     environment.setdefault("MASTER_ADDR", _first_machine(environment))
@@ -127,7 +128,7 @@ _met = cache(meet)
 
 
 def _first_machine(environment: Mapping[str, str]) -> str:
-    """The first of a SLURM list such as gpu[003-007,11],login1."""
+    """Returns the first machine of a SLURM list such as gpu[003-007,11],login1."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
     first = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
     return nodes if first is None else first[1] + (first[2] or "")
@@ -136,8 +137,8 @@ def _first_machine(environment: Mapping[str, str]) -> str:
 def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--resume",)) -> None:
     """Runs `python -m glassformer ARGUMENTS` as each rank of a run on this machine, and waits. Rank 0 has the terminal.
 
-    Where one dies the others are stopped, and WorkError names it and the command that goes on; `again` is what that
-    command has besides. Ctrl-C and SIGTERM reach all of them, once. Exits as rank 0 does where that refuses."""
+    If one dies the others are stopped, and WorkError names it and the command that resumes; `again` are its additional
+    arguments. Ctrl-C and SIGTERM reach all of them, once. Exits with rank 0's status if that refuses."""
     command = [sys.executable, "-m", "glassformer", *arguments]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
     with (
@@ -160,7 +161,7 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
             else:
                 own |= {"stdout": subprocess.DEVNULL, "stderr": files[rank]}
             ranks.append(subprocess.Popen(command, env=environment, start_new_session=True, **own))
-        listening.close()  # it is rank 0's: where that is gone, nobody else answers
+        listening.close()  # only rank 0 may answer at this port
         try:
             statuses = _watch_over(ranks)
         finally:
@@ -173,13 +174,13 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
         if (dead := _first_to_die(statuses)) is None:
             return
         status = statuses[dead] or 0
-        if dead == 0 and status > 0:  # it has said why
+        if dead == 0 and status > 0:  # it has printed the reason
             raise SystemExit(1 if status == LOST else status)
         said = (Path(folder) / str(dead)).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     why = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     last = f": {said[-1][:300]}" if said and (status > 0 or -status == signal.SIGABRT) else ""
     words = ["glassformer", *arguments, *(word for word in again if word not in arguments)]
-    if status == LOST and said:  # rank 0 does not answer, so that another has named it
+    if status == LOST and said:  # another rank has named rank 0, which does not respond
         raise WorkError(
             f"{said[-1].removeprefix('glassformer: ').split(';')[0][:300]}; go on with: {shlex.join(words)}",
             code="process",
@@ -190,8 +191,8 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
 
 
 def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Waits until all have ended well, or one has not and the others had the time to say so; their exit statuses, None
-    of one that is still there."""
+    """Waits until all have ended well, or one has not and the others had time to report; returns their exit statuses,
+    None for a running one."""
     asked = 0
 
     def pass_on(number: int, frame: Any) -> None:
@@ -215,8 +216,8 @@ def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _first_to_die(statuses: Sequence[int | None]) -> int | None:
-    """The rank that the others have lost: one that was killed, else one that failed, else one that has named another;
-    rank 0 first, as it says why."""
+    """Returns the rank that the others have lost: one that was killed, else one that failed, else one that has named
+    another; rank 0 first, because it reports the reason."""
     killed = [rank for rank, status in enumerate(statuses) if status is not None and status < 0]
     failed = [rank for rank, status in enumerate(statuses) if status is not None and status > 0]
     return next(iter(killed + [rank for rank in failed if statuses[rank] != LOST] + failed), None)
@@ -224,8 +225,9 @@ def _first_to_die(statuses: Sequence[int | None]) -> int | None:
 
 @contextmanager
 def leader_first(place: ProcessPlace | None) -> Iterator[Any]:
-    """Around what prepares a run, which may write caches and take long: rank 0 does it before the others, which wait
-    without a group, as that would give up after minutes. Where it refuses, all do. Yields the store of the ranks."""
+    """Runs the preparation of a run, which may write caches and take long, on rank 0 before the others, which wait
+    without a process group, because a group would time out. If rank 0 refuses, all do. Yields the store of the
+    ranks."""
     store = None if place is None or place.world == 1 else _met(place)
     turn = next(_TURNS)
     ready = f"{READY}/{turn}"
@@ -240,7 +242,7 @@ def leader_first(place: ProcessPlace | None) -> Iterator[Any]:
         return
     try:
         yield store
-    except Exception as error:  # whatever it is, the others wait for a word
+    except Exception as error:  # the others wait for a result, whatever the error
         store.set(ready, json.dumps(plain_error(error)))
         raise
     store.set(ready, "")
@@ -267,6 +269,6 @@ def _begin(place: ProcessPlace, store: Any, device: str) -> None:
 
 
 def one_voice() -> bool:
-    """Returns True in the one process that prints and writes what all share: the first, or the only one."""
+    """Returns True in the one process that prints and writes shared output: the first, or the only one."""
     place = joined()
     return place is None or place.rank == 0

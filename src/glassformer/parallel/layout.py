@@ -25,19 +25,20 @@ class Layout(Value):
     """How `ranks` = dp cp tp pp processes share a step.
 
     dp          copies of the model, each with its share of the batch
-    cp          pieces of a sequence, for every copy
-    tp          owners of each matrix, cut as modules declare (`parts/core/shard.py`; Shoeybi et al. 2019, 1909.08053)
+    cp          slices of a sequence, for every copy
+    tp          owners of each matrix, divided as modules declare (`parts/core/shard.py`; Shoeybi et al. 2019,
+                1909.08053)
     pp          stages of layers, by the schedule 1F1B (Narayanan et al. 2021, 2104.04473)
     ep          owners of the experts, among the dp copies: they trade tokens
     zero        what the dp cp ranks share besides: 1 optimizer state, 2 gradients, 3 weights (Rajbhandari et al. 2020,
                 1910.02054); stage 3 is FSDP
     replicate   groups of dp / replicate ranks, each of which shares the weights among its own ranks alone (hybrid
                 sharding, 2304.11277)
-    micro       sequences of a microbatch, of which a rank adds up the gradients; None: all of a rank's at once
+    micro       sequences of a microbatch, accumulated by a rank; if None, all of a rank's at once
     interleave  chunks of layers on each stage
     sp          tp divides the residual stream by tokens too (Korthikanti et al. 2022, 2205.05198)
-    recompute   what the backward pass computes again of a layer: none; selective, all but matrix products and fused
-                attention; alternate, every second product too, as torchtitan does; full
+    recompute   part of a layer that the backward pass recomputes: none; selective, all but matmuls and fused
+                attention; alternate, every second matmul too, as torchtitan does; full
     """
 
     dp: int = Field(1, ge=1, le=RANKS)
@@ -54,9 +55,10 @@ class Layout(Value):
 
     @classmethod
     def of(cls, text: str) -> Layout:
-        """dp=8,tp=4,zero=3,recompute=full; fsdp=8 is dp=8,zero=3 and fsdp=4,replicate=2 is dp=8,zero=3,replicate=2.
+        """Parses dp=8,tp=4,zero=3,recompute=full; fsdp=8 is dp=8,zero=3 and fsdp=4,replicate=2 is
+        dp=8,zero=3,replicate=2.
 
-        Raises RequestError for another word or value."""
+        Raises RequestError for an unknown key or value."""
         given: dict[str, str] = {}
         for word in filter(None, (word.strip() for word in text.split(","))):
             name, _, value = word.partition("=")
@@ -71,7 +73,7 @@ class Layout(Value):
         return cls(**{name: value == "1" if name == "sp" else value for name, value in given.items()})
 
     def recomputing(self, recompute: str) -> Layout:
-        """The same with this policy. Raises RequestError for an unknown one, or where the layout has another."""
+        """Returns the layout with this policy. Raises RequestError for an unknown one, or if the layout has another."""
         _check_word("recompute", recompute, recompute)
         if self.recompute not in ("none", recompute):
             expected = f"that of the layout, {self.recompute}"
@@ -89,7 +91,7 @@ class Layout(Value):
         return self.replace(micro=micro)
 
     def __str__(self) -> str:
-        """As `of` reads it."""
+        """Returns the text that `of` parses."""
         told = self.model_dump(exclude_defaults=True)
         return ",".join(f"{name}={int(value) if name == 'sp' else value}" for name, value in told.items()) or "dp=1"
 
@@ -99,36 +101,38 @@ class Layout(Value):
 
     @property
     def sharing(self) -> int:
-        """Ranks that share weights, gradients or moments, as `zero` says: copies, and pieces of a sequence."""
+        """Ranks that share weights, gradients or moments, as `zero` determines: data parallel and context parallel
+        ones."""
         return self.dp * self.cp // self.replicate
 
     @property
     def fsdp(self) -> int:
-        """Ranks over which weights are spread: 1 below stage 3."""
+        """Ranks over which weights are sharded: 1 below stage 3."""
         return self.dp // self.replicate if self.zero == 3 else 1
 
     @property
     def trains(self) -> bool:
-        """Whether its words go together in `train`; others are planned alone."""
+        """True if `train` supports the combination; other layouts can only be planned."""
         apart = self.fsdp == self.tp == self.cp == self.ep == 1 if self.pp > 1 else True
         of_experts = self.tp == self.cp == 1 and self.fsdp % self.ep == 0 if self.ep > 1 else True
         return self.zero not in (1, 2) and apart and of_experts
 
     def microbatch(self, batch: int) -> int:
-        """Sequences of a microbatch, of a batch of all ranks."""
+        """Returns the sequences of a microbatch, for a batch over all ranks."""
         return self.micro or batch // self.dp
 
     def microbatches(self, batch: int) -> int:
-        """How many a rank computes in a step."""
+        """Returns the number of microbatches of a rank in a step."""
         return batch // self.dp // self.microbatch(batch)
 
     def layers_of(self, stage: int, layers: int) -> list[int]:
-        """The layers that a rank of `pp` has, of so many: of each of its chunks, which lie pp chunks apart."""
+        """Returns the indices of a pipeline rank's layers, of `layers` in all: for each of its chunks, which are pp
+        chunks apart."""
         every = stage_layers(layers, self.pp * self.interleave)
         return [layer for chunk in every[stage :: self.pp] for layer in chunk]
 
     def check(self, config: ModelConfig, batch: int, context: int) -> None:
-        """Raises RequestError where a number does not divide what it must, with the nearest that does."""
+        """Raises RequestError if a number does not divide what it must, with the nearest that does."""
         self._divides_batch("dp", batch, batch)
         self._divides("replicate", self.dp, f"dp={self.dp}, the ranks that share the batch")
         if self.micro is not None:
@@ -147,7 +151,7 @@ class Layout(Value):
             self._check_units(config)
 
     def _check_units(self, config: ModelConfig) -> None:
-        """What owners divide must divide: heads, rows and columns of every map, experts."""
+        """Raises RequestError unless owners divide heads, rows and columns of every matrix, and experts."""
         units = _units(config)
         if self.ep > 1 and not units["ep"]:
             raise _no("ep", self.ep, "for models with experts", 1)
@@ -169,7 +173,8 @@ class Layout(Value):
             )  # fmt: skip
 
     def _divides(self, field: str, number: int, what: str, besides: Sequence[int] = ()) -> None:
-        """Raises unless the field's value divides `number`; the nearest that does divides those `besides` too."""
+        """Raises RequestError unless the field's value divides `number`; the suggested nearest value also divides
+        `besides`."""
         value, all_of = getattr(self, field), [number, *besides]
         if number % value:
             near = _nearest(value, lambda n: not any(one % n for one in all_of), number)
@@ -177,8 +182,8 @@ class Layout(Value):
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """The layers of each stage, consecutive; where `stages` does not divide them, those in the middle have one more, as
-    embedding and head are work too."""
+    """Returns the layers of each stage, consecutive; if `stages` does not divide them, middle stages have one more,
+    because embedding and head are work too."""
     least, more = divmod(layers, stages)
     middle = sorted(range(stages), key=lambda i: min(i, stages - 1 - i), reverse=True)[:more]
     ends = list(accumulate((least + (i in middle) for i in range(stages)), initial=0))
@@ -193,7 +198,7 @@ def tensor_parallel(config: ModelConfig, most: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _units(config: ModelConfig) -> dict[str, list[tuple[int, str]]]:
-    """What tp and ep must divide: numbers, and what they are of."""
+    """Returns the numbers that tp and ep must divide, each with a description."""
     model = config.outline()
     found: dict[str, set[tuple[int, str]]] = {"tp": set(), "ep": set()}
     parameters = dict(model.named_parameters())
@@ -208,7 +213,7 @@ def _units(config: ModelConfig) -> dict[str, list[tuple[int, str]]]:
 
 
 def _nearest(value: int, serves: Callable[[int], bool], most: int) -> int:
-    """The number nearest to `value`, of 1 to `most`, that serves; the smaller of two."""
+    """Returns the number nearest to `value`, from 1 to `most`, that serves; the smaller of two."""
     for away in range(max(value, most)):
         for n in (value - away, value + away):
             if 1 <= n <= most and serves(n):

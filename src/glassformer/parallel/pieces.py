@@ -1,15 +1,14 @@
-"""What of each whole tensor lies on this rank: boxes of it, and where in the whole they begin.
+"""Pieces of whole tensors on this rank: index boxes, and views of their elements.
 
-A rank holds a tensor whole; or its rows by FSDP2 (a `DTensor`); or its cut of each map stacked in it, as the part
-declares (`parts/core/shard.py`); or rows of those. Of a matrix of four heads of queries and two each of keys and
-values:
+A rank holds a tensor whole; or its rows by FSDP2 (a `DTensor`); or its share of each matrix stacked in it, as the part
+declares (`parts/core/shard.py`); or rows of these. For a matrix of four query heads and two each of keys and values:
 
     whole          [q0 q1 q2 q3 | k0 k1 | v0 v1]
     tp=2           [q0 q1 | k0 | v0]   [q2 q3 | k1 | v1]                 three pieces on each rank
     fsdp=2         [q0 q1 q2 q3]       [k0 k1 v0 v1]                     one
     fsdp=2,tp=2    [q0 q1]   [k0 | v0]   [q2 q3]   [k1 | v1]             one or two
 
-Pieces of one layout tile each tensor exactly once, apart from copies, so that any layout reads what any other wrote.
+Pieces of one layout tile each tensor exactly once, apart from copies, so that any layout reads files of any other.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from glassformer.parts.core.shard import Region
 
 
 class IndexBox(NamedTuple):
-    """Consecutive indices of each axis of a tensor."""
+    """A box of consecutive indices along each axis of a tensor."""
 
     at: tuple[int, ...]
-    """The first of each."""
+    """First index along each axis."""
     shape: tuple[int, ...]
 
     @property
@@ -43,13 +42,13 @@ class IndexBox(NamedTuple):
         return tuple(first + length for first, length in zip(self.at, self.shape, strict=True))
 
     def meet(self, other: IndexBox) -> IndexBox | None:
-        """What both hold; None where they share no value."""
+        """Returns the intersection; None if it is empty."""
         at = tuple(map(max, self.at, other.at))
         shape = tuple(min(one, two) - first for one, two, first in zip(self.end, other.end, at, strict=True))
         return IndexBox(at, shape) if all(length > 0 for length in shape) else None
 
     def within(self, other: IndexBox) -> tuple[slice, ...]:
-        """Its indices in a tensor that holds `other`."""
+        """Returns the box's indices in a tensor that holds `other`."""
         pairs = zip(self.at, self.end, other.at, strict=True)
         return tuple(slice(first - zero, last - zero) for first, last, zero in pairs)
 
@@ -64,19 +63,18 @@ class Piece(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank's part of a tensor lies in the whole one: a region for each map; in the part they stand one below
-    the other."""
+    """Location of a rank's part in the whole tensor: a region for each matrix; in the part they are stacked by rows."""
 
     whole: tuple[int, ...]
     regions: list[Region]
 
 
 Places = Mapping[str, Place]
-"""Of the tensors that are cut, by name."""
+"""Name -> location, for tensors that are divided."""
 
 
 def places_of(model: nn.Module) -> Places:
-    """Where the parts of a model lie that `parallel.tensor.divide` has cut; nothing of a whole model."""
+    """Returns the locations of the parts that `parallel.tensor.divide` has cut; empty for an undivided model."""
     division: Any = getattr(model, "division", None)
     if division is None:
         return {}
@@ -84,7 +82,7 @@ def places_of(model: nn.Module) -> Places:
 
 
 def pieces_of(name: str, tensor: Tensor, place: Place | None = None) -> list[Piece]:
-    """The pieces that a rank holds of a tensor: `tensor` is its part, which lies at `place`, or a DTensor of it."""
+    """Returns the pieces of a tensor on this rank: `tensor` is its part, located at `place`, or a DTensor of it."""
     part = IndexBox((0,) * tensor.dim(), tuple(tensor.shape))
     held, values = _held(tensor.detach())
     if lies_whole(tensor, place):
@@ -101,17 +99,18 @@ def pieces_of(name: str, tensor: Tensor, place: Place | None = None) -> list[Pie
 
 
 def whole_of(tensor: Tensor, place: Place | None = None) -> tuple[int, ...]:
-    """Shape of the whole tensor."""
+    """Returns the shape of the whole tensor."""
     return tuple(tensor.shape) if place is None else place.whole
 
 
 def lies_whole(tensor: Tensor, place: Place | None = None) -> bool:
-    """Whether a rank holds all of it, as all others do."""
+    """Returns True if every rank holds the whole tensor."""
     return _held(tensor)[0].shape == tuple(tensor.shape) == whole_of(tensor, place)
 
 
 def _held(tensor: Tensor) -> tuple[IndexBox, Tensor]:
-    """The box of a tensor that lies here, and its values. Of a DTensor each axis of the mesh takes `torch.chunk`s."""
+    """Returns the box of a tensor on this rank, and its elements. Each axis of a DTensor's mesh takes
+    `torch.chunk`s."""
     at, shape = [0] * tensor.dim(), list(tensor.shape)
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
@@ -131,22 +130,24 @@ def _held(tensor: Tensor) -> tuple[IndexBox, Tensor]:
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank holds of some tensors."""
+    """Pieces of some tensors on this rank."""
 
     pieces: list[Piece]
     wholes: dict[str, tuple[int, ...]]
     """Shapes of the whole tensors."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    """Plain numbers beside the tensors, the same on every rank that has them."""
+    """Plain numbers in addition to the tensors, equal on every rank that has them."""
 
     @classmethod
     def of_model(cls, model: nn.Module) -> Held:
-        """Of parameters and persistent buffers: the vectors of a power iteration are training state too."""
+        """Returns the pieces of parameters and persistent buffers: the vectors of a power iteration are training state
+        too."""
         return cls._of(model.state_dict(), places_of(model), {})
 
     @classmethod
     def of_optimizer(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
-        """Of `optimizer.state` by PART.PARAMETER: its tensors, and its plain numbers, which a tensor would round."""
+        """Returns the pieces of `optimizer.state` by PART.PARAMETER: tensors, and plain numbers, which a tensor would
+        round."""
         places = places_of(model)
         tensors: dict[str, Tensor] = {}
         cut: dict[str, Place] = {}
@@ -174,13 +175,13 @@ class Held:
 
 
 def known_anywhere(names: Iterable[str], groups: ProcessGroups) -> set[str]:
-    """The names that any rank has: those of a stage are not those of another."""
+    """Returns the names that any rank has: stages have different ones."""
     return set(names) if groups.sizes["pp"] == 1 else set().union(*groups.gather(list(names)))
 
 
 def written_here(pieces: list[Piece], groups: ProcessGroups) -> list[Piece]:
-    """Those of a rank's pieces that it writes: each is written by one of the ranks that hold it, and ranks are asked
-    what they hold, so that no layout is taken for granted."""
+    """Returns the pieces that this rank writes: each is written by one of the ranks that hold it. Ranks exchange what
+    they hold, so that no layout is assumed."""
     if groups.world == 1:
         return pieces
     own = [int.from_bytes(blake2b(f"{piece.name} {piece.box}".encode(), digest_size=8).digest()) for piece in pieces]
@@ -194,7 +195,7 @@ def written_here(pieces: list[Piece], groups: ProcessGroups) -> list[Piece]:
 
 
 def gap_or_overlap(boxes: Iterable[IndexBox], whole: tuple[int, ...]) -> str | None:
-    """Why boxes do not tile a tensor exactly once, or None where they do."""
+    """Returns the reason why boxes do not tile a tensor exactly once, or None if they do."""
     everything, values = math.prod(whole), 0
     reached: list[IndexBox] = []
     for box in sorted(boxes):

@@ -1,4 +1,4 @@
-"""Processes that share a run: their ranks, groups, and messages. One process has groups of one."""
+"""Process groups of a run: ranks, groups, and messages. A single process has groups of one."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "replicate", "fsdp", "cp", "tp")
-"""Axes of a layout, from those whose ranks are furthest apart to those of neighbours: ranks that trade most share a
-machine. `ep` lies within `fsdp`, `edp` are the ranks of `fsdp` that have the same experts, and `dp` is `replicate` and
-`fsdp` together."""
+"""Axes of a layout, from the most distant ranks to neighbours: ranks that communicate most share a machine. `ep` is
+within `fsdp`, `edp` are the ranks of `fsdp` with the same experts, and `dp` is `replicate` and `fsdp` together."""
 
 
 class ProcessGroups:
-    """A rank among `world`, and the groups in which a layout places it.
+    """A rank among `world`, and its groups in a layout.
 
-    rank, world   this process, and how many there are
-    layout        how they divide a step; its product is `world`
+    rank, world   this process, and the number of processes
+    layout        division of a step; its product is `world`
     device        where this rank computes
-    store         of the ranks that share this run; None: nothing watches over them (`parallel/watchdog.py`)
+    store         of the ranks that share this run; if None, no watchdog runs (`parallel/watchdog.py`)
     """
 
     def __init__(self, rank: int, layout: Layout, device: torch.device | str = "cpu", store: Store | None = None):
-        """All ranks make their groups at the same time, after `torch.distributed.init_process_group`."""
+        """Makes the groups, on all ranks at the same time, after `torch.distributed.init_process_group`."""
         self.rank, self.world, self.layout, self.device = rank, layout.ranks, layout, torch.device(device)
         self.store = store
         self.moves = 0
-        """How often this rank has come further: pieces of a batch, and words with the others."""
+        """Progress counter of this rank: microbatches and messages."""
         self.sizes = {
             "pp": layout.pp,
             "replicate": layout.dp // layout.fsdp,
@@ -49,18 +48,18 @@ class ProcessGroups:
         self._mesh: DeviceMesh | None = None
         self._groups: dict[str, ProcessGroup] = {}
         self._everyone: ProcessGroup | None = None
-        """All ranks; None: torch's own group of them."""
+        """Group of all ranks; None for torch's default group."""
         if self.world > 1:
             self._join(grid)
         self.at = dict(zip(AXES, (int(place) for place in (grid == rank).nonzero()[0]), strict=True))
-        """The place of this rank on every axis."""
+        """Index of this rank on every axis."""
         self.sizes |= {"dp": layout.dp, "ep": layout.ep, "edp": layout.fsdp // layout.ep}
         dp = self.at["replicate"] * layout.fsdp + self.at["fsdp"]
         self.at |= {"dp": dp, "ep": dp % layout.ep, "edp": self.at["fsdp"] // layout.ep}
 
     @classmethod
     def alone(cls) -> ProcessGroups:
-        """One process, which needs no group."""
+        """Returns the groups of a single process."""
         return cls(0, Layout())
 
     def _join(self, grid: Tensor) -> None:
@@ -82,22 +81,23 @@ class ProcessGroups:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which alone writes, prints and decides by the clock."""
+        """True on rank 0, the only one that writes, prints and reads the clock for decisions."""
         return self.rank == 0
 
     def group(self, axis: str) -> ProcessGroup | None:
-        """The ranks beside this one on an axis: fsdp, replicate, dp, tp, ep, edp, cp or pp. None where it is alone."""
+        """Returns the group of this rank on an axis: fsdp, replicate, dp, tp, ep, edp, cp or pp. None if it is the only
+        member."""
         return self._groups.get(axis)
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The ranks that share the weights, as `fully_shard` takes them; None where each has all of them."""
+        """Mesh of the ranks that share the weights, for `fully_shard`; None if each has all of them."""
         return None if self._mesh is None or self.sizes["fsdp"] == 1 else self._mesh["fsdp"]
 
     @property
     def mesh_of_experts(self) -> DeviceMesh | None:
-        """The ranks that share the weights of the same experts; None where experts are not spread, or each rank has
-        its own."""
+        """Mesh of the ranks that share the weights of the same experts; None if experts are not divided, or each rank
+        has different ones."""
         if self.sizes["ep"] == 1 or (group := self.group("edp")) is None:
             return None
         from torch.distributed.device_mesh import DeviceMesh
@@ -105,7 +105,7 @@ class ProcessGroups:
         return DeviceMesh.from_group(group, self.device.type)
 
     def aside(self) -> ProcessGroups:
-        """The same ranks in a group of its own, for a thread that gathers while the run goes on."""
+        """Returns the same ranks with a separate group, for a thread that gathers while the run continues."""
         other = copy(self)
         if self.world > 1:
             from torch.distributed import new_group
@@ -114,7 +114,7 @@ class ProcessGroups:
         return other
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, by rank: plain values, as JSON has them."""
+        """Returns the JSON value of each rank, by rank."""
         self.moves += 1
         if self.world == 1:
             return [value]
@@ -130,7 +130,8 @@ class ProcessGroups:
         return [json.loads(bytes(given[: int(size)].tolist())) for given, size in zip(texts, sizes, strict=True)]
 
     def numbers(self, *mine: float, axis: str | None = None) -> list[list[float]]:
-        """What each rank gives, by rank or by the place on an axis: as many numbers from each, faster than `gather`."""
+        """Returns the numbers of each rank, by rank or by index on an axis: equally many from each, faster than
+        `gather`."""
         self.moves += 1
         group = None if axis is None else self.group(axis)
         if self.world == 1 or (axis is not None and group is None):
@@ -143,19 +144,19 @@ class ProcessGroups:
         return [one.tolist() for one in found]
 
     def agree(self, value: Any, by: Callable[[Sequence[Any]], Any]) -> Any:
-        """One value on all ranks, made of what each gives: `agree(asked, any)`, `agree(due, first)`."""
+        """Returns one value on all ranks, computed from each rank's: `agree(asked, any)`, `agree(due, first)`."""
         return by(self.gather(value))
 
     def mine(self, atoms: int) -> range:
-        """The atoms of a step that this rank computes, of `atoms`. A group of `replicate` has neighbours, and within it
-        the ranks of `fsdp` take turns: each round of theirs is a part of the tree, and so is what a group adds up
-        (`parallel/sums.py`)."""
+        """Returns the indices of this rank's microbatches among the `atoms` of a step. A group of `replicate` has
+        consecutive ones, and within it the ranks of `fsdp` alternate: each of their rounds is a subtree, and so is the
+        sum of a group (`parallel/sums.py`)."""
         part = atoms // self.sizes["replicate"]
         first = self.at["replicate"] * part
         return range(first + self.at["fsdp"], first + part, self.layout.fsdp)
 
     def in_order(self, mine: Tensor) -> Tensor:
-        """(k,) numbers of this rank's atoms -> (K,) of all data ranks, in the order of the atoms (`mine`)."""
+        """Gathers numbers (k,) of this rank's microbatches to (K,) of all data ranks, in microbatch order (`mine`)."""
         group = self.group("dp")
         if group is None:
             return mine
@@ -166,7 +167,7 @@ class ProcessGroups:
         return torch.stack(found).view(-1, self.layout.fsdp, len(mine)).transpose(1, 2).flatten()
 
     def alike(self, what: str, value: Any) -> None:
-        """Raises RequestError, on all ranks, unless they all give the same plain value; names the odd rank."""
+        """Raises RequestError, on all ranks, unless all have the same plain value; names the rank that differs."""
         values = self.gather(value)
         texts = [json.dumps(one, sort_keys=True) for one in values]
         usual = max(texts, key=texts.count)
@@ -180,7 +181,7 @@ class ProcessGroups:
 
 
 def first(values: Sequence[Any]) -> Any:
-    """Rank 0's, for `ProcessGroups.agree`."""
+    """Returns rank 0's value, for `ProcessGroups.agree`."""
     return values[0]
 
 

@@ -1,16 +1,16 @@
-"""Functions across a group of processes whose gradients are functions across it too.
+"""Differentiable collectives: functions across a group of processes whose gradients are collectives too.
 
-there                        back
-same         x               summed       enter: a branch that is cut begins
-summed       sum_r x_r       same         leave: it ends
-summed       sum_r x_r       summed       mix: a sum inside a branch, whose parts are cut again
-gathered     [x_1, x_2]      own          what goes on is the same on every process
-gathered     [x_1, x_2]      scattered    what goes on is cut: each process has a share of the gradient
-scattered    own of sum_r    gathered     a branch ends in pieces of a sequence
-own          own of x        gathered     something that every process has is spread
+forward                      backward
+same         x               summed       enter: start of a divided branch
+summed       sum_r x_r       same         leave: end of a divided branch
+summed       sum_r x_r       summed       mix: a sum inside a branch, whose inputs are divided again
+gathered     [x_1, x_2]      own          the result is replicated on every process
+gathered     [x_1, x_2]      scattered    the result is divided: each process has a share of the gradient
+scattered    own of sum_r    gathered     a branch ends in slices of a sequence
+own          own of x        gathered     a replicated value is divided
 
-Pieces along an axis are of equal sizes or differ by one, as `Shard.span` cuts a vocabulary. A process whose group is of
-one needs none of these.
+Slices along an axis are of equal sizes or differ by one, as `Shard.span` cuts a vocabulary. A group of one process
+needs none of these.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from torch.autograd.function import once_differentiable
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By the names of torch 2.13, and by those before."""
+"""Reduce-scatter by its name in torch 2.13, or in earlier ones."""
 
 Across = Callable[[Tensor], Tensor]
 
 
 class Group:
-    """The collective operations of one process among `of`. Copies of a model talk in the same group."""
+    """Collective operations of one process among `of`. Copies of a model communicate in the same group."""
 
     def __init__(self, group: Any):
         self.group, self.number, self.of = group, dist.get_rank(group), dist.get_world_size(group)
@@ -56,17 +56,17 @@ class Group:
         return made
 
     def span(self, size: int, number: int | None = None) -> tuple[int, int]:
-        """first and last of a process' piece of so many."""
+        """Returns (first, last) of a process's slice of `size`."""
         number = self.number if number is None else number
         return number * size // self.of, (number + 1) * size // self.of
 
     def own(self, x: Tensor, axis: int) -> Tensor:
-        """This process' piece of x along an axis."""
+        """Returns this process's slice of x along an axis."""
         first, last = self.span(x.shape[axis])
         return x.narrow(axis, first, last - first).contiguous()
 
     def gathered(self, x: Tensor, axis: int, size: int) -> Tensor:
-        """The pieces of all, `size` in all."""
+        """Returns the slices of all processes together, `size` long."""
         longest = -(-size // self.of)
         padded = _padded(x.movedim(axis, 0), longest)
         made = padded.new_empty(self.of * longest, *padded.shape[1:])
@@ -77,7 +77,7 @@ class Group:
         return made.movedim(0, axis)
 
     def scattered(self, x: Tensor, axis: int) -> Tensor:
-        """This process' piece of the sum."""
+        """Returns this process's slice of the sum."""
         size = x.shape[axis]
         longest, moved = -(-size // self.of), x.movedim(axis, 0)
         spans = [self.span(size, i) for i in range(self.of)]
@@ -108,7 +108,7 @@ class _Pair(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Seams:
-    """The functions of a group, by the names of the table above."""
+    """Functions of a group, by the names of the table above."""
 
     group: Group
 
@@ -122,20 +122,20 @@ class Seams:
         return _Pair.apply(x, self.group.summed, self.group.summed)
 
     def join(self, x: Tensor, axis: int, size: int) -> Tensor:
-        """Gathered; what follows is the same on every process."""
+        """Gathers x; the result is used alike on every process."""
         return _Pair.apply(x, partial(self.group.gathered, axis=axis, size=size), partial(self.group.own, axis=axis))
 
     def gather(self, x: Tensor, axis: int, size: int) -> Tensor:
-        """Gathered; what follows is cut."""
+        """Gathers x; the result is used differently on each process."""
         back = partial(self.group.scattered, axis=axis)
         return _Pair.apply(x, partial(self.group.gathered, axis=axis, size=size), back)
 
     def scatter(self, x: Tensor, axis: int) -> Tensor:
-        """A piece of the sum."""
+        """Returns a slice of the sum."""
         back = partial(self.group.gathered, axis=axis, size=x.shape[axis])
         return _Pair.apply(x, partial(self.group.scattered, axis=axis), back)
 
     def spread(self, x: Tensor, axis: int) -> Tensor:
-        """A piece of what every process has."""
+        """Returns a slice of a replicated value."""
         back = partial(self.group.gathered, axis=axis, size=x.shape[axis])
         return _Pair.apply(x, partial(self.group.own, axis=axis), back)

@@ -1,4 +1,4 @@
-"""What a step asks of the ranks that share it, answered for one process; `parallel/apply.py` answers for several."""
+"""Operations of a step across its ranks, for one process; `parallel/apply.py` implements them for several."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def squares_here(model: nn.Module) -> dict[str, Tensor]:
-    """Of what lies here, by the parameter's name."""
+    """Returns `row_squares` of this process's gradients, by the parameter's name."""
     named = model.named_parameters()
     return {name: row_squares(local(one.grad)) for name, one in named if one.grad is not None}
 
 
 class Sharing:
-    """One process has all of the model and computes all of a step."""
+    """A single process, which has the whole model and computes the whole step."""
 
     def build(
         self,
@@ -33,27 +33,27 @@ class Sharing:
         autocast: torch.dtype | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> Model:
-        """This rank's part of the model, with the weights that `config.build(seed)` has, or those `given`, whole and by
-        name. `autocast`: what its products run in, where that is not fp32."""
+        """Returns this rank's part of the model, with the weights of `config.build(seed)`, or `given` ones, whole and
+        by name. `autocast`: dtype of matmuls, if it is not fp32."""
         model = config.build(seed=seed)
         if given is not None:
             model.load_state_dict(dict(given))
         return model.to(device)
 
     def add_up(self, model: Model) -> None:
-        """Gradients of this rank's atoms become those of the step."""
+        """Reduces the gradients of this rank's microbatches to those of the step."""
 
     def squares(self, model: Model) -> Sequence[Tensor]:
-        """`row_squares` of the gradients of the whole model, in any order."""
+        """Returns `row_squares` of the gradients of the whole model, in any order."""
         return list(squares_here(model).values())
 
     def counted(self) -> AbstractContextManager[Any]:
-        """Inside, what parts count of a step is that of all ranks (`parts/core/reduce.py`)."""
+        """Returns a context in which parts' counts of a step are over all ranks (`parts/core/reduce.py`)."""
         return nullcontext()
 
     def passing(self) -> AbstractContextManager[Any]:
-        """Inside, what parts count of a pass is that of the ranks which share its sequences."""
+        """Returns a context in which parts' counts of a pass are over the ranks that share its sequences."""
         return nullcontext()
 
     def settle(self, model: nn.Module) -> None:
-        """To be called before weights move."""
+        """Prepares the model for a change of its weights."""

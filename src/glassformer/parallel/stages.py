@@ -1,9 +1,10 @@
-"""Layers spread over the ranks of `pp`, through which micro-batches flow (Narayanan et al. 2021, 2104.04473).
+"""Pipeline parallelism: layers spread over the ranks of `pp`, through which microbatches flow (Narayanan et al. 2021,
+2104.04473).
 
 With p ranks and v chunks on each, the layers are p v stages, and stage j is the chunk j // p of rank j mod p. The first
-stage has the embedding, the last the final norm and the head. `torch.distributed.pipelining` moves what passes between
-them, by the schedule 1F1B, interleaved where v > 1. A rank's gradients are added up as trees, micro-batch by
-micro-batch: their bits are those of one process.
+stage has the embedding, the last the final norm and the head. `torch.distributed.pipelining` transfers activations
+between them, by the schedule 1F1B, interleaved if v > 1. A rank's gradients are summed as trees, microbatch by
+microbatch: their bits are those of one process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 def refuse_unstaged(model: Model, stages: int) -> None:
-    """Raises RequestError for a model that cannot be cut between its layers."""
+    """Raises RequestError for a model that cannot be divided between its layers."""
     layers = len(model.layers)
     reasons = {
         ("pp", f"{stages} stages are more than the {layers} layers"): stages > layers,
@@ -46,7 +47,7 @@ def refuse_unstaged(model: Model, stages: int) -> None:
 
 
 def _named(tree: Any, field: str) -> Iterator[Any]:
-    """The values of a field in a tree of plain values, at whatever depth."""
+    """Yields the values of a field in a tree of plain values, at any depth."""
     if isinstance(tree, dict):
         if field in tree:
             yield tree[field]
@@ -58,13 +59,13 @@ def _named(tree: Any, field: str) -> Iterator[Any]:
 
 
 class Stages(Model):
-    """The layers of one rank, by the names that they have in the whole model.
+    """The layers of one rank, by their names in the whole model.
 
-    `loss` is a call of all ranks: what one has computed goes on to the next, and all of them have the result.
+    `loss` is a call of all ranks: activations pass to the next rank, and all have the result.
     """
 
     def __init__(self, model: Model, rank: int, ranks: int, chunks: int = 1, group: Any = None):
-        """`model` gives up its layers; `rank` is this one's among `ranks`, which make up `group`."""
+        """Moves the layers of pipeline rank `rank` (of `ranks`, in process group `group`) out of `model`."""
         count = ranks * chunks
         refuse_unstaged(model, count)
         parts = stage_layers(len(model.layers), count)
@@ -87,11 +88,11 @@ class Stages(Model):
             Chunk(self, [blocks[layer] for layer in part], number == 0, number == count - 1)
             for number, part in zip(range(rank, count, ranks), held, strict=True)
         ]
-        self.__dict__["chunks"] = chunks_of_layers  # no module of its own: its layers have the names that they have
+        self.__dict__["chunks"] = chunks_of_layers  # not registered as a module, so that its layers keep their names
         self.around: Around = nullcontext
-        """What the forward passes run within: autocast, and compiled regions."""
+        """Function that returns the context of forward passes: autocast, and compiled regions."""
         self.share = 1.0
-        """Of a micro-batch in the mean loss."""
+        """Share of a microbatch in the mean loss."""
 
     chunks: list[Chunk]
 
@@ -104,7 +105,7 @@ class Stages(Model):
         return next(self.parameters()).device
 
     def loss(self, tokens: Tensor, targets: Tensor, *_: Any, reduction: str = "mean", **given: Any) -> Tensor:
-        """As of the whole model, without a gradient."""
+        """Returns the loss of the whole model, without a gradient."""
         _refuse_given(given)
         count, x = self.ranks * len(self.chunks), tokens
         b, s = tokens.shape
@@ -132,8 +133,8 @@ class Stages(Model):
         )  # fmt: skip
 
     def step(self, tokens: Tensor, targets: Tensor, atoms: int, share: float) -> list[float]:
-        """Adds to the gradients those of a batch (b, s) of equal micro-batches, each with its `share` in the mean loss;
-        returns their losses times that share. A call of all ranks."""
+        """Adds the gradients of a batch (b, s) of equal microbatches, each with its `share` in the mean loss; returns
+        their losses times that share. A call of all ranks."""
         self.share = share
         parameters = [one for one in self.parameters() if one.requires_grad]
         trees = {parameter: Tree[Tensor](torch.add) for parameter in parameters}
@@ -156,7 +157,7 @@ class Stages(Model):
     def _flow(self, tokens: Tensor, targets: Tensor, atoms: int) -> list[float]:
         count, b = self.ranks * len(self.chunks), len(tokens) // atoms
         x = torch.empty(b, tokens.shape[1], self.width, dtype=self.dtype, device="meta")
-        stages = [  # of this step alone: they keep what has come and what was sent
+        stages = [  # for this step only: they store received and sent tensors
             PipelineStage(
                 chunk, number, count, self.device, group=self.group,
                 input_args=tokens[:b].to("meta") if chunk.first else x.requires_grad_(),
@@ -183,11 +184,12 @@ class Stages(Model):
 
 
 class Chunk(nn.Module):
-    """Consecutive layers, with what stands before the first or after the last; x (b, s) or (b, s, d) -> (b, s, d)."""
+    """Consecutive layers, with the embedding before the first or the head after the last; x (b, s) or (b, s, d) -> (b,
+    s, d)."""
 
     def __init__(self, stages: Stages, layers: Sequence[Block], first: bool, last: bool):
         super().__init__()
-        self.__dict__["stages"], self.__dict__["layers"] = stages, layers  # theirs, not a second time this one's
+        self.__dict__["stages"], self.__dict__["layers"] = stages, layers  # not registered a second time
         self.first, self.last = first, last
 
     stages: Stages
@@ -209,7 +211,8 @@ class Chunk(nn.Module):
 
 
 class _Join(torch.autograd.Function):
-    """x, with which the losses of a stage's parts join the gradient: the loss itself arises on another rank."""
+    """Identity on x that joins the losses of a stage's parts to its gradient: the loss itself arises on another
+    rank."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float, *added: Tensor) -> Tensor:

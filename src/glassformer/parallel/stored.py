@@ -1,9 +1,9 @@
 """Pieces of tensors in safetensors files.
 
-    {"__metadata__": {"pieces": "{KEY: {\"of\": NAME, \"at\": [row, column], \"whole\": [rows, columns]}}"}, KEY: ...}
+    {"__metadata__": {"pieces": "{KEY: {"of": NAME, "at": [row, column], "whole": [rows, columns]}}"}, KEY: ...}
 
-A key that `pieces` does not name is a whole tensor, so that a file of whole tensors is like any other. Nothing that a
-file says is believed before the pieces are found to tile each tensor exactly once.
+A key that `pieces` does not name is a whole tensor, so that a file of whole tensors is a plain one. The content of a
+file is trusted only after the pieces are found to tile each tensor exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from glassformer.errors import RequestError, shown
 from glassformer.parallel.pieces import IndexBox, Piece, Place, gap_or_overlap, lies_whole, pieces_of, whole_of
 
 PIECES = "pieces"
-"""Key of the places of pieces in a file's metadata."""
+"""Metadata key of the pieces' locations."""
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str]) -> None:
@@ -46,23 +46,23 @@ class _Found(NamedTuple):
     file: Any
 
     def values(self, box: IndexBox) -> Tensor:
-        """Of a box inside this one."""
+        """Returns the elements of a box inside this one."""
         if box == self.box:
             return self.file.get_tensor(self.key)  # mapped, not read
         return self.file.get_slice(self.key)[box.within(self.box)]
 
 
 class StoredPieces:
-    """The tensors whose pieces are in some files; `with Stored(paths) as stored`.
+    """Tensors with pieces in several files; `with StoredPieces(paths) as stored`.
 
-    Raises RequestError where the pieces of a tensor overlap, leave a gap or lie outside it, and what `safe_open` raises
-    where a file is none of safetensors."""
+    Raises RequestError if the pieces of a tensor overlap, leave a gap or exceed it, and the errors of `safe_open` for a
+    file of another format."""
 
     def __init__(self, paths: Sequence[Path]):
         self.shapes: dict[str, tuple[int, ...]] = {}
-        """Name -> the shape of the whole tensor."""
+        """Name -> shape of the whole tensor."""
         self.metadata: list[dict[str, str]] = []
-        """Of each file."""
+        """Metadata of each file."""
         self._found: dict[str, list[_Found]] = {}
         with ExitStack() as stack:
             for path in paths:
@@ -101,16 +101,15 @@ class StoredPieces:
             )
 
     def read(self, name: str, box: IndexBox, into: Tensor) -> None:
-        """Copies a box of a tensor into one of that shape; of each file only the values that lie in the box are
-        read."""
+        """Copies a box of a tensor into a tensor of that shape; only elements inside the box are read."""
         for found in self._found[name]:
             if (common := found.box.meet(box)) is not None:
                 into[common.within(box)].copy_(found.values(common))
 
     def like(self, name: str, tensor: Tensor, place: Place | None = None) -> Tensor:
-        """A tensor that is divided as another one, which lies at `place`, where it has that shape; else all of it.
+        """Returns a tensor divided like another one, located at `place`, if it has that shape; else the whole.
 
-        Raises RequestError where it is neither of that shape nor a number, and the other one is divided."""
+        Raises RequestError if the other one is divided, and this one has neither its shape nor a single element."""
         shape, first = self.shapes[name], self._found[name][0]
         dtype = first.values(IndexBox(first.box.at, tuple(min(1, length) for length in first.box.shape))).dtype
         if shape == (whole := whole_of(tensor, place)):
@@ -130,7 +129,7 @@ class StoredPieces:
 
 
 def _places(text: str, path: Path) -> dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Key -> the tensor that it is a piece of, where it begins there, and the shape of the whole."""
+    """Parses key -> (name of its tensor, first index of the piece along each axis, shape of the whole)."""
     try:
         places = {key: (one["of"], tuple(one["at"]), tuple(one["whole"])) for key, one in json.loads(text).items()}
         for name, at, whole in places.values():

@@ -1,8 +1,8 @@
-"""Sums whose bits do not depend on how many processes add them up.
+"""Sums whose bits do not depend on the number of processes.
 
-A step's gradient is the sum of its atoms' gradients, micro-batches of a fixed size. They are added up as a binary tree,
-((0 + 1) + (2 + 3)) + ..., whose lower levels lie within the ranks of one round and whose upper ones over the rounds: a
-power of two of ranks that divides the atoms cuts the tree between two levels, and every sum in it stays what it was.
+A step's gradient is the sum of its atoms' gradients, microbatches of a fixed size. They are summed as a binary tree,
+((0 + 1) + (2 + 3)) + ..., whose lower levels are within the ranks of one round and whose upper ones over the rounds: a
+power of two of ranks that divides the atoms cuts the tree between two levels, and every partial sum is unchanged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from glassformer.parts.precision import exact, exact_device
 T = TypeVar("T")
 
 LONGEST = 1 << 14
-"""Values of a row that are added up at once: torch divides a single longer sum among its threads."""
+"""Elements of a row that are summed at once: torch divides a single longer sum among its threads."""
 VALUES_PER_BLOCK = 1 << 17
-"""Of a gradient in fp64, so many at once: they stay in the processor's cache."""
+"""Elements of a gradient that are converted to fp64 at once: a block stays in the processor's cache."""
 
 ON_CPU, ON_GPU = 1 << 21, 1 << 24
-"""Values that are traded at once between copies of the weights: as many as a processor's cache holds; elsewhere so many
-that an operation takes far longer than its start."""
+"""Elements of a bucket in the reduction between copies of the weights: on a CPU they fit its cache; on a GPU an
+operation takes far longer than its launch."""
 
 
 class Tree(Generic[T]):
-    """Adds up what comes one after the other, keeping as many sums as a binary counter has ones.
+    """Sums successive values as a binary tree, keeping one partial sum for each 1 of a binary counter.
 
     >>> tree = Tree[float](operator.add)
     >>> for x in (1.0, 2.0, 3.0, 4.0):
@@ -40,16 +40,16 @@ class Tree(Generic[T]):
     def __init__(self, add: Callable[[T, T], T]):
         self.add = add
         self.kept: list[tuple[int, T]] = []
-        """(level, sum of 2^level), the largest first."""
+        """(level, sum of 2^level values), the largest first."""
 
     def push(self, value: T, level: int = 0) -> None:
-        """Takes the next value, itself a sum of 2^level."""
+        """Adds the next value, itself a sum of 2^level."""
         while self.kept and self.kept[-1][0] == level:
             value, level = self.add(self.kept.pop()[1], value), level + 1
         self.kept.append((level, value))
 
     def total(self) -> T:
-        """The sum of all; what is left of smaller powers of two is added to the larger ones."""
+        """Returns the sum of all; partial sums of smaller powers of two are added to larger ones."""
         *larger, (_, value) = self.kept
         for _, sum_ in reversed(larger):
             value = self.add(sum_, value)
@@ -57,7 +57,7 @@ class Tree(Generic[T]):
 
 
 def tree_sum(values: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """The sum of values, of which there is at least one, as a tree."""
+    """Returns the sum of one or more values, as a tree."""
     tree = Tree[T](add)
     for value in values:
         tree.push(value)
@@ -65,14 +65,15 @@ def tree_sum(values: Iterable[T], add: Callable[[T, T], T]) -> T:
 
 
 def bucket_of(device: str) -> int:
-    """Values of a bucket on a type of device."""
+    """Returns the elements of a bucket on a type of device."""
     return ON_CPU if device == "cpu" else ON_GPU
 
 
 def buckets(sizes: Iterable[int], most: int) -> Iterator[list[tuple[int, slice]]]:
-    """Divides tensors of so many values into buckets of `most` at most: (number of the tensor, which of its values).
+    """Divides tensors of these sizes into buckets of at most `most` elements: (index of the tensor, slice of its
+    elements).
 
-    A piece that fills more than half of a bucket has it for itself, so that it can be added up where it lies."""
+    A piece that fills more than half of a bucket is a bucket by itself, so that it can be summed in place."""
     bucket: list[tuple[int, slice]] = []
     held = 0
     for number, size in enumerate(sizes):
@@ -92,7 +93,7 @@ def buckets(sizes: Iterable[int], most: int) -> Iterator[list[tuple[int, slice]]
 
 
 def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:
-    """a + b of each pair, in the place of a; None is no gradient."""
+    """Adds b to a for each pair, in place of a; None is a missing gradient."""
     pairs = [(a, b) for a, b in zip(kept, more, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_add_([local(a) for a, _ in pairs], [local(b) for _, b in pairs])
@@ -101,8 +102,8 @@ def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor 
 
 @torch.no_grad()
 def row_squares(gradient: Tensor) -> Tensor:
-    """sum_j g_ij^2 in fp64 of each row, and of each `LONGEST` values of a longer one: (k,) numbers that do not depend
-    on the rows beside them. A vector's values are rows of one."""
+    """Returns sum_j g_ij^2 in fp64 of each row, and of each `LONGEST` elements of a longer one: (k,) numbers that do
+    not depend on neighbouring rows. A vector's elements are rows of one."""
     if gradient.dim() < 2:
         return exact(gradient).square().flatten()
     rows = gradient.reshape(-1, gradient.shape[-1])
@@ -119,7 +120,8 @@ def _of_short_rows(rows: Tensor) -> Tensor:
 
 
 def norm_of_rows(squares: Sequence[Tensor]) -> float:
-    """The norm from `row_squares` of all gradients: their exact sum, rounded once, so that their order is nothing."""
+    """Returns the norm from `row_squares` of all gradients: their exact sum, rounded once, so that the order has no
+    effect."""
     try:
         return math.sqrt(math.fsum(torch.cat([one.cpu() for one in squares]).tolist())) if squares else 0.0
     except OverflowError:
@@ -127,6 +129,6 @@ def norm_of_rows(squares: Sequence[Tensor]) -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """Returns this rank's part of a tensor."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part

@@ -1,21 +1,20 @@
-"""Tensor parallelism: a rank's share of a model, cut as its parts declare.
+"""Tensor parallelism: a rank's share of a model, divided as its parts declare.
 
 >>> model = divide(config.outline(), group).to_empty(device="cpu")
 >>> fill_pieces(model, config.initial_weights(0))       # drawn in pieces; the bits are those of config.build(seed=0)
 >>> model.loss(tokens, targets).backward()             # the same tokens on every rank of the group
 >>> sum_partial(model)                                 # now each gradient is that of the loss of one process
 
-A part that says how an owner takes its share (`parts/core/owner.py`) is cut by the cuts it declares
-(`parts/core/shard.py`); any other is computed whole by each rank, which is right though wasteful. Shoeybi et al. 2019,
-1909.08053.
+A part that declares how an owner takes its share (`parts/core/owner.py`) is divided by its cuts
+(`parts/core/shard.py`); any other is computed whole by each rank, which is correct though wasteful. Shoeybi et al.
+2019, 1909.08053.
 
-With `sequence` the ranks share the tokens of the stream between the branches as well: norms and residual additions
-are of a rank's own tokens, each sum at a branch's end leaves a rank its tokens, and the branches' inputs are gathered
-(Korthikanti et al. 2022, 2205.05198).
+With `sequence` the ranks also share the tokens of the stream between the branches: norms and residual additions are of
+a rank's tokens, each sum at a branch's end leaves a rank its tokens, and the branches' inputs are gathered (Korthikanti
+et al. 2022, 2205.05198).
 
-Gradients of weights that every rank has, and that meet cut ones, are a sum over the ranks: `sum_partial` makes it, once
-a step, after the last backward pass. Ranks look at sites together: what one captures or edits, all do, as the value is
-joined from their pieces.
+Gradients of replicated weights that meet divided ones are partial: `sum_partial` sums them over ranks, once a step,
+after the last backward pass. Ranks capture and edit sites together, because the value is joined from their pieces.
 """
 
 from __future__ import annotations
@@ -36,29 +35,30 @@ from glassformer.parts.core.shard import REPLICATED, Region, Shards, declared, p
 from glassformer.parts.core.site import Site
 
 CUT = "ngfc"
-"""Letters of heads, groups, hidden layers and channels: along them the values inside a branch are cut."""
+"""Axis letters of heads, groups, hidden units and channels: the axes along which values inside a branch are divided."""
 STREAM = "bsd"
 
 
 @dataclass
 class Division:
-    """How a model has been cut: whose share it is, the cut of each parameter that was, and the whole's shapes."""
+    """Record of a division: the owner, the cut of each divided parameter, and the shapes of the whole."""
 
     number: int
     of: int
     cuts: Shards = field(default_factory=dict)
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
-    """Parameters that every rank has whole, and of whose gradient it has a share."""
+    """Replicated parameters whose gradient on each rank is a partial sum."""
     group: Group | None = None
 
     def regions(self, name: str) -> list[Region]:
-        """Where the maps of this rank's parameter lie in the whole one; they stand one below the other."""
+        """Returns the regions of the whole parameter that this rank's matrices are; in the part they are stacked by
+        rows."""
         return regions(self.shapes[name], self.cuts.get(name, (REPLICATED,)), self.number, self.of)
 
     @torch.no_grad()
     def join(self, name: str, values: Tensor) -> Tensor:
-        """A parameter, or anything of its shape (a gradient, a moment), joined from the pieces of all ranks."""
+        """Returns a parameter, or a tensor of its shape (a gradient, a moment), joined from all ranks."""
         if name not in self.cuts or self.group is None:
             return values
         maps, made = values.split([rows[1] - rows[0] for rows, *_ in self.regions(name)]), []
@@ -71,15 +71,15 @@ class Division:
 
 
 def check(config: ModelConfig, tp: int) -> None:
-    """Raises RequestError, before anything is allocated, where so many ranks cannot share a model."""
+    """Raises RequestError, before anything is allocated, if `tp` ranks cannot share a model."""
     if tp > 1:
         cut(config.outline(), Owner(0, tp))
 
 
 def divide(model: Model, group: Any, sequence: bool = False) -> Model:
-    """The model as this rank's share of it, in place; its parameters may be on the meta device.
+    """Reduces a model to this rank's share, in place; its parameters may be on the meta device.
 
-    `group`: the ranks that share it, a ProcessGroup. Raises RequestError where a part cannot be shared by so many."""
+    `group`: the ranks that share it, a ProcessGroup. Raises RequestError if they cannot share a part."""
     across = Group(group)
     seams = Seams(across)
     owner = Owner(
@@ -89,7 +89,7 @@ def divide(model: Model, group: Any, sequence: bool = False) -> Model:
 
 
 def division_of(model: nn.Module) -> Division:
-    """How the model was cut. Raises RequestError where it was not."""
+    """Returns the record of a model's division. Raises RequestError for an undivided model."""
     division: Division | None = getattr(model, "division", None)
     if division is None:
         raise RequestError("this model is whole; parallel.tensor.divide cuts it", code="missing", field="model")
@@ -98,7 +98,7 @@ def division_of(model: nn.Module) -> Division:
 
 @torch.no_grad()
 def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool = False) -> Model:
-    """`divide`, by an owner; without seams, for shapes alone."""
+    """Performs `divide` for an owner; without seams, for shapes only."""
     division = Division(owner.number, owner.of, group=None if seams is None else seams.group)
     division.shapes = {name: weight.shape for name, weight in model.named_parameters()}
     streams: dict[int, SpreadTokens] = {}
@@ -114,7 +114,7 @@ def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool =
 
 
 def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The parts that say how an owner takes its share, the outermost of each."""
+    """Yields the outermost parts, by path, that declare how an owner takes its share."""
     if says_how(module):
         yield path, module
         return
@@ -125,11 +125,11 @@ def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]
 def _cut_part(
     part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: SpreadTokens | None
 ) -> None:
-    """Cuts a part and all inside it; `tokens`, where its result leaves in pieces of a sequence."""
+    """Divides a part and all inside it; `tokens`, if its result leaves in slices of a sequence."""
     if tokens is not None:
         owner = replace(owner, enter=tokens.enter, leave=tokens.leave)
     part.divide(owner)
-    branch = is_branch(part)  # all in it meets what is cut; around a vocabulary nothing does
+    branch = is_branch(part)  # weights in a branch meet divided ones, those around a vocabulary do not
     for inner, module in part.named_modules(prefix=path):
         shards = declared(module)
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -138,7 +138,8 @@ def _cut_part(
                 division.cuts[f"{inner}.{name}"] = cuts
                 made = piece_of(weight.data, cuts, owner.number, owner.of).clone()
                 setattr(module, name, nn.Parameter(made, weight.requires_grad))
-            elif branch and (tokens is not None or all(one.cut != "row" for one in cuts)):  # a bias: after the sum
+            # a bias, added after the sum
+            elif branch and (tokens is not None or all(one.cut != "row" for one in cuts)):
                 division.partial += (f"{inner}.{name}",)
         if module is not part:
             take_share(module, owner)
@@ -151,7 +152,7 @@ def _cut_part(
 
 
 def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, SpreadTokens]:
-    """Has the ranks share the tokens of a tower's stream; the branches of which they share the work, too, by id."""
+    """Makes the ranks share the tokens of a tower's stream; returns, by id, the branches whose work they also share."""
     tokens = tower.sequence = SpreadTokens(seams)
     found: dict[int, SpreadTokens] = {}
     for block in tower.layers:
@@ -168,13 +169,13 @@ def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, SpreadTokens]
 
 
 def _own_sites(block: Block) -> Iterator[Site]:
-    """Those of the stream, between the branches."""
+    """Yields the sites of the stream, between the branches."""
     for module in (block, block.residual):
         yield from (child for child in module.children() if isinstance(child, Site))
 
 
 def _between_branches(model: Model) -> Iterator[str]:
-    """The parameters that meet a rank's own tokens alone: those of wirings and final norms."""
+    """Yields the parameters that meet only a rank's tokens: those of wirings and final norms."""
     for path, module in model.named_modules():
         for name, child in module.named_children() if isinstance(module, (Tower, Block)) else ():
             if name in ("residual", "final_norm"):
@@ -183,7 +184,7 @@ def _between_branches(model: Model) -> Iterator[str]:
 
 
 class SpreadTokens:
-    """The tokens of a stream, shared by the ranks (`parts.core.owner.Spread`)."""
+    """Tokens of a stream, shared by the ranks (`parts.core.owner.Spread`)."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0
@@ -196,16 +197,16 @@ class SpreadTokens:
         return self.seams.join(x, 1, self.size)
 
     def enter(self, x: Tensor) -> Tensor:
-        """The input of a branch that is cut."""
+        """Gathers the input of a divided branch."""
         return self.seams.gather(x, 1, self.size)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Its result."""
+        """Scatters the result of a divided branch."""
         return self.seams.scatter(x, 1)
 
     def wrap(self, branch: nn.Module) -> None:
-        """Has a branch that every rank computes whole read all tokens, and return the rank's own. Hooks do it, not a
-        module around it: weights and sites keep their names."""
+        """Makes a replicated branch read all tokens, and return the rank's tokens. Uses hooks, not a wrapper module:
+        weights and sites keep their names."""
         branch.register_forward_pre_hook(self._read_all)
         branch.register_forward_hook(self._return_own)
 
@@ -217,7 +218,7 @@ class SpreadTokens:
 
 
 class JoinedSite:
-    """The value of a site, of which each rank has a piece along an axis (`parts.core.site.Joint`)."""
+    """Value of a site that is divided among ranks along an axis (`parts.core.site.Joint`)."""
 
     def __init__(self, seams: Seams, axis: int, tokens: SpreadTokens | None = None):
         self.seams, self.axis, self.tokens = seams, axis, tokens
@@ -233,7 +234,7 @@ class JoinedSite:
 
 @torch.no_grad()
 def sum_partial(model: Model) -> None:
-    """Adds up the gradients of which each rank has a share: once a step, after its last backward pass."""
+    """Sums the partial gradients over ranks: once a step, after its last backward pass."""
     division = division_of(model)
     weights = dict(model.named_parameters())
     grads = [weights[name].grad for name in division.partial]

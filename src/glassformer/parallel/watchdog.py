@@ -1,7 +1,7 @@
-"""Naming the rank that hangs, has died, or does not come to where the others wait.
+"""Watchdog of ranks: names the one that hangs, has died, or is missing where the others wait.
 
-Every rank tells once a second, in the store that all reach, what its main thread does; a thread of the first rank reads
-that, and a thread of each other looks at the first. Nothing is added to a step but a counter.
+Every rank writes a heartbeat once a second, with the place of its main thread, into the store that all reach; a thread
+of the first rank reads all, and a thread of each other reads the first's. A step only increments a counter.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     from glassformer.parallel.process_groups import ProcessGroups
 
 BEAT = 1.0
-"""Seconds between two signs of a rank."""
+"""Seconds between two heartbeats of a rank."""
 CLOSING = 10.0
-"""Seconds in which a thread of it ends, unless the store does not answer."""
+"""Seconds in which a watchdog thread ends, unless the store does not respond."""
 GONE = 4.0
-"""Seconds without a sign after which a rank has died, where a collective has failed."""
+"""Seconds without a heartbeat after which a rank counts as dead, once a collective has failed."""
 NOTED = 60.0
-"""Seconds in which no rank has moved, after which a warning names the one that keeps the others."""
+"""Seconds without progress of any rank after which a warning names the one that the others wait for."""
 PATIENCE = 600.0
-"""Seconds after which that ends the job, where GLASSFORMER_PATIENCE says nothing else."""
+"""Default seconds without progress after which the job ends; GLASSFORMER_PATIENCE overrides it."""
 LOST = 75
 """Exit status of a rank which has named another."""
 KEY = "watchdog"
 VERDICT = f"{KEY}/verdict"
-"""Key of the store: what the first rank has found, so that all end."""
+"""Key of the store with the first rank's finding, upon which all end."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank tells of itself."""
+    """State that a rank reports."""
 
     beat: int
     moves: int
-    """`ProcessGroups.moves`"""
+    """Value of `ProcessGroups.moves`."""
     step: int
     at: str
-    """Where its main thread is in this library: training/loop.py:93 to_the_end."""
+    """Place of its main thread in this library: training/loop.py:93 to_the_end."""
     waits: str
-    """The collective in which it is; empty where it is in none."""
+    """Name of the collective in which it waits; empty outside of one."""
     host: str
     ended: str = ""
-    """Why it has left the run."""
+    """Reason why it has left the run; empty before."""
 
 
 @dataclass
 class Seen:
-    """The latest sign of a rank, and by the reader's clock when it came and when the rank last moved."""
+    """Last heartbeat of a rank, with local times of its arrival and of the rank's last progress."""
 
     sign: Heartbeat
     heard: float
@@ -76,8 +76,8 @@ class Seen:
 
 
 def verdict(seen: Sequence[Seen], now: float, patience: float) -> str | None:
-    """One sentence where no rank has moved for `patience` seconds and some wait for others: who is missing, and where.
-    None where some rank moves, or all compute."""
+    """Returns a sentence that names the missing rank and its place, if no rank has moved for `patience` seconds and
+    some wait for others. None if some rank moves, or all compute."""
     still = now - max(one.moved for one in seen)
     if still < patience:
         return None
@@ -120,7 +120,7 @@ def _where(one: Seen) -> str:
 
 
 def doing(thread: int) -> tuple[str, str]:
-    """Where a thread is in this library, and the collective of torch in which it is there, if in any."""
+    """Returns (place of a thread in this library, name of the torch collective it is in or "")."""
     frame, here, waits = sys._current_frames().get(thread), str(Path(__file__).parents[1]), ""
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
@@ -134,13 +134,13 @@ def doing(thread: int) -> tuple[str, str]:
 
 
 class Watchdog:
-    """The thread of a rank that tells what it does, and says who keeps the others.
+    """Thread of a rank that writes heartbeats, and names the rank that the others wait for.
 
-    groups       the ranks; `store` is what they have met in
-    patience   seconds without a move of any rank, after which this process ends
-    again      how to go on, for the end of the sentence
-    say        takes the sentence
-    leave      ends this process, whose main thread waits in a call that nothing interrupts
+    groups       the ranks; `store` is the one they have met in
+    patience   seconds without progress of any rank, after which this process ends
+    again      command to resume, for the end of the sentence
+    say        function that takes the sentence
+    leave      ends this process, whose main thread waits in an uninterruptible call
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class Watchdog:
         self.groups, self.patience, self.noted = groups, patience, noted
         self.again, self._say, self._leave = again, say, leave
         self.position: Callable[[], int] = int
-        """The step that is done."""
+        """Function that returns the number of finished steps."""
         store: Any = groups.store
         self._store = store.clone()
         self._main, self._over, self._lock = threading.get_ident(), threading.Event(), threading.Lock()
         self._beat, self._ended, self._warned = 0, "", False
         self._answered = time.monotonic()
-        """When the store did. It may be a process that is stopped, for which a call waits without end."""
+        """Time of the store's last answer. Its process may be stopped, and then a call waits without end."""
         self.seen: dict[int, Seen] = {}
         self._tell()
         works = (self._watch, self._mind_the_store)
@@ -182,7 +182,7 @@ class Watchdog:
         self._store.set(self._key(self.groups.rank), json.dumps(asdict(sign)))
 
     def _look(self, ranks: Sequence[int]) -> None:
-        """Reads the signs of those that have given any."""
+        """Reads the heartbeats of the ranks that have written any."""
         there = [rank for rank in ranks if rank in self.seen or self._store.check([self._key(rank)])]
         for rank, text in zip(there, self._store.multi_get([self._key(rank) for rank in there]), strict=True):
             sign, now = Heartbeat(**json.loads(text)), time.monotonic()
@@ -192,7 +192,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._over.wait(BEAT):
-            with suppress(RuntimeError), self._lock:  # `_mind_the_store` says so where it does not answer
+            with suppress(RuntimeError), self._lock:  # `_mind_the_store` reports a store that does not answer
                 said = self._one_beat()
                 self._answered = time.monotonic()
                 if said is not None:
@@ -200,11 +200,11 @@ class Watchdog:
                     return
 
     def _end(self, said: str) -> None:
-        """Ends this process; the first rank's word ends the others, which say nothing."""
+        """Ends this process; the first rank's verdict ends the others, which print nothing."""
         self._say(said and f"{said}; {self.again}")
         if self.groups.leads:
             self._store.set(VERDICT, said)
-            time.sleep(3 * BEAT)  # the store may end with this process, and they are to read it before
+            time.sleep(3 * BEAT)  # the store may end with this process: gives the others time to read
         self._leave(LOST)
 
     def _mind_the_store(self) -> None:
@@ -216,7 +216,7 @@ class Watchdog:
                 return
 
     def _one_beat(self) -> str | None:
-        """Tells, and looks; the sentence where the job is to end."""
+        """Writes a heartbeat and reads the others; returns the sentence with which the job has to end, or None."""
         self._tell()
         if self.groups.rank:
             self._look([0])
@@ -240,13 +240,13 @@ class Watchdog:
         return None
 
     def ends(self, reason: str) -> None:
-        """Tells the others why this rank leaves the run."""
+        """Announces the reason why this rank leaves the run."""
         self._ended = reason or "it has ended"
         with suppress(RuntimeError), self._lock:
             self._tell()
 
     def who_is_gone(self, reason: str) -> str:
-        """A sentence for a collective that has failed here."""
+        """Returns a sentence for a collective that has failed here."""
         with suppress(RuntimeError), self._lock:
             self._look(range(self.groups.world))
         known = {rank: one.sign.host for rank, one in self.seen.items()}
@@ -268,7 +268,7 @@ class Watchdog:
 
 
 def patience_of(environment: Any = os.environ) -> float:
-    """GLASSFORMER_PATIENCE, in seconds. Raises RequestError."""
+    """Returns GLASSFORMER_PATIENCE in seconds, or the default. Raises RequestError."""
     given = environment.get("GLASSFORMER_PATIENCE", "")
     try:
         value = float(given or PATIENCE)
@@ -287,8 +287,9 @@ Follow = Callable[[Callable[[], int]], None]
 
 @contextmanager
 def watched(groups: ProcessGroups, again: str) -> Iterator[Follow]:
-    """Inside, a rank that hangs ends the job with a sentence that names it, and one that has died is named by those
-    that have lost it: WorkError. `again`: how to go on. Yields what takes a function of the step that is done."""
+    """Runs a watchdog inside the context: a rank that hangs ends the job with a sentence that names it, and one that
+    has died is named by those that have lost it: WorkError. `again`: command to resume. Yields a function that sets the
+    counter of finished steps."""
     if groups.world == 1 or groups.store is None:
         yield lambda position: None
         return
@@ -315,7 +316,7 @@ def _say(said: str) -> None:
 
 
 def is_of_others(error: BaseException) -> bool:
-    """Whether a collective failed, for which others are the reason."""
+    """Returns True for the failure of a collective, which other ranks cause."""
     from torch.distributed import DistError
 
     words = ("Connection closed by peer", "Connection reset", "Connection refused", "Timed out", "NCCL", "gloo")
