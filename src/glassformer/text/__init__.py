@@ -1,10 +1,10 @@
-"""Text to tokens to batches: `prepare(data)` is the whole way, each submodule a stretch of it.
+"""Text to tokens to batches: `prepare(data)` is the whole pipeline, each submodule a part of it.
 
 documents, files, embedded, named, languages, catalogues, tasks, hub, corpora
                                              DATA -> Corpus: documents, streamed
 data                                         all of it: Corpus -> tokens of both sides
 id_files, ids                                token ids -> tokens of both sides; `read_data` is the reader of all verbs
-held_out                                     Corpus -> what is trained on, what is held out
+held_out                                     Corpus -> training side, held-out side
 vocabulary, subword, tokenizers, gguf        text <-> ids
 chat                                         messages -> text, by the template of a checkpoint
 storage, shards                              ids on disk, mapped into memory

@@ -1,4 +1,4 @@
-"""Training and evaluation batches as pure functions of a stream of tokens: there is no state to save."""
+"""Training and evaluation batches as pure functions of a stream of tokens: they have no state to save."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """`targets[:, i]` is what is to be predicted at `inputs[:, i]`, the token that follows unless an objective says
-    otherwise; -100 is not scored. All fields have a row for each sequence."""
+    """A batch. `targets[:, i]` is predicted at `inputs[:, i]`: the next token unless an objective differs; -100 is not
+    scored. All fields have a row for each sequence."""
 
     inputs: Int[Tensor, "b s"]
     targets: Int[Tensor, "b s"]
 
     @property
     def beside(self) -> dict[str, Any]:
-        """What else a model is given, by the names of `Model.loss`: a row for each sequence."""
+        """Further inputs of the model, by the names of `Model.loss`: a row for each sequence."""
         return {}
 
     def pieces(self, size: int) -> Iterator[tuple[Batch, float]]:
-        """Batches of at most `size` rows, and the share of each in the targets that are scored."""
-        from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does without
+        """Yields batches of at most `size` rows, and the share of each in the scored targets."""
+        from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does not need
 
         whole = max(1, int((self.targets != IGNORED).sum()))
         for first in range(0, len(self.inputs), size):
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 class FedBatch(Batch):
-    """A batch that gives its model more than tokens: a source, say."""
+    """A batch with inputs in addition to tokens, such as a source."""
 
     given: dict[str, Tensor]
 
@@ -67,7 +67,7 @@ class FedBatch(Batch):
 
 
 class EvaluationBatch(NamedTuple):
-    """A batch, and the bytes of text of each target that is scored, 0 elsewhere."""
+    """A batch, and the bytes of text of each scored target, 0 elsewhere."""
 
     batch: Batch
     bytes: Int[Tensor, "b s"]
@@ -76,17 +76,16 @@ class EvaluationBatch(NamedTuple):
 class Batches:
     """`batches[step]` -> (inputs, targets), (batch, context) int64: a pure function of (seed, step, rank).
 
-    An epoch cuts the n tokens, from an offset of its own on, into W windows of `context` inputs that do not
-    overlap, and takes each exactly once, in an order of its own:
+    An epoch cuts the n tokens, from an epoch-specific offset on, into W windows of `context` inputs that do not
+    overlap, and takes each exactly once, in an epoch-specific order:
 
         sequence i of all  =  step * batch * world + rank * batch + row
         epoch, place       =  divmod(i, W)
         first token        =  offset(seed, epoch) + context * permutation(seed, epoch)(place)
 
-    So ranks divide what one rank would see, batches run across the border of epochs, and nothing is dropped
-    but the less than two windows of text at the ends, which another epoch's offset takes in. The order of
-    sequences depends on (seed, context, n) alone: models that share those see the same data in the same
-    order.
+    So ranks divide the sequences that one rank would read, batches cross the border of epochs, and only less than two
+    windows of text at the ends are dropped, which another epoch's offset includes. The order of sequences depends only
+    on (seed, context, n): models that share those read the same data in the same order.
 
     `tokens` is a TokenShards or any one-dimensional array of integers.
     """
@@ -113,7 +112,7 @@ class Batches:
         refuse_long(context, n, "training text")
         # One window less than would fit, so that offsets can move every border of a window to any place.
         self.windows = max(1, (n - context) // context)
-        # How many offsets there are; with the last of them, the last token is a target.
+        # Number of offsets; with the last of them, the last token is a target.
         self._offsets = n - self.windows * context
 
     @property
@@ -122,26 +121,26 @@ class Batches:
         return self.batch * self.context * self.world
 
     def read(self, steps: int) -> dict[str, int]:
-        """What the first steps read, over all ranks."""
+        """Returns the numbers of sequences and tokens in the first steps, over all ranks."""
         return {"tokens": steps * self.tokens_per_step}
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps until every window was seen at least once."""
+        """Number of steps until every window was read at least once."""
         return math.ceil(self.windows / (self.batch * self.world))
 
     def epoch(self, step: int) -> int:
-        """The epoch in which `step` begins."""
+        """Returns the epoch in which `step` starts."""
         return step * self.batch * self.world // self.windows
 
     def starts(self, step: int) -> np.ndarray:
-        """(batch,) the index of the first input token of each row."""
+        """Returns (batch,) the index of the first input token of each row."""
         if step < 0:
             raise IndexError(f"step {step} must not be negative")
         first = (step * self.world + self.rank) * self.batch
         starts = np.empty(self.batch, np.int64)
         row = 0
-        while row < self.batch:  # once, or once for each epoch that the batch reaches into
+        while row < self.batch:  # once, or once for each epoch that the batch spans
             epoch, place = divmod(first + row, self.windows)
             rows = min(self.batch - row, self.windows - place)
             offset, key = _order(self.seed, epoch, self._offsets)
@@ -157,17 +156,17 @@ class Batches:
 
 @lru_cache(maxsize=64)
 def _order(seed: int, epoch: int, offsets: int) -> tuple[int, int]:
-    """(offset of the first window, key of the permutation) of an epoch."""
+    """Returns (offset of the first window, key of the permutation) of an epoch."""
     return keyed("offset", seed, epoch) % offsets, keyed("order", seed, epoch)
 
 
 class EvaluationWindows:
-    """Windows that lie evenly over the text, the same at every call: an iterable of EvaluationBatch.
+    """Windows evenly spaced over the text, the same at every call: an iterable of EvaluationBatch.
 
-    With stride = context (the default) windows do not overlap and every target of a window is scored. With a
-    smaller stride a window begins `stride` after the one before it and scores its last `stride` targets
-    alone, so each has at least `context - stride` tokens before it; no target is scored twice either way. If
-    all windows would score more than `max_tokens`, as many as fit are taken, evenly spread.
+    With stride = context (the default) windows do not overlap and every target of a window is scored. With a smaller
+    stride a window starts `stride` after the previous one and scores only its last `stride` targets, so each has at
+    least `context - stride` tokens before it; no target is scored twice. If all windows would score more than
+    `max_tokens`, the largest number that fits is taken, evenly spaced.
 
         loss in nats  =  sum(nll) / scored targets          bits per byte  =  sum(nll) / (ln 2 * sum(bytes))
     """
@@ -199,16 +198,17 @@ class EvaluationWindows:
         self.starts: np.ndarray = np.arange(count) * fits // count * stride
 
     def __len__(self) -> int:
-        """Batches."""
+        """Returns the number of batches."""
         return math.ceil(len(self.starts) / self.batch)
 
     @property
     def scored(self) -> int:
-        """Targets that are scored. The first window of the text scores all of its own: no other has them."""
+        """Number of scored targets. The first window of the text scores all of its targets, which no other window
+        has."""
         return len(self.starts) * self.stride + (self.context - self.stride)
 
     def __iter__(self) -> Iterator[EvaluationBatch]:
-        from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does without
+        from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does not need
 
         for first in range(0, len(self.starts), self.batch):
             starts = self.starts[first : first + self.batch]
@@ -229,12 +229,13 @@ def evaluation_windows(
     token_bytes: np.ndarray,
     batch: int = 8,
 ) -> EvaluationWindows:
-    """See EvaluationWindows. RequestError where `context` is longer than the text."""
+    """Returns EvaluationWindows. Raises RequestError if `context` is longer than the text."""
     return EvaluationWindows(tokens, context, max_tokens, stride, token_bytes, batch)
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:
-    """A loss that tokenizers share: total negative log likelihood in nats, over the bytes predicted."""
+    """Returns bits per byte, comparable across tokenizers: total negative log likelihood in nats, over the predicted
+    bytes."""
     if text_bytes < 1:
         raise RequestError(
             "bits per byte need at least one byte of text", code="range", field="text_bytes", value=text_bytes
@@ -253,7 +254,7 @@ def _array(tokens: TokenShards | np.ndarray) -> np.ndarray:
 
 
 def refuse_long(context: int, n: int, what: str) -> None:
-    """RequestError where `context` inputs and the target of the last are more than the n tokens there are."""
+    """Raises RequestError if `context` inputs and the target of the last are more than n tokens."""
     if n < context + 1:
         raise RequestError(
             f"context={context} needs at least {context + 1} tokens, and the {what} has {n}; "
@@ -263,7 +264,7 @@ def refuse_long(context: int, n: int, what: str) -> None:
 
 
 def _gather(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """(rows, length) int64. Row by row: a memory map then reads only the pages of these windows."""
+    """Returns (rows, length) int64. Row by row, because a memory map then reads only the pages of these windows."""
     found = np.empty((len(starts), length), np.int64)
     for row, start in enumerate(starts.tolist()):
         found[row] = tokens[start : start + length]
@@ -271,6 +272,6 @@ def _gather(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    import torch  # here, so that text can be prepared where nothing is trained
+    import torch  # late, because preparing a text does not need it
 
     return torch.from_numpy(array.copy())  # inputs and targets of one row would share their memory

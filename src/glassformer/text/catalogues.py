@@ -1,4 +1,4 @@
-"""Translations that are installed here, as pairs: the message catalogues (.mo) of programs, read where they lie."""
+"""Installed translations as pairs: the message catalogues (.mo) of programs on this machine."""
 
 from __future__ import annotations
 
@@ -16,40 +16,39 @@ from glassformer.text.documents import BETWEEN, Corpus, Document
 CATALOGUES = "gettext:"
 FOLDERS = ("/usr/share/locale", "/usr/share/locale-langpack", "/usr/local/share/locale")
 DJANGO = "conf/locale", "contrib/*/locale"
-"""Within the package, which is the extra `translate`."""
+"""Folders of catalogues within Django, which is the extra `translate`."""
 
 LARGEST = 32 << 20
-"""Bytes of a catalogue."""
+"""Most bytes of a catalogue."""
 LONGEST = 240
-"""UTF-8 bytes of either side, so that byte-level tokens and an end fit into a context of 256; longer pairs are left
-out."""
+"""Most UTF-8 bytes of either side, so that byte-level tokens and an end fit into a context of 256; longer pairs are
+left out."""
 LEAST_PROGRAMS = 20
-"""Fewer, and pairs are held out one by one."""
-VERSION = 1  # counts the changes of what is read
+"""Number of programs below which pairs are held out one by one."""
+VERSION = 1  # version of the content of pairs
 
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
-"""The first four bytes, and the byte order in the words of `struct`."""
+"""First four bytes -> byte order, as a `struct` format."""
 ENCODING = re.compile(
     r"utf-?8|(?:us-)?ascii|iso-?8859-\d{1,2}|windows-125\d|cp125\d|koi8-[rut]|euc-(?:jp|kr)|gb2312|gbk|gb18030|big5"
     r"|shift[-_]jis|tis-620"
 )
-"""Of texts; Python knows others that no text is in."""
+"""Pattern of accepted encodings; Python knows others that are not for text."""
 PLACEHOLDER = re.compile(
     r"%(?:\([^()\s]{1,40}\)|\d{1,4}\$)?[-+#0']{0,5}(?:\*|\d{1,4})?(?:\.(?:\*|\d{1,4}))?(?:hh|h|ll|l|z|j|t|L)?[a-zA-Z%]"
     r"|\{[^{}\s]{0,40}\}|</?[a-zA-Z][^<>]{0,80}>|&[a-zA-Z]{2,8};"
 )
-"""What a translation has to keep: %s, %(name)d, %1$s, {name}, <b>, &amp;."""
+"""Pattern of substrings that a translation has to keep: %s, %(name)d, %1$s, {name}, <b>, &amp;."""
 
 
 def placeholders(text: str) -> list[str]:
-    """What in a message is filled in or is markup, sorted."""
+    """Returns the placeholders and the markup of a message, sorted."""
     return sorted(PLACEHOLDER.findall(text))
 
 
 def messages(data: bytes) -> Iterator[tuple[str, str]]:
-    """(message, its translation) of a catalogue in GNU's format, whichever its byte order; of messages that count, the
-    form for one. Raises ValueError where lengths and places do not lie in the file, or its text is in no known
-    encoding."""
+    """Yields (message, its translation) of a catalogue in GNU's format, of either byte order; for plural messages, the
+    singular form. Raises ValueError if lengths and offsets exceed the file, or its encoding is not accepted."""
     sign = MAGIC.get(data[:4])
     if sign is None or len(data) < 20:
         raise ValueError("no catalogue begins like this")
@@ -78,7 +77,7 @@ def messages(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _has(encoding: str) -> bool:
-    """Whether Python knows it: iso-8859-12 was never made."""
+    """Returns True if Python knows the encoding: iso-8859-12 was never made."""
     try:
         codecs.lookup(encoding)
     except LookupError:
@@ -87,11 +86,11 @@ def _has(encoding: str) -> bool:
 
 
 def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus:
-    """`gettext:LANGUAGE`: each message of the programs here that have it in LANGUAGE, and of an installed Django, is a
-    document: the message, a tab, its translation, with placeholders as they are. A message counts once, for the first
-    program that has it; those that are not translated, or too long, are left out. A program is held out as a whole.
+    """Opens `gettext:LANGUAGE`: each message of the installed programs with translations to LANGUAGE, and of an
+    installed Django, is a document: the message, a tab, its translation, placeholders included. A message counts once,
+    for the first program that has it; untranslated and too long ones are left out. A program is held out as a whole.
 
-    Raises RequestError for a language that no program here has."""
+    Raises RequestError for a language without any installed program."""
     language, places = data.removeprefix(CATALOGUES), FOLDERS if folders is None else folders
     if not re.fullmatch(r"[A-Za-z]{2,3}(?:[_@][A-Za-z]{2,10}){0,2}", language):
         raise _unknown(data, language, places)
@@ -101,7 +100,7 @@ def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus
         try:
             raw = path.read_bytes() if path.stat().st_size <= LARGEST else b""
             pairs = list(messages(raw))
-        except (OSError, ValueError):  # a UnicodeDecodeError is one
+        except (OSError, ValueError):  # includes UnicodeDecodeError
             damaged += 1
             continue
         sha.update(f"{program} {len(raw)}".encode() + hashlib.sha256(raw).digest())
@@ -128,8 +127,8 @@ def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus
 
 
 def _files(language: str, folders: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """(program, catalogue), sorted. Programs of one name up to the first sign that is no letter share messages: pg_dump
-    and pg_restore count as one."""
+    """Returns (program, catalogue), sorted. Programs with equal names up to the first non-letter share messages:
+    pg_dump and pg_restore count as one."""
     found = []
     for folder in folders:
         for path in Path(folder).glob(f"{language}/LC_MESSAGES/*.mo"):
@@ -141,7 +140,7 @@ def _files(language: str, folders: tuple[str, ...]) -> list[tuple[str, Path]]:
 
 
 def _django(language: str) -> list[Path]:
-    """The catalogues of an installed Django, which is not imported."""
+    """Returns the catalogues of an installed Django, which is not imported."""
     spec = importlib.util.find_spec("django")
     roots = [] if spec is None else spec.submodule_search_locations or []
     return [

@@ -26,18 +26,16 @@ ALIASES = {"number-words": f"{PREFIX}numbers"}
 
 
 def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: OnProgress | None = None) -> Corpus:
-    """Opens `data`, and reads it once to know its fingerprint.
+    """Opens `data`, and reads it once for its fingerprint.
 
-    A file: JSON lines (`.jsonl`, field `text`, or that of `FILE,column=FIELD`), else text, cut at `<|endoftext|>`
-    where it has that, else one
-    document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
-    the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`: `text/catalogues.py`; `induction`
-    and other tasks: `text/tasks.py`; `shakespeare` and other published texts: `text/named.py`.
-    Text is UTF-8, for every tokenizer: a few bytes that are not become
-    U+FFFD and are counted in `notes`, a file with more is refused, or skipped in a folder. A byte-order mark is
-    dropped, line ends stay as they are.
+    A file: JSON lines (`.jsonl`, field `text`, or that of `FILE,column=FIELD`), else text, cut at `<|endoftext|>` if it
+    contains that, else one document. A folder: every text file below it is a document, symbolic links followed. `-`:
+    standard input, kept in the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`:
+    `text/catalogues.py`; `induction` and other tasks: `text/tasks.py`; `shakespeare` and other published texts:
+    `text/named.py`. Text is UTF-8, for every tokenizer: a few invalid bytes become U+FFFD and are counted in `notes`, a
+    file with more is refused, or skipped in a folder. A byte-order mark is dropped, line ends are kept.
 
-    Raises RequestError where there is nothing of that name, or nothing in it that is text.
+    Raises RequestError for an unknown name, or one without any text.
     """
     data, cache, progress = str(data), cache_folder(cache_dir), progress or silent
     if not data:
@@ -69,7 +67,7 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL byte in the name
         raise unknown_data(data) from None
-    except OSError as problem:  # it may lie in a folder that may not be entered
+    except OSError as problem:  # its folder may be inaccessible
         raise RequestError(
             f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
         ) from problem

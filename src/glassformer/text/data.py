@@ -1,4 +1,4 @@
-"""Data as training reads it: a corpus, divided, tokenised, and mapped into memory."""
+"""Training data: a corpus, divided, tokenised, and mapped into memory."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SMALL_ALPHABET = 256
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What training and evaluation read: tokens of both sides, and the tokenizer that made them."""
+    """Data of training and evaluation: tokens of both sides, and their tokenizer."""
 
     tokenizer: Tokenizer
     train: TokenShards
     validation: TokenShards
-    token_bytes: np.ndarray  # (vocab_size,) int64; all 0 where the tokenizer loses part of the held-out text
+    token_bytes: np.ndarray  # (vocab_size,) int64; all 0 if the tokenizer loses part of the held-out text
 
     @classmethod
     def open(cls, tokenizer: str, train: str, validation: str) -> Tokens:
-        """From the folders that `places` names, as another process does. RequestError where one is damaged."""
+        """Opens the folders that `places` returned, in another process. Raises RequestError for a damaged one."""
         made = load_tokenizer(tokenizer)
         sides = TokenShards.open(train), TokenShards.open(validation)
         return cls(made, *sides, sides[1].token_bytes(made))
@@ -49,13 +49,13 @@ class Tokens:
 
     @property
     def notes(self) -> list[str]:
-        """Losses of the text, a sentence each."""
+        """Sentences on lost parts of the text."""
         if not (lost := self.validation.lost):
             return []
         return [f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."]
 
     def describe(self) -> dict[str, object]:
-        """Plain values for the field `data` of results.json."""
+        """Returns plain values for the field `data` of results.json."""
         return {
             "name": self.name,
             "fingerprint": f"{self.train.folder.name} {self.validation.folder.name}",
@@ -68,11 +68,11 @@ class Tokens:
             "vocab_size": self.tokenizer.vocab_size,
             "tokenizer_fingerprint": self.tokenizer.fingerprint(),
             "tokenizer_rule": self.tokenizer_rule,
-            **self.train.info["notes"],  # how many documents, and how they were divided
+            **self.train.info["notes"],  # number of documents, and rule of the division
         }
 
     def places(self, tokenizer: str | Path) -> dict[str, str]:
-        """Saves the tokenizer to this folder; the arguments of `open`."""
+        """Saves the tokenizer to this folder; returns the arguments of `open`."""
         self.tokenizer.save(tokenizer)
         folders = {"train": self.train.folder, "validation": self.validation.folder}
         return {
@@ -83,7 +83,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class TextData(Tokens):
-    """A corpus, tokenised and divided, and where it came from."""
+    """A corpus, tokenised and divided, with its origin."""
 
     corpus: Corpus
     tokenizer_rule: str
@@ -94,7 +94,7 @@ class TextData(Tokens):
 
     @property
     def notes(self) -> list[str]:
-        """What was not read as it lies there, a sentence each."""
+        """Sentences on parts of the text that were changed or skipped."""
         found, told = self.corpus.notes, []
         if wrong := found.get("replaced_bytes"):
             told.append(f"Not UTF-8, and read as U+FFFD: {wrong:,} of the bytes of {self.name}.")
@@ -106,16 +106,16 @@ class TextData(Tokens):
         return [*told, *super().notes]
 
     def describe(self) -> dict[str, object]:
-        """Plain values for the field `data` of results.json."""
+        """Returns plain values for the field `data` of results.json."""
         what = super().describe()
         del what["name"], what["fingerprint"]
         return {**self.corpus.describe(), **what}
 
 
 def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
-    """(SPEC, why): characters for a small text of a small alphabet, else byte-level BPE of 4096.
+    """Returns (SPEC, reason): characters for a small text of a small alphabet, else byte-level BPE of 4096.
 
-    Reads no further than the first SMALL_BYTES of text.
+    Reads at most the first SMALL_BYTES of text.
     """
     subword, megabytes = f"bpe:{DEFAULT_BPE}", f"{SMALL_BYTES / 1e6:g} MB"
     size, alphabet = 0, set[str]()
@@ -134,8 +134,7 @@ def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
 def trained_tokenizer(
     spec: str, sides: Split, cache_dir: str | Path | None = None, progress: OnProgress | None = None
 ) -> Tokenizer:
-    """Returns the tokenizer that `spec` names, trained on the side of a text that models train on, or from the
-    cache."""
+    """Returns the tokenizer that `spec` names, trained on the training side of a text, or from the cache."""
     size = sides.corpus.size
     return make_tokenizer(
         spec,
@@ -157,16 +156,16 @@ def prepare(
     held_out: float = 0.1,
     seed: int = 0,
 ) -> TextData:
-    """DATA -> tokens to train on and tokens held out, from the cache where they were prepared before.
+    """Prepares DATA: tokens to train on and held-out tokens, from the cache if they were prepared before.
 
     `tokenizer` is `auto` (see `choose_tokenizer`), `byte`, `char`, `word:SIZE`, `bpe:SIZE`, the path of a
-    tokenizer.json, or a Tokenizer. `seed` divides the documents, and nothing else: runs with other seeds for training
-    share one division. `context`, if given, is checked against both sides. Every wrong request is a RequestError
-    before anything is written but the tokenizer and shards of the cache.
+    tokenizer.json, or a Tokenizer. `seed` only divides the documents: runs with other training seeds share one
+    division. `context`, if given, is checked against both sides. A wrong request raises RequestError before anything is
+    written except the tokenizer and shards of the cache.
     """
     progress = progress or silent
     if isinstance(tokenizer, str) and tokenizer != "auto":
-        parse_spec(tokenizer)  # a misspelling is refused before a large corpus is read
+        parse_spec(tokenizer)  # refuses a misspelling before a large corpus is read
     corpus = open_corpus(data, cache_dir, progress)
     sides = split(corpus, held_out, seed, progress)
     if isinstance(tokenizer, Tokenizer):

@@ -1,4 +1,4 @@
-"""Documents and corpora as values: a name and a way to read the text again, in pieces of bounded size."""
+"""Documents and corpora as values: a name and a way to read the text repeatedly, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from glassformer.errors import RequestError
 
 BETWEEN = "\t"
-"""Character between the fields of a record in its document, such as source and target of a pair."""
+"""Separator of the fields of a record in its document, such as source and target of a pair."""
 PIECE = 256 * 1024  # characters; bounds the memory of one encode call
 
 
 def utf8(text: str, what: str = "text") -> bytes:
-    """The UTF-8 bytes of `text`. A lone surrogate, which UTF-8 cannot write, is a RequestError that places
-    it.
+    """Returns the UTF-8 bytes of `text`. Raises RequestError, with the position, for a lone surrogate, which UTF-8
+    cannot encode.
     """
     try:
         return text.encode()
@@ -29,7 +29,7 @@ def utf8(text: str, what: str = "text") -> bytes:
 
 
 def mended(text: str) -> str:
-    """`text` with each lone surrogate (JSON can carry them) replaced by U+FFFD."""
+    """Returns `text` with each lone surrogate (JSON can carry them) replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -39,8 +39,8 @@ _CLEAN_CUT = re.compile(r"\S\n(?=\S)")
 
 
 def _cut(text: str, size: int) -> int:
-    """Where to cut `text`, longer than `size`: in the second half of its first `size` characters if it can
-    be.
+    """Returns the index at which to cut `text`, longer than `size`: in the second half of its first `size` characters
+    if possible.
     """
     clean = 0
     for match in _CLEAN_CUT.finditer(text, size // 2, size + 1):
@@ -50,19 +50,17 @@ def _cut(text: str, size: int) -> int:
     line = text.rfind("\n", size // 2, size)
     if line >= 0:
         return line + 1
-    space = text.rfind(" ", size // 2, size)  # before the space: byte-level BPE binds it to the word that follows
+    space = text.rfind(" ", size // 2, size)  # before the space: byte-level BPE joins it to the next word
     return space if space > 0 else size
 
 
 def in_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
-    """The text of `chunks`, cut anew into non-empty pieces of at most `size` characters, at line ends where
-    it can.
-    """
+    """Yields the text of `chunks` in non-empty pieces of at most `size` characters, cut at line ends if possible."""
     waiting = ""
     for chunk in chunks:
         waiting += chunk
         begin = 0
-        # One character beyond `size` must be known, to see whether the cut is clean.
+        # One more character than `size` must be known, to see whether the cut is clean.
         while len(waiting) - begin > size:
             window = waiting[begin : begin + size + 1]
             cut = _cut(window, size)
@@ -75,8 +73,8 @@ def in_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with a name. `source` is the text, or a function that starts reading it again from its
-    beginning. Documents of one `group` are held out together, or not at all.
+    """A text with a name. `source` is the text, or a function that starts reading it from the start. Documents of one
+    `group` are held out together, or not at all.
     """
 
     name: str
@@ -84,26 +82,25 @@ class Document:
     group: str | None = None
 
     def pieces(self, size: int = PIECE) -> Iterator[str]:
-        """The text in non-empty pieces of at most `size` characters: the only way to read a document larger
-        than memory.
+        """Yields the text in non-empty pieces of at most `size` characters: the only way to read a document larger than
+        memory.
         """
         chunks = [self.source] if isinstance(self.source, str) else self.source()
         return in_pieces(chunks, size)
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """The whole text, in memory."""
         return self.source if isinstance(self.source, str) else "".join(self.source())
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A named stream of documents that can be read as often as needed, always in the same order.
+    """A named stream of documents that can be read repeatedly, always in the same order.
 
-    `fingerprint` is a hash of the content: the same texts have the same fingerprint wherever they lie. `size`
-    is about how many bytes reading it all will take (None where nobody knows); `notes` is what the opener had
-    to say (files skipped, split chosen), and becomes part of `describe()`. `task` names the task of which this is a
-    part (`tasks.py`).
+    `fingerprint` is a hash of the content: equal texts have equal fingerprints in any place. `size` is the approximate
+    number of bytes of reading it all (None if unknown); `notes` are remarks of the opener (files skipped, split
+    chosen), and become part of `describe()`. `task` names the task that this is a part of (`tasks.py`).
     """
 
     name: str

@@ -1,7 +1,6 @@
-"""Corpora that every Python brings along: the documentation and the source of its standard library.
+"""Corpora that come with every Python: the documentation and the source of its standard library.
 
-Both are read from the files, never imported: importing some modules has effects (`antigravity` opens a
-browser).
+Both are read from the files, never imported: importing some modules has effects (`antigravity` opens a browser).
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.files import open_file, read_span
 
-# Tests repeat each other, bundled wheels and site-packages are not the library, encodings are generated
-# tables, and pydoc_data is prose that `python-docs` reads as such.
+# Tests repeat each other, bundled wheels and site-packages are not the library, encodings are generated tables, and
+# pydoc_data is prose that `python-docs` contains.
 LEFT_OUT = frozenset({
     "test", "tests", "idle_test", "site-packages", "dist-packages", "_bundled", "encodings", "pydoc_data",
     "__pycache__",
 })  # fmt: skip
-EXTRACTION = 1  # counts the changes of what `python-docs` consists of
+EXTRACTION = 1  # version of the content of `python-docs`
 
 
 def standard_library() -> Path:
@@ -35,7 +34,7 @@ def standard_library() -> Path:
 
 
 def sources(root: Path) -> list[Path]:
-    """The .py files of the library in sorted order, without tests and without what differs by machine."""
+    """Returns the .py files of the library in sorted order, without tests and machine-dependent files."""
     found = []
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).parts
@@ -52,7 +51,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def open_python_source(cache: Path, progress: OnProgress = silent) -> Corpus:
-    """The source text of each file of the standard library, a document each."""
+    """Opens the source text of each file of the standard library, a document each."""
     root = standard_library()
     paths = sources(root)
     sha, size = _hash(paths)
@@ -66,11 +65,10 @@ def open_python_source(cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def open_python_docs(cache: Path, progress: OnProgress = silent) -> Corpus:
-    """The help topics of the language, then the docstrings of each module: prose about Python, a document
-    each.
+    """Opens the help topics of the language, then the docstrings of each module: prose about Python, a document each.
 
-    Extracting the docstrings takes seconds, so they are written once to the cache, named by the files they
-    came from.
+    Extracting the docstrings takes seconds, so they are written once to the cache, under a name derived from the source
+    files.
     """
     root = standard_library()
     paths = sources(root)
@@ -96,7 +94,7 @@ def open_python_docs(cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def _documented(root: Path, paths: list[Path], topics: Path, progress: OnProgress) -> Iterator[tuple[str, str]]:
-    """(name, text) of the topics of the language, and of the docstrings of each module."""
+    """Yields (name, text) of the topics of the language, and of the docstrings of each module."""
     for name, text in _topics(topics):
         yield f"topic {name}", text
     for done, path in enumerate(paths):
@@ -132,8 +130,8 @@ def _module_name(relative: Path) -> str:
 
 
 def _topics(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each entry of the dictionary literal `topics` of pydoc_data, in the order of their names. A
-    Python without it has docstrings only.
+    """Yields name and text of each entry of the dictionary literal `topics` of pydoc_data, in name order. A Python
+    without it has docstrings only.
     """
     if not path.exists():
         return
@@ -144,14 +142,14 @@ def _topics(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def docstrings(path: Path, module: str) -> str:
-    """The docstrings of a source file in its order, each below the full name (and the parameters) of what it
-    explains.
+    """Returns the docstrings of a source file in its order, each below the full name (and the parameters) of its
+    object.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escape sequences in the library are not our user's concern
+            warnings.simplefilter("ignore")  # old escape sequences in the library do not concern our user
             tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # lib2to3 and templates hold files that are Python of another version
+    except (SyntaxError, ValueError):  # lib2to3 and templates hold files of another Python version
         return ""
     found: list[str] = []
 

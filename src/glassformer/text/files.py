@@ -1,4 +1,4 @@
-"""Corpora from files: one file, a folder of them, or a stream that is first written down."""
+"""Corpora from files: one file, a folder of files, or a stream that is saved first."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from glassformer.names.places import kind_of
 from glassformer.text.documents import BETWEEN, Corpus, Document, mended
 
 CHUNK = 256 * 1024  # bytes read at once
-WHOLE = 4 * 1024 * 1024  # a document up to this many bytes is held as one string; a larger one is streamed
+WHOLE = 4 * 1024 * 1024  # a document up to this number of bytes is held as one string; a larger one is streamed
 LONGEST_LINE = 256 * 1024 * 1024  # of a JSONL file
-STRAY_BYTES = 16  # and WRONG_SHARE of a file may be no UTF-8: one with more is in another encoding, or no text
+STRAY_BYTES = 16  # and WRONG_SHARE of a file may be invalid UTF-8: a file with more has another encoding, or no text
 WRONG_SHARE = 0.01
 SEPARATOR = b"<|endoftext|>"
 COLUMN = "text"
-"""Field of JSON lines that is read unless another is named."""
+"""Default field of JSON lines."""
 JOIN = "+"
-"""Sign between the fields of a record in the name of a column."""
+"""Separator of the fields of a record in the name of a column."""
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _SUFFIXES = """
 txt text md markdown rst adoc org tex bib html htm xml json csv tsv yaml yml toml ini cfg conf log srt
@@ -38,17 +38,17 @@ py pyi pyx ipynb js mjs ts jsx tsx c h cc cpp cxx hpp cu cuh m java kt kts scala
 sh bash zsh fish ps1 sql r jl hs ml mli fs cs swift dart lisp clj scm el vim css scss sass cmake
 """
 TEXT_SUFFIXES = JSONL_SUFFIXES | {f".{suffix}" for suffix in _SUFFIXES.split()}
-"""What a folder is searched for; a name without a suffix (README, wiki_00) counts as text too."""
+"""Suffixes of text files in a folder; a name without a suffix (README, wiki_00) counts as text too."""
 ID_SUFFIXES = (".bin", ".npy")
 """Suffixes of files of token ids (`id_files.py`), which are not text."""
 NAMED = 3
-"""Files that are skipped in a folder and named in a note."""
+"""Most skipped files of a folder that a note names."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One pass over a file: its hash, size, first NUL byte (-1: none), byte-order mark, where its separators
-    are, and how many of its bytes are no UTF-8.
+    """Result of one pass over a file: its hash, size, first NUL byte (-1 for none), byte-order mark, offsets of its
+    separators, and number of bytes that are invalid UTF-8.
     """
 
     sha256: str
@@ -60,17 +60,17 @@ class Scan:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is in another encoding than UTF-8."""
+        """True for another encoding than UTF-8."""
         return self.wrong > max(STRAY_BYTES, WRONG_SHARE * self.size)
 
 
 def scan_file(path: Path) -> Scan:
-    """Reads `path` once, in chunks. Raises OSError as reading does."""
+    """Reads `path` once, in chunks. Raises OSError."""
     sha = hashlib.sha256()
     separators = array("Q")
     size, nul, begin, right = 0, -1, 0, 0
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-    tail = b""  # the end of the chunk before: a separator may lie across the border
+    tail = b""  # end of the previous chunk: a separator may cross the border
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             if size == 0 and chunk.startswith(codecs.BOM_UTF8):
@@ -84,7 +84,7 @@ def scan_file(path: Path) -> Scan:
             while at >= 0:
                 separators.append(size - len(tail) + at)
                 at = window.find(SEPARATOR, at + len(SEPARATOR))
-            # One byte less than a separator: what was found cannot be found again.
+            # One byte less than a separator, so that no separator is found twice.
             tail = window[-(len(SEPARATOR) - 1) :]
             size += len(chunk)
     return Scan(sha.hexdigest(), size, nul, begin, separators, size - right)
@@ -92,7 +92,7 @@ def scan_file(path: Path) -> Scan:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file that could be read when the corpus was opened, and must still be there."""
+    """Opens a file that was readable when the corpus was opened. Raises RequestError if it is gone."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - the `with` below must not catch what its block raises
     except OSError as problem:
@@ -105,7 +105,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_span(path: Path, begin: int, end: int) -> Iterator[str]:
-    """The text of bytes `begin` to `end`, decoded as UTF-8 as they are read; U+FFFD for what is not."""
+    """Yields the text of bytes `begin` to `end`, decoded as UTF-8 while reading; U+FFFD replaces invalid bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with _opened(path) as file:
         file.seek(begin)
@@ -117,7 +117,7 @@ def read_span(path: Path, begin: int, end: int) -> Iterator[str]:
 
 
 def _spans(path: Path, scan: Scan, name: str) -> Iterator[Document]:
-    """The documents of a plain text file: the whole of it, or what lies between its `<|endoftext|>`
+    """Yields the documents of a plain text file: the whole of it, or the texts between its `<|endoftext|>`
     separators.
     """
     if not scan.separators:
@@ -179,14 +179,14 @@ def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
 
 
 def _fields(values: Sequence[object]) -> list[str]:
-    """Returns the fields of a record as texts without tabs, which part them. In the first one a tab is a space, so that
-    places stay; space around the others is removed, so that the tab in front is a token by itself."""
+    """Returns the fields of a record as texts without tabs, the separator. In the first one a tab becomes a space, so
+    that offsets are kept; space around the others is removed, so that the tab before is a token by itself."""
     first, *others = [str(value).replace(BETWEEN, " ") for value in values]
     return [first, *(other.strip() for other in others)]
 
 
 def read_file(path: Path, scan: Scan, name: str, column: str = COLUMN) -> Iterator[Document]:
-    """The documents of one file, by its suffix."""
+    """Yields the documents of one file, by its suffix."""
     if path.suffix.lower() in JSONL_SUFFIXES:
         yield from _json_lines(path, name, column)
     else:
@@ -194,16 +194,16 @@ def read_file(path: Path, scan: Scan, name: str, column: str = COLUMN) -> Iterat
 
 
 def _format(path: Path, column: str) -> str:
-    """Part of a fingerprint: the same bytes are other documents when they are read as JSON lines."""
+    """Returns the format's part of a fingerprint: the same bytes are other documents if read as JSON lines."""
     if path.suffix.lower() not in JSONL_SUFFIXES:
         return "text"
     return "jsonl" if column == COLUMN else f"jsonl {column}"
 
 
 def open_file(path: Path, name: str | None = None, data: str | None = None, column: str = COLUMN) -> Corpus:
-    """One file: JSON lines by suffix, else text, cut at `<|endoftext|>` where it has that.
+    """Opens one file: JSON lines by suffix, else text, cut at `<|endoftext|>` if it contains that.
 
-    `column` is the field of JSON lines that is read; other files are refused if it is not the default."""
+    `column` is the field of JSON lines that is read; for other files it must be the default."""
     name, data = name or path.name, data or str(path)
     if column != COLUMN and path.suffix.lower() not in JSONL_SUFFIXES:
         raise RequestError(
@@ -246,8 +246,8 @@ def open_file(path: Path, name: str | None = None, data: str | None = None, colu
 
 
 def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
-    """Every text file below `folder`, in sorted order, each a document, and of JSON lines each line's field `column`;
-    what is skipped is counted in `notes`.
+    """Opens every text file below `folder`, in sorted order, each a document, and of JSON lines each line's field
+    `column`; skipped files are counted in `notes`.
     """
     skipped: Counter[str] = Counter()
     named: list[str] = []
@@ -316,11 +316,10 @@ def has_text(folder: Path) -> bool:
 
 
 def _walk(folder: Path, unlisted: Callable[[OSError], None]) -> Iterator[Path]:
-    """The files below `folder` in an order that no file system decides; hidden files and folders are left
-    out.
+    """Yields the files below `folder` in an order independent of the file system, without hidden files and folders.
 
-    Links to folders are followed, and no folder is read twice, so that a loop of links ends. `unlisted` is
-    told of each folder that cannot be read.
+    Links to folders are followed, and no folder is read twice, so that a loop of links ends. `unlisted` is called with
+    the error of each unreadable folder.
     """
     seen: set[tuple[int, int]] = set()
     for root, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
@@ -336,7 +335,7 @@ def _walk(folder: Path, unlisted: Callable[[OSError], None]) -> Iterator[Path]:
 
 
 def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
-    """`corpus`, if there is something to read in it."""
+    """Returns `corpus`. Raises RequestError if it has no text."""
     for document in corpus.documents():
         for piece in document.pieces():
             if piece.strip():
@@ -348,7 +347,7 @@ def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
 
 
 def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
-    """Writes a stream, which can be read only once, into the cache, and opens that file."""
+    """Saves a stream, which can be read only once, to the cache, and opens that file."""
     folder = cache / "streams"
     sha = hashlib.sha256()
     with temporary_file(folder / "stream", advice=OF_CACHE) as temporary:
@@ -362,7 +361,7 @@ def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
 
 
 def _begins_as_json_lines(path: Path) -> bool:
-    """Whether the first line is a JSON object with a string `text`: a stream has no suffix to say so."""
+    """Returns True if the first line is a JSON object with a string `text`: a stream has no suffix."""
     with open(path, "rb") as file:
         line = file.readline(LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
     if not line.startswith(b"{"):

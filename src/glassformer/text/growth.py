@@ -1,5 +1,5 @@
-"""What the steps of a tokenizer.json may ask for. Forty that double a text would take all memory there is, and do so
-while the file is read, since added tokens are prepared like text."""
+"""Bounds on the steps of a tokenizer.json. Forty steps that double a text would take all memory, already while the file
+is read, since added tokens are prepared like text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-LARGEST_GROWTH = 1 << 16  # SeamlessM4T, the most of the published families, counts 41,472
+LARGEST_GROWTH = 1 << 16  # SeamlessM4T, the largest of the published families, counts 41,472
 SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
-# What one character (or token) can become at most, with what is put before or around it. Unicode's NFKC and NFKD make
-# 18 of U+FDFA, its other forms 3 or 4; two letters are the most that a lower case has, four bytes the most in UTF-8.
+# Most characters (or tokens) that one can become, with those put before or around it. Unicode's NFKC and NFKD make 18
+# of U+FDFA, its other forms 3 or 4; a lower case has at most two letters, UTF-8 at most four bytes.
 STEPS = {
     "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 24, "ByteLevel": 5, "Metaspace": 2,
     "BertProcessing": 3, "RobertaProcessing": 3, "BPEDecoder": 2, "WordPiece": 2, "CTC": 2,
@@ -20,8 +20,8 @@ STEPS = {
 
 
 def check(said: Any) -> None:
-    """Of steps as a file says them, before the library reads them: that each is an object (the library takes lists in
-    their place), and that a table of SentencePiece is as long as it says, for which the library asks for memory.
+    """Checks steps of a file, before the library reads them: each is an object (the library takes lists in their
+    place), and a table of SentencePiece is as long as its stated length, for which the library allocates memory.
 
     Raises ValueError."""
     if not isinstance(said, dict):
@@ -34,7 +34,7 @@ def check(said: Any) -> None:
 
 
 def growth(description: Mapping[str, Any]) -> float:
-    """Tokens or characters that one character can become, at most; of parts as the library describes them."""
+    """Returns the most tokens or characters that one character can become, for parts as the library describes them."""
     return math.prod(_step(part) for name in PARTS if (part := description.get(name)))
 
 
@@ -42,7 +42,7 @@ def _step(part: Mapping[str, Any]) -> float:
     if name := next((name for name in SEQUENCES if name in part), None):
         return math.prod(map(_step, part[name]))
     kind = part["type"]
-    if kind == "Replace":  # a regular expression may match nothing, between any two characters
+    if kind == "Replace":  # a regular expression may match the empty string, between any two characters
         before, after = part["pattern"].get("String"), part["content"]
         return max(1.0, len(after) / len(before)) if before else 1.0 + len(after)
     if kind == "Prepend":
@@ -57,8 +57,8 @@ def _step(part: Mapping[str, Any]) -> float:
 
 
 def _texts(table: str) -> bytes:
-    """The replacements, each with a zero at its end, that follow the index in a table of SentencePiece; before it
-    stands its length."""
+    """Returns the replacements, each with a zero at its end, that follow the index in a table of SentencePiece; the
+    table starts with the length of the index."""
     found = base64.b64decode(table)
     if (end := 4 + int.from_bytes(found[:4], "little")) > len(found):
         raise ValueError(f"its precompiled_charsmap has {len(found)} bytes and says that its index alone has {end - 4}")

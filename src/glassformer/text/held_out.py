@@ -1,9 +1,8 @@
-"""What is trained on and what is held out: two streams of documents that share no document.
+"""Training and held-out sides: two streams of documents that share no document.
 
-Where there are enough documents, whole documents are held out, chosen by a keyed hash of their content: the
-choice depends on neither the order of reading nor the machine, and equal documents fall on the same side.
-Where there are few, or a few hold nearly all of the text, the end of each is held out, cut at a line (the split
-of nanoGPT's shakespeare_char).
+With enough documents, whole documents are held out, chosen by a keyed hash of their content: the choice depends on
+neither the order of reading nor the machine, and equal documents are on the same side. With few, or if a few hold
+nearly all of the text, the end of each is held out, cut at a line (the split of nanoGPT's shakespeare_char).
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ from glassformer.progress import OnProgress, silent
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.storage import digest
 
-FEW = 10  # below this many different documents, each is divided
-LEAST = 1 / 3  # of what is to be held out: where whole documents make less than this, each is divided too
-LOOKAHEAD = 64 * 1024  # characters searched for a line end after the place where a cut would fall
-VERSION = 1  # counts the changes of the rule; part of every fingerprint
+FEW = 10  # below this number of different documents, each is divided
+LEAST = 1 / 3  # of the text to be held out: if whole documents make less than this, each is divided too
+LOOKAHEAD = 64 * 1024  # characters searched for a line end after the target of a cut
+VERSION = 1  # version of the rule; part of every fingerprint
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """The decision: a threshold on hashes, or a cut for each document.
+    """Rule of a split: a threshold on hashes, or a cut for each document.
 
-    `cuts` maps the hash of a document to how many of its characters are trained on; None: whole documents.
+    `cuts` maps the hash of a document to the number of its characters on the training side; if None, whole documents
+    are held out.
     """
 
     threshold: int
@@ -43,7 +43,7 @@ class SplitPlan:
 
 @dataclass
 class Split:
-    """A corpus and how it is divided. The corpus is read for that when `plan` is first needed."""
+    """A corpus with its division. The corpus is read for it when `plan` is first used."""
 
     corpus: Corpus
     fraction: float
@@ -63,8 +63,8 @@ class Split:
         return _plan(self)
 
     def describe(self) -> dict[str, object]:
-        """The rule, with the share that it came to where that is another than was asked for: lines and documents
-        are not cut."""
+        """Returns the rule, with the actual share if it differs from the requested one: lines and documents are not
+        cut."""
         size = self.plan.bytes
         share = size["validation"] / sum(size.values())
         near = abs(share - self.fraction) < 0.05 * self.fraction
@@ -77,7 +77,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a split: documents to read, again and again."""
+    """One side of a split: documents that can be read repeatedly."""
 
     split: Split
     name: str
@@ -107,7 +107,7 @@ class Side:
 
 
 def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProgress = silent) -> Split:
-    """Holds out `fraction` of the text of `corpus`. The same arguments give the same two sides, always.
+    """Holds out `fraction` of the text of `corpus`. Equal arguments give equal sides.
 
     Raises RequestError for a fraction outside (0, 0.5], and (when the sides are first read) for a text of one
     character.
@@ -121,7 +121,7 @@ def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProg
 
 
 def _rank(document: Document, seed: int) -> tuple[int, int, int]:
-    """(64-bit keyed hash of the content, or of the group; UTF-8 bytes; characters)."""
+    """Returns (64-bit keyed hash of the content, or of the group; UTF-8 bytes; characters)."""
     sha = hashlib.blake2b(digest_size=8, key=digest("split", seed).encode())
     size = characters = 0
     for piece in document.pieces():
@@ -135,8 +135,7 @@ def _rank(document: Document, seed: int) -> tuple[int, int, int]:
 
 
 def _plan(parts: Split) -> SplitPlan:
-    # 16 bytes for each document, whatever its length: documents of 3 kB make a corpus 200 times larger than
-    # this.
+    # 16 bytes for each document, whatever its length: documents of 3 kB make a corpus 200 times larger.
     ranks, sizes, total = array("Q"), array("Q"), 0
     for document in parts.corpus.documents():
         rank, size, _ = _rank(document, parts.seed)
@@ -151,9 +150,9 @@ def _plan(parts: Split) -> SplitPlan:
     budget = parts.fraction * total
     rank_of, group = np.unique(np.frombuffer(ranks, np.uint64), return_inverse=True)
     weight = np.bincount(group.reshape(-1), weights=np.frombuffer(sizes, np.uint64)).astype(np.int64)
-    # A document larger than all that is to be held out stays in training, where it belongs.
+    # A document larger than the whole held-out share stays in training.
     fits = weight <= budget
-    # Where the others are next to nothing, they would say nothing of the text: the large ones have to be cut.
+    # If the others are next to nothing, they would not represent the text: the large ones have to be cut.
     if len(rank_of) < FEW or weight[fits].sum() < LEAST * budget:
         return _divide(parts, len(ranks), total)
     held = np.cumsum(weight[fits])
@@ -165,9 +164,7 @@ def _plan(parts: Split) -> SplitPlan:
 
 
 def _divide(parts: Split, documents: int, total: int) -> SplitPlan:
-    """The end of each document is held out, from the first line end at or after `1 - fraction` of its
-    characters.
-    """
+    """Holds out the end of each document, from the first line end at or after `1 - fraction` of its characters."""
     cuts: dict[int, int] = {}
     held = 0
     for document in parts.corpus.documents():
@@ -186,17 +183,17 @@ def _divide(parts: Split, documents: int, total: int) -> SplitPlan:
 
 
 def _line_end(document: Document, target: int, characters: int) -> int:
-    """The first place from `target` on that follows a line end; `target` if none is near."""
+    """Returns the first index from `target` on that follows a line end; `target` if none is near."""
     target = max(target, 1)
-    # Near: at most a quarter of what is to be held out moves to the training side.
+    # Near: at most a quarter of the held-out share moves to the training side.
     near = min(target + (characters - target) // 4, target + LOOKAHEAD)
-    # From target - 1: the target itself may already be a line's beginning.
+    # From target - 1: the target itself may already start a line.
     ahead = "".join(_part(document, target - 1, near).pieces())
     return target + max(ahead.find("\n"), 0)
 
 
 def _part(document: Document, begin: int, end: int | None) -> Document:
-    """Characters `begin` to `end` of a document, streamed."""
+    """Returns characters `begin` to `end` of a document, streamed."""
 
     def chunks() -> Iterator[str]:
         position = 0

@@ -31,13 +31,13 @@ from glassformer.text.storage import digest
 
 INSTEAD = "pass a text file, a folder, or an embedded corpus (python-docs, python-source) instead"
 ID_COLUMNS = ("input_ids", "ids", "tokens")
-"""Columns of token ids that are read unless another is named, in a dataset without a text."""
+"""Default columns of token ids, in a dataset without a text."""
 USUAL_COLUMNS = ("text", "content", "document", "article", "story", "body")
 
 
 @dataclass(frozen=True)
 class HubName:
-    """`hf:...` taken apart."""
+    """Parsed `hf:...` name."""
 
     name: str
     config: str | None = None
@@ -47,7 +47,7 @@ class HubName:
 
 
 def parse_hub_name(data: str) -> HubName:
-    """Raises RequestError for anything that the grammar above does not hold."""
+    """Parses a name. Raises RequestError for anything outside of the grammar above."""
     options: dict[str, str] = {}
     name, *rest = data.removeprefix("hf:").split(",")
     for item in rest:
@@ -90,7 +90,7 @@ def parse_hub_name(data: str) -> HubName:
 
 
 def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
-    """The corpus that `data` names. No code of a dataset is ever executed."""
+    """Opens the corpus that `data` names. No code of a dataset is ever executed."""
     wanted = parse_hub_name(data)
     datasets = _datasets(data)
     if wanted.documents is not None and not Path(wanted.name).exists():
@@ -121,8 +121,8 @@ def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def hub_ids(data: str) -> tuple[Any, Any] | None:
-    """Returns the token ids of both sides of a dataset saved to disk, from the column that is named or the usual one;
-    None for a dataset with a text. The held-out side is its split "validation", else None."""
+    """Returns the token ids of both sides of a dataset saved to disk, from the named column or the usual one; None for
+    a dataset with a text. The held-out side is its split "validation", else None."""
     wanted = parse_hub_name(data)
     if not is_saved(Path(wanted.name)):
         return None
@@ -166,7 +166,7 @@ def _datasets(data: str) -> Any:
 
 
 def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
-    """One split as a table (`Dataset`, or `IterableDataset` when streaming)."""
+    """Returns one split as a table (`Dataset`, or `IterableDataset` when streaming)."""
     folder = Path(wanted.name)
     try:
         if is_saved(folder):
@@ -192,10 +192,9 @@ def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
 
 @contextlib.contextmanager
 def _no_waiting(datasets: Any) -> Iterator[None]:
-    """Offline mode for the block where the Hub's name does not resolve.
+    """Sets offline mode for the block if the Hub's name does not resolve.
 
-    What was downloaded before is then found at once, and what was not fails at once, not after 23 seconds
-    of retries.
+    Cached data is then found at once, and missing data fails at once, instead of after 23 seconds of retries.
     """
     from huggingface_hub import constants
 
@@ -216,7 +215,7 @@ def _no_waiting(datasets: Any) -> Iterator[None]:
 
 
 def _sentence(data: str, problem: Exception) -> Exception:
-    """The many exceptions of `datasets` and of the network, as one of our two."""
+    """Converts the many exceptions of `datasets` and of the network to RequestError or WorkError."""
     kind = type(problem).__name__
     detail = (str(problem).strip().splitlines() or [""])[0].rstrip(".")[:200]
     unreachable = (
@@ -243,7 +242,7 @@ def _sentence(data: str, problem: Exception) -> Exception:
 
 
 def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
-    """A stream over the network can break anywhere; the error says so in our words."""
+    """Yields the texts of a stream; a network failure raises one of our errors."""
     try:
         yield from texts
     except Exception as problem:
@@ -254,9 +253,9 @@ def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _column(data: str, wanted: HubName, table: Any) -> str:
-    """The column to read: the one named, else `text` or a synonym, else the only column of strings."""
+    """Returns the column to read: the one named, else `text` or a synonym, else the only column of strings."""
     features = table.features
-    if features is None:  # a stream that does not declare its columns: look at its first row
+    if features is None:  # a stream that does not declare its columns: use its first row
         first: dict[str, Any] = next(iter(table), {})
         strings, every = [name for name, value in first.items() if isinstance(value, str)], list(first)
     else:
@@ -284,7 +283,7 @@ def _column(data: str, wanted: HubName, table: Any) -> str:
 
 
 def _strings(table: Any, column: str) -> Iterator[str]:
-    """The values of one column in order, without those that are null."""
+    """Yields the values of one column in order, without nulls."""
     for rows in table.select_columns([column]).iter(batch_size=256):
         for text in rows[column]:
             if text is not None:

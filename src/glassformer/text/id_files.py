@@ -30,19 +30,19 @@ RAW = {"uint16": "<u2", "uint32": "<u4"}
 HELD_OUT = ("val", "validation")
 """Stems of the file of held-out ids in the folder of a file whose stem is train."""
 SAMPLE = 1 << 16
-"""Ids at the start of a file that show whether its dtype is another."""
+"""Ids at the start of a file that are checked for a wrong dtype."""
 
 
 @dataclass(frozen=True)
 class IdSource:
-    """Token ids of both sides, and the file that may tell their vocabulary."""
+    """Token ids of both sides, and the file that may define their vocabulary."""
 
     name: str
     train: Any
     validation: Any = None
     """Held-out ids. If None, the end of `train` is held out."""
     tokenizer: Path | None = None
-    """Folder of the ids, if it holds a tokenizer."""
+    """Folder of the ids, if it holds a tokenizer; None otherwise."""
     notes: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Token ids that a caller already has, as data to train on, and the one reader of data for every verb."""
+"""Token ids that a caller already has, as training data, and the one reader of data for every verb."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TokenIds = Iterable[Any]
 """An array, a tensor, a list or an iterator of token ids, or of arrays of them, which follow each other."""
 
 DataLike = str | Path | Tokens | TokenIds
-"""Ways to say what is trained on: a name or path (`open_corpus`, `open_ids`), tokens, or token ids."""
+"""Training data: a name or path (`open_corpus`, `open_ids`), tokens, or token ids."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class IdData(Tokens):
     source: str = "token ids"
     tokenizer_rule: str = "given"
     found: tuple[str, ...] = ()
-    """Sentences on files of the same folder that were not read."""
+    """Sentences on unread files of the same folder."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class IdData(Tokens):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what is not read, and on figures that ids do not have."""
+        """Sentences on unread files, and on results that ids cannot have."""
         unknown = ["Token ids without a text: losses are per token, without bits per byte."]
         return [*self.found, *(unknown if self.validation.lost else [])]
 

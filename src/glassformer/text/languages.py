@@ -1,4 +1,4 @@
-"""Generated languages with exact answers: pairs of a source and the target that is right, as a corpus."""
+"""Synthetic languages with exact answers: pairs of a source and its correct target, as a corpus."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from glassformer.text.documents import BETWEEN, Corpus, Document
 
 PREFIX = "pairs:"
 COUNT = 20_000
-"""Pairs of a language, each once."""
-VERSION = 1  # counts the changes of what a language consists of
+"""Number of distinct pairs of a language."""
+VERSION = 1  # version of the content of languages
 
 ONES = [
     "zero",
@@ -56,7 +56,7 @@ LETTERS = "abcdefghijklmnop"
 
 
 def words(n: int) -> str:
-    """n, from 0 to 999,999, in words: 21042 is twenty-one thousand forty-two."""
+    """Returns n, from 0 to 999,999, in words: 21042 is twenty-one thousand forty-two."""
     if n < 20:
         return ONES[n]
     if n < 100:
@@ -66,19 +66,19 @@ def words(n: int) -> str:
 
 
 def numbers(draw: random.Random) -> tuple[str, str]:
-    """Number words to digits; short numbers are as likely as long ones."""
+    """Draws number words and digits; short numbers are as probable as long ones."""
     n = draw.randrange(10 ** draw.randint(1, 6))
     return words(n), str(n)
 
 
 def dates(draw: random.Random) -> tuple[str, str]:
-    """A date as it is spoken, to ISO 8601."""
+    """Draws a date as it is spoken, and in ISO 8601."""
     day = datetime.date(1600, 1, 1) + datetime.timedelta(days=draw.randrange(200_000))
     return f"{day.day} {MONTHS[day.month - 1]} {day.year}", day.isoformat()
 
 
 def reversal(draw: random.Random) -> tuple[str, str]:
-    """Four to ten letters, and the same from the last to the first."""
+    """Draws four to ten letters, and their reversal."""
     text = "".join(draw.choices(LETTERS, k=draw.randint(4, 10)))
     return text, text[::-1]
 
@@ -91,7 +91,7 @@ LANGUAGES: dict[str, Callable[[random.Random], tuple[str, str]]] = {
 
 
 def pairs(language: str, count: int = COUNT, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """`count` pairs (source, target) of a language, no source twice: a pure function of the arguments."""
+    """Yields `count` pairs (source, target) of a language, no source twice: a pure function of the arguments."""
     draw, seen = random.Random(f"{language} {seed}"), set[str]()
     while len(seen) < count:
         source, target = LANGUAGES[language](draw)
@@ -101,7 +101,8 @@ def pairs(language: str, count: int = COUNT, seed: int = 0) -> Iterator[tuple[st
 
 
 def open_pairs(data: str) -> Corpus:
-    """`pairs:LANGUAGE`: each pair a document, its source, a tab, its target. Raises RequestError for another name."""
+    """Opens `pairs:LANGUAGE`: each pair a document, its source, a tab, its target. Raises RequestError for another
+    name."""
     language = data.removeprefix(PREFIX)
     if language not in LANGUAGES:
         raise RequestError(

@@ -29,9 +29,9 @@ def quoted(tokenizer: Tokenizer, value: Any) -> Any:
 
 
 def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int]:
-    """Returns the ids of a text with quotations: its own special tokens are read, those of quotations are not.
+    """Returns the ids of a text with quotations: special tokens are parsed, but not inside quotations.
 
-    With `add_specials` those that the tokenizer's file adds are added."""
+    With `add_specials`, the special tokens that the tokenizer's file adds are included."""
     if not isinstance(tokenizer, FileTokenizer):
         return tokenizer.encode(text).tolist()
     first, *rest = text.split(MARK)
@@ -42,7 +42,7 @@ def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int
 
 
 def as_messages(given: str | Sequence[Message]) -> list[Message]:
-    """Returns the messages of a chat; a text is one message of the user. Raises RequestError."""
+    """Returns the messages of a chat; a text becomes one message of the user. Raises RequestError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, Sequence) or not given or any(not isinstance(one, Mapping) for one in given):
@@ -54,15 +54,15 @@ def as_messages(given: str | Sequence[Message]) -> list[Message]:
 
 
 def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the ids of a conversation as its template writes it; the template adds its own special tokens."""
+    """Returns the ids of a rendered conversation; the template adds its special tokens."""
     return chat_prompt(tokenizer, template, messages)[1]
 
 
 def chat_prompt(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any
 ) -> tuple[str, list[int]]:
-    """Returns a conversation as its template writes it, as a text and as ids; `variables` are further values that the
-    template reads, such as tools."""
+    """Returns a rendered conversation, as a text and as ids; `variables` are further values for the template, such as
+    tools."""
     try:
         given, others = quoted(tokenizer, list(messages)), quoted(tokenizer, variables)
     except RecursionError:

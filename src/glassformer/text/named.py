@@ -18,12 +18,12 @@ FOLDER = "texts"
 
 @dataclass(frozen=True)
 class PublishedText:
-    """Places of a text."""
+    """Sources of a text."""
 
     hub: str
-    """Dataset of the Hub."""
+    """Name of the dataset on the Hub."""
     file: str
-    """Place of the file, for a machine that does not reach the Hub."""
+    """Location of the file, for a machine that does not reach the Hub."""
 
 
 TEXTS = dict(

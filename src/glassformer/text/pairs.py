@@ -1,4 +1,4 @@
-"""Pairs of texts: a source that an encoder reads, and the target that is written from it."""
+"""Pairs of texts: a source that an encoder reads, and the target that is generated from it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from glassformer.text.tokenizers import as_file
 from glassformer.text.vocabulary import Tokenizer
 
 START = "decoder_start_token_id"
-"""What a folder calls the token that a text which is written from a source begins with."""
+"""Key in config files of the token with which a decoder starts."""
 LONGEST_SOURCE = 1_000_000
-"""Characters: what no encoder here reads is refused before it is tokenised."""
+"""Most characters of a source: a longer one is refused before it is tokenised."""
 
 
 def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
-    """A source as an encoder reads it: with what the tokenizer's file adds to a text, and an end behind it where that
-    has none. Raises RequestError for an empty one, and for more than `context` tokens."""
+    """Returns the ids of a source for an encoder: with the tokens that the tokenizer's file adds, and the end token if
+    that adds none at the end. Raises RequestError for an empty source, and for more than `context` tokens."""
     if not text or len(text) > LONGEST_SOURCE:
         raise RequestError(
             f"the source has {len(text):,} characters; give from 1 to {LONGEST_SOURCE:,}",
@@ -40,7 +40,8 @@ def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
 
 
 def added_around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that the tokenizer's file adds before a text and behind it (BERT's [CLS] and [SEP]); empty for most."""
+    """Returns the ids that the tokenizer's file adds before and after a text (BERT's [CLS] and [SEP]); empty for
+    most."""
     none = np.empty(0, np.int64)
     if not isinstance(tokenizer, FileTokenizer):
         return none, none
@@ -51,8 +52,8 @@ def added_around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 
 def question_row(tokenizer: Tokenizer, question: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (s,) of a question and the text that holds its answer, as BERT reads them, and the segment of each: 0 up to
-    the tab between both, then 1. Padding apart, the text is the tokens of segment 1 less those added behind."""
+    """Returns the ids (s,) of a question and the text that holds its answer, in BERT's format, and the segment of each:
+    0 up to the tab between both, then 1. Without padding and added tokens, the text is segment 1."""
     front, behind = added_around(tokenizer)
     first = np.concatenate([front, question, tokenizer.encode(BETWEEN)])
     row = np.concatenate([first, context, behind]).astype(np.int64)
@@ -60,12 +61,12 @@ def question_row(tokenizer: Tokenizer, question: np.ndarray, context: np.ndarray
 
 
 def as_trained(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer of a run on pairs, whose sources have an end behind them and nothing else that a file may add."""
+    """Returns the tokenizer of a run on pairs, which adds only an end after sources."""
     return tokenizer if tokenizer.eos_id is None else as_file(tokenizer).adding_behind(tokenizer.eos_id)
 
 
 def as_read(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as a file that says what `source_ids` adds: an end, where its own file adds nothing."""
+    """Returns the tokenizer as a file that adds the end of `source_ids`, if its own file adds nothing."""
     if tokenizer.eos_id is None or len((known := as_file(tokenizer)).encode("", add_specials=True)):
         return tokenizer
     return known.adding_behind(tokenizer.eos_id)

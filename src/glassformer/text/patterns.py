@@ -1,12 +1,12 @@
-"""Regular expressions of a tokenizer.json, which strangers wrote: how long they may take.
+"""Regular expressions of an untrusted tokenizer.json: a check of their running time.
 
-The library's engine (Oniguruma) goes back and tries again. Refused is what may do so more often than a text is long
-from one place: `(x+x+)y` or `(x|x)*y`, where a repetition can be divided in many ways before something fails. What is
-left takes at most a time that grows with the square of a text. Such a repetition is sound at the end of an alternative,
-where nothing is left to fail (`\\s*[\\r\\n]+`), behind a character that it cannot hold, or where it gives nothing back
-(`x++`, `(?>x+)`).
+The library's engine (Oniguruma) backtracks. Refused is a pattern that may do so more often than a text is long from one
+position: `(x+x+)y` or `(x|x)*y`, where a repetition can be divided in many ways before something fails. The remaining
+patterns take at most quadratic time in the length of a text. Such a repetition is safe at the end of an alternative,
+where nothing can fail afterwards (`\s*[\r\n]+`), before a character that it cannot hold, or if it is possessive (`x++`,
+`(?>x+)`).
 
->>> check(r" ?\\p{L}+|\\s+(?!\\S)|\\s+")
+>>> check(r" ?\p{L}+|\s+(?!\S)|\s+")
 >>> check("(?:x+x+)y")
 Traceback (most recent call last):
 ValueError: ...
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 LONGEST = 1 << 16
-MANY = 16  # repetitions from which on their number counts as that of the text
-MOST_WAYS = 1 << 8  # in which what is optional may be taken or not
+MANY = 16  # repetitions above which their number counts as that of the text
+MOST_WAYS = 1 << 8  # of taking the optional parts or not
 
-# A set of characters is one of atoms: each of ASCII for itself, and beyond it the general categories of Unicode.
+# A set of characters is one of atoms: each ASCII character, and beyond it the general categories of Unicode.
 ASCII = frozenset(map(chr, range(128)))
 CATEGORIES = frozenset(
     [
@@ -38,7 +38,7 @@ FOREIGN = frozenset(["han", "hiragana", "katakana", "hangul", "thai", "arabic", 
 
 
 class Some(NamedTuple):
-    """Of a set of characters: the atoms of which it may hold any, and those that it holds wholly."""
+    """A set of characters: the atoms that it may intersect, and those that it contains completely."""
 
     may: frozenset[str]
     must: frozenset[str]
@@ -73,7 +73,7 @@ def _in(*categories: str) -> frozenset[str]:
 
 
 def _named(name: str) -> Some:
-    """\\p{name}; of a name that is not known, anything."""
+    """Returns the set of \\p{name}; for an unknown name, one of any characters."""
     found = _in(name) if name[:1] in "LMNPSZC" and (len(name) == 1 or name in CATEGORIES) else frozenset[str]()
     if found:
         return Some(found, found)
@@ -97,37 +97,37 @@ _LETTERS = _in("L")
 
 FAR = "each round of a repetition in it may read far ahead"
 
-# What a pattern is made of
+# Nodes of a pattern
 
 
 class Node:
-    """A piece of a pattern."""
+    """A node of a pattern."""
 
     chars: frozenset[str] = frozenset()
-    """What may be in a text of it."""
+    """Characters that its matches may contain."""
     first: frozenset[str] = frozenset()
     empty: bool = True
-    """Whether it may be a text of nothing."""
+    """True if it may match the empty string."""
     fails: bool = True
-    """Whether it may not be there."""
+    """True if it may fail to match."""
     late: bool = False
-    """Whether it may fail after a repetition in it."""
+    """True if it may fail after a repetition in it."""
     wide: bool = False
-    """Whether it may read on to the end of a text, and fail there, from each of its characters."""
+    """True if it may scan to the end of a text, and fail there, from each character."""
     plain: bool = True
-    """Whether a text that it begins is one of it in one way at most, and no repetition."""
+    """True if it has at most one match at each position, without repetition."""
     scans: frozenset[str] = frozenset()
-    """What its repetitions without a bound may hold."""
+    """Characters that its unbounded repetitions may contain."""
     back: frozenset[str] = frozenset()
-    """Those of `scans` that are given back where something after them fails."""
+    """Characters of `scans` that are given back if a later node fails."""
     ways: int = 1
 
     def check(self, fails: bool) -> None:
-        """`fails`: whether something after it may. Raises ValueError."""
+        """Raises ValueError for exponential time; `fails`: True if a later node may fail."""
 
 
 class Anchor(Node):
-    """^, \\b and the like."""
+    """Anchor: ^, \\b and the like."""
 
 
 class Set(Node):
@@ -156,7 +156,7 @@ class Sequence(Node):
         self.late = any(item.late for item in self.items) or any(item.fails for item in self.items[scanned + 1 :])
 
     def check(self, fails: bool) -> None:
-        later = [fails]  # whether something after each may fail, from the last on
+        later = [fails]  # for each item, True if a later one may fail
         for item in reversed(self.items[1:]):
             later.append(later[-1] or item.fails)
         later.reverse()
@@ -172,7 +172,7 @@ class Sequence(Node):
                 self._follow(item.back, i + 1, later)
 
     def _follow(self, held: frozenset[str], start: int, later: list[bool]) -> None:
-        """What comes after a repetition, as far as it may begin in the midst of it."""
+        """Raises ValueError if an item after a repetition can share its characters and fail."""
         for item, fails in zip(self.items[start:], later[start:], strict=False):
             if item.scans & held and (fails or item.late):
                 raise ValueError("two of its repetitions can divide a text between them in many ways")
@@ -195,7 +195,7 @@ class Alternation(Node):
         self.wide = any(one.wide for one in self.options)
         self.ways = sum(one.ways for one in self.options)
         told = not self.empty and sum(len(one.first) for one in self.options) == len(self.first)
-        self.plain = told and all(one.plain for one in self.options)  # the first character tells which
+        self.plain = told and all(one.plain for one in self.options)  # the first character decides
 
     def check(self, fails: bool) -> None:
         for one in self.options:
@@ -204,7 +204,7 @@ class Alternation(Node):
 
 @dataclass(eq=False)
 class Repeat(Node):
-    """`held`: possessive or atomic."""
+    """A repetition; `held`: possessive or atomic."""
 
     body: Node
     low: int
@@ -245,7 +245,7 @@ class Lookaround(Node):
         self.body.check(True)
 
 
-# Reading one
+# Parser
 
 _SIGNS = {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}
 _COUNT = re.compile(r"\{(\d{0,6})(,?)(\d{0,6})\}")
@@ -267,7 +267,7 @@ class _Reader:
         return self.text[self.at - 1]
 
     def ahead(self, *words: str) -> bool:
-        """Takes the first of them that comes next."""
+        """Consumes the first of the words that matches here; returns True if one does."""
         word = next((word for word in words if self.text.startswith(word, self.at)), "")
         self.at += len(word)
         return bool(word)
@@ -297,7 +297,7 @@ class _Reader:
         while self.at < len(self.text):
             if counted := self.matched(_COUNT):
                 low, comma, high = counted.groups()
-                if not low and not high:  # the braces as they stand
+                if not low and not high:  # literal braces
                     return Sequence([node, *(Set(_one(c).may) for c in counted[0])])
                 least = int(low or 0)
                 most = int(high) if high else math.inf if comma else least
@@ -360,7 +360,7 @@ class _Reader:
         return self.choice(inside=True)
 
     def escaped(self) -> tuple[str, Some]:
-        """What a backslash begins: (a character, or none; what it stands for)."""
+        """Returns an escape after its backslash: (a character or "", the set it denotes)."""
         if named := self.matched(_NAMED):
             found = _named(named[3])
             return "", found.negated() if (named[1] == "P") != bool(named[2]) else found
@@ -380,7 +380,7 @@ class _Reader:
         return character, _one(character)
 
     def members(self) -> Some:
-        """What stands in brackets, after the first."""
+        """Returns the set of a bracket expression, after the opening bracket."""
         negated, found, others = self.ahead("^"), NONE, list[Some]()
         begun = self.at
         while self.at == begun or not self.ahead("]"):
@@ -411,7 +411,7 @@ class _Reader:
 
 
 def check(pattern: str) -> None:
-    """Raises ValueError where it may take too long, or nobody can tell."""
+    """Raises ValueError for a pattern that may take too long, or whose time is unknown."""
     if len(pattern) > LONGEST:
         raise ValueError(f"its {len(pattern)} characters are more than {LONGEST}")
     reader = _Reader(pattern)
@@ -422,7 +422,7 @@ def check(pattern: str) -> None:
 
 
 def patterns(said: Any) -> Iterator[str]:
-    """Those in the parts of a tokenizer, as the library describes them."""
+    """Yields the patterns in the parts of a tokenizer, as the library describes them."""
     inside = said.values() if isinstance(said, Mapping) else said if isinstance(said, list) else ()
     for one in inside:
         yield from patterns(one)

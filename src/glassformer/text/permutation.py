@@ -1,4 +1,4 @@
-"""A random order of n things that is computed, not stored."""
+"""A random permutation of n indices that is computed, not stored."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ ROUNDS = 12  # three suffice in theory (Luby, Rackoff 1988) for large halves; sm
 
 
 def keyed(*parts: object) -> int:
-    """A 64-bit number that depends on all `parts` and on nothing else."""
+    """Returns a 64-bit hash of `parts`."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of x moves every bit of the result."""
+    """Applies the finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of x affects every bit of the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
-    """pi(index) for the permutation pi of 0..n-1 that `key` names; O(1) memory, any index without the ones
-    before it.
+    """Returns pi(index) for the permutation pi of 0..n-1 that `key` selects; O(1) memory, random access.
 
-    A Feistel network (L, R) -> (R, L xor F_k(R)) permutes the numbers of 2m bits, whatever F is. With 4^m the
-    smallest such power at or above n, a result at or above n goes through it again (cycle walking: it comes
-    back below n, because it started there), which leaves a permutation of 0..n-1. On average fewer than four
-    passes.
+    A Feistel network (L, R) -> (R, L xor F_k(R)) permutes the numbers of 2m bits, for any F. With 4^m the smallest such
+    power at or above n, a result at or above n is mapped again (cycle walking: it returns below n, because it started
+    there), which leaves a permutation of 0..n-1. On average fewer than four passes.
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)

@@ -1,4 +1,4 @@
-"""The tokenizers that need no training library: bytes, characters, and ids without a text."""
+"""Tokenizers without a training library: bytes, characters, and ids without a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST_VOCABULARY = 1 << 24
 
 
 class _Own(Tokenizer):
-    """Tokenizers that are described by a few plain values."""
+    """Base of tokenizers that a few plain values describe."""
 
     @abstractmethod
     def _fields(self) -> dict[str, Any]: ...
@@ -40,7 +40,7 @@ class _Own(Tokenizer):
 
 
 class ByteTokenizer(_Own):
-    """id = the byte, 0 to 255; 256 separates documents. Encodes any text, and needs no training."""
+    """Bytes as ids, 0 to 255; 256 separates documents. Encodes any text, and needs no training."""
 
     kind = "byte"
     vocab_size = 257
@@ -87,7 +87,7 @@ class CharTokenizer(_Own):
 
     @classmethod
     def train(cls, texts: Iterable[str], unknown: bool = False, separator: bool = False) -> CharTokenizer:
-        """The alphabet is every character of `texts`."""
+        """Builds the tokenizer of every character of `texts`."""
         alphabet: set[str] = set()
         for text in texts:
             alphabet.update(text)
@@ -111,7 +111,7 @@ class CharTokenizer(_Own):
 
     def decode(self, ids: Any) -> str:
         array = self._known(ids)
-        table = np.append(self._codes, np.uint32(0xFFFD))  # `<unk>`, where there is one, follows the alphabet
+        table = np.append(self._codes, np.uint32(0xFFFD))  # `<unk>`, if present, follows the alphabet
         return table[array[array != self.eos_id] if self.separator else array].tobytes().decode("utf-32-le")
 
     def token_bytes(self) -> np.ndarray:
@@ -161,7 +161,7 @@ def _codes(text: str) -> np.ndarray:
 
 
 def from_fields(fields: Any, path: Path) -> Tokenizer:
-    """What `save` wrote, believed only as far as it is checked."""
+    """Returns the tokenizer of a file that `save` wrote, after checking its content."""
     if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == SCHEMAS["tokenizer"]:
         if fields.get("kind") == "byte":
             return ByteTokenizer()
@@ -181,7 +181,7 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
 
 
 def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
-    """The FileTokenizer that encodes as a byte, char or id tokenizer does."""
+    """Returns the FileTokenizer that encodes as a byte, char or id tokenizer does."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

@@ -30,15 +30,15 @@ from glassformer.text.documents import PIECE, Document
 from glassformer.text.storage import digest
 from glassformer.text.vocabulary import Tokenizer
 
-VERSION = 1  # of what names the folders, and so the text of runs begun before
+VERSION = 1  # part of the folders' names, and so of the text of existing runs
 FORMAT = SCHEMAS["shards"]
 BATCH = 4 * PIECE  # characters encoded by one call; with the library's bookkeeping some 100 MB
 LARGEST_SIDECAR = 1 << 20
 CHUNK = 1 << 22  # ids that are read at once
 SAMPLE = 1 << 16  # tokens at each end whose ids are compared with the vocabulary
-CHECKED = (16, 4096)  # of each batch so many texts are decoded again, and so many characters of each
-LOST = 0.001  # of the characters that may not come back: a normaliser that unites accents is no loss
-DROPPED = 0.05  # of the bytes that no token may stand for: what is counted is exact for byte-level BPE alone
+CHECKED = (16, 4096)  # (texts of each batch that are decoded again, characters of each)
+LOST = 0.001  # of the characters that may not be recovered: a normaliser that merges accents is not a loss
+DROPPED = 0.05  # of the bytes that no token may cover: the count is exact only for byte-level BPE
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
 
@@ -60,31 +60,32 @@ class TokenShards:
 
     @property
     def bytes(self) -> int:
-        """UTF-8 bytes of the text that these tokens stand for."""
+        """UTF-8 bytes of the text of these tokens."""
         return int(self.info["bytes"])
 
     @property
     def lost(self) -> str | None:
-        """How much of the text the tokens do not hold, in words: bits per byte would be wrong."""
+        """Sentence on the part of the text that the tokens lose, so that bits per byte would be wrong; None without
+        loss."""
         return self.info.get("lost")
 
     @property
     def task(self) -> str | None:
-        """The task of which these are some rows (`tasks.py`); None of a text."""
+        """Name of the task that these are rows of (`tasks.py`); None for a text."""
         notes = self.info.get("notes")
         task = notes.get("task") if isinstance(notes, dict) else None
         return task if isinstance(task, str) else None
 
     def token_bytes(self, tokenizer: Tokenizer) -> np.ndarray:
-        """Those of the tokenizer that made these tokens; zeros where it lost part of the text."""
+        """Returns the bytes per token of the tokenizer that made these tokens; zeros if it lost part of the text."""
         return tokenizer.token_bytes() * (self.lost is None)
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenShards:
-        """Maps a folder of shards. RequestError if they are not what was written there, or if sizes, types or ids
-        contradict each other.
+        """Maps a folder of shards. Raises RequestError if its content was changed, or if sizes, types or ids contradict
+        each other.
 
-        Each file is read once for its hash, a second or two for a GB, as the text is for its fingerprint.
+        Each file is read once for its hash, a second or two per GB, as the text is for its fingerprint.
         """
         folder = Path(folder)
         info = _sidecar(folder)
@@ -133,7 +134,7 @@ def _sidecar(folder: Path) -> dict[str, Any]:
 
 
 def _mapped(path: Path, dtype: str, count: int, hashes: dict[str, Any]) -> np.ndarray:
-    """`count` numbers mapped from `path`, if the file is exactly that long and has that hash."""
+    """Maps `count` numbers from `path`. Raises RequestError if the file has another length or hash."""
     expected = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
@@ -142,7 +143,7 @@ def _mapped(path: Path, dtype: str, count: int, hashes: dict[str, Any]) -> np.nd
                 f"{path} has {size} bytes where {count} numbers of type {dtype} take {expected}",
                 code="damaged", field=path.name, value=size,
             )  # fmt: skip
-        with open(path, "rb") as file:  # read, not mapped: what is mapped counts as memory of the process
+        with open(path, "rb") as file:  # read, not mapped: mapped pages count as memory of the process
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise RequestError(
@@ -166,12 +167,11 @@ def token_shards(
     stage: str = "tokenizing",
     progress: OnProgress | None = None,
 ) -> TokenShards:
-    """The shards of a stream of documents: mapped from the cache, or written there first.
+    """Returns the shards of a stream of documents: mapped from the cache, or written there first.
 
-    `fingerprint` names the stream; together with the tokenizer's it names the folder. `notes()` and
-    `total_bytes()` (the length, for `progress`) are asked only if there is something to write. Memory does
-    not grow with the text. A damaged folder of the cache is written again, with a warning. RequestError if
-    the documents hold no token.
+    `fingerprint` names the stream; together with the tokenizer's it names the folder. `notes()` and `total_bytes()`
+    (the length, for `progress`) are called only if shards are written. Memory does not grow with the text. A damaged
+    folder of the cache is rewritten, with a warning. Raises RequestError if the documents hold no token.
     """
 
     def write(folder: Path) -> None:
@@ -220,7 +220,7 @@ def id_shards(ids: np.ndarray, tokenizer: Tokenizer, cache_dir: str | Path | Non
 
 
 def _kept(folder: Path, write: Callable[[Path], None]) -> TokenShards:
-    """Returns the shards of a folder of the cache, which is written if it does not exist or is damaged."""
+    """Returns the shards of a folder of the cache, written if missing or damaged."""
     if folder.exists():
         try:
             return TokenShards.open(folder)
@@ -258,8 +258,7 @@ def _write(
             starts = array("Q")
             kept.check(tokenizer, [text for text, _ in batch])
             for (text, ends), ids in zip(batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True):
-                # A piece may encode to nothing (a normaliser that strips); the document then begins with its
-                # next one.
+                # A piece may encode to nothing (a normaliser that strips); the document then starts with its next one.
                 written = np.concatenate([ids, end]) if ends and (len(ids) or not begins) else ids
                 if len(written) and begins:
                     starts.append(tokens)
@@ -310,11 +309,11 @@ def _describe(
 
 @dataclass
 class _Coverage:
-    """How much of a text its tokens hold. Where they do not hold it all, bits per byte mean nothing."""
+    """Share of a text that its tokens recover. If they lose part of it, bits per byte are not meaningful."""
 
-    read: int = 0  # characters that were decoded again, spaces left out: they are counted by `bytes`
+    read: int = 0  # characters that were decoded again, without spaces, which `bytes` counts
     lost: int = 0
-    bytes: int = 0  # that the tokens stand for
+    bytes: int = 0  # of the text of the tokens
 
     def check(self, tokenizer: Tokenizer, texts: list[str]) -> None:
         many, long = CHECKED
@@ -325,7 +324,7 @@ class _Coverage:
             self.lost += (there - back).total()
 
     def loss(self, size: int) -> str | None:
-        """What is lost, in words; None where that is next to nothing."""
+        """Returns the loss in words; None if it is negligible."""
         if self.lost > LOST * self.read:
             return f"of {self.read:,} characters {self.lost:,} do not come back"
         elif self.bytes < (1 - DROPPED) * size:
@@ -334,11 +333,11 @@ class _Coverage:
 
 
 def _batched(documents: Iterable[Document]) -> Iterator[list[tuple[str, bool]]]:
-    """Lists of (text, whether its document ends here), each list of about BATCH characters at most."""
+    """Yields lists of (text, True if its document ends here), each of about BATCH characters at most."""
     batch: list[tuple[str, bool]] = []
     length = 0
     for document in documents:
-        waiting: str | None = None  # a piece is passed on when it is known whether another follows
+        waiting: str | None = None  # a piece is passed on once it is known whether another follows
         for piece in document.pieces():
             if waiting is not None:
                 batch.append((waiting, False))

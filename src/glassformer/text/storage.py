@@ -6,5 +6,5 @@ import hashlib
 
 
 def digest(*parts: object) -> str:
-    """A short stable name for a tuple of plain values: the first 32 hex digits of SHA-256."""
+    """Returns a short stable name for a tuple of plain values: the first 32 hex digits of SHA-256."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

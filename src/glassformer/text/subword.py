@@ -30,9 +30,9 @@ LARGEST_FILE = 256 * 1024 * 1024  # bytes of a tokenizer.json
 LARGEST_SETTINGS = 16 * 1024 * 1024  # bytes of a tokenizer_config.json; chat templates are long
 LARGEST_ID = 1 << 24
 SIZES = {"bpe": (257, 1_000_000), "word": (3, 1_000_000)}
-"""Smallest and largest vocabulary by kind: the bytes and an end; an end, the unknown and a word."""
-TRAINING_BYTES = 100_000_000  # of text; merges learned from more hardly differ, and take memory and hours
-# The end of a text, in files without a tokenizer_config.json that names it: the first of these they have.
+"""Kind -> (smallest, largest) vocabulary: the bytes and an end; an end, the unknown and a word."""
+TRAINING_BYTES = 100_000_000  # merges learned from more text hardly differ, and take memory and hours
+# End-of-text tokens, for files without a tokenizer_config.json that names it: the first existing one counts.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
 USUAL_MASKS = ("[MASK]", "<mask>")
 SPACE = "\u2581"  # the visible space of SentencePiece
@@ -45,9 +45,9 @@ EARLIER_FILES = ("special_tokens_map.json", "added_tokens.json")
 class FileTokenizer(Tokenizer):
     """Any `tokenizer.json`. `kind` is the name of its model: `bpe`, `unigram`, `wordpiece`, `wordlevel`.
 
-    `settings` is the `tokenizer_config.json` beside it, kept for `eos_token`, `chat_template` (that of a
-    `chat_template.jinja` beside it, if there is one) and so on; nothing in it is executed. `bos_id`, `pad_id`
-    and `unk_id` are None where the settings name no such token.
+    `settings` is the `tokenizer_config.json` of its folder, kept for `eos_token`, `chat_template` (that of a
+    `chat_template.jinja`, if there is one) and so on; nothing in it is executed. `bos_id`, `pad_id` and `unk_id` are
+    None if the settings name no such token.
     """
 
     def __init__(self, library: Library, settings: dict[str, Any] | None = None) -> None:
@@ -69,7 +69,7 @@ class FileTokenizer(Tokenizer):
                 f"this tokenizer.json has the token id {self.vocab_size - 1}; ids go up to {LARGEST_ID - 1}",
                 code="range", field="tokenizer.json:model.vocab", value=self.vocab_size - 1,
             )  # fmt: skip
-        if len(set(vocabulary.values())) < len(vocabulary):  # what they decode to would be left to chance
+        if len(set(vocabulary.values())) < len(vocabulary):  # decoding would be ambiguous
             shared, count = Counter(vocabulary.values()).most_common(1)[0]
             raise RequestError(
                 f"this tokenizer.json gives the id {shared} to {count} tokens; each needs its own",
@@ -92,8 +92,8 @@ class FileTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, path: str | Path) -> FileTokenizer:
-        """Reads a tokenizer.json, and the tokenizer_config.json and chat_template.jinja beside it. RequestError
-        if it is not one."""
+        """Reads a tokenizer.json, and the tokenizer_config.json and chat_template.jinja of its folder. Raises
+        RequestError for another file."""
         path = Path(path)
         library = _parsed(bounded(path, LARGEST_FILE), path)
         said = _read_settings(path.parent)
@@ -118,7 +118,7 @@ class FileTokenizer(Tokenizer):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """One thread at a time: whether special tokens are parsed is a property of the library object."""
+        """Locks the library object, because parsing of special tokens is one of its properties."""
         with (
             self._lock,
             one_sentence("this tokenizer cannot process the text", "give one that knows <unk>", "unsupported"),
@@ -126,8 +126,8 @@ class FileTokenizer(Tokenizer):
             yield
 
     def encode(self, text: str, *, parse_specials: bool = False, add_specials: bool = False) -> Ids:
-        """(n,) int32. `parse_specials` reads special tokens spelled in `text`, as a chat template writes
-        them; `add_specials` adds what the file's post-processor adds (a beginning-of-text token)."""
+        """Returns ids (n,) int32. `parse_specials` parses special tokens spelled in `text`, as in a rendered chat;
+        `add_specials` adds the tokens of the file's post-processor (a beginning-of-text token)."""
         utf8(text)
         with self._working():
             self._library.encode_special_tokens = not parse_specials
@@ -145,8 +145,8 @@ class FileTokenizer(Tokenizer):
         return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
 
     def encode_whole(self, texts: Sequence[str], limit: int) -> list[Ids]:
-        """As `encode_batch`, with what the file's post-processor adds (BERT's [CLS] and [SEP]); of a text too long for
-        `limit` the end of the text is left out, not what is added."""
+        """Returns ids as `encode_batch`, with the tokens of the file's post-processor (BERT's [CLS] and [SEP]); a text
+        too long for `limit` is truncated, but these tokens are kept."""
         for text in texts:
             utf8(text)
         with self._working():
@@ -170,7 +170,7 @@ class FileTokenizer(Tokenizer):
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids of tokens that the file calls special: they have no text."""
+        """Ids of tokens that the file calls special: they have no text."""
         return frozenset(i for i, token in self._library.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
@@ -180,11 +180,12 @@ class FileTokenizer(Tokenizer):
         return tuple(sorted((one for one in found if one), key=len, reverse=True))
 
     def token_bytes(self) -> np.ndarray:
-        """(vocab_size,) int64. Exact for byte-level BPE (GPT-2, Llama 3, Qwen, those trained here).
+        """Returns the bytes of text per token, (vocab_size,) int64. Exact for byte-level BPE (GPT-2, Llama 3, Qwen,
+        those trained here).
 
-        Best effort elsewhere: `<0xE2>` is 1 byte where the file has byte fallback, U+2581 is a space of 1
-        byte (also one that the file puts before each text), the continuation mark of WordPiece is 0, as is the
-        token for what is unknown, and anything else is the UTF-8 length of the token.
+        Best effort elsewhere: `<0xE2>` is 1 byte if the file has byte fallback, U+2581 is a space of 1 byte (also one
+        that the file puts before each text), the continuation mark of WordPiece and the unknown token are 0, and any
+        other token is its UTF-8 length.
         """
         steps = [self._description.get(key) for key in ("pre_tokenizer", "decoder")]
         byte_level = '"ByteLevel"' in json.dumps(steps)
@@ -197,7 +198,7 @@ class FileTokenizer(Tokenizer):
         def length(index: int, token: str) -> int:
             if index in self.special_ids or index in unknown or token == self._model.get("unk_token"):
                 return 0
-            if index in added:  # matched in the text as it is spelled, before any alphabet applies
+            if index in added:  # matched in the text as spelled, before any alphabet applies
                 return len(token.encode())
             if byte_level and alphabet.issuperset(token):
                 return len(token)
@@ -211,23 +212,23 @@ class FileTokenizer(Tokenizer):
         return counts
 
     def ids(self) -> dict[str, int]:
-        """The id of each token, added ones included."""
+        """Returns the id of each token, added ones included."""
         return self._library.get_vocab(with_added_tokens=True)
 
     def description(self) -> dict[str, Any]:
-        """All of the tokenizer.json, as plain values."""
+        """Returns all of the tokenizer.json, as plain values."""
         return json.loads(self._library.to_str())
 
     def id_of(self, token: str) -> int | None:
         return self._library.token_to_id(token)
 
     def with_special(self, name: str, token: str) -> FileTokenizer:
-        """This tokenizer with a special token, of the next id unless it is there, in the role that
+        """Returns the tokenizer with a special token, of the next id unless it exists, in the role that
         tokenizer_config.json calls `name`."""
         return self.with_specials([token], {name: token})
 
     def with_specials(self, tokens: Iterable[str], roles: dict[str, Any] | None = None) -> FileTokenizer:
-        """This tokenizer with these special tokens, of the next ids unless they are there, and with these entries of
+        """Returns the tokenizer with these special tokens, of the next ids unless they exist, and with these entries of
         tokenizer_config.json."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Library
@@ -238,7 +239,7 @@ class FileTokenizer(Tokenizer):
         return FileTokenizer(library, {**(self.settings or settings_of(end)), **(roles or {})})
 
     def adding_behind(self, token: int) -> FileTokenizer:
-        """This tokenizer, of which `add_specials` adds one token behind a text, and nothing else."""
+        """Returns the tokenizer with an `add_specials` that adds only one token after a text."""
         from tokenizers import Tokenizer as Library
         from tokenizers.processors import TemplateProcessing
 
@@ -256,7 +257,7 @@ class FileTokenizer(Tokenizer):
 
 
 class BPETokenizer(FileTokenizer):
-    """Byte-level BPE trained on documents: any text can be encoded, and comes back as it was.
+    """Byte-level BPE trained on documents: encodes any text, and decodes to the same text.
 
     Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909) over bytes, with the pre-tokens of GPT-2.
     """
@@ -271,9 +272,8 @@ class BPETokenizer(FileTokenizer):
     ) -> BPETokenizer:
         """Learns `vocab_size - 257` merges from an iterator that is read once, in bounded memory.
 
-        Of a text of more than 100 MB (`total_bytes`), pieces that lie evenly over it are read; where the
-        length is not known, its first 100 MB. A text too small for that many merges gives a smaller
-        vocabulary.
+        Of a text of more than 100 MB (`total_bytes`), evenly spaced pieces are read; if the length is unknown, its
+        first 100 MB. A text too small for this number of merges gives a smaller vocabulary.
         """
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -306,7 +306,7 @@ class WordTokenizer(FileTokenizer):
         total_bytes: int | None = None,
         progress: OnProgress = silent,
     ) -> WordTokenizer:
-        """Collects the most frequent words that the texts hold twice or more, from an iterator that is read once."""
+        """Collects the most frequent words that occur twice or more, from an iterator that is read once."""
         from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Library
 
@@ -317,7 +317,7 @@ class WordTokenizer(FileTokenizer):
             vocab_size=vocab_size, min_frequency=2, special_tokens=[END_OF_TEXT, UNKNOWN], show_progress=False
         )
         counted.train_from_iterator(_sample(texts, total_bytes, progress), trainer)
-        # Rebuilt, because a special token has no text, and <unk> should be seen in what a model writes.
+        # Rebuilt, because a special token has no text, and <unk> should be visible in generated text.
         library = Library(models.WordLevel(counted.get_vocab(), unk_token=UNKNOWN))
         library.pre_tokenizer, library.decoder = counted.pre_tokenizer, decoders.ByteLevel()
         library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
@@ -337,7 +337,7 @@ def check_size(kind: str, size: int) -> int:
 
 
 def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> Iterator[str]:
-    """At most about TRAINING_BYTES of text: every piece, or one of every few."""
+    """Yields at most about TRAINING_BYTES of text: every piece, or every n-th."""
     keep = min(1.0, TRAINING_BYTES / total) if total else 1.0
     expected = min(total, TRAINING_BYTES) if total else None
     seen = used = 0
@@ -353,9 +353,9 @@ def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> It
 
 
 def byte_alphabet() -> list[str]:
-    """The character by which byte-level BPE writes each byte, 0 to 255 (GPT-2's `bytes_to_unicode`).
+    """Returns the character by which byte-level BPE writes each byte, 0 to 255 (GPT-2's `bytes_to_unicode`).
 
-    Printable Latin-1 stands for itself; the other 68 bytes take the code points from U+0100 on, in order.
+    Printable Latin-1 maps to itself; the other 68 bytes take the code points from U+0100 on, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = iter(range(0x100, 0x200))
@@ -380,7 +380,7 @@ def bounded(path: Path, limit: int) -> bytes:
 def _read_settings(folder: Path) -> dict[str, Any]:
     said, template = _read_mapping(folder / SETTINGS_FILE), folder / TEMPLATE_FILE
     said = token_settings.merged(said, *(_read_mapping(folder / name) for name in EARLIER_FILES))
-    if template.is_file():  # written by newer programs, which read it rather than the settings
+    if template.is_file():  # written by newer programs; it overrides the settings
         try:
             said["chat_template"] = bounded(template, LARGEST_SETTINGS).decode()
         except UnicodeDecodeError as problem:
@@ -402,7 +402,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(said: dict[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and so on: the names of settings and the tokens they name."""
+    """Returns role -> token, for `bos_token`, `eos_token` and so on."""
     return {
         name: text
         for name, token in said.items()
@@ -411,9 +411,9 @@ def _special_tokens(said: dict[str, Any]) -> dict[str, str]:
 
 
 def _add_named(library: Library, named: dict[str, dict[str, bool]]) -> list[str]:
-    """Makes tokens of the vocabulary that the settings name added tokens, as transformers does, which are found in a
-    text before anything else is done with it. Returns those that the vocabulary lacks. What the model itself calls
-    unknown stays text, which is seen in an answer."""
+    """Adds vocabulary tokens that the settings name, as transformers does, so that they are matched in a text before
+    any other step. Returns those that the vocabulary lacks. The model's unknown token remains text, which is visible in
+    an answer."""
     from tokenizers import AddedToken
 
     known, vocabulary = {token.content for token in library.get_added_tokens_decoder().values()}, library.get_vocab()
@@ -431,7 +431,7 @@ def _parsed(data: bytes, path: Path) -> Library:
         parts = {name: said[name] for name in PARTS if said.get(name) is not None}
         for part in parts.values():
             check(part)
-        # The library's own words for them, before it prepares anything by them.
+        # The library's notation, before it applies them.
         empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
         described = json.loads(Library.from_str(json.dumps({**empty, **parts})).to_str())
         times = growth(described)
@@ -455,12 +455,12 @@ def _parsed(data: bytes, path: Path) -> Library:
 
 @contextlib.contextmanager
 def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[None]:
-    """What the library raises, in one sentence."""
+    """Converts exceptions of the library to one sentence in a RequestError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as problem:  # the library can panic, and a panic is no Exception
+    except BaseException as problem:  # a panic of the library is not an Exception
         detail = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
         if not isinstance(problem, Exception):
             raise RequestError(
@@ -471,7 +471,7 @@ def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[No
 
 
 def settings_of(end: str | None) -> dict[str, Any]:
-    """The tokenizer_config.json that makes `AutoTokenizer.from_pretrained` load the folder as it is."""
+    """Returns the tokenizer_config.json with which `AutoTokenizer.from_pretrained` loads the folder."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -488,5 +488,5 @@ def _write(library: Library, folder: Path, settings: dict[str, Any]) -> None:
     if isinstance(template, str):
         with atomic_file(folder / TEMPLATE_FILE) as temporary:
             temporary.write_bytes(mended(template).encode())
-    else:  # one that another tokenizer left here would be read rather than the settings
+    else:  # a template of another tokenizer would override the settings
         (folder / TEMPLATE_FILE).unlink(missing_ok=True)

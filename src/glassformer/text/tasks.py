@@ -1,11 +1,11 @@
-"""Tasks: data that is drawn by a seed, row by row, without an end. What is held out is drawn by other keys.
+"""Tasks: data that is drawn by a seed, row by row, without an end. Held-out rows are drawn by other keys.
 
-    induction        a block of random symbols, given again and again: Olsson et al. 2022, 2209.11895
-    selective-copy   a few symbols among noise, to be given back in their order: Gu & Dao 2023, 2312.00752, 4.1.1
+    induction        a repeated block of random symbols: Olsson et al. 2022, 2209.11895
+    selective-copy   a few symbols among noise, to be copied in order: Gu & Dao 2023, 2312.00752, 4.1.1
     icl-regression   examples (x, w x) of a linear function, and an x to answer: Garg et al. 2022, 2208.01066
 
 `NAME:field=value,field=value` sets fields, such as `induction:symbols=32,row=128`. As a text a task has some of its
-rows, a document each; objectives `task` and `regression` draw as many as a run takes.
+rows, a document each; objectives `task` and `regression` draw the number that a run takes.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from glassformer.text.permutation import keyed
 
 SYMBOLS = string.ascii_letters + string.digits + "+/"
 NOISE = "."
-"""What stands between the symbols of selective-copy; a tab marks where one is to be given back."""
+"""Character between the symbols of selective-copy; a tab marks a position at which one is to be copied."""
 COUNT = 20_000
-"""Rows of tokens that the text of a task has."""
+"""Rows of tokens in the text of a task."""
 PLACES = 4_000_000
-"""Places that these rows have together at most."""
+"""Most positions of these rows together."""
 SHOWN = 256
-"""Rows of vectors that it has, written out."""
-VERSION = 1  # counts the changes of what a task consists of
+"""Rows of vectors in the text of a task, written out."""
+VERSION = 1  # version of the content of tasks
 LONGEST = 1 << 16
-"""Places of a row."""
+"""Most positions of a row."""
 
 Layout = Literal["joined", "apart"]
 
 
 class Rows(NamedTuple):
-    """Rows of a task: what is read at each place, what is to be answered there, and where it is asked.
+    """Rows of a task: inputs, answers, and the positions that are scored.
 
-    inputs    (b, s) numbers of symbols, or (b, s, size) vectors
-    targets   (b, s) numbers of symbols, or real numbers
-    asked     (b, s)
+    inputs    (b, s) symbol ids, or (b, s, size) vectors
+    targets   (b, s) symbol ids, or real numbers
+    asked     (b, s) True if the target is scored
     """
 
     inputs: np.ndarray
@@ -62,25 +62,25 @@ class Task(ABC):
     @property
     @abstractmethod
     def length(self) -> int:
-        """Places of a row."""
+        """Number of positions of a row."""
 
     @abstractmethod
     def draw(self, rows: int, draw: np.random.Generator) -> Rows: ...
 
     @abstractmethod
     def texts(self, rows: Rows) -> Iterator[str]:
-        """Each row as a document."""
+        """Yields each row as a document."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises ValueError with `field=value: why` for fields that are out of range or do not fit together."""
+        """Raises ValueError with `field=value: why` for fields that are out of range or contradict each other."""
 
     def rows(self, count: int, *key: object) -> Rows:
-        """So many rows, by whatever names them: the seed of a run and its step, or that they are held out."""
+        """Returns `count` rows; `key`: the seed of a run and its step, or a name for held-out ones."""
         return self.draw(count, np.random.default_rng(keyed("task", VERSION, str(self), *key)))
 
     def __str__(self) -> str:
-        """Its name as DATA: the kind, and the fields that are not as by default."""
+        """Returns the task's name as DATA: the kind, and the fields that are not the default."""
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.kind}:{','.join(changed)}" if changed else self.kind
 
@@ -92,26 +92,26 @@ class TokenTask(Task):
     @property
     @abstractmethod
     def alphabet(self) -> str:
-        """The characters that its symbols are in a text."""
+        """Characters of its symbols in a text."""
 
     def written(self, symbols: np.ndarray) -> list[str]:
-        """Rows of symbols (b, s) as texts."""
+        """Returns rows of symbols (b, s) as texts."""
         characters = np.array(list(self.alphabet))[symbols]
         return characters.view(f"<U{symbols.shape[1]}")[:, 0].tolist()
 
 
 @dataclass(frozen=True)
 class Induction(TokenTask):
-    """A block of `least` to `most` random symbols, again and again; the next symbol is asked at each place.
+    """A repeated block of `least` to `most` random symbols; the next symbol is scored at each position.
 
-    Within the first block nothing can be predicted, so the least loss is ln(symbols) times the share of it, and behind
-    it nothing but the repetition can. The blocks of a row are of one length, which is drawn for each row: with one
-    length for all, a position would say where to look."""
+    The first block is unpredictable, so the least loss is ln(symbols) times its share, and later symbols follow only
+    from the repetition. The length of the block is drawn for each row: with one length for all, the position would
+    suffice."""
 
     kind: ClassVar[str] = "induction"
     symbols: int = 64
     row: int = 64
-    """Places of a row."""
+    """Number of positions of a row."""
     least: int = 8
     most: int = 32
 
@@ -141,15 +141,15 @@ class Induction(TokenTask):
 
 @dataclass(frozen=True)
 class SelectiveCopy(TokenTask):
-    """`kept` symbols at random places among noise, then as many marks, at which they are asked in their order.
+    """`kept` symbols at random positions among noise, then an equal number of marks, at which they are scored in order.
 
-    A mixer whose weights do not depend on what it reads cannot leave the noise out, as its places are other ones in
-    each row. As a text a row is a pair: what is read before the marks, a tab, and the answer."""
+    A mixer whose weights do not depend on its input cannot ignore the noise, as its positions differ in each row. As a
+    text a row is a pair: the inputs before the marks, a tab, and the answer."""
 
     kind: ClassVar[str] = "selective-copy"
     symbols: int = 8
     row: int = 64
-    """Places before the marks."""
+    """Number of positions before the marks."""
     kept: int = 8
 
     @property
@@ -190,8 +190,9 @@ class Regression(Task):
     w, x ~ N(0, 1) in `dims` dimensions, noise ~ N(0, noise^2). With `mixture=M`, rows share M functions w, drawn once
     by the task's seed: a mixture of tasks (Raventós et al. 2023, 2306.15063). Two layouts:
 
-        joined   (x_1, y_1), ..., (x_n, y_n), (x, 0)      vectors of dims + 1; asked at the last place
-        apart    x_1, (y_1, 0...), ..., x_n, (y_n, 0...), x      vectors of dims; asked at each x, from what is before
+        joined   (x_1, y_1), ..., (x_n, y_n), (x, 0)      vectors of dims + 1; scored at the last position
+        apart    x_1, (y_1, 0...), ..., x_n, (y_n, 0...), x      vectors of dims; scored at each x, from the positions
+                 before
     """
 
     kind: ClassVar[str] = "icl-regression"
@@ -208,7 +209,7 @@ class Regression(Task):
 
     @property
     def size(self) -> int:
-        """Numbers of a vector."""
+        """Number of elements of a vector."""
         return self.dims + (self.layout == "joined")
 
     def check(self) -> None:
@@ -228,7 +229,7 @@ class Regression(Task):
         return draw.standard_normal((self.mixture, self.dims))
 
     def functions(self, rows: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """x (b, examples + 1, dims), and w x and y, (b, examples + 1) each, of a function for each row."""
+        """Returns x (b, examples + 1, dims), and w x and y, (b, examples + 1) each, of a function for each row."""
         if self.mixture:
             w = self.mixed[draw.integers(self.mixture, size=rows), :, None]
         else:
@@ -242,7 +243,7 @@ class Regression(Task):
         return self.laid_out(x, y)
 
     def laid_out(self, x: np.ndarray, y: np.ndarray) -> Rows:
-        """The rows that a model reads of x (b, n + 1, dims) and y (b, n + 1), for any n."""
+        """Returns the rows of x (b, n + 1, dims) and y (b, n + 1) in the task's layout, for any n."""
         rows, n = x.shape[0], x.shape[1] - 1
         if self.layout == "joined":
             inputs = np.concatenate([x, y[..., None]], axis=2)
@@ -265,12 +266,12 @@ TASKS: dict[str, type[Task]] = {task.kind: task for task in (Induction, Selectiv
 
 
 def is_task(data: str) -> bool:
-    """Whether DATA names a task."""
+    """Returns True if DATA names a task."""
     return data.partition(":")[0] in TASKS
 
 
 def task_of(data: str) -> Task:
-    """The task that DATA names. Raises RequestError for an unknown one, and for fields that it has not or cannot be."""
+    """Returns the task that DATA names. Raises RequestError for an unknown one, and for unknown or invalid fields."""
     kind, _, given = data.partition(":")
     if kind not in TASKS:
         raise RequestError(
@@ -314,7 +315,7 @@ def _read(data: str, name: str, text: str, wanted: type) -> object:
 
 
 def open_task(data: str) -> Corpus:
-    """Some rows of a task, a document each; the corpus names the task, by which its rows can be drawn anew."""
+    """Opens some rows of a task, a document each; the corpus names the task, so that rows can be drawn again."""
     task = task_of(data)
     count = min(COUNT, max(1, PLACES // task.length)) if isinstance(task, TokenTask) else SHOWN
 

@@ -1,4 +1,4 @@
-"""Keys of a tokenizer_config.json: those that are obeyed, those that change no token, and those that may."""
+"""Keys of a tokenizer_config.json: applied ones, ones without effect, and ones that may change a token."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from glassformer.text.growth import SEQUENCES
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 READ = {*ROLES, "chat_template", "model_max_length"}
-"""Keys that are read elsewhere; the last by what embeds texts."""
+"""Keys that are read elsewhere; the last by text embedding."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""Fields of an added token that say how it is found in a text."""
+"""Fields of an added token that control its matching in a text."""
 LISTS = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
-"""Lists of special tokens, or mappings from names to them; the second is read where the first is empty."""
+"""Lists of special tokens, or mappings from names to them; the second is read if the first is empty."""
 WITHOUT_EFFECT = {
     **dict.fromkeys(
         ("tokenizer_class", "processor_class", "auto_map", "backend", "files_loaded", "name_or_path", "_commit_hash",
@@ -49,7 +49,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
     "fix_mistral_regex": (False,),
 }
-"""Keys that nothing here applies -> values that change no token."""
+"""Keys that this package does not apply -> values that change no token."""
 
 
 class FileSteps:
@@ -86,7 +86,7 @@ class FileSteps:
         return "first" not in self.values("Metaspace", "prepend_scheme")
 
     def around(self) -> tuple[str | None, list[str], str | None]:
-        """Returns the token that the file puts before a text, all those it puts around one, and the last behind it."""
+        """Returns the token that the file puts before a text, all those it puts around one, and the last after it."""
         for step in _steps(self.description.get("post_processor")):
             if {"cls", "sep"} <= step.keys():
                 return step["cls"][0], [step["cls"][0], step["sep"][0]], step["sep"][0]
@@ -113,7 +113,8 @@ class FileSteps:
 
 
 UNCLEANED = ("bpe", "wordpiece")
-"""Models whose text keeps its spaces: transformers removes none of BPE, and models of WordPiece write no text."""
+"""Models whose decoded text keeps its spaces: transformers cleans up none of BPE, and models of WordPiece generate no
+text."""
 BUILT: dict[str, Callable[[FileSteps, Any], Any]] = {
     "do_lower_case": lambda steps, _: steps.lowers(),
     "strip_accents": lambda steps, _: steps.strips(),
@@ -173,7 +174,7 @@ def text_of(token: Any) -> str | None:
 
 
 def merged(settings: dict[str, Any], roles: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings with those of a special_tokens_map.json and an added_tokens.json, which are read where the
+    """Returns the settings with those of a special_tokens_map.json and an added_tokens.json, which are read if the
     tokenizer_config.json lists no added tokens."""
     if "added_tokens_decoder" in settings:
         return settings

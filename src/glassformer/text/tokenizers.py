@@ -1,4 +1,4 @@
-"""Which tokenizer: SPEC -> Tokenizer, trained once and kept, or read from a file."""
+"""Choice of a tokenizer: SPEC -> Tokenizer, trained once and cached, or read from a file."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ __all__ = [
 
 DEFAULT_BPE = 4096
 DEFAULT_SIZES = {"bpe": DEFAULT_BPE, "word": 32_768}
-"""Vocabularies of names without a size."""
-VERSION = 1  # counts the changes of how a tokenizer is trained; part of what names it in the cache
+"""Default vocabulary size by kind."""
+VERSION = 1  # version of the training of tokenizers; part of their names in the cache
 
 FILES = (*TOKENIZER_FILES, SETTINGS_FILE, TEMPLATE_FILE, "special_tokens_map.json", "added_tokens.json",
          "tokenizer.model", "vocab.json", "merges.txt")  # fmt: skip
-"""In which a tokenizer is looked for, here or by `transformers`."""
+"""Files in which this package or `transformers` looks for a tokenizer."""
 
 Documents = Callable[[], Iterable[Document]]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """A folder that `save` wrote or that holds a tokenizer.json, or such a file itself. RequestError if it is
-    neither.
+    """Loads a folder that `save` wrote or that holds a tokenizer.json, or such a file. Raises RequestError for any
+    other path.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -89,7 +89,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Saves it; every other one that `folder` held, which a reader would take for it, is removed."""
+    """Saves the tokenizer; removes every other one of `folder`, which a reader could take for it."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     if tokenizer is not None:
@@ -97,17 +97,19 @@ def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
 
 
 def with_special_token(tokenizer: Tokenizer, name: str, token: str) -> FileTokenizer:
-    """The tokenizer with one more special token (`FileTokenizer.with_special`); it encodes all else as before."""
+    """Returns the tokenizer with one more special token (`FileTokenizer.with_special`); other text encodes as
+    before."""
     return as_file(tokenizer).with_special(name, token)
 
 
 def as_file(tokenizer: Tokenizer) -> FileTokenizer:
-    """The same as a FileTokenizer, which can be given more tokens."""
+    """Returns an equivalent FileTokenizer, to which tokens can be added."""
     return tokenizer if isinstance(tokenizer, FileTokenizer) else equivalent(tokenizer)
 
 
 def parse_spec(spec: str) -> tuple[str, int | None]:
-    """`byte` | `char` | `word:SIZE` | `bpe:SIZE` | a path -> (`byte` | `char` | `word` | `bpe` | `path`, SIZE)."""
+    """Parses `byte` | `char` | `word:SIZE` | `bpe:SIZE` | a path -> (`byte` | `char` | `word` | `bpe` | `path`,
+    SIZE)."""
     kind, colon, size = spec.partition(":")
     if kind in ("byte", "char") and not colon:
         return kind, None
@@ -135,12 +137,11 @@ def make_tokenizer(
     cache_dir: str | Path | None = None,
     progress: OnProgress | None = None,
 ) -> Tokenizer:
-    """The tokenizer that `spec` (see `parse_spec`) names.
+    """Returns the tokenizer that `spec` (see `parse_spec`) names.
 
     BPE learns its merges, and `word` its words, from `documents`, the training side. `char` collects its alphabet from
-    `all_documents`, held-out ones included, because a character that was never seen could not be encoded; it
-    has a separator if there is more than one document. With a `fingerprint` of both streams, what was trained
-    is kept in the cache and found again.
+    `all_documents`, held-out ones included, because an unseen character could not be encoded; it has a separator if
+    there is more than one document. With a `fingerprint` of both streams, a trained tokenizer is kept in the cache.
     """
     progress = progress or silent
     kind, size = parse_spec(spec)

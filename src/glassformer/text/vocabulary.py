@@ -15,7 +15,7 @@ END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
 OWN_FILE = "glassformer_tokenizer.json"
 TOKENIZER_FILES = (OWN_FILE, "tokenizer.json")
-"""A saved tokenizer is one of these, and more beside it."""
+"""Names of a saved tokenizer's main file; there may be further files."""
 
 Ids = np.ndarray
 """Token ids, (n,) int32."""
@@ -24,31 +24,31 @@ Ids = np.ndarray
 class Tokenizer(ABC):
     """Text to token ids and back.
 
-    `kind` names the rule (`byte`, `char`, `bpe`, ...); ids lie in [0, vocab_size); `eos_id` is appended after
-    each document, and is None where documents simply follow each other.
+    `kind` names the rule (`byte`, `char`, `bpe`, ...); ids are in [0, vocab_size); `eos_id` is appended after each
+    document, and is None if documents are concatenated without it.
     """
 
     kind: str
     vocab_size: int
     eos_id: int | None
     mask_id: int | None = None
-    """The token that stands for one to be predicted; None: it has none."""
+    """Id of the mask token, whose place is to be predicted; None without one."""
     unk_id: int | None = None
-    """The token of text that is not in the vocabulary, or None."""
+    """Id of the unknown token; None without one."""
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """The ids of tokens that have no text."""
+        """Ids of tokens that have no text."""
         return frozenset() if self.eos_id is None else frozenset((self.eos_id,))
 
     @abstractmethod
     def encode(self, text: str) -> Ids:
-        """(n,) int32, an array of numpy; `torch.tensor(ids)[None]` is the row that a model reads. Text is data: a
-        special token spelled out in it is encoded as the characters it is made of.
+        """Returns ids (n,) int32, a numpy array; `torch.tensor(ids)[None]` is a model's input row. Text is data: a
+        special token spelled out in it is encoded as its characters.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """`encode` of each text; faster than one by one where the tokenizer can use threads."""
+        """Returns `encode` of each text; faster than one by one if the tokenizer uses threads."""
         return [self.encode(text) for text in texts]
 
     def encode_prompt(self, text: str) -> Ids:
@@ -57,30 +57,31 @@ class Tokenizer(ABC):
         return self.encode(text)
 
     def id_of(self, token: str) -> int | None:
-        """Returns the id of a token by its exact text; None if tokens have no names here, or it is missing."""
+        """Returns the id of a token by its exact text; None for a missing one, and for a tokenizer without token
+        names."""
         return None
 
     @abstractmethod
     def decode(self, ids: Any) -> str:
         """Returns the text of a sequence, array or tensor of ids.
 
-        Special tokens have no text, nor have ids past the vocabulary, which a model of a padded one may draw; broken
-        UTF-8 becomes U+FFFD. Raises RequestError for a negative id."""
+        Special tokens have no text, nor have ids past the vocabulary, which a model with a padded one may generate;
+        broken UTF-8 becomes U+FFFD. Raises RequestError for a negative id."""
 
     @abstractmethod
     def token_bytes(self) -> np.ndarray:
-        """(vocab_size,) int64: how many UTF-8 bytes of text each id stands for, 0 for special tokens.
+        """Returns the UTF-8 bytes of text of each id, (vocab_size,) int64, 0 for special tokens.
 
         bits per byte = sum(nll of targets in nats) / (ln 2 * sum(token_bytes[targets]))
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash that is equal for tokenizers that encode alike, across processes and machines."""
+        """Returns a hash that is equal for tokenizers that encode alike, across processes and machines."""
 
     @abstractmethod
     def save(self, folder: str | Path) -> None:
-        """Writes what `load_tokenizer(folder)` reads, and a `tokenizer.json` that Hugging Face reads."""
+        """Writes the files for `load_tokenizer(folder)`, and a `tokenizer.json` for Hugging Face."""
 
     def _known(self, ids: Any) -> np.ndarray:
         """Returns ids (n,) without those past the vocabulary. Raises RequestError for a negative one."""

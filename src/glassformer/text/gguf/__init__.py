@@ -1,4 +1,4 @@
-"""Tokenizers as the `tokenizer.*` metadata of a GGUF file, in both directions, as llama.cpp reads it."""
+"""Conversion of tokenizers to and from the `tokenizer.*` metadata of a GGUF file, as llama.cpp reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file is called, and values of it, checked before they are believed."""
+"""Names of tokenizer metadata in a GGUF file, and checks of their untrusted values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from glassformer.errors import RequestError
 from glassformer.text.documents import utf8
 
 PREFIX = "tokenizer.ggml."
-CHAT_TEMPLATE = "tokenizer.chat_template"  # others than the default one: this, a dot, its name
-CHAT_TEMPLATES = "tokenizer.chat_templates"  # their names
+CHAT_TEMPLATE = "tokenizer.chat_template"  # names of further templates: this, a dot, the name
+CHAT_TEMPLATES = "tokenizer.chat_templates"  # list of the names
 
 SPECIAL_IDS = {
     "bos": "bos_token",
     "eos": "eos_token",
     "unknown": "unk_token",
     "padding": "pad_token",
-    "seperator": "sep_token",  # as the format spells it
+    "seperator": "sep_token",  # the format's spelling
     "mask": "mask_token",
 }
 """`tokenizer.ggml.NAME_token_id` -> its name in a tokenizer_config.json."""
@@ -41,7 +41,7 @@ class TokenType(IntEnum):
 
 
 class GGUFFields:
-    """Metadata under `tokenizer.ggml.`; a value of another kind than asked for is a RequestError."""
+    """Metadata under `tokenizer.ggml.`; a value of an unexpected type raises RequestError."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
@@ -110,7 +110,8 @@ class GGUFFields:
         return list(value)
 
     def numbers(self, key: str, length: int | None, kinds: str) -> np.ndarray | None:
-        """One-dimensional, of a NumPy kind among `kinds` (`iu` integers, `f` floating point)."""
+        """Returns a one-dimensional array of a NumPy kind among `kinds` (`iu` integers, `f` floating point), or
+        None."""
         value = self._get(key)
         if value is None:
             return None

@@ -1,8 +1,8 @@
-"""How byte-level BPE cuts text before its merges apply: the names of `tokenizer.ggml.pre`, and their steps.
+"""Pre-tokenizers of byte-level BPE: the names of `tokenizer.ggml.pre`, and their steps.
 
 The steps are those of the tokenizer.json files that models of each name were published with; llama.cpp
-(`llm_tokenizer_bpe` in src/llama-vocab.cpp) writes the same cuts as regular expressions. It applies no
-normalizer, so neither does a tokenizer from a GGUF file, though some of those models have NFC.
+(`llm_tokenizer_bpe` in src/llama-vocab.cpp) writes the same cuts as regular expressions. It applies no normalizer, so
+neither does a tokenizer from a GGUF file, though some of those models have NFC.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Step = tuple[str, str | bool]
-"""(`split`, regex) | (`digits`, each alone) | (`punctuation`, behavior) | (`bytes`, space before the text)."""
+"""(`split`, regex) | (`digits`, True to isolate each) | (`punctuation`, behavior) | (`bytes`, True for a space before
+the text)."""
 
 BYTES: Step = ("bytes", False)
 EACH_DIGIT: Step = ("digits", True)
@@ -26,7 +27,7 @@ _REST_OF_CASES = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
 def _cases(after: str) -> str:
-    """Words that begin anew where a small letter is followed by a capital one."""
+    """Returns a regex of words, cut where a capital letter follows a lower-case one."""
     start = r"[^\r\n\p{L}\p{N}]?"
     return f"{start}[{_UPPER}]*[{_LOWER}]+{after}|{start}[{_UPPER}]+[{_LOWER}]*{after}"
 
@@ -44,7 +45,7 @@ BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 _HAN_TO_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _HAN_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
-# Letters with case, of an older Unicode. Escapes stand where a normalizing editor would change the character.
+# Letters with case, of an older Unicode. Escapes protect characters that a normalizing editor would change.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7d"
     "ᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎ"
@@ -59,7 +60,8 @@ DEEPSEEK_V3 = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """`names[0]` is written; `whole_words`: a piece that is a token is taken whole, before any merge."""
+    """A pre-tokenizer. `names[0]` is written; `whole_words`: a piece that is a token is taken whole, before any
+    merge."""
 
     names: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -134,7 +136,7 @@ BY_NAME = {name: rule for rule in RULES for name in rule.names}
 
 
 def described(steps: tuple[Step, ...]) -> dict[str, Any]:
-    """Steps as the `pre_tokenizer` of a tokenizer.json."""
+    """Returns steps as the `pre_tokenizer` of a tokenizer.json."""
 
     def one(step: Step) -> dict[str, Any]:
         kind, value = step
@@ -150,7 +152,7 @@ def described(steps: tuple[Step, ...]) -> dict[str, Any]:
 
 
 def recognized(pre_tokenizer: dict[str, Any] | None) -> tuple[Step, ...]:
-    """The steps of a tokenizer.json, in one spelling for what cuts alike. What no rule has is (`other`, JSON)."""
+    """Returns the steps of a tokenizer.json, in one spelling for equal cuts. Unknown steps become (`other`, JSON)."""
     if pre_tokenizer is None:
         return ()
     kind = pre_tokenizer["type"]
@@ -165,7 +167,7 @@ def recognized(pre_tokenizer: dict[str, Any] | None) -> tuple[Step, ...]:
         return (("punctuation", pre_tokenizer["behavior"]),)
     if kind == "Split":
         regex, how = pre_tokenizer["pattern"].get("Regex"), (pre_tokenizer["behavior"], pre_tokenizer["invert"])
-        # To remove what lies between matches is to isolate them, where matches cover every text.
+        # Removing the text between matches equals isolating them, if matches cover every text.
         if regex is not None and (how == ("Isolated", False) or (how == ("Removed", True) and regex.endswith(r"|\s+"))):
             return (EACH_DIGIT,) if regex == r"\p{N}" else _split(regex)
     return (("other", json.dumps(pre_tokenizer, ensure_ascii=False, sort_keys=True)),)

@@ -24,19 +24,19 @@ from glassformer.text.gguf.pre_tokenizers import BY_NAME, described
 from glassformer.text.subword import SPACE, FileTokenizer, one_sentence
 
 CONTINUATION = "##"  # of WordPiece
-LARGEST_WORD = 100  # characters; WordPiece calls a longer one unknown, in every published BERT
+LARGEST_WORD = 100  # characters; WordPiece maps a longer one to unknown, in every published BERT
 LARGEST_SPLITS = 1 << 27  # sum of squared token lengths; a vocabulary of 256,000 pieces has a tenth of it
 CHARSMAP_HEADER = 4  # bytes: the length of the trie that follows
 
 
 @dataclass(frozen=True)
 class GGUFVocabulary:
-    """Checked: `tokens` differ, the arrays are as long, ids lie within."""
+    """Checked vocabulary: `tokens` differ, the arrays have equal lengths, ids are in range."""
 
     fields: GGUFFields
     tokens: list[str]
     types: np.ndarray  # (v,) int64, of TokenType
-    ids: dict[str, int]  # of SPECIAL_IDS
+    ids: dict[str, int]  # by the keys of SPECIAL_IDS
 
     def text(self, name: str) -> str | None:
         return self.tokens[self.ids[name]] if name in self.ids else None
@@ -63,7 +63,7 @@ class GGUFVocabulary:
             return None
         known, merges = set(self.tokens), list[tuple[str, str]]()
         for index, line in enumerate(lines):
-            cut = line.find(" ", 1)  # a part may itself begin with a space
+            cut = line.find(" ", 1)  # a part may itself start with a space
             left, right = line[:cut], line[cut + 1 :]
             if cut < 0 or not {left, right, left + right} <= known:
                 raise RequestError(
@@ -82,24 +82,24 @@ class GGUFVocabulary:
 
 @dataclass(frozen=True)
 class Kind:
-    """A value of `tokenizer.ggml.model`, with what llama.cpp assumes where the file does not say."""
+    """A value of `tokenizer.ggml.model`, with llama.cpp's defaults."""
 
     build: Callable[[GGUFVocabulary], dict[str, Any]]
     ids: Mapping[str, int]
     add_bos: bool = False
     add_eos: bool = False
-    last: str = "eos"  # of SPECIAL_IDS: what `add_eos` puts after a text
-    asks: bool = True  # whether the file may say otherwise
+    last: str = "eos"  # key of SPECIAL_IDS: the token that `add_eos` puts after a text
+    asks: bool = True  # True if the file may override it
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FileTokenizer:
-    """The tokenizer that the `tokenizer.*` keys of a GGUF file describe.
+    """Builds the tokenizer that the `tokenizer.*` keys of a GGUF file describe.
 
-    `tokenizer.ggml.model` may be `gpt2` (byte-level BPE, cut as `tokenizer.ggml.pre` names), `llama`
-    (SentencePiece BPE: of two neighbours, those whose concatenation has the best score merge first), `t5`
-    (Unigram) or `bert` (WordPiece). Arrays may be lists or NumPy arrays. Ids are those of llama.cpp, with the
-    special tokens it adds under `add_specials=True`. RequestError where a key is missing, of a wrong type,
-    too large, or contradicts another.
+    `tokenizer.ggml.model` may be `gpt2` (byte-level BPE, cut as `tokenizer.ggml.pre` names), `llama` (SentencePiece
+    BPE: of two neighbours, those whose concatenation has the best score merge first), `t5` (Unigram) or `bert`
+    (WordPiece). Arrays may be lists or NumPy arrays. Ids are those of llama.cpp, with the special tokens it adds under
+    `add_specials=True`. Raises RequestError for a key that is missing, of a wrong type, too large, or contradicts
+    another.
     """
     fields = GGUFFields(metadata)
     model = fields.text("model")
@@ -138,7 +138,7 @@ def _vocabulary(fields: GGUFFields, kind: Kind) -> GGUFVocabulary:
             f"{PREFIX}tokens is {'missing' if tokens is None else 'empty'}; a tokenizer needs tokens",
             code="missing", field=f"{PREFIX}tokens",
         )  # fmt: skip
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]  # as llama.cpp calls them
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]  # llama.cpp's names
     _refuse_twins(tokens)
     size = len(tokens)
     ids = {name: index for name, index in kind.ids.items() if index < size}
@@ -170,7 +170,7 @@ def _refuse_twins(tokens: list[str]) -> None:
 
 
 def _added(vocabulary: GGUFVocabulary) -> list[dict[str, Any]]:
-    """Tokens that are found in the text before anything else is done with it."""
+    """Returns the added tokens, which are matched in the text before any other step."""
     special = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
     return [
         _added_token(vocabulary, index, special[TokenType(kind)])
@@ -185,7 +185,7 @@ def _added_token(vocabulary: GGUFVocabulary, index: int, special: bool) -> dict[
 
 
 def _post_processor(vocabulary: GGUFVocabulary, kind: Kind) -> dict[str, Any] | None:
-    """What surrounds a text: the first and the last token that llama.cpp adds."""
+    """Returns the post-processor: the first and the last token that llama.cpp adds around a text; None without any."""
     fields = vocabulary.fields
     rule = BY_NAME.get(fields.text("pre") or "")
     add_bos, add_eos = kind.add_bos or (rule is not None and rule.add_bos), kind.add_eos
@@ -217,7 +217,7 @@ def _post_processor(vocabulary: GGUFVocabulary, kind: Kind) -> dict[str, Any] | 
 
 
 def _settings(vocabulary: GGUFVocabulary) -> dict[str, Any]:
-    """The tokenizer_config.json of this tokenizer."""
+    """Returns the tokenizer_config.json of this tokenizer."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -299,7 +299,7 @@ def _sentencepiece(vocabulary: GGUFVocabulary) -> dict[str, Any]:
 
 
 def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every pair of pieces whose concatenation is a piece: best score of that piece first, then the longest
+    """Returns every pair of pieces whose concatenation is a piece: best score of that piece first, then the longest
     left part. SentencePiece merges by these scores rather than by a list of merges.
     """
     if sum(len(piece) ** 2 for piece in scores) > LARGEST_SPLITS:
@@ -323,7 +323,7 @@ def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def spaces_seen(*before: dict[str, Any] | None) -> dict[str, Any]:
-    """The normalizer that writes spaces as U+2581, after others."""
+    """Returns the normalizer that writes spaces as U+2581, after the steps `before`."""
     seen = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     return {"type": "Sequence", "normalizers": [step for step in (*before, seen) if step is not None]}
 
@@ -333,7 +333,7 @@ def replaced(regex: str, by: str) -> dict[str, Any]:
 
 
 ONE_SPACE = [replaced(r"\A +| +\z", ""), replaced(" {2,}", " ")]
-PREFIX_OF_WORDS = replaced(r"\A(?= *[^ ])", SPACE)  # none before a text of spaces alone
+PREFIX_OF_WORDS = replaced(r"\A(?= *[^ ])", SPACE)  # no prefix for a text of spaces only
 
 
 def _unigram(vocabulary: GGUFVocabulary) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def _unigram(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     one_space = fields.flag("remove_extra_whitespaces", False)
     prefix = fields.flag("add_space_prefix", False) or one_space
     steps = [*_charsmap(fields), *(ONE_SPACE if one_space else []), PREFIX_OF_WORDS if prefix else None]
-    # Rows that fill up a model's table are in no text: among the pieces, their scores would count.
+    # Padding rows of a model's table occur in no text: as pieces, their scores would count.
     last = int(np.max(np.nonzero(vocabulary.types != TokenType.UNUSED)[0], initial=0)) + 1
     fill = [_added_token(vocabulary, index, special=True) for index in range(last, len(vocabulary.tokens))]
     return {
@@ -363,7 +363,7 @@ def _unigram(vocabulary: GGUFVocabulary) -> dict[str, Any]:
 
 
 def _charsmap(fields: GGUFFields) -> list[dict[str, Any]]:
-    """SentencePiece's table of replacements: the length of a trie, the trie, and texts that end with a 0."""
+    """Returns SentencePiece's table of replacements: the length of a trie, the trie, and texts that end with a 0."""
     table = fields.numbers("precompiled_charsmap", None, "iu")
     if table is None or not len(table):
         return []
@@ -385,7 +385,7 @@ def _wordpiece(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     fields = vocabulary.fields
     lowercase = fields.flag("normalizer.lowercase", True)
     pieces = vocabulary.types == TokenType.NORMAL
-    # The file marks the beginning of a word with U+2581, BERT the others with ##.
+    # The file marks the start of a word with U+2581, BERT continuations with ##.
     words = [
         token if not piece else token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUATION + token
         for token, piece in zip(vocabulary.tokens, pieces.tolist(), strict=True)

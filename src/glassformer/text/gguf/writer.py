@@ -18,7 +18,7 @@ from glassformer.text.plain import equivalent
 from glassformer.text.subword import SPACE, FileTokenizer, byte_alphabet
 from glassformer.text.vocabulary import Tokenizer
 
-SCORE_OF_UNUSED = -10000.0  # no text should ever be cut into such tokens
+SCORE_OF_UNUSED = -10000.0  # no text should be split into such tokens
 BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
@@ -40,17 +40,17 @@ class Parts:
 
 
 def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int | None = None) -> dict[str, Any]:
-    """The `tokenizer.*` keys of a GGUF file with which llama.cpp encodes as `tokenizer` does.
+    """Returns the `tokenizer.*` keys of a GGUF file with which llama.cpp encodes as `tokenizer` does.
 
-    Byte-level BPE (and bytes, which are it without merges), SentencePiece BPE, Unigram and WordPiece. Ids
-    without a token, and those up to `vocab_size` (the rows of the model's embedding), become unused tokens
-    `[PADn]`. What llama.cpp has no rule for is a RequestError that names it. Where llama.cpp itself departs from
-    the published tokenizer, so does the file: it leaves out the NFC normalizer of byte-level BPE, puts a space
-    before a text where the Metaspace of SentencePiece BPE finds one already or follows a special token, leaves
-    combining marks out of the words of `gpt-4o` and `tekken`, and strips more of them for WordPiece.
+    Byte-level BPE (and bytes, which equal it without merges), SentencePiece BPE, Unigram and WordPiece. Ids without a
+    token, and those up to `vocab_size` (the rows of the model's embedding), become unused tokens `[PADn]`. A feature
+    that llama.cpp lacks raises RequestError that names it. Where llama.cpp itself departs from the published tokenizer,
+    so does the file: it leaves out the NFC normalizer of byte-level BPE, puts a space before a text where the Metaspace
+    of SentencePiece BPE finds one already or follows a special token, leaves combining marks out of the words of
+    `gpt-4o` and `tekken`, and strips more of them for WordPiece.
 
-    Numbers come as NumPy arrays of the types that llama.cpp reads. `tokenizer.ggml.merges` may be an empty list
-    of strings, and must be in the file nevertheless.
+    Numbers are NumPy arrays of the types that llama.cpp reads. `tokenizer.ggml.merges` may be an empty list of strings,
+    and must be in the file nevertheless.
     """
     file = tokenizer if isinstance(tokenizer, FileTokenizer) else equivalent(tokenizer)
     whole = file.description()
@@ -124,7 +124,7 @@ def _filler(index: int, known: dict[str, int]) -> str:
 
 
 def _special_ids(parts: Parts, last: str = "eos") -> dict[str, Any]:
-    """The ids of special tokens, and whether the first (`bos`) and the `last` of them surround a text."""
+    """Returns the ids of special tokens, and whether the first (`bos`) and the `last` of them surround a text."""
     file, known = parts.tokenizer, parts.tokenizer.ids()
     ids = {
         name: known[file.special_tokens[setting]]
@@ -145,9 +145,9 @@ def _special_ids(parts: Parts, last: str = "eos") -> dict[str, Any]:
 
 
 def _around(post_processor: dict[str, Any] | None) -> tuple[list[int], list[int]]:
-    """The ids that a post-processor puts before and after a text."""
+    """Returns the ids that a post-processor puts before and after a text."""
     kind = post_processor["type"] if post_processor else None
-    if post_processor is None or kind == "ByteLevel":  # which moves offsets alone
+    if post_processor is None or kind == "ByteLevel":  # it only moves offsets
         return [], []
     if kind in ("BertProcessing", "RobertaProcessing"):
         return [post_processor["cls"][1]], [post_processor["sep"][1]]
@@ -200,7 +200,7 @@ def _sentencepiece(parts: Parts) -> dict[str, Any]:
     _need(not model["ignore_merges"], "SentencePiece BPE that takes whole words first (ignore_merges)")
     kinds = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
     pieces = {token for kind in kinds for token in parts.of_type(kind)}
-    # Some files also list merges that spell out a special token; no text should be read as one.
+    # Some files also list merges that spell out a special token, which no text should become.
     merges = [(left, right) for left, right in model["merges"] if {left, right, left + right} <= pieces]
     rank = _ranks(merges)
     scores = {token: -float(rank.get(token, 0)) for token in parts.tokens if token in pieces}
@@ -212,14 +212,14 @@ def _sentencepiece(parts: Parts) -> dict[str, Any]:
         "pre": "default",
         "scores": _written([scores.get(token, 0.0) for token in parts.tokens], parts),
         "add_space_prefix": prefix,
-        # Pairs of one piece in another order than scores imply: llama.cpp reads scores, others these.
+        # Pairs of one piece in another order than scores imply: llama.cpp reads scores, other programs the merges.
         **({} if implied == merges else {"merges": [f"{left} {right}" for left, right in merges]}),
         **_special_ids(parts),
     }
 
 
 def _ranks(merges: list[tuple[str, str]]) -> dict[str, int]:
-    """1 for the piece that merges first make, and so on; pieces that no merge makes are left out."""
+    """Returns 1 for the piece that merges first make, and so on; pieces that no merge makes are left out."""
     rank: dict[str, int] = {}
     last = ""
     for left, right in merges:
@@ -235,7 +235,7 @@ def _written(scores: list[float], parts: Parts) -> np.ndarray:
 
 
 def _space_prefix(parts: Parts) -> bool:
-    """Whether SentencePiece BPE puts a space before a text, from the ways in which that is written."""
+    """Returns True if SentencePiece BPE puts a space before a text, in any of the notations for it."""
     steps, pre = _normalizers(parts), parts.whole["pre_tokenizer"]
     cut = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     if pre in (None, cut):  # no space is left to cut at
@@ -275,7 +275,7 @@ def _unigram(parts: Parts) -> dict[str, Any]:
 
 
 def _unigram_spaces(parts: Parts) -> dict[str, Any]:
-    """How Unigram treats spaces, and its table of replacements, from the ways in which that is written."""
+    """Returns Unigram's treatment of spaces, and its table of replacements, from any of the notations for them."""
     steps, pre = _normalizers(parts), parts.whole["pre_tokenizer"]
     table: dict[str, Any] = {}
     if steps and steps[0]["type"] == "Precompiled":
@@ -283,7 +283,7 @@ def _unigram_spaces(parts: Parts) -> dict[str, Any]:
         table = {"precompiled_charsmap": np.frombuffer(data, np.uint8)}
         steps = steps[1:]
     words = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
-    # The table of T5 makes spaces of all other whitespace.
+    # The table of T5 turns all other whitespace into spaces.
     published = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]}
     if (pre == published and table and not steps) or (pre == words and steps == ONE_SPACE):
         inner = next((token for token in parts.of_type(TokenType.NORMAL) if SPACE in token[1:]), None)
