@@ -22,6 +22,7 @@ from glassformer.naming import preset
 from glassformer.runs.events import Begin, Kept, Step
 from glassformer.runs.executor import Local
 from glassformer.runs.live import ComparisonView
+from glassformer.runs.request import place_of
 from glassformer.runs.results import Results
 from glassformer.training import MuonConfig, Recipe, request
 from tests.runs.stand_in import Stand
@@ -504,3 +505,16 @@ def test_a_context_longer_than_the_text_is_refused_before_the_run(
     assert main(["train", f"{TINY}+recipe.context=8000", "--data", str(source), "--out", str(run), *plan]) == 2
     assert "context=8000 needs at least 8001 tokens, and the held-out text" in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_a_diverged_arm_and_contexts_that_a_model_cannot_take_are_told_once() -> None:
+    reason = "cannot: position=learned ends at 32 tokens and {} were asked for; use at most 32"
+    longer = [{"context": n, "loss": None, "reason": reason.format(n)} for n in (64, 128, 256)]
+    runs = [{**finished(), "name": name, "extrapolation": longer} for name in ("a", "b")]
+    runs.append({**finished(), "name": "c d", "status": "diverged", "validation": None, "error": "the loss rose"})
+    results = Results.of({"schema": 1, "data": {"name": "x"}, "budget": {"seeds": 1}, "runs": runs, "verdicts": []})
+    told = str(Comparison(results, Design.of(["gpt2@1m"], "x", tokens=1000), Path("out")))
+    assert told.count("were asked for") == 0 and told.count("position=learned") == 1
+    assert "a, b: cannot: position=learned ends at 32 tokens; use at most 32" in told
+    place = place_of(Path("out"), "c d", 0)
+    assert told.splitlines()[-1] == f"next: glassformer why {place}"

@@ -156,3 +156,42 @@ def test_a_curve_in_a_line():
 
 def test_nothing_commands_the_terminal():
     assert one_line("a\x1b[2Jb\n\x00é\u202e") == "a·[2Jb⏎·é·"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("train gpt2@1m+relu --data x --on-spike go_on --out r", "train gpt2@1m+relu+{} --data x --out r-2"),
+        (
+            "train --watch gpt2@1m --on-spike=go_on --data=x --out=r --resume",
+            "train --watch gpt2@1m+{} --data=x --out=r-2",
+        ),
+        (
+            "train --data llama gpt2@1m+recipe.clip=2+recipe.on_spike=go_on",
+            "train --data llama gpt2@1m+recipe.clip=2+{}",
+        ),
+        ("train gpt2@1m --data -", None),
+        ("run design.yaml", None),
+    ],
+)
+def test_the_remedy_is_a_whole_command(run: Path, typed: str, expected: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(run.parent)
+    (run / "command.txt").write_text(f"glassformer {typed}\n")
+    found = gf.why(run)
+    first = found.causes[0].tries[0]
+    assert first == "recipe.on_spike=skip"
+    assert found.to_dict().get("command") == (None if expected is None else f"glassformer {expected.format(first)}")
+
+
+def test_the_remedy_of_an_arm_is_one_more_arm(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its comparison keeps the other runs."""
+    arm = tmp_path / "all" / "runs" / "b-seed0"
+    arm.mkdir(parents=True)
+    shutil.move(run, arm / "run")
+    (arm / "request.json").write_text('{"name": "gpt2@1m"}')
+    (tmp_path / "all" / "results.json").write_text(
+        '{"command": "glassformer compare llama@1m gpt2@1m --data x --out all"}'
+    )
+    show_why(str(arm), as_json=False)
+    command = "glassformer compare llama@1m gpt2@1m gpt2@1m+recipe.on_spike=skip --data x --out all"
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: {command}"

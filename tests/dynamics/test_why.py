@@ -874,3 +874,11 @@ def test_a_few_steps_are_diagnosed_too_watched_or_not(tmp_path: Path):
 def test_nothing_is_wrong_with_healthy_runs(text: TextData, tmp_path: Path, expression: str, fields: dict[str, Any]):
     found = fit(text, tmp_path / "run", expression, **fields)
     assert found.verdict == "nothing wrong", found.paragraph()
+
+
+def test_an_absurd_rate_explains_weights_that_moved():
+    """A rate that is less sure leaves them a cause of their own."""
+    moved = Cause("one matrix moved alone", 0.95, "", ())
+    for sure, first in ((0.95, "learning rate above the stable edge"), (0.72, moved.cause)):
+        rate = Cause("learning rate above the stable edge", sure, "", ())
+        assert sorted(_roots_first([moved, rate]), key=lambda one: -one.confidence)[0].cause == first

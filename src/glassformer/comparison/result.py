@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Self
 
 from rich.console import RenderableType
@@ -14,6 +15,7 @@ from glassformer.comparison.terminal import comparison_lines
 from glassformer.errors import WorkError
 from glassformer.figures.terminal import Reported, Tabular, unbroken
 from glassformer.report import render
+from glassformer.runs.request import place_of
 from glassformer.runs.results import Power, Results, RunResult, Tuning, Verdict
 
 
@@ -75,10 +77,13 @@ class Comparison(Reported, Tabular):
         return render(self.results)
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields tables, verdicts and notes, and the place of the report."""
+        """Yields tables, verdicts and notes, the place of the report, and the command that diagnoses a diverged run."""
         yield from comparison_lines(self.results)
         if self.page is not None:
             yield unbroken(f"report: {self.page}")
+        lost = next((run for run in self.runs if run.status == "diverged"), None)
+        if lost is not None and self.folder is not None:
+            yield unbroken(f"next: glassformer why {quote(str(place_of(self.folder, lost.name, lost.seed)))}")
 
     def without_notes(self, known: Collection[str]) -> Self:
         """Returns the comparison without the notes that a reader knows.

@@ -11,7 +11,7 @@ from glassformer.figures.terminal import TextTable, decimals, ruled, short, size
 from glassformer.report.tuning import finding
 from glassformer.runs.arms import held_out_tokens
 from glassformer.runs.results import Power, Results, RunResult, Tuning
-from glassformer.runs.wording import failures, percent, verdict_sentence
+from glassformer.runs.wording import failures, percent, verdict_sentence, without_length
 
 BITS = "bits/byte"
 HEADS = ("params", "loss", BITS, "tokens/s", "memory", "ms/tok", "state/tok")
@@ -70,11 +70,14 @@ def reach_table(named: list[tuple[str, RunResult]]) -> TextTable:
 
 
 def unreached(runs: Iterable[RunResult]) -> Iterator[str]:
-    """Yields why a model has no loss at a multiple of its training context, once for each model and reason."""
-    told = dict.fromkeys((run.name, row.reason) for run in runs for row in run.extrapolation if row.loss is None)
-    for name, reason in told:
-        if reason:
-            yield f"{name}: {reason}"
+    """Yields why models have no loss at multiples of their training context, once for each reason."""
+    told: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for row in run.extrapolation:
+            if row.loss is None and row.reason:
+                told.setdefault(without_length(row.reason), {})[run.name] = None
+    for reason, names in told.items():
+        yield f"{', '.join(names)}: {reason}"
 
 
 def rates_table(tuning: Tuning) -> TextTable:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from glassformer.dynamics.evidence import Mover
 from glassformer.figures import plain_table, tag
-from glassformer.figures.terminal import Tabular, dim, one_line, ruled
+from glassformer.figures.terminal import Tabular, dim, one_line, ruled, unbroken
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
@@ -91,9 +91,11 @@ class Diagnosis(Tabular):
     """Texts of the batch of the cause, or else of the largest spike."""
     name: str = ""
     """Name of the run, usually its folder."""
+    command: str = ""
+    """Command that trains again with the first remedy; empty if the command of the run is not known."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns verdict, causes, movers and notes as plain values."""
+        """Returns verdict, causes, movers, notes and the command, if it is known, as plain values."""
         moved = [
             {
                 "site": mover.track.where,
@@ -105,7 +107,8 @@ class Diagnosis(Tabular):
             }
             for mover in self.moved
         ]
-        return {"verdict": self.verdict, "causes": self.records(), "moved": moved, "notes": list(self.notes)}
+        found = {"verdict": self.verdict, "causes": self.records(), "moved": moved, "notes": list(self.notes)}
+        return found | ({"command": self.command} if self.command else {})
 
     def records(self) -> list[dict[str, Any]]:
         """Returns a row for each cause, the most likely first."""
@@ -143,6 +146,8 @@ class Diagnosis(Tabular):
             yield "the batch:"
             yield from (Text(f"  {one_line(text)}", no_wrap=True, overflow="ellipsis") for text in self.batch)
         yield from (f"note: {one_line(note)}" for note in self.notes if note not in self.story)
+        if self.command:
+            yield unbroken(f"next: {one_line(self.command)}")
 
     def _repr_html_(self) -> str:
         """Returns HTML for a notebook: the causes as a table, and the paragraph."""

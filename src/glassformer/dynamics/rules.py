@@ -44,6 +44,9 @@ LARGE_SPIKE = 12.0
 """Sigmas of a large spike; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
 """Relative size of an update at the peak rate to a newly initialised matrix in healthy runs, 0.15 to 0.5."""
+ABSURD_FIRST, ABSURD_TIMES = 10.0, 100.0
+"""First update in units of the weights, and multiple of the usual learning rate, from which the rate explains any move
+of weights."""
 RATES_OF_ADAMW = ("adamw", "muon")
 """Optimizers whose updates have the size of AdamW's at the same learning rate."""
 SHOWN_CAUSES = 6
@@ -146,16 +149,17 @@ def _rank(cause: Cause) -> tuple[float, float]:
 
 
 def _roots_first(found: Sequence[Cause]) -> list[Cause]:
-    """Lowers the confidence in effects of other causes: of a root, of a dead layer within it, and of rank collapse in
-    gradients."""
+    """Lowers the confidence in effects of other causes: of a root, of a dead layer within it, of rank collapse in
+    gradients, and of an absurd learning rate in all weights that moved."""
     root = max((cause.confidence for cause in found if cause.cause in ROOTS), default=0.0)
+    absurd = any(cause.cause == "learning rate above the stable edge" and cause.confidence >= 0.9 for cause in found)
     dead = {cause.layer for cause in found if cause.cause == "dead layer"}
     collapsed = any(cause.cause == "rank collapse" and cause.confidence > 0.6 for cause in found)
 
     def follows(cause: Cause) -> bool:
         return (
             (root > 0.6 and cause.cause in FOLLOWS)
-            or (cause.cause in OF_A_DEAD_LAYER and cause.layer in dead)
+            or (cause.cause in OF_A_DEAD_LAYER and (absurd or cause.layer in dead))
             or (cause.cause in OF_A_COLLAPSE and collapsed)
         )
 
@@ -335,8 +339,9 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
     if not e.watched or (moved and not any(len(values) for values in high)):
         times, lost = _above_usual(e), e.diverged is not None or e.hump > NATS_BACK
         if times >= 10 or e.hump > NATS_ABOVE or lost:
+            sure = (0.8 if lost else 0.5) if times >= 10 else 0.35
             yield Cause(
-                "learning rate above the stable edge", (0.8 if lost else 0.5) if times >= 10 else 0.35,
+                "learning rate above the stable edge", 0.95 if lost and times >= ABSURD_TIMES else sure,
                 _joined(shown[:3]) + ("" if math.isnan(times) else f", at {times:.3g} times the rule of thumb by size"),
                 (f"recipe.learning_rate={_rate(e)}", *more), statistic="loss", step=e.onset,
             )  # fmt: skip
@@ -350,7 +355,8 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
     row = int(np.argmax(np.where(np.isfinite(worst.values), worst.values, 0.0).max(1)))
     replaced = f"at its peak, {peak:.3g}, one step would move the first weights by {first:.2g} of themselves, "
     yield Cause(
-        "learning rate above the stable edge", min(0.95, (0.6 if first >= 1 else 0.4) + 0.12 * len(shown)),
+        "learning rate above the stable edge",
+        min(0.95, (0.9 if first >= ABSURD_FIRST else 0.6 if first >= 1 else 0.4) + 0.12 * len(shown)),
         f"{replaced if first >= 1 else ''}updates stay at {median(kept):.2g} of the weights, and "
         f"{_joined(shown[:3])}",
         (f"recipe.learning_rate={_rate(e)}", *more),

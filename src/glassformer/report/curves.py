@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from ..figures import Axis, Markup, Series, count, fixed, join, legend, line_cha
 from ..runs import results as written
 from ..runs.arms import Arm, Points, held_out_tokens, points, training_curve, validation_curve
 from ..runs.results import Results, RunResult
+from ..runs.wording import without_length
 from .html import Absent, arm_label, caption, none, scroll, section, two_sizes
 
 WINDOWS = 60
@@ -473,5 +473,5 @@ def _refusal(reach: ContextLoss | None, arm: Arm) -> Markup:
         return none("not measured" if arm.finished else arm.trouble)
     if not _cannot(reach):
         return none(reach.reason)
-    rest = re.sub(r" and \d+ were asked for", "", reach.reason[len("cannot") :]).strip(" :;,.–-")
+    rest = without_length(reach.reason)[len("cannot") :].strip(" :;,.–-")
     return join([tag("b", "not supported"), tag("small", rest, class_="why") if rest else None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from glassformer.figures import fixed, with_sign
@@ -67,6 +68,11 @@ def divergences(verdict: Verdict) -> str:
             "make better what diverged more often"
         )
     return f"{told}{test}, and the difference is that of the {verdict.seeds} seeds both finished"
+
+
+def without_length(reason: str) -> str:
+    """Returns the reason why a model takes no context of some length, without that length."""
+    return re.sub(r" and \d+ were asked for", "", reason)
 
 
 def failures(results: Results) -> Iterator[str]:

@@ -12,6 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.core.base import to_plain
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import Recipe
+from glassformer.training.remedy import remedy
 from glassformer.training.trained import Run
 from glassformer.typed import typed
 
@@ -62,7 +63,8 @@ def why(run: str | Path | Run) -> Diagnosis:
         notes.append(f"{records.skipped:,} lines of {folder / NAME} are not rows, and were left out")
     if records.left_out:
         notes.append(f"the first {records.left_out:,} bytes of {folder / NAME} were left out")
-    return replace(found, name=str(folder), notes=(*found.notes, *notes))
+    command = remedy(folder, found.causes[0].tries) if found.causes else ""
+    return replace(found, name=str(folder), notes=(*found.notes, *notes), command=command)
 
 
 def run_folder(path: Path) -> Path:
