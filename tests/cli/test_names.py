@@ -77,6 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hf:gpt2", "Hi"], "hf:openai-community/gpt2"),
         (["generate", "hf:bert-base-uncased", "Hi"], "hf:google-bert/bert-base-uncased"),
         (["generate", "not/there", "Hi"], "not/there"),
+        (["generate", "wohle", "Hi"], "did you mean 'whole'"),
+        (["inspect", "./wohle"], "did you mean 'whole'"),
         (["generate", "mute", "Hi"], "tokenizer.json"),
         (["generate", "light", "Hi"], "model.safetensors"),
         (["generate", "bare", "Hi"], "config.json"),

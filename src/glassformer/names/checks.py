@@ -177,7 +177,7 @@ def check_path(path: str, field: str) -> None:
     """Raises RequestError for a file or folder that does not exist."""
     if path != "-" and places.existing(path) is None:
         raise RequestError(
-            f"{field}: no file or folder is named {shown(path, 200)}{did_you_mean(path, neighbours(path))}",
+            f"{field}: no file or folder is named {shown(path, 200)}{did_you_mean(path, places.neighbours(path))}",
             code="missing", field=field, value=path,
         )  # fmt: skip
 
@@ -278,25 +278,17 @@ def _layers(path: Path) -> int | None:
 def check_table(data: str) -> None:
     """Raises RequestError for a table of finished runs that does not exist."""
     if places.existing(data) is None:
+        near = did_you_mean(data, places.neighbours(data))
         raise RequestError(
-            f"data={shown(repr(data))} names no .csv file and no folder of runs{did_you_mean(data, neighbours(data))}; "
+            f"data={shown(repr(data))} names no .csv file and no folder of runs{near}; "
             "with models before it, --data names a text",
             code="missing", field="data", value=data,
         )  # fmt: skip
 
 
-def neighbours(name: str) -> list[str]:
-    """Returns the paths of the files and folders next to a path."""
-    path = Path(name)
-    try:
-        return [str(path.with_name(entry.name)) for entry in path.expanduser().parent.iterdir()]
-    except (OSError, ValueError, RuntimeError):
-        return []
-
-
 def unknown_data(data: str) -> RequestError:
     """Returns the refusal of a text that is not found, with the nearest names."""
-    hint = did_you_mean(data, [*neighbours(data), *CORPORA, *NAMED_TEXTS, *TASKS])
+    hint = did_you_mean(data, [*places.neighbours(data), *CORPORA, *NAMED_TEXTS, *TASKS])
     return RequestError(
         f"data={shown(repr(data))} names no file, no folder, no published text ({', '.join(NAMED_TEXTS)}) and no "
         f"embedded corpus ({', '.join(CORPORA)}){hint}",

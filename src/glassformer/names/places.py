@@ -122,15 +122,38 @@ def existing(name: str) -> Path | None:
     return None
 
 
+def neighbours(name: str) -> list[str]:
+    """Returns the paths of the files and folders next to a path."""
+    path = Path(name)
+    try:
+        return [str(path.with_name(entry.name)) for entry in path.expanduser().parent.iterdir()]
+    except (OSError, ValueError, RuntimeError):
+        return []
+
+
+def models_near(name: str) -> list[str]:
+    """Returns the paths next to a path that hold a model or may: runs, checkpoints, .gguf files."""
+    held = (CONFIG, "config.yaml")
+    with suppress(OSError):
+        return [
+            one
+            for one in neighbours(name)
+            if one.endswith(".gguf") or any((Path(one) / file).is_file() for file in held)
+        ]
+    return []
+
+
 def unknown(name: str, weights: bool = False) -> RequestError:
     """Returns the refusal of a name without a model, with the nearest names."""
     if grammar.looks_like_path(name) or "\0" in name:
         path = Path(name)
         why = _unfinished(path.parent, path.suffix) if path.suffix in READ else ""
-        message = f"no file or folder is named {shown(name, 200)}{f' yet: {why}' if why else ''}"
+        near = f" yet: {why}" if why else did_you_mean(name, models_near(name))
+        message = f"no file or folder is named {shown(name, 200)}{near}"
         return RequestError(message, code="missing", field="name", value=name)
     families = ("gpt2", *FAMILIES)
-    near = did_you_mean(name, [*families, *PRESETS, *PACKAGED] if not weights else PACKAGED)
+    known = PACKAGED if weights else [*families, *PRESETS, *PACKAGED]
+    near = did_you_mean(name, [*known, *models_near(name)])
     if not near and name in SHORT_NAMES:
         near = f", but a change: llama@10m+{name}"
     if not near and weights:
