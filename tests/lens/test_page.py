@@ -278,6 +278,8 @@ def test_its_title_has_the_text():
     assert found and found[1].startswith("llama reads “The cat sat on the mat, and") and found[1].endswith("…”")
     ids = inspect(loud("llama@1m"), [5, 17, 3], name="llama")
     assert "<title>llama reads “5 17 3”</title>" in ids.html()
+    far = inspect(loud("llama@1m"), [5], name=f"/{'long/' * 20}second-run")
+    assert re.search(r"<title>…[a-z/]+/second-run reads “5”</title>", far.html())
 
 
 def test_it_names_the_mixers_and_who_shares_keys():

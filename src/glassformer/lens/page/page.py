@@ -22,7 +22,7 @@ from glassformer.figures import (
 )
 from glassformer.lens.inspected import Effective, HeadMap, Inspected
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
-from glassformer.lens.page.words import likely, visible
+from glassformer.lens.page.words import LONGEST_WORD, likely, visible
 from glassformer.units import plural
 
 FINE_WEIGHTS = 1 << 20
@@ -69,8 +69,9 @@ def _file(name: str) -> str:
 
 
 def title(seen: Inspected) -> str:
-    """Returns the model's name, and the start of the text."""
-    return f"{visible(seen.name) if seen.name else 'A model'} reads “{opening(seen)}”"
+    """Returns the model's name, of a long path the end, and the start of the text."""
+    name = seen.name if len(seen.name) <= LONGEST_WORD or "/" not in seen.name else f"…{seen.name[1 - LONGEST_WORD :]}"
+    return f"{visible(name) if name else 'A model'} reads “{opening(seen)}”"
 
 
 def opening(seen: Inspected, most: int = TITLE) -> str:
