@@ -204,7 +204,7 @@ def first_sentence(text: str) -> str:
     text = re.sub(r"<!--.*?-->|```.*?```|!\[[^]]*\]\([^)]*\)", "", text, flags=re.S)
     for paragraph in re.split(r"\n\s*\n", text):
         words = " ".join(paragraph.split())
-        if words and words[0] not in "#|<:-":
+        if words and words[0] not in "#|<:->":
             plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words)
             plain = EMPHASIS.sub(lambda match: match[1] or match[2], plain)
             return re.split(r"(?<=\.)(?<!\.\.)\s|(?<=。)(?![）”])|(?<=。[）”])", plain)[0]

@@ -29,6 +29,8 @@ SECONDS = 600
 """Longest time of one cell."""
 OUTPUT = re.compile(r"^```text\n.*?^```\n\n|^!\[[^\n]*\]\(\.\./figures/tutorials/[^\n]*\n\n", re.DOTALL | re.MULTILINE)
 """Blocks of text and pictures, which only a run adds to a page."""
+NEEDED = "> The pictures need matplotlib: `pip install '.[figures]'`."
+"""First line of a page that draws."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -144,7 +146,9 @@ def written(tutorial: Tutorial, made: Any, shown: list[list[str]] | None = None)
         if cell.cell_type == "code":
             pieces += [f"```python\n{text}\n```", *next(later)]
         elif text:
-            pieces.append(text)
+            heading, _, rest = text.partition("\n\n") if text.startswith("# ") else (text, "", "")
+            draws = heading != text and any("alt" in one.metadata for one in code_cells(made))
+            pieces += [heading, NEEDED, rest.strip()] if draws else [text]
     names = [one.name for one in tutorials().values() if one.page.exists() or one == tutorial]
     at = names.index(tutorial.name)
     around = [f"Before: [{title(names[at - 1])}]({names[at - 1]}.md)."] if at else []
