@@ -57,9 +57,9 @@ def _again(words: list[str], at: int, end: int, tries: Sequence[str]) -> str:
 
 
 def _model(words: Sequence[str]) -> int:
-    """Returns the index of the model's expression. Raises ValueError if none is one."""
+    """Returns the index of the model's expression. Raises ValueError if no word is an expression."""
     free = [i for i in range(2, len(words)) if not words[i].startswith("-")]
-    # first those that are no value of an option: --watch MODEL is rarer than --out NAME
+    # words after an option last: --out NAME is more frequent than --watch MODEL
     for i in sorted(free, key=lambda i: words[i - 1].startswith("-")):
         with suppress(RequestError):
             check_model(words[i])
