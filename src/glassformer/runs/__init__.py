@@ -1,21 +1,21 @@
-"""Runs: how they are asked for and trained, and what they leave.
+"""Runs: their requests, their training, and their results.
 
 results     the types of results.json and result.json
 files       their one reader and their one writer
-arms        runs that are seeds of one arm, and the quantities that are measured of them
-diff        where the configs of arms differ
-verdicts    the one judge: which differences between arms are shown
+arms        runs that are seeds of one arm, and their measured quantities
+diff        differences between the configs of arms
+verdicts    decisions on differences between arms, the only source of "better"
 contrasts   differences between arms over seeds, and their intervals
 simultaneous quantiles for several contrasts at once
-looks       the level at which verdicts that are seen several times stay honest
-power       how many seeds a difference takes
+looks       the level for verdicts that are seen several times
+power       the number of seeds that shows a difference
 effects     effects of several changes, from a factorial design
 wording     verdicts as sentences
-events      what happens while runs train, as types and as lines of JSON
-request     a run that is asked for: model, recipe, text
+events      events of training, as types and as lines of JSON
+request     request of a run: model, recipe, text
 measure     a trained model -> RunResult
-arm         one run, in a process of its own
-owner       who trains a run, as the others see it
-executor    many runs: kept where they are finished, trained where they are not
-slurm       as jobs of a cluster; the executor that --executor and --slots name
+arm         one run, in a separate process
+owner       the process that trains a run
+executor    many runs: finished ones are kept, others trained
+slurm       executor of runs as jobs of a cluster, and the parsing of --executor and --slots
 """

@@ -1,4 +1,4 @@
-"""Answers of a model to held-out sources, next to the right ones."""
+"""Answers of a model to held-out sources, compared with the correct ones."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from glassformer.training import ObjectiveConfig
 from glassformer.training.objectives import Answered, Asked
 
 PAIRS = 500
-"""Held-out pairs, evenly spread."""
+"""Number of held-out pairs, evenly spread."""
 ROWS = 64
-"""Written at once."""
+"""Answers generated at once."""
 SAMPLES = 8
 HAN, KANA = re.compile(r"[\u3400-\u9fff]"), re.compile(r"[\u3040-\u30ff]")
 
 
 def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int, pairs: int = PAIRS) -> Answers | None:
-    """Held-out sources are answered, greedily if the answer is written. None of a model or an objective that answers
-    nothing.
+    """Returns the model's answers to held-out sources, greedy if they are generated; None for a model or an objective
+    without answers.
 
-    exact         share of answers that are the target
-    overlap       of spans, the mean F1 of words (Rajpurkar et al. 2016, 1606.05250)
-    confusion     of classes, texts by right class (row) and answer (column)
-    placeholders  share of the sources with placeholders whose answer has the same ones
+    exact         share of answers that equal the target
+    overlap       for spans, the mean F1 of words (Rajpurkar et al. 2016, 1606.05250)
+    confusion     for classes, texts by correct class (row) and answer (column)
+    placeholders  share of the sources with placeholders whose answer has equal ones
     bleu, chrf    of the corpus (Papineni et al. 2002; Popovic 2015), by sacrebleu with its own tokenisation, for
-                  Chinese targets the one of Chinese; None if it is not installed (the extra `translate`)
+                  Chinese targets the one for Chinese; None if it is not installed (the extra `translate`)
     """
     if told := objective.answered(model, text, pairs, context):
         return _given(told, objective.labels(model.config), objective.overlap)
@@ -63,7 +63,7 @@ def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int
 
 
 def _given(told: Sequence[Answered], labels: Sequence[str], overlap: bool) -> Answers:
-    """Answers that a model gives without writing."""
+    """Returns the answers of a model that does not generate."""
     place = {label: number for number, label in enumerate(labels)}
     confusion = np.zeros((len(labels), len(labels)), int)
     if labels:
@@ -94,8 +94,8 @@ def _words(text: str) -> list[str]:
 
 
 def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) -> list[list[int]]:
-    """Returns the most likely tokens of each text, without its end token: at most twice as many as its target has plus
-    8, and at most those that the context has room for after the prompt."""
+    """Returns the most likely tokens of each text, without its end token: at most twice the length of its target plus
+    8, and at most the room that the context has after the prompt."""
     prompts = [one.opening.tokens.tolist() for one in asked]
     sources = [one.opening.source for one in asked]
     given = None if sources[0] is None else [source.tolist() for source in sources if source is not None]
@@ -106,14 +106,14 @@ def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) 
     rows = generate(model, prompts, together, source=given, eos_id=[] if end is None else end)
     found = [row[len(prompt) :][:room] for row, prompt, room in zip(rows, prompts, rooms, strict=True)]
     cut = [i for i, ids in enumerate(found) if together == len(ids) < rooms[i] and ids[-1] != end]
-    if cut:  # by the context of a longer prompt in the batch
+    if cut:  # cut by the context of a longer prompt in the batch
         for i, ids in zip(cut, greedy(model, [asked[i] for i in cut], end, context), strict=True):
             found[i] = ids
     return [ids[:-1] if ids[-1] == end else ids for ids in found]
 
 
 def scores(written: list[str], right: list[str]) -> dict[str, Any]:
-    """BLEU and chrF with sacrebleu's signatures, where it is installed."""
+    """Returns BLEU and chrF with sacrebleu's signatures; None for both if it is not installed."""
     try:
         sacrebleu = importlib.import_module("sacrebleu")
     except ImportError:

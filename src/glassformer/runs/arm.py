@@ -1,8 +1,8 @@
-"""The process that trains runs, one after the other; one that goes wrong takes no other down.
+"""Process that trains runs, one after the other; a failed run ends only this process.
 
 `python -m glassformer.runs.arm` reads the folder of a run from each line of standard input, a string of JSON. It reads
-request.json there, prints an event a line while it works, and leaves result.json. What it writes to standard error goes
-to stderr.txt there.
+request.json in that folder, prints one event per line while it works, and writes result.json. Its standard error goes
+to stderr.txt in the folder.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from glassformer.training.checkpoint import latest, read_state
 from glassformer.training.sinks import open_sinks
 
 BETWEEN_STEPS = 0.25
-"""Seconds between two events `step`."""
+"""Minimum seconds between two events `step`."""
 COMPLAINTS = "stderr.txt"
 SECONDS_IDLE = 60
-"""How long it waits for another run before it ends."""
+"""Seconds that the process waits for another run before it ends."""
 STOPPED = 75
-"""Exit status of a run that was asked to stop; it is saved, and goes on when it is asked for again."""
+"""Exit status of a run that was asked to stop; it is saved, and resumes when it is requested again."""
 BEGUN, ENDED = "begun", "ended"
-"""Lines before the first event of a run and after its last, where the process is good for another one."""
+"""Lines before the first event of a run and after its last, if the process can train another one."""
 
 
 def main() -> int:
-    """Trains every run that is asked for; after one that failed it ends, with its exit status."""
+    """Trains every requested run; after a failed one it ends, with that run's exit status."""
     settle()
     asked: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
@@ -71,8 +71,8 @@ def main() -> int:
 
 
 def settle() -> None:
-    """Loads what the first training step of a process would load, so that the memory of the first run is measured as
-    that of the ones after it."""
+    """Loads the modules that the first training step of a process would load, so that the memory of the first run is
+    measured like that of later ones."""
     import torch._dynamo  # optimizers import it at their first step
 
     x = torch.ones(64, 64, requires_grad=True)
@@ -83,7 +83,7 @@ def settle() -> None:
 
 
 def _listen(asked: SimpleQueue[bytes]) -> None:
-    """Puts every line of standard input, and an empty one at its end."""
+    """Puts every line of standard input into the queue, and an empty one at its end."""
     with open(0, "rb", buffering=0, closefd=False) as lines:  # a buffer's lock, held here, would break the exit
         while line := lines.readline():
             asked.put(line)
@@ -91,7 +91,7 @@ def _listen(asked: SimpleQueue[bytes]) -> None:
 
 
 def _complain_to(path: Path) -> None:
-    """Standard error, that of libraries too, goes to this file."""
+    """Redirects standard error, also of libraries, to this file."""
     with path.open("wb") as file:
         sys.stderr.flush()
         os.dup2(file.fileno(), 2)
@@ -102,7 +102,7 @@ def say(event: events.Event) -> None:
 
 
 def train_one(folder: Path, say: Notify = say, callbacks: Sequence[Callback] = ()) -> int:
-    """Trains the run of a folder and leaves its result; returns the exit status. `say` receives its events."""
+    """Trains the run of a folder and writes its result; returns the exit status. `say` receives its events."""
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     try:
@@ -116,7 +116,7 @@ def train_one(folder: Path, say: Notify = say, callbacks: Sequence[Callback] = (
         return error.exit_status
     except (MemoryError, RuntimeError) as error:
         if not no_memory(error):
-            raise  # a defect of ours: its traceback goes to stderr.txt
+            raise  # a defect of the program: its traceback goes to stderr.txt
         traceback.print_exc()
         say(events.Error(**who, error=NO_MEMORY))
         return WorkError.exit_status
@@ -124,7 +124,7 @@ def train_one(folder: Path, say: Notify = say, callbacks: Sequence[Callback] = (
 
 
 def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Sequence[Callback] = ()) -> RunResult:
-    """Trains the run, from its latest checkpoint where it has one, and takes every measure of it."""
+    """Trains the run, from its latest checkpoint if any, and returns its result with all measures."""
     import_modules(request.get("imports", {}))
     check_sources(request.get("sources", {}), "the start of the experiment")
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
@@ -175,7 +175,8 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
 
 
 def company(began: tuple[float, float] | None, ended: tuple[float, float] | None) -> dict[str, float]:
-    """Cores that other programs used between two counts of `CoreTimes`; nothing if the system does not count."""
+    """Returns the cores that other programs used between two counts of `CoreTimes`; empty if the system does not
+    count."""
     if began is None or ended is None or ended[0] <= began[0]:
         return {}
     return {COMPANY: round(max(0.0, ended[1] - began[1]) / (ended[0] - began[0]), 2)}

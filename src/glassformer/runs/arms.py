@@ -1,4 +1,4 @@
-"""Arms: the runs of one model over seeds, and the quantities that are measured of them."""
+"""Arms: the runs of one model over seeds, and their measured quantities."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from glassformer.figures import finite
 from glassformer.runs.results import Dynamics, Generation, RunResult, TrainingResult, Validation
 
 Points = list[tuple[float, float]]
-MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # of what was watched: more is not in a file that this package wrote
+MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # limits of watched data: larger ones are not from this package
 
 
 def points(curve: Sequence[Sequence[Any]]) -> Points:
-    """The finite pairs of a recorded curve, in order."""
+    """Returns the finite pairs of a recorded curve, in order."""
     pairs = [(finite(p[0]), finite(p[1])) for p in curve if len(p) == 2]
     return sorted((a, b) for a, b in pairs if a is not None and b is not None)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a run, by the name that verdicts call it."""
+    """Number of a run, by its name in verdicts."""
 
     name: str
     of: Callable[[RunResult], float | None]
@@ -53,7 +53,7 @@ STATE_BYTES = _of_generation("state_bytes_per_token", lambda found: found.state_
 
 @dataclass(frozen=True)
 class Stat:
-    """A quantity over seeds: the mean, and from two seeds on the sample standard deviation."""
+    """Quantity over seeds: the mean, and from two seeds the sample standard deviation."""
 
     values: tuple[float, ...]
 
@@ -80,17 +80,17 @@ class Arm:
 
     @property
     def finished(self) -> list[RunResult]:
-        """The runs that came to their end."""
+        """Runs that were trained to their end."""
         return [run for run in self.runs if run.status == "ok"]
 
     @property
     def counted(self) -> list[RunResult]:
-        """The runs that figures are taken from: those that finished, or all of them where none did."""
+        """Runs whose figures count: the finished ones, or all of them if no run finished."""
         return self.finished or list(self.runs)
 
     @property
     def complete(self) -> bool:
-        """Whether every seed came to its end."""
+        """True if every seed was trained to its end."""
         return len(self.finished) == len(self.runs)
 
     @property
@@ -99,16 +99,16 @@ class Arm:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """How its first run was trained."""
+        """Recipe of its first run."""
         return next((run.recipe for run in self.runs if run.recipe), {})
 
     @property
     def trouble(self) -> str:
-        """What happened to the runs that did not finish: `diverged`, `diverged, failed` or nothing."""
+        """Status of the runs that did not finish: `diverged`, `diverged, failed` or empty."""
         return ", ".join(dict.fromkeys(run.status for run in self.runs if run.status != "ok"))
 
     def stat(self, quantity: Quantity) -> Stat | None:
-        """A quantity over the counted runs."""
+        """Returns a quantity over the counted runs."""
         values = [v for run in self.counted if (v := finite(quantity.of(run))) is not None]
         return Stat(tuple(values)) if values else None
 
@@ -118,12 +118,12 @@ class Arm:
 
     @property
     def unmeasured(self) -> str:
-        """Why a quantity is missing."""
+        """Reason why a quantity is missing."""
         return "not measured" if self.finished else self.trouble
 
 
 def arms_of(runs: Sequence[RunResult]) -> list[Arm]:
-    """The runs gathered by name, in the order in which the names first appear."""
+    """Returns the runs grouped by name, in the order in which the names first appear."""
     gathered: dict[str, list[RunResult]] = {}
     for run in runs:
         gathered.setdefault(run.name, []).append(run)
@@ -131,7 +131,7 @@ def arms_of(runs: Sequence[RunResult]) -> list[Arm]:
 
 
 def ranked(arms: Sequence[Arm]) -> list[Arm]:
-    """Arms by validation loss, lowest first; those in which no run finished come last."""
+    """Returns arms by validation loss, lowest first; those without a finished run come last."""
 
     def key(arm: Arm) -> tuple[bool, float]:
         loss = arm.mean(LOSS)
@@ -142,10 +142,11 @@ def ranked(arms: Sequence[Arm]) -> list[Arm]:
 
 @dataclass(frozen=True)
 class RecordedDynamics:
-    """What one run recorded of itself: `layers[statistic][i][j]` is of window i, which ends at `steps[i]`, and row j.
+    """Recorded statistics of one run: `layers[statistic][i][j]` is that of window i, which ends at `steps[i]`, and row
+    j.
 
     `depth` layers share the rows evenly. A value is a number, a word for one that is not finite, or anything else for
-    nothing."""
+    no value."""
 
     run: RunResult
     steps: list[float]
@@ -155,16 +156,16 @@ class RecordedDynamics:
     events: list[dict[str, Any]]
     left_out: int
     experts: dict[int, list[float]]
-    """By layer: the share of its assignments that each expert had towards the end."""
+    """Share of the assignments of each expert towards the end, by layer."""
 
     @property
     def rows(self) -> int:
-        """Rows of layers, in the statistic that has most of them."""
+        """Largest number of rows of layers of a statistic."""
         return max((len(column) for grid in self.layers.values() for column in grid), default=0)
 
 
 def watched(run: RunResult) -> RecordedDynamics | None:
-    """The dynamics of a run as far as they can be read, or None where nothing was watched."""
+    """Returns the readable dynamics of a run, or None if it was not watched."""
     seen = run.dynamics
     steps: list[float] = []
     for ended in seen.steps[:MOST_STEPS]:
@@ -182,7 +183,7 @@ def watched(run: RunResult) -> RecordedDynamics | None:
 
 
 def _loads(seen: Dynamics) -> dict[int, list[float]]:
-    """Those that are shares of something."""
+    """Returns the loads of experts that are valid shares, by layer."""
     found = {}
     for one in seen.experts[:MOST_ROWS]:
         load = [finite(share) for share in one.load[: MOST_EXPERTS + 1]]
@@ -193,29 +194,29 @@ def _loads(seen: Dynamics) -> dict[int, list[float]]:
 
 
 def training_curve(run: RunResult) -> Points:
-    """(tokens, loss)"""
+    """Returns the curve of (tokens, loss)."""
     return points(run.train.curve) if run.train else []
 
 
 def validation_curve(run: RunResult) -> Points:
-    """(tokens, held-out loss)"""
+    """Returns the curve of (tokens, held-out loss)."""
     return points(run.train.validation_curve) if run.train else []
 
 
 def held_out_tokens(runs: Sequence[RunResult]) -> tuple[str, str]:
-    """Held-out tokens behind the loss of a trained model, and behind each point of its curve while it trained, in
-    words; empty if that is not known."""
+    """Returns the number of held-out tokens behind the loss of a trained model, and behind each point of its curve in
+    training, in words; empty if unknown."""
     final = sorted({run.validation.tokens for run in runs if run.validation})
     while_training = sorted({n for run in runs if run.train and (n := run.train.validation_tokens) is not None})
     return _counts(final), _counts(while_training)
 
 
 def _counts(known: list[int]) -> str:
-    """`39,872`, or `16,384 to 39,872` if runs differ."""
+    """Returns numbers in words: `39,872`, or `16,384 to 39,872` if runs differ."""
     return " to ".join(f"{n:,}" for n in dict.fromkeys(known[:1] + known[-1:]))
 
 
 def last_seen(run: RunResult) -> tuple[float, float] | None:
-    """The last (tokens, loss) that a run recorded."""
+    """Returns the last (tokens, loss) that a run recorded, or None."""
     curve = training_curve(run)
     return curve[-1] if curve else None

@@ -2,9 +2,9 @@
 
     loss[seed, arm] = mean + effect of the seed + effect of the arm + noise
 
-The noise has one variance where the arms are alike; it is then estimated from all of them, with (arms - 1)(seeds - 1)
-degrees of freedom in place of seeds - 1. Where Levene's test says that they are not alike, and for two arms, each
-difference has the variance of its own pairs, which is the paired t test.
+If all arms have equal variance of the noise, it is estimated from all of them, with (arms - 1)(seeds - 1) degrees of
+freedom in place of seeds - 1. If Levene's test rejects that, and for two arms, each difference has the variance of its
+pairs, which is the paired t test.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from numpy.typing import NDArray
 from glassformer.runs.simultaneous import quantile, student_quantile
 
 HOMOGENEOUS = 0.1
-"""Variances are pooled where Levene's p is at least this."""
+"""Smallest p of Levene's test at which variances are pooled."""
 SEPARATE = 0.8
-"""Share of the level that is left to intervals with variances of their own, as a test chose them: with all of it four
-arms are wrong up to 5.5 % of the time, with this at most 5.2 %."""
+"""Share of the level for intervals with separate variances, because a test chose them: with all of it four arms are
+wrong up to 5.5 % of the time, with this at most 5.2 %."""
 TESTABLE = 3
-"""Seeds from which on the variances of arms can be compared."""
+"""Minimum seeds for a comparison of the variances of arms."""
 
 Array = NDArray[Any]
 Pairs = Sequence[tuple[int, int]]
-"""(a, b): indices of two arms whose difference is b minus a."""
+"""Sequence of (a, b): indices of two arms whose difference is b minus a."""
 
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Differences b - a of several pairs of arms, with what is needed to judge them together. Arrays are (..., pairs);
+    """Differences b - a of several pairs of arms, with the statistics to judge them together. Arrays are (..., pairs);
     the leading axes are those of independent tables."""
 
     pairs: tuple[tuple[int, int], ...]
     seeds: Array
-    """(pairs,): seeds that both arms have."""
+    """Number of seeds that both arms have, (pairs,)."""
     difference: Array
     error: Array
     """Standard error of the difference."""
     df: Array
     """Degrees of freedom of the standard error."""
     pooled: Array
-    """Whether the variance is that of all arms."""
+    """True if the variance is that of all arms."""
     homogeneity: Array
-    """(...,): Levene's p; nan where the test does not apply."""
+    """Levene's p, (...,); nan if the test does not apply."""
 
     @property
     def t(self) -> Array:
-        """The difference in standard errors; infinite where these are zero and the difference is not."""
+        """Difference in standard errors; infinite for a difference with a standard error of zero."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.difference == 0, 0.0, self.difference / self.error)
 
     @property
     def p(self) -> Array:
-        """Two-sided p of each pair alone."""
+        """Two-sided p of each pair by itself."""
         from scipy.special import stdtr
 
         return 2 * stdtr(self.df, -np.abs(self.t))
 
     def critical(self, level: float) -> Array:
-        """The half width of each interval in standard errors, so that all of a table hold together with probability
-        1 - level."""
+        """Returns the half width of each interval in standard errors, so that all of a table hold together with
+        probability 1 - level."""
         balanced = len(set(self.seeds.tolist())) == 1
         tested = np.broadcast_to(np.isfinite(self.homogeneity)[..., None], self.df.shape)
         found = np.empty(self.df.shape)
@@ -77,13 +77,14 @@ class Contrasts:
         return found
 
     def intervals(self, level: float) -> tuple[Array, Array]:
-        """(low, high) of each difference."""
+        """Returns (low, high) of each difference."""
         half = self.critical(level) * self.error
         return self.difference - half, self.difference + half
 
 
 def contrasts(losses: Array, pairs: Pairs) -> Contrasts:
-    """`losses` is (..., seeds, arms), nan where a run is missing; every pair needs two seeds that both arms have.
+    """Returns the contrasts of `pairs`. `losses` is (..., seeds, arms), nan for missing runs; every pair needs two
+    seeds that both arms have.
 
     The common variance comes from the seeds that all arms have. A pair that has more seeds uses them for its
     difference; the estimate of the variance is independent of these as well."""
@@ -108,11 +109,12 @@ def contrasts(losses: Array, pairs: Pairs) -> Contrasts:
 
 
 def residual_variance(table: Array) -> tuple[Array, int, Array]:
-    """(variance of the noise (...,), its degrees of freedom, Levene's p (...,)) of whole blocks (..., seeds, arms).
+    """Returns (variance of the noise (...,), its degrees of freedom, Levene's p (...,)) of whole blocks (..., seeds,
+    arms).
 
-    Residuals are what is left of a loss without the means of its seed and its arm. Levene's test (1960) is an analysis
-    of variance of their absolute values; the later form with medians finds nothing in three seeds, as one of three is
-    the median. p is nan for two arms, whose residuals mirror each other, and for fewer than TESTABLE seeds."""
+    Residuals are losses without the means of their seed and their arm. Levene's test (1960) is an analysis of variance
+    of their absolute values; the later form with medians finds nothing in three seeds, because one of three is the
+    median. p is nan for two arms, whose residuals mirror each other, and for fewer than TESTABLE seeds."""
     from scipy.stats import f_oneway
 
     seeds, arms = table.shape[-2:]
@@ -128,12 +130,13 @@ def residual_variance(table: Array) -> tuple[Array, int, Array]:
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
-    """(mean, low, high) of independent values: mean ± t s / sqrt(n), Student's t with n - 1 degrees of freedom."""
+    """Returns (mean, low, high) of independent values: mean ± t s / sqrt(n), Student's t with n - 1 degrees of
+    freedom."""
     n, mean = len(values), fmean(values)
     half = student_quantile(1 - confidence, n - 1) * stdev(values) / math.sqrt(n)
     return mean, mean - half, mean + half
 
 
 def excludes_zero(low: float, high: float) -> bool:
-    """True if the interval of a difference shows one."""
+    """Returns True if the interval of a difference excludes zero."""
     return low > 0 or high < 0

@@ -1,4 +1,5 @@
-"""How arms differ: only the parts and leaves that do, by path in the config's own words, by axis; the recipe last."""
+"""Differences between the configs of arms: parts and leaves by path in the config's own words, by axis; the recipe
+last."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ _SIZES = ("vocab_size", "d_model", "context", "max_len", "stack")
 ABSENT = "\0absent"
 _DEEPEST = 30
 CLOSE = 1e-3
-"""Fractions that differ by a smaller share are one: learning rates of a rule differ by the size of the arms."""
+"""Relative difference below which fractions count as equal: learning rates of a rule differ with the size of the
+arms."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One place where the configs are not all alike; `values` are words per config, None for absent."""
+    """Place where configs differ; `values` are words per config, None for absent."""
 
     group: str
     path: str
@@ -29,13 +31,13 @@ class Difference:
 
     @property
     def usual(self) -> str | None:
-        """What more than half of the configs have, as a value that is there; None where there is no such value."""
+        """Value of more than half of the configs; None if that is absence, or no value is so common."""
         value, times = Counter(self.values).most_common(1)[0]
         return value if 2 * times > len(self.values) else None
 
 
 def differences(configs: Sequence[dict]) -> list[Difference]:
-    """The places where these configs differ, in the order of the axes."""
+    """Returns the places where these configs differ, in the order of the axes."""
     found = list(_walk((), list(configs)))
     return sorted(found, key=lambda one: GROUPS.index(one.group))
 
@@ -51,7 +53,7 @@ def value_at(tree: Any, path: str) -> Any:
 
 
 def group_of(path: Sequence[str]) -> str:
-    """The axis of a path: the innermost part named on it; what names no part is size, or other."""
+    """Returns the axis of a path: the innermost part named on it; size or other for a path without a part."""
     if path and path[0] == RECIPE:
         return RECIPE
     for step in reversed(path):
@@ -62,7 +64,7 @@ def group_of(path: Sequence[str]) -> str:
 
 
 def alike(values: Sequence[Any]) -> bool:
-    """Whether all are the same; fractions are that differ by less than they are printed in."""
+    """Returns True if all values are equal; fractions may differ by less than their printed precision."""
     return all(_alike(values[0], value) for value in values[1:])
 
 
@@ -77,7 +79,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _walk(path: tuple[str, ...], values: list[Any]) -> Iterator[Difference]:
-    """Go down while all configs have the same part here; elsewhere the whole part is the difference."""
+    """Yields the differences below a path while all configs have one kind of part; otherwise the whole part is one."""
     if alike(values):
         return
     if len(path) < _DEEPEST and all(isinstance(v, dict) for v in values) and alike([v.get("kind") for v in values]):
@@ -98,7 +100,7 @@ def _is_list_of_parts(value: object) -> bool:
 
 
 def _words(value: Any, beside: Sequence[Any]) -> str | None:
-    """A value in words; of a part only what the others do not have in the same way."""
+    """Returns a value in words; for a part only the fields that differ from the others."""
     if isinstance(value, str) and value == ABSENT:
         return None
     if not isinstance(value, dict):
@@ -108,18 +110,18 @@ def _words(value: Any, beside: Sequence[Any]) -> str | None:
 
 
 def _off(key: Any, parts: Sequence[dict]) -> bool:
-    """True for a switch that no part has on: a kind without it does nothing else."""
+    """Returns True for a switch that is off in all parts: a kind without it behaves equally."""
     return all(part.get(key, False) is False for part in parts)
 
 
 def _shared(key: Any, parts: Sequence[dict]) -> bool:
-    """Whether several parts have this leaf, all of them the same."""
+    """Returns True if several parts have this leaf, with equal values."""
     values = [part[key] for part in parts if key in part]
     return len(values) > 1 and alike(values)
 
 
 def part(value: dict, skip: set[Any] | frozenset[Any] = frozenset(), depth: int = 0) -> str:
-    """A part in one line: `glu(hidden=1024, activation=silu)`."""
+    """Returns a part in one line: `glu(hidden=1024, activation=silu)`."""
     inside = []
     for key, item in value.items():
         if key == "kind" or key in skip or item is None:
@@ -143,7 +145,7 @@ def _inner(item: Any, depth: int) -> str:
 
 
 def leaf(value: Any) -> str:
-    """A single value as a config file would write it."""
+    """Returns a single value as a config file would write it."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -167,9 +169,9 @@ _NAMES = {
 
 
 def plain_name(path: str, alone: bool) -> str:
-    """A path in words: `stack.0.blocks.0.mixer.n_kv_heads` is `Mixer: key/value heads`.
+    """Returns a path in words: `stack.0.blocks.0.mixer.n_kv_heads` becomes `Mixer: key/value heads`.
 
-    `alone` says that every arm has one kind of block, so that its number says nothing."""
+    `alone`: every arm has one kind of block, so that its number is omitted."""
     steps = path.split(".")
     where, names = [], []
     if steps[-1] == "norm" and "blocks" in steps:

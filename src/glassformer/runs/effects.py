@@ -2,9 +2,9 @@
 
     effect of i        mean loss of the arms with i minus mean loss of those without
     interaction of ij  mean loss of the arms with both or neither minus mean loss of those with one of them:
-                       half of what the effect of i differs by between arms with j and without
+                       half of the difference of the effect of i between arms with j and without
 
-Up to four changes all 2^k combinations are trained. Of five it is one half, those with an even number of changes
+Up to four changes all 2^k combinations are trained. For five, one half is trained, those with an even number of changes
 (I = -ABCDE, resolution V): main effects and interactions of two are clear of each other, if none of three matters. Box,
 Hunter & Hunter, Statistics for Experimenters, 2005, chapters 5 and 6.
 """
@@ -21,15 +21,15 @@ from glassformer.runs.contrasts import Array, excludes_zero
 from glassformer.runs.simultaneous import sidak_quantile
 
 WHOLE = 4
-"""Changes up to which all combinations are trained."""
+"""Maximum number of changes for which all combinations are trained."""
 MOST = 5
-"""Changes of a factorial design: six would take 32 arms."""
+"""Maximum number of changes of a factorial design: six would take 32 arms."""
 NOTICED = 2.0
-"""An interaction of more standard errors than this is shown as one."""
+"""Number of standard errors above which an interaction is shown."""
 
 
 def combined(changes: int) -> list[tuple[bool, ...]]:
-    """The arms, which changes each has; the first has none."""
+    """Returns the arms of the design, as a flag for each change; the first arm has no change."""
     rows = sorted(product((False, True), repeat=changes), key=lambda row: (sum(row), [not one for one in row]))
     return rows if changes <= WHOLE else [row for row in rows if sum(row) % 2 == 0]
 
@@ -37,11 +37,11 @@ def combined(changes: int) -> list[tuple[bool, ...]]:
 @dataclass(frozen=True)
 class Effect:
     of: tuple[int, ...]
-    """One change, or two for their interaction."""
+    """Index of one change, or of two for their interaction."""
     effect: float
-    """In nats: below zero where the change lowers the loss."""
+    """Effect in nats: below zero if the change lowers the loss."""
     error: float
-    """Its standard error."""
+    """Standard error of the effect."""
     low: float
     high: float
     df: float
@@ -57,11 +57,13 @@ class Effect:
 
 
 def effects(losses: Array, rows: Sequence[tuple[bool, ...]], confidence: float = 0.95) -> list[Effect]:
-    """Every main effect, then every interaction of two, from `losses` (seeds, arms), whole, of two seeds or more.
+    """Returns every main effect, then every interaction of two, from `losses` (seeds, arms), complete, of two seeds or
+    more.
 
-    Seeds are blocks: what is common to a seed falls out. The noise has the variance that the means of seeds and arms
-    leave; as every effect weighs all arms alike, that is right for arms of unequal noise too. The intervals of the main
-    effects hold together with the given confidence (Šidák), those of the interactions too."""
+    Seeds are blocks, so effects common to a seed cancel. The variance of the noise is the residual one after the means
+    of seeds and arms; because every effect weighs all arms equally, that also holds for arms of unequal noise. The
+    intervals of the main effects hold together with the given confidence (Šidák), and so do those of the
+    interactions."""
     seeds, arms = losses.shape
     left = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
     df = (seeds - 1) * (arms - 1)
@@ -78,7 +80,7 @@ def effects(losses: Array, rows: Sequence[tuple[bool, ...]], confidence: float =
 
 
 def by_chance(df: float) -> float:
-    """Probability that an effect of nothing is noticed."""
+    """Returns the probability that an effect of zero is noticed."""
     from scipy.special import stdtr
 
     return float(2 * stdtr(df, -NOTICED))

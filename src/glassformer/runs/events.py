@@ -1,11 +1,11 @@
-"""What happens while runs train: typed events, each of which is one line of JSON.
+"""Events of training: types, each written as one line of JSON.
 
-stage                                   work of several comparisons: what follows, as a sentence
+stage                                   next part of a work of several comparisons, as a sentence
 plan                                    the runs of a scaling law, with their time
-reading                                 how far a stage of the work is, such as reading a text
-begin                                   a comparison: the runs that are asked for
-kept, start, end                        a run: finished before; trained from here on; its result is there
-step, wrote, watched, measuring, error  within a run, told by the process that trains it
+reading                                 progress of one stage, such as reading a text
+begin                                   a comparison: the requested runs
+kept, start, end                        a run: finished before; starts training; has a result
+step, wrote, watched, measuring, error  within a run, from the process that trains it
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class _Event(BaseModel):
 
 
 class StageEvent(_Event):
-    """What follows, in work that takes several comparisons."""
+    """Next part of a work of several comparisons."""
 
     event: Literal["stage"] = "stage"
     words: str
-    """A sentence."""
+    """Sentence."""
 
 
 class PlanEvent(_Event):
-    """The runs of a scaling law, with the time that they will take, before the first of them."""
+    """Runs of a scaling law, with their estimated time, before the first of them."""
 
     event: Literal["plan"] = "plan"
     plan: Any
-    """The `laboratory.scaling.ScalingPlan`."""
+    """Plan, a `laboratory.scaling.ScalingPlan`."""
 
 
 class ReadingEvent(_Event):
@@ -49,11 +49,11 @@ class ReadingEvent(_Event):
 
 
 class Begin(_Event):
-    """Before anything is trained."""
+    """Start of a comparison, before anything is trained."""
 
     event: Literal["begin"] = "begin"
     runs: list[Key]
-    """In the order in which they were asked for."""
+    """Runs in the order of the request."""
     how: str
     """Device, dtype and compilation, as a sentence."""
     notes: list[str]
@@ -69,35 +69,35 @@ class _RunEvent(_Event):
 
 
 class Kept(_RunEvent):
-    """The run finished before and is not trained again."""
+    """Run that finished before and is not trained again."""
 
     event: Literal["kept"] = "kept"
 
 
 class Start(_RunEvent):
-    """The process of the run starts."""
+    """Start of the process of a run."""
 
     event: Literal["start"] = "start"
 
 
 class Step(_RunEvent):
-    """Progress, a few times a second."""
+    """Progress of a run, a few times a second."""
 
     event: Literal["step"] = "step"
     step: int
     done: float
-    """Share of the run, 0 to 1."""
+    """Fraction of the run that is done, 0 to 1."""
     loss: float
     tokens_per_second: float
     seconds_left: float
     learning_rate: float | None = None
     grad_norm: float | None = None
     validation: dict[str, Any] | None = None
-    """Held-out measures, if this step took them."""
+    """Held-out measures, if this step took them; else None."""
 
 
 class Wrote(_RunEvent):
-    """Text that the model writes by now."""
+    """Text that the model generates at this step."""
 
     event: Literal["wrote"] = "wrote"
     step: int
@@ -106,27 +106,27 @@ class Wrote(_RunEvent):
 
 
 class Watched(_RunEvent):
-    """A spike, or what was done about it, as a sentence."""
+    """Spike, or the answer to it, as a sentence."""
 
     event: Literal["watched"] = "watched"
     words: str
 
 
 class Measuring(_RunEvent):
-    """The model is trained; its measures are taken."""
+    """Start of the measures of a trained model."""
 
     event: Literal["measuring"] = "measuring"
 
 
 class Error(_RunEvent):
-    """Why the run cannot go on, as a sentence."""
+    """Reason why a run cannot continue, as a sentence."""
 
     event: Literal["error"] = "error"
     error: str
 
 
 class End(_RunEvent):
-    """The run has ended, well or not."""
+    """End of a run, successful or not."""
 
     event: Literal["end"] = "end"
     result: RunResult
@@ -142,21 +142,21 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="
 
 
 def silent(event: Event) -> None:
-    """A `Notify` that does nothing."""
+    """Does nothing: the `Notify` for silence."""
 
 
 def reading(notify: Notify) -> OnProgress:
-    """Returns the function that tells of a text that is read, for `text.prepare`."""
+    """Returns a function that passes the progress of reading a text to `notify`, for `text.prepare`."""
     return lambda stage, done, total: notify(ReadingEvent(stage=stage, done=done, total=total))
 
 
 def encode(event: Event) -> str:
-    """One line of JSON, without its end."""
+    """Returns an event as one line of JSON, without its end."""
     return event.model_dump_json()
 
 
 def decode(line: str) -> Event | None:
-    """The event of a line; None where the line is something else that was printed."""
+    """Returns the event of a line; None for any other printed text."""
     try:
         return _EVENTS.validate_json(line)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Executors train the runs that are asked for; `kept` finds those that need not be trained."""
+"""Executors, which train requested runs, and `kept`, which finds those that are finished."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Executor(Protocol):
-    """Where and in which order runs are trained."""
+    """Interface of an executor, which decides the place and the order of training."""
 
     workers: int
-    """Runs that are at work at the same time on one machine, at most."""
+    """Maximum number of runs in parallel on one machine."""
     shared: bool
-    """Whether these share a device, so that their speeds say little."""
+    """True if these runs share a device, so that their speeds do not compare."""
     here: bool
     """True if this machine trains the runs."""
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
-        """Trains every request, in `request.place(folder)`, from where it stopped; yields a result for each as it
-        ends, in any order. A run that fails is a result with `status="failed"`.
+        """Trains every request, in `request.place(folder)`, resuming if it was stopped; yields a result for each as it
+        ends, in any order. A run that fails has a result with `status="failed"`.
 
-        Raises Interrupted or KeyboardInterrupt where it was stopped: what has begun goes on when it is asked for again.
+        Raises Interrupted or KeyboardInterrupt if it was stopped: started runs resume when they are requested again.
         """
 
 
 def kept(requests: Iterable[RunRequest], folder: Path, notify: Notify = silent) -> dict[Key, RunResult]:
-    """Results of the requests that were trained to their end before, or diverged."""
+    """Returns the results of the requests that were trained to their end before, or diverged."""
     found = {}
     for request in requests:
         if (result := finished(request, folder)) is not None:
@@ -62,10 +62,9 @@ def kept(requests: Iterable[RunRequest], folder: Path, notify: Notify = silent) 
 def execute(
     requests: Sequence[RunRequest], folder: Path, executor: Executor | None = None, notify: Notify = silent
 ) -> Iterator[RunResult]:
-    """A result for every request: first those that are kept, then the others as `executor` ends them.
+    """Yields a result for every request: first the kept ones, then the others as `executor` ends them.
 
-    The caller holds the folder (`files.only_writer`), and `interruptible()` if SIGTERM should save the run at
-    work."""
+    The caller holds the folder (`files.only_writer`), and `interruptible()` if SIGTERM should save the present run."""
     held = kept(requests, folder, notify)
     yield from held.values()
     yield from (executor or Local()).run([one for one in requests if one.key not in held], folder, notify)
@@ -78,15 +77,15 @@ def finished(request: RunRequest, folder: Path) -> RunResult | None:
 
 
 class Local:
-    """Runs in processes of this machine, `workers` of them side by side.
+    """Executor of runs in processes of this machine, `workers` of them in parallel.
 
-    One, which has all cores, makes speeds comparable. Several, with a share of the cores each, train more small runs in
-    an hour; their speeds are those of such company, and are not judged."""
+    One worker, which has all cores, makes speeds comparable. Several, with a share of the cores each, train more small
+    runs in an hour; their speeds depend on each other, and are not judged."""
 
     here = True
 
     def __init__(self, workers: int = 1):
-        """Raises RequestError for more workers than this process may use cores."""
+        """Raises RequestError for more workers than this process has cores."""
         cores = available_cores()
         if not 1 <= workers <= cores:
             message = f"workers={workers}: a number from 1 to {cores} is right, the cores that this process may use"
@@ -126,14 +125,14 @@ class Local:
         def work() -> None:
             try:
                 news.put(_Ended(request, *training.run(news.put)))
-            except BaseException as error:  # it belongs to who waits for the run
+            except BaseException as error:  # passed to the thread that waits for the run
                 news.put(_Ended(request, None, 0, error))
 
         threading.Thread(target=work, daemon=True).start()
         return training
 
     def training(self, place: Path) -> WorkerRun:
-        """What trains the run of a folder."""
+        """Returns the worker run that trains the run of a folder."""
         return WorkerRun(place)
 
     def _result(self, ended: _Ended, folder: Path) -> RunResult:
@@ -152,8 +151,8 @@ class Local:
 
 
 class InProcess:
-    """Runs in this process, one after the other, so that callbacks see each of them. Its speeds are those of a process
-    that does other things too."""
+    """Executor of runs in this process, one after the other, so that callbacks receive each of them. Its speeds are
+    those of a process that also does other work."""
 
     here = True
 
@@ -182,7 +181,7 @@ class InProcess:
 
 
 def trains_here(executor: Executor | None) -> bool:
-    """Returns True if runs are trained on this machine, which is so without an executor."""
+    """Returns True if runs are trained on this machine, as they are without an executor."""
     return executor is None or executor.here
 
 
@@ -201,10 +200,10 @@ def with_callbacks(executor: Executor | None, callbacks: Sequence[Callback]) -> 
 
 
 class Slots(Local):
-    """`Local` with one run at a time on each of `devices`, such as cuda:0 and cuda:1. A device that is named twice has
-    two runs, whose speeds are then not judged.
+    """Executor like `Local` with one run at a time on each of `devices`, such as cuda:0 and cuda:1. A device that is
+    named twice has two runs, whose speeds are then not judged.
 
-    Raises RequestError for a device that is not on this machine, and where runs ask for another one (`device`)."""
+    Raises RequestError for a device that this machine lacks, and if runs request another one (`device`)."""
 
     def __init__(self, devices: Sequence[str], device: str = "auto"):
         if not devices:
@@ -224,7 +223,7 @@ class Slots(Local):
 
 
 class _OnDevice(WorkerRun):
-    """Takes a free device, and gives it back."""
+    """Worker run that takes a free device, and returns it."""
 
     def __init__(self, place: Path, free: deque[str]):
         self.device, self.free = free.popleft(), free
@@ -238,7 +237,7 @@ class _OnDevice(WorkerRun):
 
 
 def _device(name: str) -> str:
-    """The device of a slot, by number where it is a graphics card."""
+    """Returns the device of a slot, with its number if it is a GPU."""
     named = machine.device_named(name)
     if named != "cpu" and not named.startswith("cuda"):
         raise RequestError(f"slots={name}: use cpu, or cuda:0 and so on", field="slots", value=name, code="unknown")
@@ -246,7 +245,7 @@ def _device(name: str) -> str:
 
 
 def _visible(device: str) -> str:
-    """What the process of a run is to see of the graphics cards."""
+    """Returns the value of CUDA_VISIBLE_DEVICES for the process of a run."""
     if device == "cpu":
         return ""
     seen = [one for one in os.environ.get(VISIBLE, "").split(",") if one]
@@ -266,7 +265,7 @@ _News = Event | _Ended
 
 
 def _stop(at_work: dict[Key, WorkerRun], news: SimpleQueue[_News]) -> None:
-    """Has the runs at work save themselves, and waits for them; a second Ctrl-C does not wait."""
+    """Stops the running runs, so that they save themselves, and waits for them; a second Ctrl-C does not wait."""
     try:
         for training in at_work.values():
             training.stop()
@@ -281,7 +280,7 @@ def _stop(at_work: dict[Key, WorkerRun], news: SimpleQueue[_News]) -> None:
 
 
 def laid(request: RunRequest, folder: Path, shared: bool = False) -> Path:
-    """The folder of a run with its request.json."""
+    """Creates the folder of a run with its request.json; returns the folder."""
     place = request.place(folder)
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -309,8 +308,8 @@ def ending(status: int) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM stops runs as Ctrl-C does, so that the one at work is saved; SIGINT too where the shell had it ignored,
-    as it does for what runs in the background."""
+    """Makes SIGTERM stop runs as Ctrl-C does, so that the present one is saved; also SIGINT if the shell ignored it, as
+    for background jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

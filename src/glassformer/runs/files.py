@@ -1,4 +1,4 @@
-"""The one reader and the one writer of results.json and result.json.
+"""Reader and writer of results.json and result.json.
 
 FOLDER/results.json                     `Results`
 FOLDER/runs/NAME-seedN/result.json      `RunResult`, an entry of `Results.runs`, with the version
@@ -17,7 +17,7 @@ RESULTS, RESULT = "results.json", "result.json"
 
 
 def read_results(folder: Path) -> Results | None:
-    """The results of a folder; None where it has none. Raises RequestError where the file is of another version, or
+    """Returns the results of a folder; None without results. Raises RequestError if the file is of another version, or
     not of a comparison."""
     path = folder / RESULTS
     if not path.exists():
@@ -29,29 +29,29 @@ def read_results(folder: Path) -> Results | None:
         return Results.of(tree)
     except RequestError:
         raise
-    except (OSError, ValueError, RecursionError):  # of pydantic, too
+    except (OSError, ValueError, RecursionError):  # also of pydantic
         message = f"--out {folder} holds a results.json that is not of a comparison; name another folder"
         raise RequestError(message, code="damaged", field="out", value=str(folder)) from None
 
 
 def write_results(results: Results, folder: Path) -> None:
-    """Replaces results.json in one move."""
+    """Replaces results.json atomically."""
     replace_text(folder / RESULTS, json.dumps(results.to_dict(), indent=1, allow_nan=False))
 
 
 def read_result(place: Path) -> RunResult | None:
-    """The result that a trained run left in its folder; None where there is none that is complete."""
+    """Returns the result that a trained run left in its folder; None without a complete one."""
     try:
         tree = json.loads((place / RESULT).read_text(encoding="utf-8"))
         json.dumps(tree, allow_nan=False)  # it will be written again
         if isinstance(tree, dict) and tree.pop("schema", VERSION) != VERSION:
             return None
         result = RunResult.of(tree)
-    except (OSError, ValueError, RecursionError):  # of pydantic, too
+    except (OSError, ValueError, RecursionError):  # also of pydantic
         return None
     return result if result.complete else None
 
 
 def write_result(result: RunResult, place: Path) -> None:
-    """Replaces the result.json of a run in one move."""
+    """Replaces the result.json of a run atomically."""
     replace_text(place / RESULT, json.dumps({"schema": VERSION, **result.to_dict()}, allow_nan=False))

@@ -18,7 +18,7 @@ from glassformer.runs.events import Notify, reading, silent
 from glassformer.runs.results import RunResult
 
 LEAD, WRITTEN = 24, 120
-"""Characters of the prompt, and of what the model writes after it, in a line of progress."""
+"""Characters of the prompt, and of the generated text, in a line of progress."""
 
 FIRST = 1.0
 """Seconds of a stage before its first line, and before the time left is estimated."""
@@ -28,10 +28,10 @@ PATIENCE = 5.0
 
 @contextmanager
 def shown(progress: bool | Notify) -> Iterator[Notify]:
-    """Gives the function that receives the events of a verb.
+    """Yields the function that receives the events of a verb.
 
-    `progress` is the function itself, or False for silence, or True for what the command line shows on standard error:
-    bars on a terminal and in a notebook, lines elsewhere."""
+    `progress` is the function itself, or False for silence, or True for the display of the command line on standard
+    error: bars on a terminal and in a notebook, lines elsewhere."""
     if not isinstance(progress, bool):
         with listened(reading(progress)):
             yield progress
@@ -96,7 +96,7 @@ class View:
             self.say(f"{stage}: {share}{left and f', {left}'}")
 
     def _left(self, stage: str, done: int, total: int | None) -> str:
-        """Returns the time that is left of a stage, once it has lasted a second and something is done."""
+        """Returns the remaining time of a stage, once it has lasted a second and made progress; else an empty text."""
         spent = time.monotonic() - self.started.setdefault(stage, time.monotonic())
         if not total or not 0 < done < total or spent < FIRST:
             return ""
@@ -107,7 +107,7 @@ class View:
 
 
 class ComparisonView(View):
-    """One bar for each run: loss, tokens/s, time left."""
+    """Progress with one bar for each run: loss, tokens/s, remaining time."""
 
     def __init__(self, quiet: bool = False):
         super().__init__(quiet)
@@ -115,11 +115,11 @@ class ComparisonView(View):
         self.several = False
         self.noted: list[str] = []
         self.all_runs: TaskID | None = None
-        """The bar of all runs of a plan."""
+        """Bar of all runs of a plan."""
         self.planned = self.ended = 0
         self.heard: set[str] = set()
         self.first: dict[tuple[str, int], tuple[float, float]] = {}
-        """Time and share of each run at its first event."""
+        """Time and fraction done of each run at its first event."""
         self.over: set[tuple[str, int]] = set()
         """Runs that have ended."""
 
@@ -152,7 +152,7 @@ class ComparisonView(View):
             self.heard.add(words.removeprefix("note: "))
         self.noted = event.notes
         self.several = planned or any(seed for _, seed in event.runs)
-        for task in self.tasks.values():  # of a comparison before this one
+        for task in self.tasks.values():  # of an earlier comparison
             self.bars.remove_task(task)
         self.tasks.clear()
         self.first.clear()
@@ -194,8 +194,8 @@ class ComparisonView(View):
                     self.say(f"{event.name} seed {event.seed}: {ending}")
 
     def _until_end(self, event: events.Step) -> str:
-        """Returns the time that is left of a run, from the first event of it on by this clock, which also counts
-        evaluations and checkpoints; of several runs that of all as well."""
+        """Returns the remaining time of a run, measured from its first event, so that evaluations and checkpoints
+        count; for several runs also that of all."""
         now = time.monotonic()
         at, done = self.first.setdefault(event.key, (now, event.done))
         spent, share = now - at, event.done - done

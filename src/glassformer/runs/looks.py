@@ -1,8 +1,9 @@
-"""Looks: numbers of seeds at which verdicts were seen, and the level that keeps several of them honest.
+"""Looks: numbers of seeds at which verdicts were seen, and the level that corrects for several of them.
 
-Adding seeds until a difference is significant is wrong far more often than 5 % of the time (13 % for looks at 2 to 5
-seeds). A smaller level that is the same at every look (Pocock 1977) keeps all looks together at 5 %. It is found by
-simulation with a fixed seed, as t tests with few degrees of freedom are not the normal tests of the printed tables.
+Adding seeds until a difference is significant is wrong far more often than 5 % of the time (13 % if verdicts are seen
+at 2 to 5 seeds). A smaller level that is equal at every look (Pocock 1977) keeps all looks together at 5 %. It is found
+by simulation with a fixed seed, because t tests with few degrees of freedom are not the normal tests of the printed
+tables.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 from glassformer.runs.contrasts import Array
 
 PATHS = 400_000
-"""Simulated comparisons without a difference: the level is known to about 1 % of itself."""
+"""Number of simulated comparisons without a difference: the level is known to about 1 % of itself."""
 CHUNK = 20_000
-"""Of them at a time, so that they take a few megabytes."""
+"""Simulated comparisons at a time, so that they take a few megabytes."""
 SEED = 1977
 Pairs = tuple[tuple[int, int], ...]
 
 
 def constant_level(looks: Sequence[int], pairs: Pairs = ((0, 1),), error: float = 0.05) -> float:
-    """The level of each look with which a false verdict, on any pair at any look, has probability `error`: .0275 for
-    looks at 4 and 8 seeds, .0196 at 3, 5 and 8. Looks at one seed count nothing, as they show no verdict."""
+    """Returns the level of each look with which a false verdict, on any pair at any look, has probability `error`:
+    .0275 if verdicts are seen at 4 and 8 seeds, .0196 at 3, 5 and 8. Looks with one seed do not count, because they
+    show no verdict."""
     counted = _counted(looks)
     if len(counted) < 2:
         return error
@@ -32,12 +34,12 @@ def constant_level(looks: Sequence[int], pairs: Pairs = ((0, 1),), error: float 
 
 
 def false_verdicts(looks: Sequence[int], levels: Sequence[float], pairs: Pairs = ((0, 1),)) -> float:
-    """Probability of a false verdict where each look has a level of its own."""
+    """Returns the probability of a false verdict if each look has a separate level."""
     return float((_p_values(_counted(looks), pairs) < np.asarray(levels)).any(1).mean())
 
 
 def look_notes(seen: Sequence[int], planned: Sequence[int]) -> list[str]:
-    """A note for verdicts that were not seen at one number of seeds alone."""
+    """Returns a note for verdicts that were seen at several numbers of seeds."""
     looks = sorted({*seen, *planned})
     if len(looks) < 2:
         return []
@@ -46,7 +48,7 @@ def look_notes(seen: Sequence[int], planned: Sequence[int]) -> list[str]:
     if set(seen) <= set(planned):
         return [f"Verdicts are seen at {told}, as planned: each has the level {level}, and together they have 5 %."]
     levels = [constant_level(sorted({*looks[: i + 1], *planned})) for i in range(len(looks))]
-    if len(set(levels)) == 1:  # the first look already had that of all
+    if len(set(levels)) == 1:  # the first look already had the level of all
         own = " and ".join(str(look) for look in looks if look not in planned)
         return [
             f"Verdicts are seen at {told}, of which {own} was not planned: each has the level {level}, and together "
@@ -65,8 +67,8 @@ def _counted(looks: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _p_values(looks: tuple[int, ...], pairs: Pairs) -> Array:
-    """(PATHS, looks): at each look, the share of comparisons whose largest |t| is at least this one's; without a
-    difference between the arms, with the variance that they have in common."""
+    """Returns, at each look, the share of comparisons whose largest |t| is at least this one's, (PATHS, looks); without
+    a difference between the arms, with their common variance."""
     arms = 1 + max(max(pair) for pair in pairs)
     random = np.random.default_rng(SEED)
     largest = np.concatenate([
@@ -78,7 +80,8 @@ def _p_values(looks: tuple[int, ...], pairs: Pairs) -> Array:
 
 
 def _largest(losses: Array, looks: Sequence[int], pairs: Pairs) -> Array:
-    """(chunk, looks): the largest |t| of the pairs over the first so many seeds of `losses` (chunk, seeds, arms)."""
+    """Returns the largest |t| of the pairs over the first seeds of `losses` (chunk, seeds, arms), for each look:
+    (chunk, looks)."""
     found = []
     for seeds in looks:
         table = losses[:, :seeds]

@@ -1,4 +1,4 @@
-"""A trained model -> RunResult: what the training went like, and every measure of the model."""
+"""Measures of a trained model as a RunResult: the course of training, and every measure of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from glassformer.text import Tokens
 from glassformer.training import Recipe, Run, evaluate, extrapolate, frequency_loss
 
 POINTS = 300
-"""Of a curve, at most."""
+"""Maximum number of points of a curve."""
 REACHED = 16384
 """Largest number of held-out tokens on which the loss at each of several contexts is measured."""
 GENERATED = 120
@@ -40,7 +40,7 @@ TEMPERATURE, TOP_K = 0.8, 40
 
 
 def describe(name: str, run: Run, peak: int | None) -> RunResult:
-    """The training alone; `peak` is the memory it took, in bytes."""
+    """Returns the result with only the training; `peak` is its peak memory in bytes."""
     steps = [row for row in run.metrics if "loss" in row]
     checks = [row for row in run.metrics if "validation" in row]
     return RunResult(
@@ -76,7 +76,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
 
 
 def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False) -> RunResult:
-    """The result with what is measured on the trained model; `loss_alone` leaves out all but its loss."""
+    """Returns the result with the measures of the trained model; `loss_alone` leaves out all but its loss."""
     context, objective = run.recipe.context, run.recipe.objective
     text = objective.with_tokens(text)
     found = evaluate(
@@ -98,8 +98,8 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
 
 
 def generation(run: Run, text: Tokens, most: int = GENERATED) -> Generation | None:
-    """Seconds per token (median, one stream, cached), bytes of state per token, and a sample; None of a model that does
-    not write."""
+    """Returns seconds per token (median, one stream, cached), bytes of state per token, and a sample; None for a model
+    that does not generate."""
     found = write_sample(run.model, run.recipe, text, most)
     if found is None:
         return None
@@ -117,8 +117,8 @@ def generation(run: Run, text: Tokens, most: int = GENERATED) -> Generation | No
 def write_sample(
     model: Model, recipe: Recipe, text: Tokens, most: int = GENERATED
 ) -> tuple[Sample, list[float]] | None:
-    """Returns at most `most` tokens that the model writes after held-out text, and the seconds of each; None if it does
-    not write."""
+    """Returns at most `most` tokens that the model generates after held-out text, and the seconds of each; None if it
+    does not generate."""
     if not recipe.objective.writes(model.config):
         return None
     opening = recipe.objective.opening(text, max(1, min(PROMPT, recipe.context // 4)), model.config)
@@ -135,7 +135,7 @@ def write_sample(
     decode = text.tokenizer.decode
     sample = Sample(
         prompt=decode((opening.tokens if opening.source is None else opening.source).tolist()),
-        text=decode([token for token in ids if token < text.tokenizer.vocab_size]),  # not of a padded row
+        text=decode([token for token in ids if token < text.tokenizer.vocab_size]),  # without ids of a padded row
         temperature=TEMPERATURE,
         top_k=TOP_K,
     )
@@ -143,9 +143,10 @@ def write_sample(
 
 
 def scatter(timings: list[float], stretches: int = 8) -> float | None:
-    """Standard deviation of the medians of so many equal stretches: how far a machine drifts while it measures.
+    """Returns the standard deviation of the medians of `stretches` equal parts: the drift of a machine while it
+    measures.
 
-    None where there are fewer than two timings for each."""
+    None with fewer than two timings in each."""
     size = len(timings) // stretches
     if size < 2:
         return None
@@ -153,14 +154,14 @@ def scatter(timings: list[float], stretches: int = 8) -> float | None:
 
 
 def curve(rows: list[dict[str, Any]], axis: str, value: str = "loss") -> list[Point]:
-    """(axis, value) of at most POINTS points: means over equal stretches of steps."""
+    """Returns (axis, value) of at most POINTS points: means over equal numbers of steps."""
     size = max(1, -(-len(rows) // POINTS))
     pieces = [rows[i : i + size] for i in range(0, len(rows), size)]
     return [[piece[-1][axis], _finite(sum(row[value] for row in piece) / len(piece))] for piece in pieces]
 
 
 def _validation(found: dict[str, Any] | None) -> Validation | None:
-    """None where nothing was measured, or the loss is not finite, which JSON has no number for."""
+    """Returns the held-out loss; None if it was not measured, or is not finite, which JSON cannot represent."""
     return None if found is None or not math.isfinite(found["loss"]) else Validation(**found)
 
 

@@ -1,7 +1,8 @@
-"""Power: how many seeds it takes to show a difference of a given size, planned from a pilot.
+"""Power: the number of seeds that shows a difference of a given size, planned from a pilot.
 
-A pilot has seeds of its own. If they counted in the comparison that they plan, pilots that happen to vary little would
-plan few seeds and then make the intervals too narrow: 9 % false verdicts after a pilot of three seeds instead of 5 %.
+A pilot has separate seeds. If they counted in the comparison that they plan, pilots with a small variance by chance
+would plan few seeds and then make the intervals too narrow: 9 % false verdicts after a pilot of three seeds instead of
+5 %.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from glassformer.runs.verdicts import Table, against_first
 from glassformer.thresholds import CONFIDENCE
 
 MOST_SEEDS = 1000
-"""Most seeds of a comparison: intervals narrow with the square root of their number, so ten are many."""
+"""Maximum number of seeds of a comparison: intervals narrow with the square root of their number, so ten are many."""
 PILOT = "pilot"
-"""The folder of the pilot, in that of the comparison."""
+"""Folder of the pilot, inside that of the comparison."""
 PILOT_SEEDS = 3
-"""Fewest seeds of a pilot."""
+"""Minimum number of seeds of a pilot."""
 FIRST_SEED = MOST_SEEDS
-"""The first seed of a pilot: a comparison has smaller ones."""
+"""First seed of a pilot: a comparison has smaller ones."""
 LARGEST_EFFECT = 0.5
-"""Larger differences, as shares of a loss, need no planning."""
+"""Largest difference, as a share of a loss, that can be planned for."""
 
 
 def check_effect(effect: object, arms: int) -> None:
@@ -48,8 +49,8 @@ def check_effect(effect: object, arms: int) -> None:
 
 
 def needed(runs: Sequence[RunResult], effect: float, confidence: float = CONFIDENCE) -> Power | None:
-    """What it takes to show a difference of `effect` times the first arm's loss, with a power of 80 %, between each
-    other arm and the first; None where no arm finished two seeds with the first."""
+    """Returns the seeds and hours that show a difference of `effect` times the first arm's loss, with a power of 80 %,
+    between each other arm and the first; None if no arm finished two seeds with the first."""
     pairs = against_first(runs)
     table = Table.of(runs, pairs)
     family = [pair for pair in pairs if table.shared(pair) > 1]
@@ -80,8 +81,8 @@ def needed(runs: Sequence[RunResult], effect: float, confidence: float = CONFIDE
 
 
 def sd_interval(sd: float, df: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The interval of a standard deviation of normal values: sd sqrt(df / χ²) at both quantiles of χ²(df). With three
-    seeds and one pair it reaches from 0.52 to 6.3 times the estimate."""
+    """Returns the interval of a standard deviation of normal values: sd sqrt(df / χ²) at both quantiles of χ²(df). With
+    three seeds and one pair it reaches from 0.52 to 6.3 times the estimate."""
     from scipy.stats import chi2
 
     tail = (1 - confidence) / 2
@@ -92,10 +93,10 @@ def seeds_for(
     difference: float, sd: float, pairs: Pairs = ((0, 1),), pooled: bool = False,
     confidence: float = CONFIDENCE, wanted: float = POWER,
 ) -> int | None:  # fmt: skip
-    """The smallest number of seeds that shows a difference in a share `wanted` of comparisons, where `sd` is the
-    standard deviation of the paired difference; None where MOST_SEEDS are not enough.
+    """Returns the smallest number of seeds that shows a difference in a share `wanted` of comparisons, where `sd` is
+    the standard deviation of the paired difference; None if MOST_SEEDS are not enough.
 
-    The test is a noncentral t with the degrees of freedom and the quantile that so many seeds have (`runs.contrasts`).
+    The test is a noncentral t with the degrees of freedom and the quantile for that number of seeds (`runs.contrasts`).
     """
     arms = len({arm for pair in pairs for arm in pair})
 
@@ -119,5 +120,5 @@ def seeds_for(
 
 
 def _seconds(runs: Sequence[RunResult], name: str) -> float:
-    """Mean training time of the runs of an arm that were trained to their end."""
+    """Returns the mean training time of the runs of an arm that were trained to their end."""
     return fmean([run.train.seconds for run in runs if run.name == name and run.status == "ok" and run.train] or [0.0])

@@ -1,4 +1,4 @@
-"""A run that is asked for, as a value: model, recipe and text."""
+"""Request of a run as a value: model, recipe and text."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from glassformer.training import Recipe
 
 REQUEST = "request.json"
 RUN = "run"
-"""Folder of the training run within the folder of a request."""
+"""Folder of the training run inside the folder of a request."""
 
 
 @dataclass(frozen=True)
 class TextPlaces:
-    """The folders in which a prepared text lies, and a hash of the content of each."""
+    """Folders of a prepared text, and a hash of the content of each."""
 
     tokenizer: str
     train: str
     validation: str
     content: tuple[str, str, str]
-    """Of training tokens, held-out tokens and tokenizer."""
+    """Hashes of training tokens, held-out tokens and tokenizer."""
 
     @classmethod
     def of(cls, text: Tokens, tokenizer: Path) -> TextPlaces:
-        """`tokenizer` is the folder to which the caller saves the tokenizer before a run reads it."""
+        """Returns the places of a text. `tokenizer` is the folder to which the caller saves the tokenizer before a run
+        reads it."""
         content = (text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint())
         train, validation = (str(side.folder.resolve()) for side in (text.train, text.validation))
         return cls(str(tokenizer.resolve()), train, validation, content)
@@ -45,7 +46,7 @@ class TextPlaces:
 
 @dataclass(frozen=True)
 class PretrainedPlace:
-    """The file of the weights that a run begins with (`training.Pretrained`), and their fingerprint."""
+    """File and fingerprint of the initial weights of a run (`training.Pretrained`)."""
 
     path: Path
     fingerprint: str
@@ -53,22 +54,22 @@ class PretrainedPlace:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run. `identity` is what decides it: with another one, it is another run."""
+    """Request of one run. `identity` holds all values that decide the run."""
 
     name: str
     config: ModelConfig
     recipe: Recipe
     text: TextPlaces
     log_to: tuple[str, ...] = ()
-    """Sinks that take the numbers of each step as well (`training.sinks`)."""
+    """Sinks that also receive the numbers of each step (`training.sinks`)."""
     loss_alone: bool = False
-    """Of a trial: of the trained model only the loss is measured, no length beyond its context and no text."""
+    """True for a trial: only the loss of the trained model is measured, without longer contexts and text."""
     pretrained: PretrainedPlace | None = None
-    """None: weights are drawn by the seed."""
+    """Initial weights; None for weights drawn from the seed."""
 
     @property
     def imports(self) -> dict[str, str]:
-        """{module: folder} of the parts from outside the package, to import before the config is read. Raises
+        """Mapping {module: folder} of the parts from outside the package, to import before the config is read. Raises
         RequestError for a part that another process cannot import."""
         return modules_of([*part_classes(self.config), *part_classes(self.recipe)])
 
@@ -87,7 +88,7 @@ class RunRequest:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Plain values, as they stand in request.json."""
+        """Plain values of the request, as in request.json."""
         return {
             "name": self.name,
             "config": self.config.to_dict(),
@@ -100,7 +101,7 @@ class RunRequest:
         return place_of(folder, self.name, self.seed)
 
     def answered_by(self, result: RunResult) -> bool:
-        """True if the result is of this model, recipe and seed, with what is to be measured."""
+        """Returns True if the result is of this model, recipe and seed, with all requested measures."""
         if result.loss_alone and not self.loss_alone:
             return False
         same = (self.config.to_dict(), to_plain(self.recipe)) == (result.config, result.recipe)
@@ -108,7 +109,8 @@ class RunRequest:
         return result.key == self.key and same and result.pretrained == begun
 
     def write(self, place: Path, shared: bool = False) -> None:
-        """Writes request.json for the process that trains the run; `shared`: beside others on one device."""
+        """Writes request.json for the process that trains the run; `shared`: runs in parallel with others on one
+        device."""
         text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
         begins = {} if self.pretrained is None else {"pretrained_file": str(self.pretrained.path.resolve())}
         besides = {
@@ -126,7 +128,7 @@ def sources(config: ModelConfig, recipe: Recipe) -> dict[str, PartSource]:
 
 
 def place_of(folder: Path, name: str, seed: int) -> Path:
-    """The folder of a run within the folder of its results."""
+    """Returns the folder of a run inside the folder of its results."""
     plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]  # readable, and different for different names
     slug = plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return folder / "runs" / f"{slug}-seed{seed}"
@@ -141,7 +143,7 @@ def text_of_runs(folder: Path) -> Tokens | None:
 
 
 def read_request(place: Path) -> dict[str, Any]:
-    """request.json as it is; {} where there is none that can be read."""
+    """Returns the content of request.json; {} if it is missing or unreadable."""
     try:
         tree = json.loads((place / REQUEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The types of results.json and of the result.json of each run; `files` reads and writes them.
+"""Types of results.json and of the result.json of each run; `files` reads and writes them.
 
-Fields that are not named here are kept when a file is read and written again. Where a change of the fields would
-mislead a reader of before, VERSION changes, and files of another version are refused.
+Fields that are not named here are kept when a file is read and written again. If a change of the fields would mislead
+older readers, VERSION changes, and files of another version are refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from glassformer.files import SCHEMAS, Count, Measures, Written
 from glassformer.thresholds import FROM_CONTEXT
 
 VERSION = SCHEMAS["results"]
-"""`schema` of results.json and of result.json."""
+"""Value of `schema` in results.json and in result.json."""
 
 Status = Literal["ok", "diverged", "failed", "stopped"]
-"""`stopped`: a single run that can be resumed, on its page."""
+"""Status of a run; `stopped`: a single run that can be resumed, on its page."""
 Finding = Literal["a better", "b better", "equivalent", "no difference shown", "no verdict"]
-"""`no verdict`: fewer than two seeds of both arms finished, and divergence does not decide."""
+"""Finding of a verdict; `no verdict`: fewer than two seeds of both arms finished, and divergence does not decide."""
 
 
 def _of_both(counts: list[int]) -> list[int]:
@@ -31,13 +31,13 @@ def _of_both(counts: list[int]) -> list[int]:
 
 
 LARGEST = 1e300
-"""Largest number of a file: pages add numbers up, and scale them."""
+"""Largest number of a file, because pages add numbers up, and scale them."""
 Number = Annotated[int | float, Field(ge=-LARGEST, le=LARGEST)]
-"""Written again as it was: 1 does not become 1.0."""
+"""Number that is written again unchanged: 1 does not become 1.0."""
 Amount = Annotated[int | float, Field(ge=0, le=LARGEST)]
 Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Point = Annotated[list[Number | None], Field(min_length=2, max_length=2)]
-"""(x, y) of a curve; None where a number was not finite."""
+"""Point (x, y) of a curve; None for a number that was not finite."""
 Counts = Annotated[list[Count], AfterValidator(_of_both)]
 Key = Annotated[tuple[str, int], Strict(False)]
 """Name and seed of a run; a list in JSON."""
@@ -50,20 +50,20 @@ class Entry(Written):
 
     @classmethod
     def of(cls, tree: object) -> Self:
-        """From plain values. Raises pydantic.ValidationError."""
+        """Returns the entry of plain values. Raises pydantic.ValidationError."""
         return cls.model_validate(tree)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that were given, as plain values."""
+        """Returns the fields that were given, as plain values."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def changed(self, **fields: Any) -> Self:
-        """A copy with other values of some fields."""
+        """Returns a copy with other values of some fields."""
         return self.model_copy(update=fields)
 
 
 class Described(RootModel[dict[str, Any]]):
-    """An open description: every key is shown, few are read."""
+    """Open description: every key is shown, few are read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,7 +73,7 @@ class Described(RootModel[dict[str, Any]]):
 
 
 class Data(Described):
-    """The text: `TextData.describe()`."""
+    """Text of a comparison: `TextData.describe()`."""
 
     @property
     def name(self) -> str | None:
@@ -92,7 +92,7 @@ COMPANY = "cores_of_others"
 
 
 class MachineRecord(Described):
-    """The machine and how it computed: `machine.Settings.describe()`."""
+    """Machine and settings of computation: `machine.Settings.describe()`."""
 
     @property
     def processor(self) -> str | None:
@@ -108,7 +108,7 @@ class MachineRecord(Described):
 
     @property
     def shared(self) -> bool:
-        """Whether other runs computed on the same device meanwhile."""
+        """True if other runs computed on the same device at that time."""
         return self.root.get("shared") is True
 
     @property
@@ -118,7 +118,7 @@ class MachineRecord(Described):
         return float(cores) if isinstance(cores, int | float) and cores > 0 else 0.0
 
     def like(self, other: MachineRecord, besides: Collection[str] = ()) -> bool:
-        """True if speeds measured on both compare; keys that one of them does not have are passed over."""
+        """Returns True if speeds measured on both compare; keys that one of them lacks are ignored."""
         keys = (
             {"processor", "accelerator", "device", "dtype", "threads", "torch"} & self.root.keys() & other.root.keys()
         )
@@ -135,12 +135,12 @@ class Validation(Measures):
 
     @property
     def barely_learned(self) -> bool:
-        """True if context lowers the loss by less than `FROM_CONTEXT` of what it is without any."""
+        """True if context lowers the loss by less than `FROM_CONTEXT` of the loss without context."""
         return self.frequency_loss is not None and self.loss > (1 - FROM_CONTEXT) * self.frequency_loss
 
 
 class TrainingResult(Entry):
-    """How the training of one run went."""
+    """Course of the training of one run."""
 
     steps: Count
     """Optimizer steps."""
@@ -149,22 +149,22 @@ class TrainingResult(Entry):
     seconds: Amount
     """Seconds of training; measurements are not counted."""
     tokens_per_second: Amount
-    """Median over the steps."""
+    """Median tokens per second of the steps."""
     peak_memory_bytes: int | None
     """Peak memory in bytes; None on devices that do not report it."""
     learning_rate: Amount
-    """The peak."""
+    """Peak learning rate."""
     curve: list[Point]
-    """(tokens, loss in nats per token)"""
+    """Points (tokens, loss in nats per token)."""
     curve_seconds: list[Point]
-    """(seconds, loss in nats per token)"""
+    """Points (seconds, loss in nats per token)."""
     validation_curve: list[Point]
-    """(tokens read, loss on the first `validation_tokens` held-out tokens) while training; `validation.loss` is of the
-    trained model on more of them."""
+    """Points (tokens read, loss on the first `validation_tokens` held-out tokens) in training; `validation.loss` is
+    that of the trained model on more of them."""
     validation_tokens: Count | None = None
     """Held-out tokens of each point of `validation_curve`; None if it is empty."""
     rate_curve: list[Point] = []
-    """(tokens, learning rate); empty in files of earlier versions."""
+    """Points (tokens, learning rate); empty in files of earlier versions."""
 
 
 class Sample(Entry):
@@ -199,7 +199,7 @@ class Generation(Entry):
     tokens_per_second: Amount
     """New tokens per second."""
     seconds_per_token: Amount
-    """Median."""
+    """Median seconds per token."""
     seconds_per_token_scatter: Amount | None = None
     """Standard deviation of the medians of eighths of the text."""
     state_bytes_per_token: Amount
@@ -214,13 +214,13 @@ class Answers(Entry):
     pairs: Count
     """Number of held-out sources."""
     exact: Amount
-    """Share of exactly right answers."""
+    """Share of exactly correct answers."""
     overlap: Amount | None = None
-    """Mean F1 of the words of an answer and of the right one, as SQuAD has it."""
+    """Mean F1 of the words of an answer and of the correct one, as in SQuAD."""
     labels: list[str] = []
     """Classes, if an answer is one of them."""
     confusion: list[list[Count]] = []
-    """Number of texts by the class they have (row) and the class they were given (column)."""
+    """Number of texts by their class (row) and the class that the model gave (column)."""
     placeholders: Amount | None = None
     """Share of answers that keep the placeholders of their source."""
     bleu: Amount | None = None
@@ -228,13 +228,13 @@ class Answers(Entry):
     chrf: Amount | None = None
     """Corpus chrF, 0 to 100."""
     signatures: list[str] = []
-    """How sacrebleu counted."""
+    """Sacrebleu's signatures of the scores."""
     samples: list[list[str]] = []
-    """[source, target, answer]"""
+    """Samples [source, target, answer]."""
 
     @property
     def words(self) -> str:
-        """The shares and scores in a sentence."""
+        """Shares and scores in a sentence."""
         if self.labels:
             return f"{self.pairs:,} held-out texts classified: {self.exact:.1%} right"
         told = [f"{self.pairs:,} held-out sources answered greedily: {self.exact:.1%} exactly"]
@@ -248,7 +248,7 @@ class Answers(Entry):
 
 
 class Reach(Entry):
-    """Held-out loss at one context length, or the reason why there is none."""
+    """Held-out loss at one context length, or the reason why it is missing."""
 
     context: Count
     """Context length in tokens."""
@@ -261,7 +261,7 @@ class Reach(Entry):
 
 
 class ExpertLoad(Entry):
-    """The share of a layer's assignments that each of its experts has."""
+    """Share of a layer's assignments of each of its experts."""
 
     layer: Count = 0
     """Index of the layer."""
@@ -298,7 +298,7 @@ class PartSource(Entry):
 
 
 class RunResult(Entry):
-    """One run: the model, the recipe, and everything measured."""
+    """Result of one run: the model, the recipe, and everything measured."""
 
     name: str
     """Name of the arm."""
@@ -321,9 +321,9 @@ class RunResult(Entry):
     generation: Generation | None = None
     """Speed and a sample of generation; None if the model does not generate."""
     written: list[EarlySample] = []
-    """Texts of a single run while it trained."""
+    """Texts that a single run generated in training."""
     answers: Answers | None = None
-    """None if it was trained neither on pairs nor on labels."""
+    """Answers to held-out sources; None if the run was trained neither on pairs nor on labels."""
     extrapolation: list[Reach] = []
     """Held-out loss at longer contexts than that of training."""
     dynamics: Dynamics = Dynamics()
@@ -343,7 +343,8 @@ class RunResult(Entry):
 
     @model_validator(mode="after")
     def _measured_at_its_end(self) -> Self:
-        """Refuses held-out measures of a model whose training did not end: means over runs would take them in."""
+        """Refuses held-out measures of a model whose training did not end, because means over runs would include
+        them."""
         if self.status != "ok" and self.validation is not None:
             raise ValueError(f"a run that {self.status} has no validation")
         return self
@@ -354,7 +355,7 @@ class RunResult(Entry):
 
     @property
     def generates(self) -> bool:
-        """Whether its model continues a text; a bidirectional one does not, nor one that was not trained to."""
+        """True if the model continues a text; a bidirectional one does not, nor one that was not trained to."""
         from glassformer.config import ModelConfig  # imports torch, which a report does without
         from glassformer.training import Recipe
 
@@ -377,7 +378,7 @@ class RunResult(Entry):
 
 
 def unlike(runs: Sequence[RunResult]) -> str | None:
-    """Why speeds of these runs do not compare, as a clause; None where they do."""
+    """Returns a clause with the reason why speeds of these runs do not compare; None if they do."""
     told = [run for run in runs if run.status != "failed"]
     if any(run.machine.shared for run in told):
         return "runs shared a device"
@@ -387,22 +388,22 @@ def unlike(runs: Sequence[RunResult]) -> str | None:
 
 
 AUTO = ("auto", None)
-"""In a recipe: the machine decides. What a recipe asks for may differ between arms: it is compared."""
+"""Values in a recipe that leave a choice to the machine. Explicit values may differ between arms: they are compared."""
 LEFT = frozenset(RunResult.model_fields) - {"loss_alone", "pretrained", "answers", "written", "sources"}
 """Fields that every trained run has."""
 
 
 class Verdict(Entry):
-    """Two arms over the seeds that both finished: difference = metric(b) - metric(a), with its interval. The intervals
-    of all verdicts of a comparison hold together with the given confidence, over all looks."""
+    """Verdict on two arms over the seeds that both finished: difference = metric(b) - metric(a), with its interval. The
+    intervals of all verdicts of a comparison hold together with the given confidence, over all looks."""
 
     a: str
     b: str
     metric: Literal["validation.loss"]
     unit: str | None = None
-    """Of the metric."""
+    """Unit of the metric."""
     difference: Real | None
-    """None where fewer than two seeds of both arms finished."""
+    """Difference of the metric; None if fewer than two seeds of both arms finished."""
     low: Real | None
     high: Real | None
     confidence: Real
@@ -410,33 +411,33 @@ class Verdict(Entry):
     verdict: Finding
     decided_by: Literal["loss", "divergence"] | None = None
     p: Real | None = None
-    """Of the difference, two-sided, for this pair alone."""
+    """Two-sided p of the difference, for this pair by itself."""
     p_holm: Real | None = None
-    """The same, adjusted for all verdicts of the comparison."""
+    """Two-sided p, adjusted for all verdicts of the comparison."""
     level: Real | None = None
     """Probability of an interval that misses at this look, for all verdicts together: 1 - confidence for one look."""
     degrees_of_freedom: Amount | None = None
     pooled: bool | None = None
-    """Whether the variance is estimated from all arms."""
+    """True if the variance is estimated from all arms."""
     margin: Real | None = None
-    """Differences up to this, in the unit of the metric, count as none."""
+    """Margin, in the unit of the metric, up to which differences count as zero."""
     margin_share: Real | None = None
-    """The margin as a share of the metric of a."""
+    """Margin as a share of the metric of a."""
     equivalent: bool | None = None
-    """Whether the difference is shown to be within the margin, also where one arm is better."""
+    """True if the difference is shown to be within the margin, also if one arm is better."""
     detectable: Real | None = None
-    """The smallest difference that this comparison would have shown with a power of 80 %."""
+    """Smallest difference that this comparison would have shown with a power of 80 %."""
     ended: Counts = []
-    """Runs of a and of b that were trained, to their end or until they diverged; empty if none diverged."""
+    """Numbers of runs of a and of b that were trained, to their end or until they diverged; empty if none diverged."""
     diverged: Counts = []
-    """Of these, runs that diverged."""
+    """Numbers of these runs that diverged."""
     p_diverged: Real | None = None
     """Fisher's exact p that both arms diverge equally often."""
     terms: str | None = None
     """Size, budget, text and learning rate for which the verdict holds."""
 
     def __str__(self) -> str:
-        """Finding, difference and its interval; `runs.wording` has the sentence of reports."""
+        """Returns finding, difference and its interval; `runs.wording` has the sentence of reports."""
         found = f"{self.b} against {self.a}: {self.verdict}"
         if self.difference is None or self.low is None or self.high is None:
             return found
@@ -457,19 +458,21 @@ class Verdict(Entry):
 
     @property
     def unrewarded(self) -> str | None:
-        """The model whose loss is shown to be lower without a verdict of better, as more of its runs diverged."""
+        """Model whose loss is shown to be lower without a verdict of better, because more of its runs diverged; else
+        None."""
         if self.verdict != "no difference shown" or self.low is None or self.high is None:
             return None
         return self.a if self.low > 0 else self.b if self.high < 0 else None
 
     @property
     def adjusted_p(self) -> float | None:
-        """p adjusted for all verdicts of the comparison; that of the pair alone in files without the adjustment."""
+        """P value adjusted for all verdicts of the comparison; that of the pair by itself in files without the
+        adjustment."""
         return self.p if self.p_holm is None else self.p_holm
 
 
 class SeedsNeeded(Entry):
-    """Seeds that it takes to show a difference between two arms."""
+    """Number of seeds that shows a difference between two arms."""
 
     a: str
     b: str
@@ -480,87 +483,87 @@ class SeedsNeeded(Entry):
     degrees_of_freedom: Amount
     pooled: bool
     seeds: Count | None
-    """None where the largest number of seeds is not enough."""
+    """Seeds for the estimate `sd`; None if the largest number of seeds is not enough."""
     seeds_low: Count | None
-    """For `sd_low`."""
+    """Seeds for `sd_low`."""
     seeds_high: Count | None
 
 
 class Power(Entry):
-    """What it takes to show a difference of a given size, planned from a pilot."""
+    """Seeds and hours that show a difference of a given size, planned from a pilot."""
 
     effect: Amount
-    """The difference as a share of the first arm's loss."""
+    """Difference as a share of the first arm's loss."""
     difference: Amount
-    """In nats per token."""
+    """Difference in nats per token."""
     power: Amount
     confidence: Amount
     pilot: Count
-    """Seeds of the pilot."""
+    """Number of seeds of the pilot."""
     pairs: list[SeedsNeeded]
     seeds: Count | None
-    """Enough for every pair."""
+    """Number of seeds that is enough for every pair."""
     hours: Amount | None
-    """Training time of all arms with so many seeds, one run after the other."""
+    """Training time of all arms with `seeds` seeds, one run after the other, in hours."""
 
 
 class Trial(Entry):
-    """One run at a rate that was tried."""
+    """Run at a learning rate that was tried."""
 
     power: int
-    """The rate is 2**power times that of the usual rule."""
+    """Exponent: the rate is 2**power times that of the usual rule."""
     rate: Amount
     seed: Count
     loss: Real | None
-    """None where it diverged."""
+    """Held-out loss; None if the run diverged."""
 
 
 class TunedArm(Entry):
-    """An arm whose learning rate was chosen among trials."""
+    """Arm whose learning rate was chosen among trials."""
 
     name: str
-    """As it was asked for."""
+    """Name in the request."""
     usual: Amount
-    """The rate of the rule by size and optimizer."""
+    """Learning rate of the rule by size and optimizer."""
     trials: list[Trial]
     chosen: Amount
     between: bool
-    """Whether it is the minimum of a parabola, between rates that were tried."""
+    """True if the chosen rate is the minimum of a parabola, between rates that were tried."""
     settled: bool
-    """Whether there are worse rates on both sides of the best."""
+    """True if there are worse rates on both sides of the best."""
     sensitivity: Amount
-    """E[min(l, l0) - l*] over the grid, in nats: what a rate costs that nobody tuned."""
+    """Sensitivity E[min(l, l0) - l*] over the grid, in nats: the cost of an untuned rate."""
     tuned_as: str = ""
-    """Its name among the runs at the chosen rate."""
+    """Name among the runs at the chosen rate."""
     loss_chosen: Real | None = None
-    """Mean over the fresh seeds."""
+    """Mean loss at the chosen rate over the fresh seeds."""
     loss_usual: Real | None = None
 
 
 class Tuning(Entry):
-    """Learning rates chosen for each arm on seeds of their own, and the verdicts on fresh seeds at these rates and at
-    the usual ones."""
+    """Learning rates chosen for each arm on separate seeds, and the verdicts on fresh seeds at these rates and at the
+    usual ones."""
 
     arms: list[TunedArm]
     budget: str
-    """Of each run, in words."""
+    """Budget of each run, in words."""
     seeds: list[Count]
-    """On which the rates were chosen."""
+    """Seeds on which the rates were chosen."""
     fresh: list[Count]
-    """On which the verdicts are measured."""
+    """Seeds on which the verdicts are measured."""
     extended: Count
-    """Rates of every arm's grid beyond the first three."""
+    """Number of rates of every arm's grid beyond the first three."""
     runs: dict[str, Count]
-    """By what they were for: choosing, tuned, usual."""
+    """Numbers of runs by purpose: choosing, tuned, usual."""
     minutes: dict[str, Amount]
-    """Of training, the same way."""
+    """Minutes of training by purpose."""
     tuned: list[Verdict] = []
-    """At the chosen rates; arms are named as they were asked for."""
+    """Verdicts at the chosen rates; arms are named as in the request."""
     usual: list[Verdict] = []
 
 
 class Budget(Entry):
-    """What every run of a comparison may spend, and what it came to."""
+    """Budget of every run of a comparison, and the amounts spent."""
 
     match: str | None = None
     tokens: Number | None = None
@@ -576,17 +579,17 @@ class Budget(Entry):
 
 
 class Results(Entry):
-    """A comparison as far as it has come: results.json."""
+    """Comparison with the results so far: results.json."""
 
     version: int = Field(alias="schema")
     title: str | None = None
     created: str = ""
     status: str = ""
-    """`complete`, or how many of the runs there are."""
+    """Status: `complete`, or the number of finished runs."""
     command: str = ""
-    """The command that repeats it."""
+    """Command that repeats the comparison."""
     again: dict[str, str] = {}
-    """Commands that show what this comparison does not, by what they add: `seeds`, `watch`, `tune`."""
+    """Commands for results that this comparison lacks, by their addition: `seeds`, `watch`, `tune`."""
     data: Data
     budget: Budget
     machine: MachineRecord = MachineRecord({})
@@ -594,27 +597,26 @@ class Results(Entry):
     runs: list[RunResult]
     verdicts: list[Verdict] = []
     tuning: Tuning | None = None
-    """Where the rates of the arms were chosen by trials."""
+    """Tuning, if the rates of the arms were chosen by trials; else None."""
     looks: list[Count] = []
     """Numbers of seeds at which verdicts were seen."""
     planned_looks: list[Count] = []
-    """Numbers of seeds at which verdicts were to be seen, as said before the first was."""
+    """Numbers of seeds at which verdicts were planned, as announced before the first was seen."""
     power: Power | None = None
-    """What a difference takes, where that was asked."""
+    """Power analysis, if it was requested; else None."""
 
     @property
     def names(self) -> list[str]:
-        """The models of which there are runs, in their order."""
+        """Names of the models with runs, in order."""
         return list(dict.fromkeys(run.name for run in self.runs))
 
     def verdict(self, one: str, other: str) -> Verdict | None:
-        """The verdict on two models, in either order; None if there is none."""
+        """Returns the verdict on two models, in either order, or None."""
         return next((verdict for verdict in self.verdicts if {verdict.a, verdict.b} == {one, other}), None)
 
     @property
     def best(self) -> str | None:
-        """The model with a verdict of better, and not of equivalent, against every other model; None if no model has
-        that."""
+        """Model with a verdict of better, and not of equivalent, against every other model; None without one."""
 
         def beats(one: str, other: str) -> bool:
             verdict = self.verdict(one, other)

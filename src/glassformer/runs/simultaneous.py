@@ -1,6 +1,6 @@
 """Several contrasts judged together: quantiles of Dunnett, Tukey and Šidák, Holm's p values, power of a t test.
 
-`scipy` is imported inside the functions: it takes half a second, which pages without intervals do without.
+`scipy` is imported inside the functions, because the import takes half a second, which pages without intervals save.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ NORMAL_NODES, CHI_NODES, POWER_NODES = 128, 256, 512
 TAIL = 1e-14
 """Probability of the chi density beyond each end of its quadrature."""
 NORMAL_REACH = 9.0
-"""Standard deviations beyond which a normal density is taken as zero."""
+"""Standard deviations beyond which a normal density counts as zero."""
 POWER = 0.8
-"""Share of the experiments in which a difference of the planned size is to be shown."""
+"""Share of the experiments in which a difference of the planned size should be shown."""
 
 
 def student_quantile(level: float, df: float) -> float:
-    """c with P(|T| > c) = level for Student's t."""
+    """Returns c with P(|T| > c) = level for Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, 1 - level / 2))
 
 
 def sidak_quantile(level: float, contrasts: int, df: float) -> float:
-    """c with P(any |T_j| > c) <= level for `contrasts` t statistics, however they depend on each other through a common
+    """Returns c with P(any |T_j| > c) <= level for `contrasts` t statistics, with any dependence through a common
     estimate of the variance (Šidák 1967): Student's quantile at 1 - (1 - level)^(1/contrasts)."""
     return student_quantile(-math.expm1(math.log1p(-level) / contrasts), df)
 
 
 def dunnett_probability(c: float, contrasts: int, df: float) -> float:
-    """P(all |T_j| <= c) for the differences between `contrasts` arms and one common arm, which correlate 1/2; the
-    variance is the same for all and estimated with `df` degrees of freedom (Dunnett 1955):
+    """Returns P(all |T_j| <= c) for the differences between `contrasts` arms and one common arm, which correlate 1/2;
+    their common variance is estimated with `df` degrees of freedom (Dunnett 1955):
 
         P = ∫ f(s) ∫ φ(z) [Φ(z + √2 c s) - Φ(z - √2 c s)]^contrasts dz ds
 
@@ -52,7 +52,7 @@ def dunnett_probability(c: float, contrasts: int, df: float) -> float:
 
 @lru_cache
 def dunnett_quantile(level: float, contrasts: int, df: float) -> float:
-    """c with P(any |T_j| > c) = level; see `dunnett_probability`."""
+    """Returns c with P(any |T_j| > c) = level; see `dunnett_probability`."""
     from scipy.optimize import brentq
 
     if contrasts == 1:
@@ -63,16 +63,18 @@ def dunnett_quantile(level: float, contrasts: int, df: float) -> float:
 
 @lru_cache
 def tukey_quantile(level: float, arms: int, df: float) -> float:
-    """c with P(any |T_ij| > c) = level for the differences of all pairs of `arms` arms (Tukey's studentized range)."""
+    """Returns c with P(any |T_ij| > c) = level for the differences of all pairs of `arms` arms (Tukey's studentized
+    range)."""
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(1 - level, arms, df)) / math.sqrt(2)
 
 
 def quantile(level: float, pairs: Sequence[tuple[int, int]], df: float, balanced: bool = True) -> float:
-    """c for which the intervals difference ± c standard errors cover all `pairs` together with probability 1 - level,
-    at least: Student's for one pair, Dunnett's where all share an arm, otherwise the smaller of Tukey's for all pairs
-    of these arms and Šidák's. Without `balanced`, pairs have unequal numbers of seeds, and Šidák's alone is sure."""
+    """Returns c for which the intervals difference ± c standard errors cover all `pairs` together with probability at
+    least 1 - level: Student's for one pair, Dunnett's if all share an arm, otherwise the smaller of Tukey's for all
+    pairs of these arms and Šidák's. Without `balanced`, pairs have unequal numbers of seeds, and only Šidák's is
+    valid."""
     if len(pairs) == 1 or not balanced:
         return sidak_quantile(level, len(pairs), df)
     if set.intersection(*map(set, pairs)):
@@ -83,21 +85,21 @@ def quantile(level: float, pairs: Sequence[tuple[int, int]], df: float, balanced
 
 @lru_cache
 def _normal_nodes() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights with Σ w g(z) = ∫ φ(z) g(z) dz."""
+    """Returns nodes and weights with Σ w g(z) = ∫ φ(z) g(z) dz."""
     z, weights = np.polynomial.hermite_e.hermegauss(NORMAL_NODES)
     return z, weights / math.sqrt(2 * math.pi)
 
 
 @lru_cache
 def _legendre_nodes(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights with Σ w g(x) = ∫ g(x) dx over [-1, 1]."""
+    """Returns nodes and weights with Σ w g(x) = ∫ g(x) dx over [-1, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(number)
     return nodes, weights
 
 
 @lru_cache
 def _chi_nodes(df: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights over the density of sqrt(chi²(df) / df)."""
+    """Returns nodes and weights over the density of sqrt(chi²(df) / df)."""
     from scipy.special import gammaln
     from scipy.stats import chi2
 
@@ -109,7 +111,7 @@ def _chi_nodes(df: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values (1979): the i-th smallest of m times m - i, none below the one before it."""
+    """Returns Holm's adjusted p values (1979): the i-th smallest of m times m - i, each at least the previous one."""
     order = sorted(range(len(p)), key=p.__getitem__)
     adjusted, largest = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):
@@ -119,7 +121,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def power(noncentrality: float, critical: float, df: float) -> float:
-    """P(|T| > critical) for a noncentral t: the chance to show a difference of `noncentrality` standard errors.
+    """Returns P(|T| > critical) for a noncentral t: the chance to show a difference of `noncentrality` standard errors.
 
         P = ∫ [φ(x - noncentrality) + φ(x + noncentrality)] P(chi²(df)/df <= (x/critical)²) dx   over x > 0
 
@@ -136,7 +138,7 @@ def power(noncentrality: float, critical: float, df: float) -> float:
 
 @lru_cache
 def detectable(critical: float, df: float, wanted: float = POWER) -> float:
-    """The difference, in standard errors, that is shown in a share `wanted` of the experiments."""
+    """Returns the difference, in standard errors, that is shown in a share `wanted` of the experiments."""
     from scipy.optimize import brentq
 
     high = 2 * critical + 2

@@ -1,8 +1,8 @@
 """Runs as jobs of a SLURM cluster: one array, submitted by submitit (the extra `slurm`).
 
-The folder on the shared disk is the truth, never the scheduler. A job that is preempted or out of time saves its run
-and is queued again; one that is gone without a result is submitted again, as a dead worker's. Whoever asks may go: the
-jobs go on, and the same command finds them by jobs.json, or by what they have left.
+The folder on the shared disk decides, never the scheduler. A job that is preempted or out of time saves its run and is
+queued again; one that disappears without a result is submitted again, like a dead worker's. The submitting process may
+end: the jobs continue, and the same command finds them by jobs.json, or by their files.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from glassformer.runs.workers import LONGEST, WorkerRun, last_line
 JOBS, LOGS = "jobs.json", "jobs"
 EVENTS, OUTCOME = "events.jsonl", "outcome.json"
 LIVES = 3
-"""Times that the run of a dead worker is submitted again."""
+"""Maximum number of times that the run of a dead worker is submitted."""
 BETWEEN_STEPS = 5.0
-"""Seconds between two events `step` that a job writes down."""
+"""Minimum seconds between two events `step` that a job writes down."""
 BETWEEN_LOOKS, BETWEEN_QUESTIONS = 2.0, 10.0
-"""Seconds between two looks at the folders, and between two questions to the queue."""
+"""Seconds between two reads of the folders, and between two queries of the queue."""
 SURE = 2
-"""Questions in a row to which a job must be gone: what it left may be seen late over a shared disk."""
+"""Consecutive queries after which a missing job counts as gone, because its files may appear late on a shared disk."""
 SAVING = 60.0
 """Seconds that a run has to save itself; submitit asks 90 seconds before the end."""
 LONGEST_ARRAY = 1000
-"""SLURM takes one more, unless it is told otherwise."""
+"""Largest index of an array; SLURM accepts one more by default."""
 MINUTES = 60
-"""Of a job, where no time is given: it is queued again as often as it takes."""
+"""Default minutes of a job, which is queued again until its run is done."""
 TIMES_OUT = 10_000
 GONE = frozenset(
     {
@@ -57,22 +57,22 @@ GONE = frozenset(
         "PREEMPTED", "REVOKED", "TIMEOUT",
     }
 )  # fmt: skip
-"""States of a job that will not go on; one that is queued again has another by the next question."""
+"""States of a job that will not continue; one that is queued again has another state by the next query."""
 
 
 class Queue(Protocol):
-    """What runs jobs."""
+    """Interface of a queue of jobs."""
 
     def submit(self, arms: Sequence[SlurmRun], folder: Path) -> list[str]:
-        """Has each arm called on some machine; a name for each. Logs may be written to `folder`."""
+        """Submits each arm to some machine; returns a name for each. Logs may be written to `folder`."""
 
     def states(self, names: Sequence[str]) -> dict[str, str]:
-        """SLURM's words for the states of these jobs; of one that is gone, one of GONE or nothing."""
+        """Returns SLURM's states of these jobs; for one that is gone, one of GONE or an empty text."""
 
 
 @dataclass
 class SlurmRun:
-    """What a job calls: it trains the run of a folder in a process of its own."""
+    """Function that a job calls: it trains the run of a folder in a separate process."""
 
     place: str
     name: str
@@ -81,8 +81,8 @@ class SlurmRun:
     thread: threading.Thread | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(self) -> int:
-        """Returns the exit status of the run, which it leaves in outcome.json as well. Raises SystemExit where the run
-        was stopped, so that the job is not taken for done."""
+        """Trains the run; returns its exit status, which it also writes to outcome.json. Raises SystemExit if the run
+        was stopped, so that the job does not count as done."""
         place, statuses = Path(self.place), list[int]()
         (place / OUTCOME).unlink(missing_ok=True)
         if shares_processor():
@@ -90,7 +90,7 @@ class SlurmRun:
         training = self.training = WorkerRun(place)
 
         def work() -> None:
-            # What tells the job of its end is heard by submitit, not by the run: a process inherits what is blocked.
+            # only submitit handles the signal of the job's end: a process inherits the blocked signals
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
             with (place / EVENTS).open("w", encoding="utf-8") as file:
                 _, status = training.run(_writer(file))
@@ -110,7 +110,7 @@ class SlurmRun:
         return statuses[0]
 
     def checkpoint(self) -> Any:
-        """Called by submitit when the job is preempted or out of time: saves the run, and says what goes on."""
+        """Saves the run when the job is preempted or out of time, and returns its continuation; called by submitit."""
         if self.training is not None and self.thread is not None:
             self.training.stop()
             until = time.monotonic() + SAVING
@@ -120,13 +120,13 @@ class SlurmRun:
 
 
 def shares_processor() -> bool:
-    """Whether this job computes on a processor part of whose cores is others'."""
+    """Returns True if this job shares its processor with other jobs."""
     cards = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "NoDevFiles")
     return not cards and machine.available_cores() < (os.cpu_count() or 1)
 
 
 def _writer(file: IO[str]) -> Notify:
-    """Writes down events, few of the steps."""
+    """Returns a `Notify` that writes events to a file, few of the steps."""
     last = -BETWEEN_STEPS
 
     def write(event: Event) -> None:
@@ -143,10 +143,10 @@ def _writer(file: IO[str]) -> Notify:
 
 
 class Slurm:
-    """An executor whose runs are jobs. `options` are those of sbatch, such as partition, time, gpus, cpus-per-task;
-    `array-parallelism` is the number of jobs at work at the same time.
+    """Executor of runs as SLURM jobs. `options` are those of sbatch, such as partition, time, gpus, cpus-per-task;
+    `array-parallelism` is the number of parallel jobs.
 
-    Raises RequestError where this machine submits no jobs."""
+    Raises RequestError if this machine cannot submit jobs."""
 
     workers, shared, here = 1, False, False
 
@@ -189,25 +189,25 @@ class Slurm:
 
 
 class _Job:
-    """One run and the job that trains it."""
+    """Run and the job that trains it."""
 
     def __init__(self, request: RunRequest, folder: Path):
         self.request, self.place = request, request.place(folder)
         self.name: str | None = None
-        """Of the job; None before it is submitted."""
+        """Name of the job; None before it is submitted."""
         self.lives = LIVES
         self.missed = 0
-        """Questions in a row to which the queue did not know the job."""
+        """Number of consecutive queries in which the queue did not know the job."""
         self.owner = OwnerWatch(self.place)
         self.read = 0
         self.started = False
         self.error: str | None = None
 
     def tell(self, notify: Notify) -> None:
-        """Passes on what the run has said since the last look."""
+        """Passes on the events of the run since the last read."""
         try:
             with (self.place / EVENTS).open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self.read:  # of another job since
+                if file.seek(0, os.SEEK_END) < self.read:  # of a new job
                     self.read, self.started = 0, False
                 file.seek(self.read)
                 text = file.read()
@@ -225,7 +225,7 @@ class _Job:
 
     @property
     def outcome(self) -> int | None:
-        """The exit status of the run where it came to its end, well or not."""
+        """Exit status of a run that has ended, successfully or not; else None."""
         try:
             status = json.loads((self.place / OUTCOME).read_text(encoding="utf-8"))["status"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -240,7 +240,7 @@ class _Jobs:
         self.queue, self.folder, self.left = queue, folder, left
 
     def begin(self) -> None:
-        """Submits what no job trains that was submitted before."""
+        """Submits the runs that no earlier job trains."""
         held = self._held()
         known = self.queue.states(list(held.values()))
         for job in self.left:
@@ -264,15 +264,15 @@ class _Jobs:
             replace_text(self.folder / JOBS, json.dumps(self._held() | named))
 
     def states(self) -> dict[str, str]:
-        """What the queue says; counts for each job how often it did not know it."""
+        """Returns the states in the queue; counts for each job the queries that did not know it."""
         states = self.queue.states([job.name for job in self.left if job.name is not None])
         for job in self.left:
             job.missed = 0 if states.get(str(job.name), "") not in GONE | {""} else job.missed + 1
         return states
 
     def result(self, job: _Job, states: Mapping[str, str]) -> RunResult | None:
-        """The result of a run that has ended, well or not; None where it is waited for. A job whose worker died loses
-        its name, and is submitted again once nobody trains its run."""
+        """Returns the result of a run that has ended, successfully or not; None while it runs. A job whose worker died
+        loses its name, and is submitted again once no process trains its run."""
         if (job.place / RESULT).exists() and (result := finished(job.request, self.folder)) is not None:
             return result
         if job.name is None or job.missed < SURE:
@@ -301,7 +301,7 @@ class _Jobs:
 
 
 class Sbatch:
-    """Submits arrays by submitit, and asks squeue."""
+    """Queue that submits arrays by submitit, and calls squeue."""
 
     def __init__(self, options: Mapping[str, str]):
         if shutil.which("sbatch") is None or shutil.which("squeue") is None:
@@ -357,12 +357,12 @@ class Sbatch:
         ask = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T", f"--jobs={','.join(arrays)}"]
         found = subprocess.run(ask, capture_output=True, text=True)
         if found.returncode != 0 and "Invalid job id" not in found.stderr:
-            return dict.fromkeys(names, "UNKNOWN")  # the controller does not answer for now
+            return dict.fromkeys(names, "UNKNOWN")  # the controller does not answer at the moment
         return dict(line.split() for line in found.stdout.splitlines() if len(line.split()) == 2)
 
 
 def _minutes(text: str) -> int:
-    """The time of sbatch in minutes: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Raises RequestError."""
+    """Returns the time of sbatch in minutes: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Raises RequestError."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:
         raise RequestError(code="type", field="time", value=text, expected="minutes, H:M:S or D-H:M:S")
@@ -380,12 +380,12 @@ def _minutes(text: str) -> int:
 
 
 def executor_of(executor: str = "here", slots: str | None = None, workers: int = 1, device: str = "auto") -> Executor:
-    """The executor that these words name.
+    """Returns the executor for these options.
 
     executor  here; slurm, or slurm:OPTION=VALUE,OPTION=VALUE with options of sbatch
     slots     devices of this machine: cuda:0,cuda:1
-    workers   runs side by side on this machine
-    device    what the runs ask for
+    workers   parallel runs on this machine
+    device    device that the runs request
 
     Raises RequestError."""
     kind, _, rest = executor.partition(":")
@@ -403,7 +403,7 @@ def executor_of(executor: str = "here", slots: str | None = None, workers: int =
 
 
 def _options(text: str) -> dict[str, str]:
-    """NAME=VALUE,NAME=VALUE; a value may have commas, and a flag is NAME= without one."""
+    """Returns the options of NAME=VALUE,NAME=VALUE; a value may have commas, and a flag is NAME= without one."""
     found: dict[str, str] = {}
     for one in re.split(r",(?=[a-z-]+=)", text) if text else []:
         name, equals, value = one.partition("=")

@@ -1,4 +1,4 @@
-"""Verdicts: which differences between arms are shown, which are shown to be none, and which are not decided."""
+"""Verdicts: differences between arms that are shown, that are shown to be zero, or that are undecided."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def verdicts(
     confidence: float = CONFIDENCE,
     margin: float = EQUIVALENT,
 ) -> list[Verdict]:
-    """One verdict for each pair (a, b), by validation loss over the seeds that both finished.
+    """Returns a verdict for each pair (a, b), by validation loss over the seeds that both finished.
 
     pairs   names of two arms; by default every other arm against the first that finished two seeds
     looks   numbers of seeds at which verdicts of these runs were seen or are planned to be; see `runs.looks`
     margin  share of a's loss within which two arms count as equivalent
 
     difference = loss(b) - loss(a): positive favours a. All intervals hold together with the given confidence
-    (`runs.contrasts`): Dunnett's for pairs that share an arm, otherwise Tukey's or Šidák's. An arm is better exactly
-    where its interval excludes zero. Two arms are equivalent where two one-sided tests put the difference within the
-    margin, which is where the interval of confidence 1 - 2 (1 - confidence) lies within it (Schuirmann 1987). One seed
-    gives no verdict.
+    (`runs.contrasts`): Dunnett's for pairs that share an arm, otherwise Tukey's or Šidák's. An arm is better exactly if
+    its interval excludes zero. Two arms are equivalent if two one-sided tests put the difference within the margin,
+    that is, if the interval of confidence 1 - 2 (1 - confidence) is within it (Schuirmann 1987). One seed gives no
+    verdict.
 
     Runs that diverged are outcomes: arms that diverge unequally often, by Fisher's exact test, are decided by that.
     Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win.
@@ -51,20 +51,21 @@ def verdicts(
     for pair in pairs:
         ends = _by_divergence(runs, pair)
         if pair in losses or any(ends.diverged):
-            # of losses where there are some: all tests of one comparison have one level
+            # the level of the losses if any, because all tests of one comparison have one level
             level = next(iter(losses.values())).level if losses else _level(looks, pairs, confidence)
             found.append(_verdict(pair, losses.get(pair), ends, confidence, level / len(pairs)))
     return found
 
 
 def _level(looks: Sequence[int], pairs: Sequence[Names], confidence: float) -> float:
-    """The level of each look at these pairs."""
+    """Returns the level of each look for these pairs."""
     names = list(dict.fromkeys(name for pair in pairs for name in pair))
     return constant_level(looks, tuple((names.index(a), names.index(b)) for a, b in pairs), 1 - confidence)
 
 
 def against_first(runs: Sequence[RunResult]) -> list[Names]:
-    """Every other arm against the first that finished two seeds, or against the first if no arm did."""
+    """Returns pairs of a reference arm and every other arm: the reference is the first that finished two seeds, else
+    the first."""
     names = list(dict.fromkeys(run.name for run in runs))
     finished = [run.name for run in runs if _loss(run) is not None]
     first = next((name for name in names if finished.count(name) > 1), None)
@@ -73,7 +74,7 @@ def against_first(runs: Sequence[RunResult]) -> list[Names]:
 
 
 def stand_in(runs: Sequence[RunResult], found: Sequence[Verdict]) -> list[str]:
-    """A note if the verdicts `found` are not against the first arm."""
+    """Returns a note if the verdicts `found` are not against the first arm."""
     if not found or (a := found[0].a) == (first := runs[0].name):
         return []
     return [f"{first} has not finished two seeds: the verdicts are against {a}, the first arm that has."]
@@ -89,7 +90,7 @@ class Table:
 
     names: tuple[str, ...]
     losses: Array
-    """(seeds, arms); nan where a run is missing or did not end."""
+    """Losses (seeds, arms); nan for a run that is missing or did not end."""
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], pairs: Sequence[Names]) -> Table:
@@ -100,17 +101,17 @@ class Table:
         return cls(names, np.array(rows).reshape(len(seeds), len(names)))
 
     def shared(self, pair: Names) -> int:
-        """The number of seeds that both arms finished."""
+        """Returns the number of seeds that both arms finished."""
         return int(np.isfinite(self.columns(pair)).all(1).sum())
 
     def columns(self, names: Sequence[str]) -> Array:
-        """(seeds, names): the losses of some arms."""
+        """Returns the losses of some arms, (seeds, names)."""
         return self.losses[:, [self.names.index(name) for name in names]]
 
 
 @dataclass(frozen=True)
 class _ByLoss:
-    """What the losses of the finished runs say of a pair, by the names of Verdict."""
+    """Statistics of a pair from the losses of its finished runs, by the names of Verdict."""
 
     difference: float
     low: float
@@ -130,7 +131,7 @@ class _ByLoss:
 def _by_loss(
     table: Table, family: Sequence[Names], looks: Sequence[int], confidence: float, margin: float
 ) -> dict[Names, _ByLoss]:
-    """All pairs judged together."""
+    """Returns the statistics of all pairs, judged together."""
     names = list(dict.fromkeys(name for pair in family for name in pair))
     losses = table.columns(names)
     pairs = tuple((names.index(a), names.index(b)) for a, b in family)
@@ -156,16 +157,16 @@ def _by_loss(
 
 @dataclass(frozen=True)
 class _Ends:
-    """How the runs of a pair ended, a before b."""
+    """Outcomes of the runs of a pair, a before b."""
 
     ended: tuple[int, int]
     diverged: tuple[int, int]
     p: float
-    """Fisher's exact test that both diverge equally often."""
+    """P value of Fisher's exact test that both diverge equally often."""
 
     @property
     def worse(self) -> int | None:
-        """0 or 1: the arm that diverged in a larger share of its runs."""
+        """Index, 0 or 1, of the arm that diverged in a larger share of its runs; None for equal shares."""
         first, second = (d / max(n, 1) for d, n in zip(self.diverged, self.ended, strict=True))
         return None if first == second else int(second > first)
 
@@ -185,7 +186,7 @@ def _by_divergence(runs: Sequence[RunResult], pair: Names) -> _Ends:
 
 
 def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: float, level: float) -> Verdict:
-    """Divergence first, at `level`; then the losses."""
+    """Returns the verdict: by divergence first, at `level`; then by the losses."""
     fields: dict[str, Any] = dict.fromkeys(("difference", "low", "high"))
     words: Finding = "no verdict" if by_loss is None else "no difference shown"
     if by_loss is not None:

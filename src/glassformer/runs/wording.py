@@ -1,4 +1,4 @@
-"""Verdicts as sentences, the same on the command line and in the report."""
+"""Sentences about verdicts, shared by the command line and the report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from glassformer.runs.results import Results, Verdict
 
 UNITS = {"validation.loss": "nats per token"}
 BEST = "best"
-"""The mark of `Results.best`."""
+"""Mark of `Results.best`."""
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """Finding, difference with interval and p, divergences, and the terms for which it holds."""
+    """Returns finding, difference with interval and p, divergences, and the terms for which the verdict holds."""
     parts = [finding(verdict), *filter(None, (_difference(verdict), _missed(verdict), divergences(verdict)))]
     terms = f", {verdict.terms}" if verdict.terms else ""
     return f"{verdict.b} against {verdict.a}: {'; '.join(parts)}{terms}"
 
 
 def finding(verdict: Verdict) -> str:
-    """`llama@1m better`, `equivalent within 0.5 %`, `no difference shown` or `no verdict`."""
+    """Returns the finding: `llama@1m better`, `equivalent within 0.5 %`, `no difference shown` or `no verdict`."""
     if verdict.winner is not None and not verdict.slight:
         return f"{verdict.winner} better"
     if verdict.slight or verdict.verdict == "equivalent":
@@ -31,14 +31,14 @@ def finding(verdict: Verdict) -> str:
 
 
 def best_words(results: Results) -> str:
-    """The meaning of the mark of the best model, or the reason for which no model has it."""
+    """Returns the meaning of the mark of the best model, or the reason why no model has it."""
     if results.best is not None:
         return f"● {BEST}: better than every other arm by the verdicts, and equivalent to none."
     return f"No arm has a verdict of better against every other arm, so no arm is marked {BEST}."
 
 
 def outcome(verdict: Verdict) -> str:
-    """The finding with its interval, the better arm first; loss(b) - loss(a) if neither is."""
+    """Returns the finding with its interval, the better arm first; loss(b) - loss(a) if neither is."""
     known = verdict.difference is not None and verdict.low is not None and verdict.high is not None
     ends = (verdict.difference or 0.0, verdict.low or 0.0, verdict.high or 0.0)
     if verdict.winner is None:
@@ -52,7 +52,7 @@ def outcome(verdict: Verdict) -> str:
 
 
 def divergences(verdict: Verdict) -> str:
-    """How many runs of each arm diverged, and what follows."""
+    """Returns the numbers of diverged runs of each arm, and the consequence."""
     if not any(verdict.diverged) or not verdict.ended:
         return ""
     (of_a, of_b), (a, b) = verdict.diverged, verdict.ended
@@ -76,7 +76,7 @@ def without_length(reason: str) -> str:
 
 
 def failures(results: Results) -> Iterator[str]:
-    """Yields how often an arm failed, why, and that it has no verdict for it."""
+    """Yields the number and reason of an arm's failures, and that the arm has no verdict for it."""
     for name in dict.fromkeys(run.name for run in results.runs):
         ended = [run for run in results.runs if run.name == name]
         errors = dict.fromkeys(run.error or "unknown" for run in ended if run.status == "failed")
@@ -88,12 +88,12 @@ def failures(results: Results) -> Iterator[str]:
 
 
 def percent(share: float | None) -> str:
-    """0.005 is `0.5 %`."""
+    """Returns a share in per cent: `0.5 %` for 0.005."""
     return f"{100 * share:.3g} %" if share is not None else "the margin"
 
 
 def p_value(p: float) -> str:
-    """`p = 0.013`, or `p < 0.001`."""
+    """Returns a p value in words: `p = 0.013`, or `p < 0.001`."""
     return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 

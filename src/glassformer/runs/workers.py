@@ -1,7 +1,7 @@
-"""Processes that train one run after another: what a process does before its first step is done once for many runs.
+"""Processes that train one run after another, so that work before a process's first step is done once for many runs.
 
-A worker begins with the run that it is started for and waits a while for others. It is replaced after a run
-that failed or was stopped, so that nothing of such a run reaches another one.
+A worker starts with the run that it is started for and waits a while for others. It is replaced after a run that failed
+or was stopped, so that no state of such a run reaches another one.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if (root := sys.argv.pop(1)) not in sys.path:
 from glassformer.runs.arm import main
 sys.exit(main())
 """
-"""A run is trained by the code that its parent runs, wherever that was imported from."""
+"""Code of a worker: a run is trained by the code of its parent, from any place of import."""
 LONGEST = 500
-"""Characters of the last line of a traceback that become an error."""
+"""Maximum characters of the last line of a traceback in an error."""
 
 
 class Worker:
-    """One process, started for the run in `place`."""
+    """Process that was started for the run in `place`."""
 
     def __init__(self, place: Path, environment: Mapping[str, str]):
-        # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py.
+        # -P: the current folder may hold a user's file with a module's name, such as random.py
         command = [sys.executable, "-P", "-c", START, str(Path(__file__).parents[2])]
         self.made_of = START, os.getcwd(), dict(environment)
-        with (place / COMPLAINTS).open("wb") as stderr:  # of this run; later ones have their own
+        with (place / COMPLAINTS).open("wb") as stderr:  # of this run; later runs have separate ones
             self.process = subprocess.Popen(
                 command,
                 env=dict(environment),
@@ -49,13 +49,14 @@ class Worker:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                start_new_session=True,  # Ctrl-C in a terminal reaches the parent alone, which passes it on once
+                start_new_session=True,  # Ctrl-C in a terminal reaches only the parent, which passes it on once
             )
 
     def train(self, place: Path, notify: Notify) -> tuple[bool, str | None, int]:
-        """Passes on the events of a run until it ends; (whether it began, its last error, its exit status)."""
+        """Passes on the events of a run until it ends; returns (True if it started, its last error, its exit
+        status)."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(OSError):  # it has ended, which is seen below
+        with suppress(OSError):  # it has ended, as detected below
             self.process.stdin.write(json.dumps(str(place)) + "\n")
             self.process.stdin.flush()
         error, begun = None, False
@@ -72,17 +73,17 @@ class Worker:
         return begun, error, self.process.returncode
 
     def close(self) -> None:
-        """Ends the process, at once."""
+        """Ends the process at once."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was to be written is not read any more
+                with suppress(OSError):  # unwritten data are not read any more
                     pipe.close()
 
 
 def last_line(complaints: Path) -> str | None:
-    """Of what a process wrote to stderr, such as the last line of a traceback; None where it wrote nothing."""
+    """Returns the last line that a process wrote to stderr, such as that of a traceback; None without any."""
     try:
         tail = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -91,7 +92,7 @@ def last_line(complaints: Path) -> str | None:
 
 
 class Pool:
-    """Workers that are idle, and those at work."""
+    """Workers, idle and running."""
 
     def __init__(self) -> None:
         self.idle: list[Worker] = []
@@ -99,7 +100,7 @@ class Pool:
         atexit.register(self.close)
 
     def take(self, environment: Mapping[str, str]) -> Worker | None:
-        """An idle worker of this environment; those of another one are ended."""
+        """Returns an idle worker of this environment, or None; workers of other environments are ended."""
         with self.lock:
             kept, self.idle = self.idle, []
             alike = []
@@ -125,28 +126,28 @@ POOL = Pool()
 
 
 class WorkerRun:
-    """One run in a worker of the pool, for a thread of its own: another one may stop it."""
+    """Run in a worker of the pool, for a separate thread: another thread may stop it."""
 
     def __init__(self, place: Path, environment: Mapping[str, str] | None = None):
-        """`environment` is what the process has in its own besides."""
+        """Sets up the run; `environment` is added to that of the process."""
         self.place, self.environment = place, environment or {}
         self.worker: Worker | None = None
         self.stopped = False
 
     def run(self, notify: Notify) -> tuple[str | None, int]:
-        """(The last error of the run, its exit status.)"""
+        """Trains the run; returns (its last error, its exit status)."""
         environment = {**os.environ, **self.environment}
         while not self.stopped:
             idle = POOL.take(environment)
             self.worker = worker = idle or Worker(self.place, environment)
-            if self.stopped:  # while there was nobody to tell
+            if self.stopped:  # before there was a worker to stop
                 self.stop()
             begun, error, status = worker.train(self.place, notify)
             if worker.process.poll() is None and not self.stopped:
                 POOL.give(worker)
             else:
                 worker.close()
-            if begun or idle is None:  # one that was idle may have ended just before
+            if begun or idle is None:  # an idle worker may have ended just before
                 return error, status
         return None, -signal.SIGINT
 
