@@ -1,4 +1,4 @@
-"""path=value: one field of a config by its path."""
+"""Assignment of one field of a config by its path: path=value."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
 
 
 def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
-    """Sets the value at a path. A path that starts at a part of a block (norm.eps, position.base) sets it in every
-    block that has it, of an encoder too; norm also in the final norm and the embedding's. Raises RequestError."""
+    """Returns the config with the value at a path. A path that starts at a part of a block (norm.eps, position.base)
+    sets it in every block that has it, also in an encoder; norm also in the final norm and the embedding's. Raises
+    RequestError."""
     tree = config.to_dict()
     first, *rest = steps = ALIASES.get(path, path).split(".")
     if first == RECIPE:
@@ -65,5 +66,5 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
 
 
 def _having(blocks: list[Any], part: str, field: str) -> list[Any]:
-    """The blocks whose part has the field, where layers differ; all where none has, for the complaint to name it."""
+    """Returns the blocks whose part has the field; all blocks if none has it, so that the error names the field."""
     return [block for block in blocks if block[part] is not None and field in block[part]] or blocks

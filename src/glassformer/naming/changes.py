@@ -1,6 +1,6 @@
-"""What each change does to a config: +word, +word:value and +path=value.
+"""Changes of a config: +word, +word:value and +path=value.
 
-Words are declared by parts. How a choice of an axis enters a model is said here, once for each axis."""
+Words are declared by parts. This module defines, for each axis, how a choice enters a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Fields = Mapping[str, Any]
 
 
 def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig], encoder: bool = True) -> ModelConfig:
-    """Every block changed, those of an encoder too unless they are to stay."""
+    """Returns the config with every block changed, also those of an encoder unless `encoder` is False."""
 
     def changed(tower: TowerConfig) -> tuple[Stage, ...]:
         return tuple(stage.replace(blocks=tuple(change(block) for block in stage.blocks)) for stage in tower.stack)
@@ -44,14 +44,14 @@ def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]
 
 
 def each_end(config: ModelConfig, change: Callable[[TowerConfig], dict[str, Any]]) -> ModelConfig:
-    """What is around the blocks changed, in both towers."""
+    """Returns the config with fields around the blocks changed, in both towers."""
     encoder = config.encoder and config.encoder.replace(**change(config.encoder))
     return config.replace(**change(config), encoder=encoder)
 
 
 def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = True) -> ModelConfig:
-    """Every mixer that has the property, changed; a function is called with the value before and the block's norm.
-    Raises RequestError if no mixer has it and the change is about nothing else."""
+    """Returns the config with the property changed in every mixer that has it; a callable value is called with the old
+    value and the block's norm. Raises RequestError if no mixer has it and the change is `required`."""
     found = []
 
     def fit(block: BlockConfig) -> BlockConfig:
@@ -70,7 +70,7 @@ def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = Tr
     return changed
 
 
-# How a choice of an axis enters a model: (config, the choice or the axis itself, fields of the word) -> config
+# Functions of (config, the choice or the axis itself, fields of the word) that put a choice of an axis into a model
 
 
 def _norm(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
@@ -88,8 +88,8 @@ def _norm(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """A wiring whose blocks end in a norm needs no final one; the others need one. An init that belongs to a wiring
-    comes and goes with it."""
+    """Replaces the residual wiring. A wiring whose blocks end in a norm removes the final norm, others restore it. An
+    init that belongs to a wiring is set and removed with it."""
     if not choice.kind:
         return each_block(config, lambda block: block.replace(residual=block.residual.replace(**fields)))
     norm = next(config.layers()).norm
@@ -104,7 +104,7 @@ def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    halves = config.encoder is not None  # the half of a layer that has none is left without
+    halves = config.encoder is not None  # a half layer without an FFN stays without one
 
     def swap(block: BlockConfig) -> BlockConfig:
         return block if block.ffn is None and halves else block.replace(ffn=choice.replacing(block.ffn, **fields))
@@ -130,7 +130,8 @@ def _mixer(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """At the embedding or in the mixers, and not in the other place; a word of the axis itself leaves none."""
+    """Sets the position at the embedding or in the mixers, and removes it from the other place; a word of the axis
+    itself removes both."""
 
     def at(place: str, old: Any) -> Any:
         return choice.replacing(old, **fields) if choice.place == place else None
@@ -142,8 +143,8 @@ def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _rotary_scaling(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """Rotary frequencies scaled, and the context longer by their factor. If some rotary layers attend beyond the
-    context and others have nearer windows, those stay as they are. Raises RequestError without rotary positions."""
+    """Scales rotary frequencies, and extends the context by their factor. If some rotary layers attend beyond the
+    context and others have shorter windows, the latter do not change. Raises RequestError without rotary positions."""
 
     def stretched(tower: TowerConfig, ctx: BuildContext, near: bool) -> tuple[tuple[Stage, ...], int | None]:
         longest: list[int] = []
@@ -214,11 +215,11 @@ JOIN: dict[str, Callable[[ModelConfig, Any, Fields], ModelConfig]] = {
 }
 
 
-# Words of the model as a whole, which are no one part's
+# Words of the model as a whole, which no part declares
 
 
 def _bias(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """On the matrices of mixer and ffn."""
+    """Sets biases on the matrices of mixer and FFN."""
     config = each_mixer(config, "bias", fields["bias"], required=False)
     return each_block(
         config, lambda block: block.replace(ffn=block.ffn.with_bias(fields["bias"]) if block.ffn else None)
@@ -247,7 +248,7 @@ def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 
 def _vectors(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Real vectors in, one real number for each out."""
+    """Sets real vectors as input, and one real number per vector as output."""
     head = config.head.replace(tied=False, pool=None, classes=1, vector=False, normalize=False, labels=None)
     old = config.embedding.vectors
     reads = old.replace(**fields) if old else VectorsConfig(**fields)
@@ -260,11 +261,11 @@ def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 ITEM = re.compile(r"([^*]+)(?:\*(\d*))?")
 REST = 0
-"""As many layers as are left."""
+"""Count of a pattern's item that fills the remaining layers."""
 
 
 def _read_pattern(word: str, text: str) -> dict[str, Any]:
-    """WORD, WORD*N, WORD* (all layers that are left), separated by commas."""
+    """Returns the pattern of WORD, WORD*N, WORD* (all remaining layers), separated by commas."""
 
     def refuse(item: str) -> RequestError:
         return RequestError(
@@ -283,8 +284,8 @@ def _read_pattern(word: str, text: str) -> dict[str, Any]:
 
 
 def _stack(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Each layer changed by its item of a pattern, which is repeated until the layers are used up. An item is the short
-    name of a change of one layer, or the kind of mixer that the layer has, which is left as it is."""
+    """Changes each layer by its item of a pattern, which is repeated over all layers. An item is the short name of a
+    change of one layer, or the kind of the layer's mixer, which leaves it unchanged."""
     items: Sequence[tuple[str, int]] = fields["pattern"]
     period = [name for name, count in items for _ in range(count)]
     each = period if items[-1][1] == REST else cycle(period)
@@ -301,13 +302,13 @@ def _stack(config: ModelConfig, fields: Fields) -> ModelConfig:
         if (name, id(block)) not in made:
             made[name, id(block)] = _layer(config, name, block)
     blocks = [made[name, id(block)].stack[0].blocks[0] for name, block in zip(names, config.layers(), strict=True)]
-    placed = any(one.embedding.position is not None for one in made.values())  # some layer still goes by it
+    placed = any(one.embedding.position is not None for one in made.values())  # some layer still depends on it
     embedding = config.embedding if placed else config.embedding.replace(position=None)
     return config.replace(stack=stack_of(blocks), embedding=embedding)
 
 
 def _layer(config: ModelConfig, name: str, block: BlockConfig) -> ModelConfig:
-    """A model of this one block, changed. Raises RequestError where the change is not of a layer alone."""
+    """Returns a model of only this block, changed. Raises RequestError if the change affects more than one layer."""
     alone = config.replace(stack=(Stage(blocks=(block,)),))
     if name == block.mixer.kind:
         return alone
@@ -334,7 +335,7 @@ def _read_group(word: str, text: str) -> dict[str, Any]:
 
 
 def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Of every so many layers that mix their own text, the first makes keys and values and the others take them."""
+    """Makes, in each group of layers that mix their own text, the first one a KV source and the others its reusers."""
     blocks = list(config.layers())
     own = [at for at, block in enumerate(blocks) if not block.mixer.reads_memory]
     if len(own) < 2:
@@ -355,7 +356,7 @@ def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 
 SHARED = "kv"
-"""The name under which layers share."""
+"""Name under which layers share keys and values."""
 
 OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] = {
     word.name: (word, change)
@@ -374,7 +375,7 @@ OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] =
 
 
 def words() -> dict[str, list[Word]]:
-    """The short names known now, by axis; `model` has those of the model as a whole."""
+    """Returns the short names known now, by axis; `model` has those of the model as a whole."""
     load_installed()
     found: dict[str, list[Word]] = {axis: [] for axis in JOIN}
     for word, part in WORDS.values():
@@ -383,10 +384,10 @@ def words() -> dict[str, list[Word]]:
 
 
 def word_of(axis: str, part: Mapping[str, Any]) -> str | None:
-    """Returns the change that puts in a part, given as plain values, such as "window:64"; None if no short name does.
+    """Returns the change that adds a part, given as plain values, such as "window:64"; None if no short name does.
     `axis` is that of the part, or a property of mixers.
 
-    Of several, the one that sets most of the part's fields."""
+    If there are several, the one that sets most of the part's fields."""
     load_installed()
     found: dict[str, int] = {}
     for word, made in WORDS.values():
@@ -406,13 +407,13 @@ def word_of(axis: str, part: Mapping[str, Any]) -> str | None:
 
 
 def changes() -> list[str]:
-    """Short names of all changes."""
+    """Returns the short names of all changes."""
     return [word.name for some in words().values() for word in some]
 
 
 def of_mixers(text: str) -> bool:
-    """Whether a change is about a property that some mixers have and others do not. A kernel is none: it is how a mixer
-    computes, and one that has no choice of it computes the same model."""
+    """Returns True if a change is about a property that only some mixers have. The kernel does not count: it does not
+    change the model's function."""
     path, equals, _ = text.partition("=")
     if equals:
         first, *rest = ALIASES.get(path.strip(), path.strip()).split(".")
@@ -426,13 +427,13 @@ def of_mixers(text: str) -> bool:
 
 
 def extends_context(text: str) -> bool:
-    """Returns True for a change that makes the context longer, counted from the one before."""
+    """Returns True for a change that extends the context relative to the previous one."""
     part = WORDS.get(text.partition(":")[0], (None, None))[1]
     return part is not None and part.axis == "rotary_scaling"
 
 
 def changes_mixers(text: str) -> bool:
-    """Whether a change puts other mixers into the places of those there are."""
+    """Returns True if a change replaces mixers by others."""
     path, equals, _ = text.partition("=")
     if equals:
         return path.strip() == "mixer.kind"
@@ -444,14 +445,14 @@ def changes_mixers(text: str) -> bool:
 
 
 def caution(change: str) -> str:
-    """Returns the sentence that the part of a change warns of, or an empty text."""
+    """Returns the sentence with which the part of a change warns, or an empty text."""
     part = WORDS.get(change.partition(":")[0], (None, None))[1]
     return part.caution if part is not None else ""
 
 
 def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequence[str]) -> list[str]:
-    """Returns a sentence for each earlier change that a change undoes, and for the choices of a mixer that the mixer in
-    its place does not have."""
+    """Returns a sentence for each earlier change that a change undoes, and for the properties of a mixer that its
+    replacement lacks."""
     sentences = [
         f"+{change} undoes +{one}"
         for one in dict.fromkeys(earlier)
@@ -482,7 +483,7 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
 
 
 UNSAID = ("n_heads", "head_dim", "kernel", "projection")
-"""Fields of a mixer that are sizes of its kind, or how it is computed."""
+"""Fields of a mixer that are sizes of its kind, or matters of computation."""
 
 
 def _told(value: Any) -> str:
@@ -500,7 +501,7 @@ def _refines(change: str, earlier: str) -> bool:
 
 
 def _remains(change: str, config: ModelConfig) -> bool:
-    """Returns True if every layer still has the network of a change, with the fields that the change names:
+    """Returns True if every layer still has the network of a change, with the fields that the change sets:
     +moe:4:2+swiglu:64 sets the width of the experts, and they stay."""
     name, colon, value = change.partition(":")
     word, part = WORDS.get(name, (None, None))
@@ -512,7 +513,7 @@ def _remains(change: str, config: ModelConfig) -> bool:
 
 
 def holds(change: str, config: ModelConfig) -> bool:
-    """Returns True if a change changes nothing of a config."""
+    """Returns True if a change has no effect on a config."""
     try:
         return change_of(change)(config) == config
     except RequestError:
@@ -520,7 +521,7 @@ def holds(change: str, config: ModelConfig) -> bool:
 
 
 def change_of(text: str) -> Change:
-    """The function that one change of an expression names. Raises RequestError."""
+    """Returns the function of one change of an expression. Raises RequestError."""
     path, equals, value = text.partition("=")
     if equals:
         return partial(assign, path=path.strip(), value=value.strip())

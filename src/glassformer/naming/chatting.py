@@ -1,4 +1,4 @@
-"""A model that is loaded and run as its options say, and one turn of a chat with it."""
+"""Loading a model with options of computation, and one turn of a chat."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def chat(
 
 
 def split(options: Mapping[str, Any]) -> tuple[ModelOptions, dict[str, Any]]:
-    """Returns the options of how a model is run, and the others."""
+    """Returns the options of computation, and the others."""
     names = {one.name for one in fields(ModelOptions)}
     run = ModelOptions(**{name: value for name, value in options.items() if name in names})
     return run, {name: value for name, value in options.items() if name not in names}
@@ -86,7 +86,7 @@ def state_dtype(options: ModelOptions) -> torch.dtype | None:
 
 
 def device_of(options: ModelOptions) -> str:
-    """Returns the device that is meant; `auto` stays on the CPU if only the CPU can do what is asked."""
+    """Returns the named device; for `auto`, the CPU if only the CPU supports the options."""
     chosen = machine.device_named(options.device)
     only_here = options.quantize == "bf16" or (options.compile and not machine.can_compile(chosen))
     return "cpu" if options.device == "auto" and only_here else chosen
@@ -110,7 +110,7 @@ def slow_choice(options: ModelOptions) -> str:
 
 
 def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
-    """Returns a model ready to run; one that is built or loaded stays on its device if that is `auto`.
+    """Returns a model ready to run; a built or loaded model stays on its device for device=auto.
 
     Raises RequestError if it cannot be loaded so, WorkError if the device has too little memory."""
     device = device_of(options)
@@ -132,7 +132,7 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
             raise
         raise WorkError(f"{model} does not fit into the memory of {device}; use --device cpu", code="memory") from None
     half = options.quantize is None and loaded.model.dtype == torch.bfloat16
-    if half and not options.compile and onednn_in_bf16(loaded.model.device.type):  # the same numbers, read sooner
+    if half and not options.compile and onednn_in_bf16(loaded.model.device.type):  # equal numbers, with faster prefill
         loaded.model = fold(loaded.model)
         quantize(loaded.model, "bf16")
     return loaded

@@ -1,4 +1,4 @@
-"""`gf.load`: an EXPR -> a model with its weights, whatever holds them."""
+"""Loading of models with their weights, `gf.load`: EXPR -> Loaded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def load(
             f"{expression}: a checkpoint keeps its size; leave @{size} out", code="conflict", field="size", value=size
         )
     if wanted:
-        preset(str(expression))  # what is wrong is said before weights are read
+        preset(str(expression))  # reports errors before weights are read
     if quantize not in (None, "keep", *QUANTIZED):
         kinds = ", ".join(QUANTIZED)
         raise RequestError(
@@ -98,7 +98,7 @@ def load(
             f"use {' or '.join(QUANTIZED)}",
             code="unsupported", field="quantize", value=quantize,
         )  # fmt: skip
-    packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
+    packing = quantize in QUANTIZED  # each matrix of a .gguf file is unpacked separately
     first, keep = None if packing else dtype, quantize == "keep" or (packing and not wanted)
     with line_on_terminal():
         if path.is_dir() and not is_folder(path) and not has_params(path):

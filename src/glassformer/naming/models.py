@@ -1,4 +1,4 @@
-"""NAME and EXPR: what a whole expression names."""
+"""Models that whole expressions name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def preset(expression: str | Path) -> ModelConfig:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Changes inside, which are tried and not chosen, give no warnings."""
+    """Suppresses warnings of changes inside the context, which are only tried."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -72,28 +72,28 @@ def undone_by(expression: str) -> list[str]:
 
 
 def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
-    """(name, size, changes). What names a model means that model, whatever lies in the current folder; ./NAME is the
-    folder. Raises RequestError."""
+    """Returns (name, size, changes). A name of a known model means that model, even if the current folder has a file of
+    that name; ./NAME is the file. Raises RequestError."""
     return grammar.parse(expression, _names_a_model)
 
 
 def own_value(expression: str, config: ModelConfig, field: str) -> Any:
-    """The config's value of a field if a change of its EXPR sets it, else None."""
+    """Returns the config's value of a field if a change of its EXPR sets it, else None."""
     named = {change.partition("=")[0].strip() for change in parse(expression)[2]}
     return getattr(config, field) if field in named else None
 
 
 def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
-    """The expression without its +recipe.FIELD=VALUE, and those: {field: value}. Raises RequestError without a field or
-    a value."""
+    """Returns the expression without its +recipe.FIELD=VALUE, and these as {field: value}. Raises RequestError without
+    a field or a value."""
     name, size, changes = parse(expression)
     kept, overrides = split_changes(changes)
     return "+".join([f"{name}@{size}" if size else name, *kept]), overrides
 
 
 def split_changes(changes: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The changes of the model, and those of the recipe: {field: value}. Raises RequestError without a field or a
-    value."""
+    """Returns the changes of the model, and those of the recipe as {field: value}. Raises RequestError without a field
+    or a value."""
     kept, overrides = [], {}
     for change in changes:
         if not change.startswith(f"{grammar.RECIPE}."):
@@ -110,7 +110,7 @@ def split_changes(changes: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def at_size(expression: str, size: str) -> str:
-    """The expression at a size, before its changes. Raises RequestError where it has one already.
+    """Returns the expression at a size, written before its changes. Raises RequestError if it already has one.
 
     >>> at_size("llama+gqa:2", "0.3m")
     'llama@0.3m+gqa:2'
@@ -125,13 +125,13 @@ def at_size(expression: str, size: str) -> str:
 
 
 def without_size(expression: str) -> str:
-    """The expression at whatever size it has by itself."""
+    """Returns the expression without its size."""
     name, _, changes = parse(expression)
     return "+".join([name, *changes])
 
 
 def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
-    """Returns the config after these changes; warns of what one of them undoes. Raises RequestError."""
+    """Returns the config after these changes; warns of choices that they undo. Raises RequestError."""
     before = config
     if width := _other_width(config, changes):
         config = widened(config, width)
@@ -154,15 +154,14 @@ def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
 
 
 def _other_width(config: ModelConfig, changes: Sequence[str]) -> int | None:
-    """Returns the width that changes give to a model, if it has another."""
+    """Returns the width that changes set, if it differs from the model's; else None."""
     named = [value.strip() for path, _, value in (one.partition("=") for one in changes) if path.strip() == "d_model"]
     width = int(named[-1]) if named and named[-1].isdecimal() else 0
     return width if width and width != config.d_model else None
 
 
 def _following(before: ModelConfig, derived: ModelConfig, config: ModelConfig) -> str:
-    """Returns a sentence about the sizes that were written for the width before and follow the new one, or an empty
-    text."""
+    """Returns a sentence about the sizes that were set for the old width and follow the new one, or an empty text."""
     now, chosen = flatten(config.resolved().to_dict()), flatten(config.to_dict())
     said: dict[str, str] = {}
     for path, (old, new) in before.diff(derived).items():
@@ -174,8 +173,8 @@ def _following(before: ModelConfig, derived: ModelConfig, config: ModelConfig) -
 
 
 def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:
-    """With tokens times sqrt(d_model) where positions have come that are published so (sinusoidal), unless the scale is
-    set. The change alone would leave positions that outweigh all tokens (docs/log.md)."""
+    """Scales token embeddings by sqrt(d_model) for a new position that is published so (sinusoidal), unless the scale
+    is set. Otherwise such positions would outweigh all tokens (docs/log.md)."""
 
     def scale(was: TowerConfig | None, tower: TowerConfig) -> TowerConfig:
         old, new = was.embedding.position if was else None, tower.embedding.position
@@ -192,21 +191,21 @@ def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:
 
 
 def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:
-    """RequestError where another mixer came into the place of one that a change before was about, and would not take
-    that change itself: gqa:2+mla is refused as mla+gqa:2 is."""
+    """Raises RequestError if a new mixer replaces one that an earlier change was about, and does not support that
+    change itself: gqa:2+mla is refused as mla+gqa:2 is."""
     mixers = [at for at, change in enumerate(changes) if changes_mixers(change)]
     for change in changes[: mixers[-1]] if mixers else ():
         if of_mixers(change):
             try:
                 change_of(change)(config)
             except RequestError as error:
-                if isinstance(error.__context__, ValidationError):  # a change after this one sets another value
+                if isinstance(error.__context__, ValidationError):  # a later change sets another value
                     continue
                 raise error.of(f"+{change}, before +{changes[mixers[-1]]}") from None
 
 
 def _names_a_model(piece: str) -> bool:
-    """True for NAME[@SIZE][+CHANGE...] of a model that has a name here: a folder called so does not hide it."""
+    """Returns True for NAME[@SIZE][+CHANGE...] of a known model, which a folder of that name does not hide."""
     first, *wanted = grammar.CHANGES.split(piece)
     name, at, size = first.partition("@")
     if not (name in PRESETS or name in FAMILIES or name in PACKAGED) or (at and not is_size(size)):

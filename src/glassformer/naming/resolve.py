@@ -1,4 +1,4 @@
-"""Models as every verb takes them: text, a path, a config, a built model, or a loaded one."""
+"""Models as all verbs accept them: text, a path, a config, a built model, or a loaded one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from glassformer.naming.models import parse, preset
 from glassformer.training import Run
 
 ModelLike = str | Path | ModelConfig | Model | Loaded | Run
-"""Ways to say which model is meant: an expression, a path, a config, a built model, a loaded model, a run."""
+"""Type of a model argument: an expression, a path, a config, a built model, a loaded model, a run."""
 
 
 @overload
@@ -121,12 +121,12 @@ def files_of(*models: ModelLike) -> list[Path]:
 
 
 def name_of(model: ModelLike) -> str:
-    """Returns the text or path that names a model, or the class of a value."""
+    """Returns the text or path of a model, or the class of a value."""
     return str(model) if isinstance(model, str | Path) else type(model).__name__
 
 
 def _moved(loaded: Loaded, dtype: torch.dtype | str | None, device: Any) -> Loaded:
-    """Returns the model in a dtype and on a device: a copy, unless it is so already."""
+    """Returns the model in a dtype and on a device; a copy if it has to change."""
     dtype = None if dtype is None else dtype_of(dtype, known=WEIGHT_DTYPES)
     place = None if device is None else torch.device(device_named(device))
     if all(
