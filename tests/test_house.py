@@ -48,6 +48,7 @@ LEVELS: list[set[str]] = [
     {"report"},
     {"comparison", "planning", "retrieval"},
     {"laboratory", "serving"},
+    {"agents"},
     {"cli"},
     {"__main__"},
 ]

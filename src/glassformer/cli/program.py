@@ -108,6 +108,12 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "serve smollm2 --port 8000",
             ("server", "api", "host"),
         ),
+        "mcp": Verb(
+            "serving",
+            "Offer verbs as tools to an agent over standard input and output (Model Context Protocol).",
+            "mcp --dry",
+            ("agent", "agents", "tools"),
+        ),
     },
     "Your own texts": {
         "embed": Verb(

@@ -1,6 +1,6 @@
-"""The verb that answers other programs: serve.
+"""Verbs that answer other programs: serve, mcp.
 
-It imports what computes inside its function, so that its help imports no torch.
+A verb imports what computes inside its function, so that its help imports no torch.
 """
 
 from __future__ import annotations
@@ -91,3 +91,48 @@ def serve(
     )  # fmt: skip
     if dry:
         show(found)
+
+
+def mcp(
+    *,
+    folder: str = "comparisons",
+    allow_runs: Flag = False,
+    most_minutes: float = 60.0,
+    dry: Flag = False,
+    json: Json = False,
+) -> None:
+    """Offer verbs as tools to an agent over standard input and output (Model Context Protocol).
+
+    The tools are plan, presets, diff, results, runs, and with --allow-runs compare. The agent's program starts this
+    command and ends it.
+
+    Parameters
+    ----------
+    folder
+        Folder of comparisons that results and runs read, and compare writes to.
+    allow_runs
+        Offer compare, which trains models on this machine; without it all tools only read.
+    most_minutes
+        Longest time of one comparison, which is then stopped and saved.
+    dry
+        Print the tools, and stop.
+    """
+    if not 0 < most_minutes <= 1e6:
+        raise RequestError(
+            code="range", field="most_minutes", value=most_minutes, expected="a number of minutes above 0"
+        )
+    if dry:
+        from pathlib import Path
+
+        from glassformer.agents.comparisons import Comparisons
+        from glassformer.agents.tools import Toolbox, ToolList
+        from glassformer.cli.show import show
+
+        show(ToolList(Toolbox(Comparisons(Path(folder)), allow_runs).described()), json)
+        return
+    from glassformer.agents.stdio import check_library, serve_tools
+    from glassformer.cli import waiting
+
+    check_library()
+    waiting.end()
+    serve_tools(folder, allow_runs, most_minutes)

@@ -1,0 +1,228 @@
+"""Comparisons in one folder, under names without paths; at most one is computed at a time, by a process."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from glassformer.comparison import Design
+from glassformer.comparison.result import row_of
+from glassformer.errors import RequestError, WorkError, shown
+from glassformer.files import replace_text
+from glassformer.runs.files import read_results
+from glassformer.runs.results import Results
+
+NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
+"""Names of comparisons: no path can be made of one."""
+ASKED, ANSWER, PROGRESS = "asked.yaml", "answer.json", "progress.txt"
+"""Files of a comparison that an agent asked for: its design, the output of the process and its progress."""
+MOST_LISTED = 200
+"""Comparisons that are listed at most."""
+MOST_ROWS = 400
+"""Runs of one comparison that are reported at most."""
+STOP_SECONDS = 20.0
+"""Seconds in which a process that was terminated saves its run."""
+
+State = Literal["running", "complete", "incomplete", "failed"]
+
+
+@dataclass
+class Comparisons:
+    """Comparisons in `folder`; a process that computes one is stopped after `minutes`."""
+
+    folder: Path
+    minutes: float = 60.0
+    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _name: str = field(init=False, default="")
+    _timer: threading.Timer | None = field(init=False, default=None)
+
+    def place(self, name: str) -> Path:
+        """Returns the folder of a comparison. Raises RequestError for a name that is a path or not a plain name."""
+        place = self.folder / name
+        if NAME.fullmatch(name) is None or place.is_symlink():
+            raise RequestError(
+                f"{shown(repr(name))} is not a name of a comparison: letters, digits, - and _, at most 64",
+                code="syntax", field="name", value=name, expected="a name that runs lists",
+            )  # fmt: skip
+        return place
+
+    def names(self) -> list[str]:
+        """Returns the names of comparisons, the latest first, at most `MOST_LISTED`."""
+        found: list[tuple[float, str]] = []
+        with suppress(OSError):
+            for entry in self.folder.iterdir():
+                if NAME.fullmatch(entry.name) and not entry.is_symlink():
+                    times = [file.stat().st_mtime for file in (entry / "results.json", entry / ASKED) if file.is_file()]
+                    found += [(max(times), entry.name)] if times else []
+        return [name for _, name in sorted(found, reverse=True)[:MOST_LISTED]]
+
+    def results_of(self, name: str) -> Results | None:
+        """Returns the content of a comparison's results.json, or None. Raises RequestError for a damaged file."""
+        return read_results(self.place(name))
+
+    def design_of(self, name: str) -> dict[str, Any]:
+        """Returns the design of a comparison as plain values; empty without one."""
+        for file in (ASKED, "design.yaml"):
+            with suppress(OSError, ValueError, yaml.YAMLError):
+                tree = yaml.safe_load((self.place(name) / file).read_text(encoding="utf-8"))
+                if isinstance(tree, dict):
+                    return tree
+        return {}
+
+    def running(self, name: str) -> bool:
+        """Returns True while a process of this server computes the comparison."""
+        return self._name == name and self._process is not None and self._process.poll() is None
+
+    def state(self, name: str, found: Results | None) -> State:
+        """Returns how far a comparison is."""
+        if self.running(name):
+            return "running"
+        if found is not None and found.status == "complete":
+            return "complete"
+        return "failed" if self._failure(name) else "incomplete"
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Returns name, state, models and number of seeds of each comparison."""
+        rows: list[dict[str, Any]] = []
+        for name in self.names():
+            try:
+                found = self.results_of(name)
+            except RequestError as problem:
+                rows.append({"name": name, "state": "failed", "refused": problem.to_dict()})
+                continue
+            design = self.design_of(name)
+            models = found.names if found is not None else design.get("models", [])
+            seeds = found.budget.seeds if found is not None else design.get("seeds", 1)
+            created = found.created if found is not None else ""
+            state = self.state(name, found)
+            rows.append({"name": name, "state": state, "models": models, "seeds": seeds, "created": created})
+        return rows
+
+    def start(self, design: Design, name: str | None) -> dict[str, Any]:
+        """Starts a process that computes a comparison, and returns its name, its design and similar comparisons.
+
+        Its seeds are drawn here. Raises RequestError for a name that is taken, and while another one is computed."""
+        if self._process is not None and self._process.poll() is None:
+            raise RequestError(
+                f"{self._name} is being computed, and two at once would share the processor; ask again once results "
+                "says that it is complete",
+                code="conflict", field="name", value=self._name,
+            )  # fmt: skip
+        design = design.replace(seed=secrets.randbelow(1 << 31))
+        name = name or f"comparison-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        place = self.place(name)
+        if place.exists():
+            raise RequestError(
+                f"{name} is taken; a comparison is not repeated under its name. Leave the name out for a new one",
+                code="exists", field="name", value=name,
+            )  # fmt: skip
+        similar = self.similar(name, design.to_dict())
+        place.mkdir(parents=True)
+        replace_text(place / ASKED, yaml.safe_dump(design.to_dict(), sort_keys=False))
+        command = [sys.executable, "-m", "glassformer", "run", str(place / ASKED), "--out", str(place), "--json"]
+        with (place / ANSWER).open("wb") as answer, (place / PROGRESS).open("wb") as progress:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=answer, stderr=progress
+                )  # fmt: skip
+            except OSError as problem:
+                raise WorkError(f"the comparison could not be started: {problem.strerror}", code="process") from None
+        self._name = name
+        self._timer = threading.Timer(60 * self.minutes, self.stop)
+        self._timer.daemon = True
+        self._timer.start()
+        first = design.first_seed
+        return {
+            "name": name, "state": "running", "design": design.to_dict(),
+            "seeds": list(range(first, first + design.seeds)), "similar": similar,
+            "most_minutes": self.minutes,
+        }  # fmt: skip
+
+    def similar(self, name: str, design: dict[str, Any]) -> list[str]:
+        """Returns the names of other comparisons of the same models on the same text, whatever their seeds and budget.
+
+        A reader who sees one of them needs the others too: the best of several is not evidence."""
+
+        def kind(tree: dict[str, Any]) -> tuple[Any, ...]:
+            models = tree.get("models")
+            names = models.values() if isinstance(models, dict) else models if isinstance(models, list) else ()
+            return sorted(map(str, names)), tree.get("data")
+
+        return [one for one in self.names() if one != name and kind(self.design_of(one)) == kind(design)]
+
+    def report(self, name: str, seconds: float = 0.0) -> dict[str, Any]:
+        """Returns the state of a comparison, and once it is complete its verdicts, notes and runs.
+
+        No loss is shown before all runs have ended, so that no one stops at a result that suits them. `seconds` is the
+        longest wait for the end."""
+        if name not in self.names():
+            raise RequestError(
+                f"no comparison is named {shown(repr(name))}; runs lists them", code="unknown", field="name", value=name
+            )
+        until = time.monotonic() + seconds
+        while self.running(name) and time.monotonic() < until:
+            time.sleep(0.1)
+        found = self.results_of(name)
+        state = self.state(name, found)
+        similar = self.similar(name, self.design_of(name))
+        answer: dict[str, Any] = {"name": name, "state": state, "similar": similar}
+        if state != "complete" or found is None:
+            ended = len(list(self.place(name).glob("runs/*/result.json")))
+            answer["runs_ended"] = ended
+            if state == "running":
+                answer["progress"] = self._last_line(name)
+            elif failure := self._failure(name):
+                answer["refused"] = failure
+            return answer
+        rows = [row_of(run) for run in found.runs]
+        return {
+            **answer,
+            "models": found.names, "best": found.best, "created": found.created, "command": found.command,
+            "data": found.data.root,
+            "budget": found.budget.to_dict(),
+            "verdicts": [one.to_dict() for one in found.verdicts],
+            "looks": found.looks, "planned_looks": found.planned_looks,
+            "runs": rows[:MOST_ROWS], "runs_not_listed": max(0, len(rows) - MOST_ROWS),
+        }  # fmt: skip
+
+    def stop(self) -> None:
+        """Stops the process, if one runs; `glassformer run` resumes what it saved."""
+        process, timer = self._process, self._timer
+        if timer is not None:
+            timer.cancel()
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _failure(self, name: str) -> dict[str, str] | None:
+        """Returns the error that ended the process of a comparison, or None."""
+        with suppress(OSError, ValueError, IndexError):
+            lines = (self.place(name) / ANSWER).read_text(encoding="utf-8").splitlines()
+            error = json.loads(lines[-1]).get("error")
+            if isinstance(error, dict):
+                return {key: str(error.get(key, "")) for key in ("code", "field", "message")}
+        line = self._last_line(name)
+        return {"code": "failed", "field": "", "message": line} if "glassformer: " in line else None
+
+    def _last_line(self, name: str) -> str:
+        with suppress(OSError):
+            lines = (self.place(name) / PROGRESS).read_bytes()[-4096:].decode(errors="replace").splitlines()
+            return shown(next((line for line in reversed(lines) if line.strip()), ""), 300)
+        return ""
