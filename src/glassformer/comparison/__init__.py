@@ -1,14 +1,14 @@
 """Comparisons: several models trained under one budget, with paired seeds, verdicts and a report.
 
 verbs       `compare` and `tune`
-single      one model, trained: `train`
+single      `train`, for one model
 design      an experiment as a value, and as a file
 arms        the models of a design, fairness, budgets and recipes
-experiment  a design, carried out
-tuning      a design, carried out with a learning rate for each arm; rates are chosen in `rates`
-result      what was found, as a value
-folder      what an earlier comparison has left in a folder
-pretrained  arms that begin with the weights of a checkpoint
+experiment  trains the arms of a design
+tuning      trains the arms of a design at the best learning rate of each, which `rates` chooses
+result      `Comparison`, the results as a value
+folder      checks of the output folder for an earlier comparison
+pretrained  arms that start from the weights of a checkpoint
 terms       the size, budget, text and learning rate of a verdict, in words
 summary     results.json and the report, after each run
 """

@@ -1,4 +1,5 @@
-"""The arms of a comparison: their models and recipes, and how far comparing them is fair. `Design` calls these."""
+"""The arms of a comparison: their models and recipes, and the checks that comparing them is fair. `Design` calls
+these."""
 
 from __future__ import annotations
 
@@ -27,23 +28,23 @@ from glassformer.training.request import fit, settings
 
 Match = Literal["tokens", "flops", "minutes"]
 MOST_ARMS = 1000
-"""Models of one comparison, at most."""
+"""Largest number of models of one comparison"""
 UNFAIR = 0.2
 """Largest relative difference in parameters of the layers without `allow_unmatched`."""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "as many", "objective": "--objective",
 }  # fmt: skip
-"""Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
-one budget, on the same text, seed by seed."""
+"""Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under one
+budget, on the same text, for the same seeds."""
 
 
 DEFAULTED = ("batch_size", "objective")
-"""Fields of the recipe that an option leaves open with None."""
+"""Fields of the recipe for which the option's value None means the default"""
 
 
 def check_seeds(seeds: object) -> int:
-    """The number of seeds as an int. Raises RequestError unless it is from 1 to MOST_SEEDS."""
+    """Returns the number of seeds as an int. Raises RequestError unless it is from 1 to MOST_SEEDS."""
     check_whole("seeds", seeds)
     number = int(seeds)  # type: ignore[call-overload]
     if number > MOST_SEEDS:
@@ -62,8 +63,8 @@ def check_planned(looks: Sequence[int]) -> None:
 
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe that were given, as a `Recipe`, as a mapping, or by name; a name wins. Raises RequestError
-    if `recipe` has a field that is not one of `Recipe`. A None leaves out a field of DEFAULTED."""
+    """Returns the given fields of a recipe, from a `Recipe`, from a mapping, and by name; a name has precedence. For
+    fields of DEFAULTED, None means not given. Raises RequestError if `recipe` has a field that `Recipe` does not."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):
@@ -78,13 +79,13 @@ def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str
 
 
 def recipe_defaults() -> dict[str, Any]:
-    """The recipe without its budget, at its defaults."""
+    """Returns the default values of the recipe's fields, without the budget."""
     names = set(Recipe.model_fields) - set(BUDGETS)
     return {name: Recipe.model_fields[name].get_default() for name in names}
 
 
 class FixedFields(dict[Any, Any]):
-    """A mapping that does not change, with a hash."""
+    """Immutable, hashable mapping"""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -101,11 +102,11 @@ class FixedFields(dict[Any, Any]):
 
 @dataclass(frozen=True)
 class DesignArm:
-    """A model of an experiment, with its changes of the recipe."""
+    """A model of an experiment, with its changes of the recipe"""
 
     name: str
     model: str | ModelConfig
-    """An expression without changes of the recipe, or a config."""
+    """Expression without changes of the recipe, or a config"""
     recipe: Mapping[str, str] = field(default_factory=dict)
     """Changes of the recipe for this arm: field -> value as text."""
 
@@ -114,8 +115,8 @@ class DesignArm:
 
     @classmethod
     def of(cls, name: str | None, model: Any, unnamed: str = "model") -> DesignArm:
-        """An arm of what a caller or a file gives for a model; without a name, the expression is the name, and that of
-        other models is `unnamed`. Raises RequestError."""
+        """Makes an arm from a model as a caller or a file gives it. Without `name`, an expression is named after itself
+        and any other model is called `unnamed`. Raises RequestError."""
         if isinstance(model, DesignArm):
             return model
         changes: dict[str, str] = {}
@@ -133,15 +134,15 @@ class DesignArm:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model before it has a vocabulary. Raises RequestError."""
+        """The model's config, without a vocabulary; raises RequestError"""
         return self.model if isinstance(self.model, ModelConfig) else preset(self.model)
 
     def own(self, name: str) -> Any:
-        """The value of a field of the config, if a change of the expression sets it; else None."""
+        """Returns the value of a config field that a change of the expression sets; None if no change sets it."""
         return own_value(self.model, self.config, name) if isinstance(self.model, str) else None
 
     def changed(self, changes: Sequence[str]) -> DesignArm:
-        """Returns the arm after changes of its model and its recipe, which its name shows. Raises RequestError."""
+        """Returns the arm with changes of its model and recipe, which are added to its name. Raises RequestError."""
         more = "+".join(["", *changes])
         model: str | ModelConfig
         if isinstance(self.model, str):
@@ -161,7 +162,7 @@ class DesignArm:
 
     @property
     def told(self) -> Any:
-        """The model as a file has it: an expression, or a tree."""
+        """The model as written to a file: an expression, or a tree"""
         if isinstance(self.model, str):
             whole = "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
             recipe_last = sorted(CHANGES.split(self.name), key=lambda change: change.startswith(f"{RECIPE}."))
@@ -171,7 +172,7 @@ class DesignArm:
 
     @property
     def entry(self) -> Any:
-        """The arm as a file has it: an expression that is its own name, or a mapping from the name to the model."""
+        """The arm as written to a file: an expression that is its own name, or a mapping from the name to the model"""
         return self.told if self.told == self.name else {self.name: self.told}
 
 
@@ -184,14 +185,14 @@ def one_arm(model: Any, unnamed: str) -> DesignArm:
 
 
 def listing(arms: Sequence[DesignArm]) -> list[Any] | dict[str, Any]:
-    """Returns the models as a file has them: a list of expressions, or names with models."""
+    """Returns the models as written to a file: a list of expressions, or a mapping from names to models."""
     listed, names = [arm.told for arm in arms], [arm.name for arm in arms]
     return listed if listed == names else dict(zip(names, listed, strict=True))
 
 
 def arms(models: Any) -> dict[str, DesignArm]:
-    """Name -> arm, of a sequence of models or a mapping from names to them. Raises RequestError for an empty list, if
-    two have one name, and for a change of a field in ALIKE."""
+    """Makes the arms from a sequence of models or a mapping from names to them; returns {name: arm}. Raises
+    RequestError for an empty list, for two models with one name, and for a change of a field in ALIKE."""
     if not isinstance(models, Mapping | Sequence) or isinstance(models, str):
         message = f"models is a {type(models).__name__}; give a list of models, or a mapping from names to models"
         raise RequestError(message, code="type", field="models", value=type(models).__name__, expected="a list")
@@ -223,8 +224,8 @@ def arms(models: Any) -> dict[str, DesignArm]:
 
 
 def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
-    """The context of all arms: as given, else as every expression sets it, else the recipe's default. Raises
-    RequestError for an expression that sets another."""
+    """Returns the context of all arms: the given one, or the one that every expression sets, or the recipe's default.
+    Raises RequestError if one expression sets another."""
     own = {name: arm.own("context") for name, arm in arms.items()}
     default = next(iter(own.values())) if len(set(own.values())) == 1 else None
     context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
@@ -238,8 +239,8 @@ def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
 
 
 def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | None, context: int) -> int | None:
-    """The budget in tokens: as given, or of so many `steps` of the common batch size and context. Raises RequestError
-    where both are given."""
+    """Returns the budget in tokens: `tokens`, or `steps` times the common batch size and context. Raises RequestError
+    if both are given."""
     if steps is None:
         return tokens
     check_whole("steps", steps)
@@ -252,17 +253,19 @@ def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | Non
 
 
 def given_budget(amounts: Mapping[str, Any]) -> Match:
-    """The name of the one that is given."""
+    """Returns the name of the amount that is given."""
     names: tuple[Match, ...] = ("tokens", "flops", "minutes")
     return next(name for name in names if amounts[name] is not None)
 
 
 def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match | None = None) -> list[str]:
-    """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart, unless what
-    is equal is time: a larger model then pays for its size with the steps that it does not take.
+    """Checks that the arms are of equal size. Returns notes on smaller differences; raises RequestError if the layers'
+    parameters differ by more than UNFAIR, without `allow_unmatched` and except for a budget in minutes, which makes a
+    larger model pay for its size with fewer steps.
 
-    Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
-    experts those count that a token meets, which are what it costs; what the others hold is said."""
+    Parameters of the layers are compared, as in scaling laws, because those of the vocabulary depend on the text.
+    Experts count with the parameters that are active for one token, which determine the cost; a note gives the
+    total."""
     sizes = {name: arm.config.active_params(embeddings=False) for name, arm in arms.items()}
     small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     apart = sizes[large] / sizes[small] - 1
@@ -290,7 +293,8 @@ def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match 
 
 
 def _equal(arm: DesignArm, wanted: int) -> str:
-    """What makes a model, too large, about as large as `wanted`, in words: narrower networks, where that does."""
+    """Returns advice on making a model that is too large about as large as `wanted` parameters: a smaller `hidden`, if
+    that is enough."""
     model = arm.model
     if not isinstance(model, str):
         return "give both the same size"
@@ -307,7 +311,7 @@ def _equal(arm: DesignArm, wanted: int) -> str:
 def likeness(
     arms: Mapping[str, DesignArm], configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe]
 ) -> list[str]:
-    """Notes on arms with a recipe of their own, and on arms that are the same model with the same recipe."""
+    """Returns notes on arms with their own recipe, and on arms with the same model and the same recipe."""
     notes = []
     own: dict[str, list[str]] = {}  # arms by what their recipes change
     for name, config in configs.items():
@@ -332,7 +336,8 @@ def likeness(
 
 
 def spending(configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], match: str) -> dict[str, float]:
-    """Amount of the matched quantity that each arm will spend, in whole steps; empty for a budget in minutes."""
+    """Returns the amount of the matched quantity that each arm will spend, in whole steps; {} for a budget in
+    minutes."""
     spent = {}
     for name, config in configs.items():
         plan = plans[name]
@@ -343,8 +348,8 @@ def spending(configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], ma
 
 
 def threads_of(executor: Executor, asked: int | None, match: Match | None) -> int | None:
-    """Of each run: as asked for; where several are at work at once, each has its share of the cores. Raises
-    RequestError where they would have to share the time that is to be equal."""
+    """Returns the number of threads of each run: `asked`, or an equal share of the cores if several runs are trained at
+    once. Raises RequestError if such runs on one machine have a budget in minutes, which they would have to share."""
     if executor.workers == 1:
         return asked
     if match == "minutes" and executor.shared:
@@ -354,7 +359,8 @@ def threads_of(executor: Executor, asked: int | None, match: Match | None) -> in
 
 
 def unequal(spent: dict[str, float], match: str) -> list[str]:
-    """A note if arms spend different amounts of the matched quantity, because every run ends with a whole step."""
+    """Returns a note if arms spend different amounts of the matched quantity, because every run ends with a whole
+    step."""
     if not spent or not min(spent.values()):
         return []
     least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
@@ -372,11 +378,11 @@ def recipes(
     match: Match | None,
     vocab_size: int,
 ) -> dict[str, Recipe]:
-    """The recipe of each arm under one budget.
+    """Returns the recipe of each arm under one budget.
 
-    `match` says what is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the first arm
-    takes the tokens and the others as many FLOPs as it spends. What an EXPR changes of the recipe is for its arm
-    alone. Raises RequestError where a recipe is wrong, or is not for the model of its arm."""
+    `match` is the quantity that is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the
+    first arm gets the tokens and the others as many FLOPs as it spends. Changes of the recipe in an EXPR apply to its
+    arm only. Raises RequestError if a recipe is wrong or does not suit the model of its arm."""
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -386,7 +392,7 @@ def recipes(
     budget: dict[str, Any] = {given[0]: recipe[given[0]]}
     match = given[0] if match is None else match  # type: ignore[assignment]
     if match == "flops" and given == ["tokens"]:
-        Recipe.of(tokens=recipe["tokens"])  # named as it was given, should it be wrong
+        Recipe.of(tokens=recipe["tokens"])  # checked under the given name, in case the value is wrong
         name, config = next(iter(configs.items()))
         first = fit(config, vocab_size, recipe["context"], arms[name].own("vocab_size"))
         budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
@@ -411,8 +417,9 @@ def recipes(
 def compiled_alike(
     configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], before: bool | None
 ) -> tuple[dict[str, Recipe], machine.Settings]:
-    """The recipes with `compile` decided, and the settings to report. All arms compile or none does: as the runs
-    `before` did, else if it pays for at least one arm. An arm whose expression sets `compile` keeps its value."""
+    """Returns the recipes with `compile` decided, and the settings to report. All arms compile or none does: as the
+    earlier runs (`before`) did, otherwise if compiling shortens the run of at least one arm. An arm whose expression
+    sets `compile` keeps its value."""
     plans = {name: plan.replace(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])

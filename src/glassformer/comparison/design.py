@@ -1,4 +1,4 @@
-"""A `Design`: an experiment as a value, and as a file."""
+"""`Design`: an experiment as a value, and as a file."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from glassformer.training.sinks import check_sinks
 from glassformer.units import count, quantity, share, whole_numbers
 
 FILE = "design.yaml"
-"""The design of an experiment, in the folder that it leaves."""
+"""Name of the file with the design, in the output folder of an experiment"""
 VERB = "compare"
 TUNED_SEEDS = 3
-"""Seeds of a tuned comparison, by default."""
+"""Default number of seeds of a tuned comparison"""
 LEAST_SEEDS = 2
-"""Seeds of a verdict: one has no interval."""
+"""Least number of seeds of a verdict: one seed gives no interval"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """An experiment: which models are trained, on what, with which budget, and how they are judged.
+    """An experiment: the models, the text, the budget, and how the models are judged.
 
-    A design is checked when it is made: everything that can be refused without reading the text, and that does not
-    depend on the machine, is refused then. `Design.of` makes one from models and options; it may be kept in a file.
+    A design is checked when it is made, as far as this needs neither the text nor the machine. `Design.of` makes one
+    from models and options; `save` writes it to a file.
 
     Parameters
     ----------
@@ -74,19 +74,19 @@ class Design:
     steps
         Budget of each run: the tokens of this many steps of the common batch size and context.
     match
-        Quantity that is equal between arms; by default that of the budget. "flops" with a budget in tokens gives every
-        arm the FLOPs of the first.
+        Quantity that is equal between arms; by default the budget's. With "flops" and a budget in tokens, every arm
+        gets the FLOPs of the first.
     seeds
         Runs of each model.
     looks
-        Numbers of seeds at which verdicts will be seen: all together are wrong 5 % of the time.
+        Numbers of seeds at which verdicts will be read; the error rate of 5 % holds for all of them together.
     power
-        A difference as a share of the first arm's loss: a pilot says how many seeds and hours it takes to show it.
-        None for a verdict.
+        Difference to detect, as a fraction of the first arm's loss: a pilot then estimates the seeds and hours it
+        takes. None for a verdict.
     tune
-        Choose a learning rate for each arm first, on seeds that its verdict does not use.
+        Choose a learning rate for each arm first, on seeds that are not used for the verdict.
     within
-        Minutes that a tuned comparison may take; None for any number.
+        Limit of a tuned comparison in minutes; None for no limit.
     tokenizer
         "auto", "byte", "char", "word:SIZE", "bpe:SIZE", or a tokenizer.json.
     allow_unmatched
@@ -94,7 +94,7 @@ class Design:
     pretrained
         Start every arm from the weights of the checkpoint that its expression names, changed as it says.
     loss_alone
-        Measure only the loss of the trained models, as trials of learning rates and scaling laws need.
+        Measure only the loss of the trained models, which is enough for trials of learning rates and for scaling laws.
     log_to
         Services that receive the numbers of each step too.
     recipe
@@ -177,7 +177,7 @@ class Design:
         return cls(arms=tuple(arms(models).values()), data=data, recipe=given, **own)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        """Reads fields as they may be written, and refuses what is wrong with the experiment."""
+        """Converts fields from text, and checks the experiment."""
         if wrong := next((name for name in BUDGETS if name in self.recipe), None):
             message = f"recipe has {wrong}, which is a field of the design; give {wrong} as a keyword"
             raise RequestError(message, code="conflict", field=wrong, value=self.recipe[wrong])
@@ -192,7 +192,7 @@ class Design:
             if not isinstance(value := getattr(self, name), kinds) or (isinstance(value, bool) and bool not in kinds):
                 expected = " or ".join(kind.__name__ for kind in kinds)
                 raise RequestError(code="type", field=name, value=value, expected=expected)
-        assert self.configs is not None  # a name that names no model is refused here
+        assert self.configs is not None  # refuses a name that names no model
         check_sinks(self.log_to)
         check_seeds(self.seeds)
         check_planned(self.looks)
@@ -204,7 +204,7 @@ class Design:
         if self.pretrained:
             check_begun([arm.model for arm in self.arms], self.tokenizer)
         self.plans(self.configs, vocab_size=1)
-        assert self.notes is not None  # sizes that are too far apart are refused here
+        assert self.notes is not None  # refuses sizes that are too far apart
         objective = self.common.objective
         counted = self.steps is not None or "flops" in (self.match, given_budget(self.amounts))
         if counted and not objective.continues:
@@ -275,62 +275,62 @@ class Design:
 
     @cached_property
     def named(self) -> dict[str, DesignArm]:
-        """The arms by name."""
+        """Arms by name"""
         return {arm.name: arm for arm in self.arms}
 
     @property
     def parts(self) -> tuple[type[PartConfig], ...]:
-        """Classes of the parts of its models and recipes."""
+        """Classes of the parts of all models and recipes"""
         plans = self.plans(self.configs, vocab_size=1)
         return tuple(dict.fromkeys(chain(*map(part_classes, (*self.configs.values(), *plans.values())))))
 
     @cached_property
     def configs(self) -> dict[str, ModelConfig]:
-        """The models by name, before they have a vocabulary."""
+        """Configs of the models by name, without a vocabulary"""
         return {arm.name: arm.config for arm in self.arms}
 
     @cached_property
     def context(self) -> int:
-        """Tokens of a sequence, of all arms."""
+        """Context length of all arms, in tokens"""
         return common_context(self.named, self.recipe.get("context"))
 
     @property
     def first_seed(self) -> int:
-        """Seed of the first run of each arm; the others follow it."""
+        """Seed of the first run of each arm; the next ones count up from it"""
         return self.recipe.get("seed", 0)
 
     @cached_property
     def amounts(self) -> dict[str, Any]:
-        """The budget in tokens, minutes or FLOPs, with None for the others."""
+        """The budget in tokens, minutes and FLOPs; None for the two that are not given"""
         tokens = tokens_of_steps(self.steps, self.tokens, self.recipe.get("batch_size"), self.context)
         return {"tokens": tokens, "minutes": self.minutes, "flops": self.flops}
 
     @property
     def equal(self) -> Match | None:
-        """The quantity that is equal between arms, if the design says one."""
+        """Quantity that is equal between arms; None if the design leaves it to the budget"""
         return self.match or ("minutes" if self.minutes is not None else None)
 
     @cached_property
     def notes(self) -> list[str]:
-        """Sentences on how far the arms are from equal in size, and on choices that a change of an arm undoes. Raises
-        RequestError if they are too far apart."""
+        """Sentences on size differences between the arms, and on choices that another change of the same arm reverses.
+        Raises RequestError if the sizes are too far apart."""
         texts = {name: arm.model for name, arm in self.named.items() if isinstance(arm.model, str)}
         undone = [f"{name}: {sentence}." for name, text in texts.items() for sentence in undone_by(text)]
         return fairness(self.named, self.allow_unmatched, self.equal) + undone
 
     @cached_property
     def all_fields(self) -> dict[str, Any]:
-        """Every field of the recipe of all arms, with the budget."""
+        """All fields of the arms' common recipe, with the budget"""
         return {**recipe_defaults(), **self.recipe, **self.amounts, "context": self.context}
 
     @cached_property
     def common(self) -> Recipe:
-        """The recipe of all arms, before anything is matched between them."""
+        """Recipe of all arms, before amounts are matched between them"""
         return Recipe.of(**self.all_fields)
 
     @property
     def budget(self) -> Budget:
-        """The budget as results.json has it."""
+        """The budget as results.json holds it"""
         common = self.common
         return Budget(
             match=self.match or given_budget(self.amounts),
@@ -370,7 +370,7 @@ class Design:
     # Files
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the design as plain values, without those that are the default.
+        """Returns the design as plain values, without defaults.
 
         Returns
         -------
@@ -465,10 +465,10 @@ class Design:
 def design_of(
     kind: type[Any], given: Any, data: DataLike | None, asked: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Tokens | None]:
-    """Returns the design that a verb is asked for, and its text if that is in memory.
+    """Returns the design for a call of `compare` or the like, and its text if that is in memory.
 
-    The design is made by `kind.of` of models, or is the `given` one with the data, what is not None of `asked` and
-    the `options` changed. Raises RequestError."""
+    The design is made by `kind.of` from models; or it is the `given` one, changed by the data, by what is not None in
+    `asked`, and by the `options`. Raises RequestError."""
     options = {**options, **{name: value for name, value in asked.items() if value is not None}}
     if not isinstance(given, kind):
         name, text = named_or_read(data, options.get("tokenizer"))
@@ -479,7 +479,7 @@ def design_of(
 
 
 def _read(name: str, value: Any) -> Any:
-    """A field as a design keeps it: text as its value, lists as tuples. Raises RequestError."""
+    """Returns a field as a design keeps it: text converted to its value, lists as tuples. Raises RequestError."""
     if isinstance(value, str):
         value = READERS[name](value, field=name)
     if name not in ("looks", "log_to"):
@@ -490,15 +490,16 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe that are not as usual, and the context if it is given. Raises RequestError."""
+    """Returns the fields of a recipe that differ from the default, and the context if it is given. Raises
+    RequestError."""
     given = {name: value for name, value in given.items() if value is not None or name != "context"}
     made, usual = Recipe.of(**{**given, "steps": 1}), recipe_defaults()
     return {name: value for name in given if (value := getattr(made, name)) != usual[name] or name == "context"}
 
 
 def from_tree(tree: object, verb: str, where: str, make: Callable[..., Any]) -> Any:
-    """Makes a value of the content of a design.yaml. `make` takes the fields by name. Raises RequestError, which
-    names `where`."""
+    """Makes a value from the content of a design.yaml; `make` takes the fields by name. Raises RequestError with
+    `where` as the file's name."""
     file = f"{where}: " if where else ""
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
         raise RequestError(
@@ -523,13 +524,13 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
 
 
 OWN = frozenset(one.name for one in fields(Design)) - {"arms", "data", "recipe"}
-"""Fields of a design but for models, data, and those of the recipe."""
+"""Fields of a design other than the models, the data and the recipe"""
 READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("tokens", "steps"), count),
     **dict.fromkeys(("flops", "minutes", "within"), quantity),
     "power": share, "looks": whole_numbers, "log_to": lambda text, field: [text],
 }  # fmt: skip
-"""Readers of the fields that may be text."""
+"""Functions that read fields given as text"""
 TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("tokens", "steps"), (int, type(None))),
     **dict.fromkeys(("minutes", "flops", "within"), (int, float, type(None))),
@@ -537,4 +538,4 @@ TYPES: dict[str, tuple[type, ...]] = {
     "tokenizer": (str,),
     "data": (str, type(None)),
 }
-"""Types of fields that nothing else checks."""
+"""Types of the fields that nothing else checks"""

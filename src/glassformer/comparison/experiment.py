@@ -1,4 +1,4 @@
-"""One comparison, from its design to its report."""
+"""Runs one comparison, from its design to its report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from glassformer.units import plural
 
 
 class Saved(Protocol):
-    """An experiment that is a file, and can be begun again from it."""
+    """An experiment that can be saved to a file and run again from it"""
 
     @property
     def data(self) -> str | None: ...
@@ -46,7 +46,7 @@ class Saved(Protocol):
 
 
 def checked_folder(out: str | Path) -> Path:
-    """Raises RequestError for an empty name."""
+    """Returns `out` as a path. Raises RequestError for an empty name."""
     if not str(out):
         raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
     return Path(out)
@@ -58,7 +58,7 @@ def command_of(origin: Saved, folder: Path, *options: str) -> str:
 
 
 def again(design: Design, folder: Path) -> dict[str, str]:
-    """Commands that show what a page does not: with more seeds, watched, at tuned rates."""
+    """Returns commands for what a page does not show: more seeds, a watched run, tuned rates."""
     if design.data is None:
         return {}
     found = {
@@ -82,13 +82,14 @@ def carry_out(
     tuning: Tuning | None = None,
     origin: Saved | None = None,
 ) -> Comparison:
-    """Trains the arms of a design that are not trained yet; writes results.json, report.html and design.yaml to `out`.
+    """Trains the arms of a design that are not trained yet, and writes results.json, report.html and design.yaml to
+    `out`.
 
     All arms of a seed read the same text in the same order. If `out` holds an earlier comparison of the same kind, its
     finished runs are kept and the others are trained, failed ones included. A failed run does not raise.
 
-    text      the text, prepared; None if the design names it
-    origin    the experiment that this comparison is part of, which is then written in the place of the design
+    text      the prepared text; None if the design names it
+    origin    the experiment that this comparison is part of, which is saved instead of the design
     tuning    how the rates of the arms were chosen, for the results
 
     Raises RequestError before anything is trained, and Interrupted on Ctrl-C.
@@ -191,7 +192,7 @@ def carry_out(
 
 
 def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> Tokens:
-    """Returns the text of a design, prepared. Text that was in memory is read as the runs in the folder read it. Raises
+    """Returns the prepared text of a design. A text that was in memory is read from the runs in the folder. Raises
     RequestError."""
     if design.data is None:
         if (held := text_of_runs(folder)) is not None:
@@ -202,7 +203,7 @@ def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> T
 
 
 def duration(minutes: float, runs: int) -> str:
-    """Returns the first half of a sentence about the time of runs that train for some minutes.
+    """Returns the first half of a sentence about the duration of runs that train for `minutes` each.
 
     >>> duration(1, 2)
     '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'
@@ -221,8 +222,9 @@ def trained(minutes: float, runs: int) -> str:
 
 
 def as_before(design: Design, folder: Path, executor: Executor) -> tuple[Design, tuple[str, ...]]:
-    """Returns the design with the fields that the budget of a comparison in the folder has decided before, and the
-    names of those that a budget of minutes is still to decide. One that the design or an arm names is not decided."""
+    """Returns the design with the fields that an earlier comparison in the folder derived from its budget, and the
+    names of the fields that a budget in minutes still has to set. Fields that the design or an arm sets are in
+    neither."""
     if design.minutes is None or not executor.here or executor.shared:
         return design, ()
     named = {*design.recipe, *(name for arm in design.arms for name in arm.recipe)}
@@ -246,14 +248,14 @@ def _trained(
     effect: float | None,
     origin: Saved,
 ) -> Results:
-    """Trains the runs that are missing; results.json and the report are rewritten after each."""
+    """Trains the missing runs; rewrites results.json and the report after each."""
     begun, found = results, {}
     try:
         with only_writer(folder), interruptible():
             notify(Begin(runs=results.asked, how=how, notes=results.budget.notes))
             found = kept(requests, folder, notify)
             results = so_far(begun, found, effect)
-            write(results, folder)  # first of all: it says whose folder this is
+            write(results, folder)  # first of all, so that the folder is marked as this comparison's
             origin.save(folder)
             missing = [request for request in requests if request.key not in found]
             if missing:

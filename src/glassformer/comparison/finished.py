@@ -1,4 +1,4 @@
-"""A run that is finished: its figures, read from its folder without its weights."""
+"""Finished runs: their results, read from the run folder without loading weights."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from glassformer.training.trained import reading
 def finished(
     ask: Callable[[], SingleRun], out: str | Path | None, pretrained: bool, progress: OnProgress
 ) -> Run | None:
-    """Returns the finished run in `out`, with a model without values; None if a step is left or anything differs from
-    what is asked, which resuming then refuses with the reason.
+    """Returns the finished run in `out`, with a model without values. Returns None if steps are left or if anything
+    differs from the request; resuming then refuses the folder with the reason.
 
-    ask           returns the run that is asked for, with its config in place of weights
+    ask           returns the requested run, with its config in place of weights
     pretrained    the run starts from the weights that its expression names
     """
     try:

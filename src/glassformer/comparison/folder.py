@@ -15,13 +15,13 @@ from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 
 WRITTEN = ("report.html", "tokenizer", "design.yaml", "runs")
-"""Files of a comparison besides results.json, which is written first."""
+"""Files of a comparison besides results.json, which is written first"""
 BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 
 
 def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> None:
-    """Raises RequestError if the folder holds files that are no comparison, or a comparison of other models or under
-    another budget. Reads no text and writes nothing."""
+    """Raises RequestError if the folder holds files that are not a comparison's, or a comparison of other models or
+    under another budget. Reads no text and writes nothing."""
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise RequestError(
@@ -45,20 +45,20 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Raises RequestError if the folder is not of a comparison and holds files of the names that one writes."""
+    """Raises RequestError if the folder does not hold a comparison but has files with names that one writes."""
     ours = read_results(folder) is not None or any(folder.glob(f"runs/*/{REQUEST}"))
     refuse_foreign(folder, *WRITTEN, ours=ours)
 
 
 def seeds_before(folder: Path) -> int:
-    """The number of seeds of the comparison in the folder; 0 where there is none."""
+    """Returns the number of seeds of the comparison in the folder; 0 if it holds none."""
     held = read_results(folder)
     return 0 if held is None else held.budget.seeds or 0
 
 
 def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(numbers of seeds at which verdicts were seen, planned ones). Raises RequestError for another plan than before
-    once a verdict has been seen."""
+    """Returns (numbers of seeds at which verdicts were read, planned numbers). Raises RequestError if a verdict has
+    been read and the plan differs from the earlier one."""
     held, plan = read_results(folder), sorted(set(planned))
     if held is None:
         return [], plan
@@ -74,7 +74,7 @@ def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[i
 
 def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> None:
     """Raises RequestError if the folder holds a comparison on another text, runs of a requested model (of any seed)
-    with another config or recipe, finished ones of parts whose source has changed, or that are not requested."""
+    with another config or recipe, finished runs of parts whose source has changed, or runs that are not requested."""
     held = read_results(folder)
     if held is not None:
         for what, was, now in (
@@ -124,14 +124,14 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
 
 
 def compiled_before(folder: Path) -> bool | None:
-    """The `compile` of the runs in the folder; None if there are none or they do not say."""
+    """Returns the `compile` of the runs in the folder; None if there are no runs or they do not record it."""
     found = (request.get("recipe") for request in _begun(folder, {}))
     return next((recipe["compile"] for recipe in found if isinstance(recipe, dict) and "compile" in recipe), None)
 
 
 def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:
-    """The request.json of every run in the folder. `places` maps the folders of requested runs to their names; raises
-    RequestError if one of these holds a file of another model, or one that cannot be read."""
+    """Yields the request.json of every run in the folder. `places` maps the folders of requested runs to their names;
+    raises RequestError if one of these holds a file of another model, or an unreadable one."""
     for path in sorted(folder.glob(f"runs/*/{REQUEST}")):
         request = read_request(path.parent)
         name = request.get("name")

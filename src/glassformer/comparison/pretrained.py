@@ -1,4 +1,4 @@
-"""Arms that begin with the weights of the checkpoints that their expressions name."""
+"""Arms that start from the weights of the checkpoints that their expressions name."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_begun(models: Sequence[object], tokenizer: object) -> None:
 
 
 def loaded_arms(models: Mapping[str, str]) -> dict[str, Loaded]:
-    """Name of an arm -> its model with its weights, changed as its expression says. Raises RequestError for one that
-    has none, and where the tokenizers are not the same."""
+    """Loads the checkpoint that each expression names and applies its changes; returns {arm name: model with weights}.
+    Raises RequestError if a tokenizer is missing, or if the arms' tokenizers differ."""
     found = {name: load(model, dtype=torch.float32) for name, model in models.items()}
     first = next(iter(found))
     for name, loaded in found.items():
@@ -51,7 +51,7 @@ def loaded_arms(models: Mapping[str, str]) -> dict[str, Loaded]:
 
 
 def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfig, Tokenizer, Pretrained]:
-    """The config, the tokenizer and the weights that an expression names."""
+    """Returns the config, tokenizer and weights that an expression names."""
     check_begun([expression], tokenizer)
     found = loaded_arms({expression: expression})
     loaded = found[expression]
@@ -59,14 +59,14 @@ def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfi
 
 
 def tokenizer_of(found: Mapping[str, Loaded]) -> Tokenizer:
-    """Of all of them."""
+    """Returns the tokenizer that all loaded arms share."""
     tokenizer = next(iter(found.values())).tokenizer
-    assert tokenizer is not None  # `loaded_arms` refuses what has none
+    assert tokenizer is not None  # `loaded_arms` refuses an arm without a tokenizer
     return tokenizer
 
 
 def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pretrained, PretrainedPlace]]:
-    """Expression -> the weights, and the file within the folder of the comparison that its runs will read them from."""
+    """Returns for each expression its weights, and the file in the comparison's folder for its runs to read."""
     made = {}
     for name, loaded in found.items():
         weights = Pretrained.of(loaded.model, name)
@@ -76,5 +76,5 @@ def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pre
 
 
 def adapted_notes(found: Mapping[str, Loaded]) -> list[str]:
-    """What is not as in the checkpoints, a sentence each."""
+    """Returns one sentence for each difference from the checkpoints."""
     return [NOTE, *(f"{name}: {words}." for name, loaded in found.items() for words in loaded.adapted)]

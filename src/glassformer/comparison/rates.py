@@ -1,7 +1,7 @@
-"""The best learning rate of each arm from runs at several: which are tried, which is chosen, how much it matters.
+"""Search for the best learning rate of each arm: which rates are tried, which is chosen, and how much the rate matters.
 
-Rates are counted in powers of FACTOR from the rate of the usual rule (`training.Recipe.peak_learning_rate`): power -1
-is half of it. A loss is `math.inf` where the run diverged, which is worse than any other.
+Rates are counted in powers of FACTOR from the default rate (`training.Recipe.peak_learning_rate`): power -1 is half of
+it. A loss is `math.inf` if the run diverged, which is worse than any other.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ from dataclasses import dataclass
 from statistics import fmean
 
 FACTOR = 2.0
-"""Between neighbours of a grid, which then holds a rate within sqrt 2 of the best one: in the published runs of StepLaw
-(2503.04715; 17 models and budgets) that costs 0.2 % of the loss in the median."""
+"""Ratio of neighbouring rates of a grid. The grid then has a rate within sqrt 2 of the best one: in the published runs
+of StepLaw (2503.04715; 17 models and budgets) that costs 0.2 % of the loss in the median."""
 START = (-1, 0, 1)
-"""Powers that are tried first."""
+"""Powers of the first grid"""
 EXTENSIONS = 5
-"""Rates that are added at most: 32 times less or more than the first grid."""
+"""Largest number of rates added to the first grid: up to 32 times below or above it"""
 TUNING_SEEDS = 2
-"""Of every rate, the same for all arms."""
+"""Number of seeds of every rate, the same for all arms"""
 
 Curve = Mapping[int, Sequence[float]]
-"""Power -> the losses of its seeds."""
+"""Power -> losses, one for each seed"""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best rate of an arm, as a power of FACTOR that need not be whole."""
+    """The best rate of an arm, as a power of FACTOR that need not be an integer"""
 
     power: float
     best: int
-    """The power of the grid with the lowest mean loss."""
+    """Power of the grid with the lowest mean loss"""
     settled: bool
-    """Whether there are worse rates on both sides of it."""
+    """True if worse rates were tried on both sides of the best one"""
 
     @property
     def between(self) -> bool:
-        """Whether it lies between rates that were tried."""
+        """True if the chosen rate is between rates that were tried"""
         return self.power != self.best
 
 
 def best(curve: Curve) -> int:
-    """The power with the lowest mean loss; of equal ones the lower rate, which is the safer."""
+    """Returns the power with the lowest mean loss; if several are equal, the lowest rate, which is the safest."""
     return min(curve, key=lambda power: (fmean(curve[power]), power))
 
 
 def choose(curve: Curve) -> Choice:
-    """The minimum of the parabola through the best rate and its two neighbours, losses as means over the seeds against
-    the logarithm of the rate; the best rate itself where one of the three diverged, or it is the last on its side."""
+    """Returns the minimum of the parabola through the best rate and its two neighbours, fitted to the losses' means
+    over seeds against the logarithm of the rate. Returns the best rate itself if one of the three diverged or it is at
+    an edge."""
     middle = best(curve)
     settled = min(curve) < middle < max(curve)
     left, centre, right = (fmean(curve.get(power, [math.inf])) for power in (middle - 1, middle, middle + 1))
@@ -59,8 +60,8 @@ def choose(curve: Curve) -> Choice:
 
 
 def wider(curves: Mapping[str, Curve]) -> list[int]:
-    """The powers of the grid with one more on each side on which some arm has its best rate at the edge: for all arms
-    alike, so that each has as many trials. Raises ValueError where the arms have not had the same ones."""
+    """Returns the grid with one more power on each side at which some arm has its best rate; all arms get the same
+    powers and so the same number of trials. Raises ValueError if the arms' powers differ already."""
     powers = {tuple(sorted(curve)) for curve in curves.values()}
     trials = {len(losses) for curve in curves.values() for losses in curve.values()}
     if len(powers) != 1 or len(trials) != 1:
@@ -71,8 +72,8 @@ def wider(curves: Mapping[str, Curve]) -> list[int]:
 
 
 def search(measure: Callable[[list[int]], Mapping[str, Curve]], powers: Sequence[int] = START) -> Mapping[str, Curve]:
-    """The curves of a grid that is widened until no arm has its best rate at an edge, or EXTENSIONS were added to
-    START. `measure` tries powers, those of before among them, with every arm."""
+    """Returns the curves of a grid that is widened until no arm has its best rate at an edge, or until EXTENSIONS
+    powers were added to START. `measure` tries all powers of a grid with every arm."""
     grid = sorted({*START, *powers})
     while True:
         curves = measure(grid)
@@ -83,7 +84,8 @@ def search(measure: Callable[[list[int]], Mapping[str, Curve]], powers: Sequence
 
 
 def sensitivity(curve: Curve, start: float) -> float:
-    """What a rate costs that nobody tuned: E[min(l, l0) - l*] over the rates of the grid and their seeds, in nats.
-    l* is the lowest mean loss, l0 = `start` the loss before the first step (Wortsman et al. 2023, 2309.14322)."""
+    """Returns the expected cost of an untuned rate, in nats: E[min(l, l0) - l*] over the rates of the grid and their
+    seeds. l* is the lowest mean loss, l0 = `start` the loss before the first step (Wortsman et al. 2023,
+    2309.14322)."""
     lowest = min(fmean(losses) for losses in curve.values())
     return fmean(min(loss, start) - min(lowest, start) for losses in curve.values() for loss in losses)

@@ -1,4 +1,4 @@
-"""Results of a comparison, as a value."""
+"""`Comparison`: the results of a comparison as a value."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Comparison(Reported, Tabular):
     Attributes
     ----------
     results : Results
-        Everything that results.json holds.
+        Content of results.json.
     design : Design
-        The experiment that it is of.
+        The experiment.
     folder : Path or None
         Folder of results.json, report.html and design.yaml; None if nothing was written.
 
@@ -45,32 +45,32 @@ class Comparison(Reported, Tabular):
 
     @property
     def page(self) -> Path | None:
-        """The report in the folder; None if nothing was written."""
+        """Path of the report; None if nothing was written"""
         return None if self.folder is None else self.folder / "report.html"
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Verdicts on pairs of arms, with intervals that hold together."""
+        """Verdicts on pairs of arms, with simultaneous intervals"""
         return self.results.verdicts
 
     @property
     def runs(self) -> list[RunResult]:
-        """The runs, seed by seed in the order of the arms."""
+        """Runs, sorted by seed and then in the order of the arms"""
         return self.results.runs
 
     @property
     def best(self) -> str | None:
-        """Name of the model with a verdict of better against every other; None if no model has that."""
+        """Name of the model with a verdict of better against every other model; otherwise None"""
         return self.results.best
 
     @property
     def tuning(self) -> Tuning | None:
-        """How the learning rates were chosen; None if they were not."""
+        """Record of how the learning rates were chosen; None if they were not"""
         return self.results.tuning
 
     @property
     def power(self) -> Power | None:
-        """The seeds and hours that showing a difference takes; None if that was not asked."""
+        """Seeds and hours needed to show a difference; None unless asked for"""
         return self.results.power
 
     def html(self) -> str:
@@ -86,7 +86,7 @@ class Comparison(Reported, Tabular):
             yield unbroken(f"next: glassformer why {quote(str(place_of(self.folder, lost.name, lost.seed)))}")
 
     def without_notes(self, known: Collection[str]) -> Self:
-        """Returns the comparison without the notes that a reader knows.
+        """Returns the comparison without some of its notes.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class Comparison(Reported, Tabular):
         return replace(self, results=self.results.changed(budget=budget.changed(notes=notes)))
 
     def check(self) -> None:
-        """Raises WorkError if a run failed; a run that diverged is a result."""
+        """Raises WorkError if a run failed. A run that diverged is a valid result."""
         if failed := [one for one in self.runs if one.status == "failed"]:
             first = failed[0]
             name = first.name if self.results.budget.seeds == 1 else f"{first.name} seed {first.seed}"
@@ -122,12 +122,12 @@ class Comparison(Reported, Tabular):
         return self.results.to_dict()
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each run: name, seed, sizes, measures."""
+        """Returns one row for each run: name, seed, sizes, measurements."""
         return [row_of(run) for run in self.runs]
 
 
 def row_of(run: RunResult) -> dict[str, Any]:
-    """A run as one row: what was asked, and what was measured of it; None for what was not."""
+    """Returns a run as one row: its request and its measurements, with None for missing ones."""
     train, validation, generation = run.train, run.validation, run.generation
     return {
         "name": run.name,

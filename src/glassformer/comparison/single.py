@@ -1,4 +1,4 @@
-"""One model, trained: what `gf.train` and `glassformer train` share."""
+"""Training of one model, shared by `gf.train` and `glassformer train`."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ from glassformer.training.state import Training
 from glassformer.typed import typed
 
 PAGE, ANSWERS = "report.html", "answers.json"
-"""Files of a run folder that training does not write: the page of the run, and answers to held-out sources."""
+"""Files of a run folder that training does not write: the page of the run, and answers to held-out sources"""
 STOPPED = "stopped; resume with --resume"
-"""Reason of a run that Ctrl-C ended, on its page."""
+"""Reason on the page of a run that Ctrl-C ended"""
 SHOWN = 48
-"""Tokens of a sample while a run trains."""
+"""Length in tokens of a sample during training"""
 BRIEF = 1.0
-"""Seconds of a sample that a run takes at each evaluation; one that takes longer is left out where the training since
-the last one was shorter, but for the last."""
+"""Seconds that a sample at an evaluation may take. A slower one is skipped, except for the last, if training since the
+previous sample took less time."""
 
 
 class Course(Callback):
-    """Writes a text at each evaluation, shows and keeps it. Weights, batches and the clock of the run are untouched."""
+    """Samples a text at each evaluation, shows and keeps it. The run's weights, batches and clock are not changed."""
 
     def __init__(self, name: str, notify: Notify):
         self.name, self.notify = name, notify
         self.seconds, self.took, self.since = 0.0, 0.0, 0.0
-        """Seconds of all texts, of the last, and of training before it."""
+        """seconds of all texts, of the last text, and of training before it"""
         self.written: list[EarlySample] = []
         self.run: Training | None = None
-        """The run, once it has ended."""
+        """The run, set when it has ended"""
 
     def evaluated(self, run: Training) -> None:
         if run.step == 0 and run.validation is not None:
@@ -81,7 +81,7 @@ class Course(Callback):
         run.model.eval()
         try:
             found = write_sample(run.model, run.recipe, run.text, SHOWN)
-        except WorkError:  # logits that are not numbers end the run by themselves
+        except WorkError:  # non-finite logits end the run by themselves
             found = None
         finally:
             run.model.train()
@@ -111,7 +111,7 @@ class Course(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class SingleRun:
-    """A run that is asked for: what can be refused without reading the text has been."""
+    """A requested run, checked as far as this is possible without reading the text"""
 
     name: str
     config: ModelConfig
@@ -121,19 +121,19 @@ class SingleRun:
     resume: bool = False
     tokenizer: str | Tokenizer = "auto"
     vocab_size: int | None = None
-    """Rows of the embedding, if more than the tokenizer's."""
+    """Rows of the embedding, if more than the tokenizer's vocabulary"""
     pretrained: Pretrained | None = None
-    """The first weights; None if they are drawn by the seed."""
+    """Initial weights; None if they are drawn from the seed"""
     layout: Layout | str | None = None
     log_to: Sequence[str] = ()
     free: tuple[str, ...] = ()
-    """Fields of the recipe that a budget of minutes decides (`training.pace.DECIDED`)."""
+    """Fields of the recipe that a budget in minutes sets (`training.pace.DECIDED`)"""
     command: str = ""
-    """Command that repeats the run; empty if Python started it."""
+    """Command that repeats the run; empty if it was started from Python"""
     unused: bool = False
-    """True if the expression names weights and the run draws its own."""
+    """True if the expression names weights but the run draws its own"""
     started: float = 0.0
-    """Reading of the clock when the run was asked for, before weights were loaded."""
+    """Clock reading at the request, before weights were loaded"""
 
     @classmethod
     def of(
@@ -152,7 +152,7 @@ class SingleRun:
         command: str = "",
         **fields: Any,
     ) -> Self:
-        """Takes what `train` takes. Raises RequestError."""
+        """Makes a run from the arguments of `train`. Raises RequestError."""
         began = time.perf_counter()
         if log_to and out is None:
             message = "log_to writes into the run folder; name one in out"
@@ -193,12 +193,12 @@ class SingleRun:
 
     @property
     def arguments(self) -> tuple[ModelConfig, Any, Recipe, Any, bool, str | Tokenizer, int | None]:
-        """The first arguments of `training.prepare_run`."""
+        """First arguments of `training.prepare_run`"""
         return self.config, self.data, self.recipe, self.out, self.resume, self.tokenizer, self.vocab_size
 
     def train(self, notify: Notify, callbacks: Sequence[Callback] = ()) -> Run:
-        """Trains, and answers held-out sources if the run is on pairs and has a folder. Of several processes that
-        share the run, only the first tells and writes."""
+        """Trains the model, and answers held-out sources if the data are pairs and the run has a folder. If several
+        processes share the run, only the first reports and writes."""
         leads = one_voice()
         notify = notify if leads else silent
         request = prepare_run(*self.arguments, reading(notify), self.pretrained, self.layout)
@@ -246,13 +246,13 @@ class SingleRun:
         return done
 
     def note_unused(self, notify: Notify) -> None:
-        """Tells that the weights that the expression names are not used."""
+        """Reports that the weights named by the expression are not used."""
         if self.unused:
             words = f"the weights of {self.name} are not used; --pretrained (pretrained=True) starts from them"
             notify(events.StageEvent(words=words))
 
     def decided(self, request: Request) -> tuple[Request, str]:
-        """Returns the request with the fields that a budget of minutes decides, and a sentence about its time."""
+        """Returns the request with the fields that a budget in minutes sets, and a sentence about its duration."""
         if not self.free or request.groups.world > 1 or request.found is not None:
             return request, ""
         models = {self.name: (request.config, request.recipe)}
@@ -262,7 +262,7 @@ class SingleRun:
 
 
 def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | Path | None) -> dict[str, Any]:
-    """Returns the fields with those that the budget of the run in `out` has decided, unless they are asked for."""
+    """Returns the fields together with those that the run in `out` derived from its budget, except where overridden."""
     path = Path(out or "") / "recipe.yaml"
     if out is None or fields.get("minutes") is None or not path.is_file():
         return fields
@@ -273,7 +273,7 @@ def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | P
 def _begun(
     model: ModelLike, expression: str | None, tokenizer: str | Tokenizer
 ) -> tuple[ModelConfig, Tokenizer | str, Pretrained]:
-    """Returns config, tokenizer and weights of a model that training starts from."""
+    """Returns config, tokenizer and weights of the model that training starts with."""
     if expression is not None:
         return trained_arm(expression, tokenizer)
     if has_weights(model):
@@ -286,7 +286,7 @@ def _begun(
 
 
 def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
-    """Tells what is about to be trained, and on what."""
+    """Reports which model is about to be trained, and on which text."""
     config, text = request.config, request.text
     params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
     met = "" if active == params else f" ({active:,} for each token)"
@@ -299,7 +299,7 @@ def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
 
 
 def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:
-    """Returns the function that makes events of the reports of a run."""
+    """Returns a function that turns the reports of a run into events."""
 
     def tell(report: Report) -> None:
         for event in report.events:
@@ -352,7 +352,8 @@ def train(
         Continue from the latest checkpoint in `out`, bit for bit as if the run had not stopped. If `out` has no
         checkpoint yet, the run starts with a warning.
     pretrained
-        Start from the weights of `model` instead of drawing new ones; or the weights, as a `training.Pretrained`.
+        Start from the weights of `model` instead of drawing new ones; or the weights themselves, as a
+        `training.Pretrained`.
     callbacks
         `Callback` objects, called at every step.
     progress

@@ -1,4 +1,4 @@
-"""Results of a comparison so far: runs, verdicts and notes, and the files that hold them."""
+"""Results of a comparison in progress: runs, verdicts and notes, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from glassformer.runs.verdicts import stand_in, verdicts
 from glassformer.thresholds import FROM_CONTEXT
 
 COMPANY_LEAST = 0.25
-"""Least number of cores of other programs on a machine that counts as busy."""
+"""Least number of cores used by other programs for a machine to count as busy"""
 NAMED = 4
-"""Number of runs that a note names."""
+"""Number of runs that a note names"""
 
 
 def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None = None) -> Results:
-    """The results with the runs `found`, in the requested order, with verdicts and notes.
+    """Returns the results with the finished runs `found` in the requested order, with verdicts and notes.
 
-    Verdicts are given once every run has ended. Seen after each run, they would invite a stop at a lucky moment; so
-    every number of seeds at which they are seen is a look, and later verdicts take it into account. With an `effect`
-    the runs are a pilot: they say how many seeds a difference of this share takes, and show no verdict, so that they
-    can be part of the comparison."""
+    Verdicts are given only when every run has ended: reading them after each run would invite stopping at a lucky
+    moment. Each number of seeds at which they are read is a look, and later verdicts are corrected for it. With an
+    `effect` the runs are a pilot: they give the number of seeds needed for a difference of this fraction and no
+    verdict, so that they may be reused in the comparison."""
     runs = [found[key] for key in begun.asked if key in found]
     asked, seeds = len(begun.asked), begun.budget.seeds or 1
     ended = len(runs) == asked
@@ -58,13 +58,13 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
 
 
 def write(results: Results, folder: Path) -> None:
-    """Replaces results.json and the report."""
+    """Writes results.json and the report, replacing earlier ones."""
     write_results(results, folder)
     write_report(results, folder / "report.html")
 
 
 def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:
-    """For a budget in minutes: the mean time of each arm, and a note if they differ."""
+    """Returns, for a budget in minutes, the budget with the mean time of each arm, and a note if these differ."""
     if budget.match != "minutes":
         return budget, []
     seconds: dict[str, list[float]] = {}
@@ -76,13 +76,14 @@ def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]
 
 
 def trained_on(runs: Sequence[RunResult], here: MachineRecord) -> MachineRecord:
-    """The machine that the results name: this one, unless all runs were trained elsewhere."""
+    """Returns the machine to name in the results: this one, unless all runs were trained elsewhere."""
     elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
     return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here
 
 
 def barely_trained(runs: Sequence[RunResult]) -> list[str]:
-    """A note if models have barely learned from context, so that a verdict on them says nothing of trained ones."""
+    """Returns a note if models have barely learned from context, so that the verdict does not carry over to trained
+    models."""
     losses = {
         name: fmean(run.validation.loss for run in runs if run.name == name and run.validation is not None)
         for name in barely_learned(runs, dict.fromkeys(run.name for run in runs))
@@ -99,8 +100,8 @@ def barely_trained(runs: Sequence[RunResult]) -> list[str]:
 
 
 def busy(runs: Sequence[RunResult]) -> list[str]:
-    """A note if other programs computed on the same cores, so that speeds are lower than this machine's and differ by
-    chance."""
+    """Returns a note if other programs computed on the same cores, so that speeds are lower than on an idle machine and
+    vary randomly."""
     met = [run for run in runs if run.machine.company > COMPANY_LEAST and not run.machine.shared]
     if not met:
         return []
@@ -113,8 +114,8 @@ def busy(runs: Sequence[RunResult]) -> list[str]:
 
 
 def other_machines(runs: Sequence[RunResult], why: str | None, timeless: bool) -> list[str]:
-    """A note if speeds do not compare, with the runs whose machine is not that of most; and that nothing is judged by a
-    budget in time then."""
+    """Returns a note if the runs' speeds are not comparable, with the runs that are on another machine than most. It
+    adds that a budget in time then gives no verdict, unless `timeless`."""
     if why is None:
         return []
     told = [run for run in runs if run.status != "failed"]

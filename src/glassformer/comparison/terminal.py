@@ -1,4 +1,4 @@
-"""A comparison as text: tables of runs and rates, verdicts, and what a difference takes."""
+"""Text form of a comparison: tables of runs and rates, verdicts, and the seeds that a difference takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS = ("params", "loss", BITS, "tokens/s", "memory", "ms/tok", "state/tok")
 
 
 def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
-    """Yields what a comparison shows, from the table of its runs to its notes."""
+    """Yields the parts of a comparison's output, from the table of its runs to its notes."""
     several = (results.budget.seeds or 1) > 1
     runs = sorted(results.runs, key=lambda run: run.validation.loss if run.validation else math.inf)
     named = [(f"{run.name} seed {run.seed}" if several else run.name, run) for run in runs]
@@ -39,7 +39,7 @@ def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
 
 
 def summary_table(data: str | None, named: list[tuple[str, RunResult]]) -> TextTable:
-    """Returns a row for each run: size, held-out loss, and costs."""
+    """Returns the table with one row for each run: size, held-out loss, and costs."""
     of_text = any(run.validation is not None and run.validation.bits_per_byte is not None for _, run in named)
     tokens, _ = held_out_tokens([run for _, run in named])
     title = f"{data}, {f'{tokens} held-out tokens' if tokens else 'held-out text'}"
@@ -59,7 +59,8 @@ def summary_table(data: str | None, named: list[tuple[str, RunResult]]) -> TextT
 
 
 def reach_table(named: list[tuple[str, RunResult]]) -> TextTable:
-    """Returns the losses at multiples of the training context, apart from the summary so that each fits a terminal."""
+    """Returns the table of losses at multiples of the training context, separate from the summary so that both fit a
+    terminal."""
     longest = max((run.extrapolation for _, run in named), key=len)
     table = _of_models("loss at multiples of the training context", [f"{row.context:,}" for row in longest])
     for name, run in named:
@@ -81,7 +82,7 @@ def unreached(runs: Iterable[RunResult]) -> Iterator[str]:
 
 
 def rates_table(tuning: Tuning) -> TextTable:
-    """Returns the learning rates that each arm was tried at, and the chosen one."""
+    """Returns the table of the learning rates that were tried with each arm, and the chosen ones."""
     heads = ("rates", "usual", "chosen", "loss at usual", "at chosen", "sensitivity")
     table = _of_models("learning rates", heads)
     for arm in tuning.arms:
@@ -102,7 +103,7 @@ def _of_models(title: str, heads: tuple[str, ...] | list[str]) -> TextTable:
 
 
 def power_lines(power: Power) -> Iterator[str]:
-    """Yields the seeds that showing a difference takes, for each pair and for all."""
+    """Yields the number of seeds needed to show a difference, for each pair and for all."""
 
     def words(seeds: int | None) -> str:
         return "more than can be run" if seeds is None else str(seeds)

@@ -1,4 +1,4 @@
-"""The terms of a verdict: size, budget, text and learning rate. With other terms the finding may be another."""
+"""The conditions of a verdict: size, budget, text and learning rate. Under others the result may differ."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from glassformer.training import Recipe
 
 
 def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> str:
-    """`at 793k parameters in layers, 200k tokens of python-docs, lr 1.3e-3`; where two arms have another value, both,
-    in the order of `names`. Arms that have barely learned are `barely trained`."""
+    """Returns the conditions as text: `at 793k parameters in layers, 200k tokens of python-docs, lr 1.3e-3`. If two
+    arms differ in a value, both are given in the order of `names`. Arms that have barely learned add `barely
+    trained`."""
     barely = "barely trained" if barely_learned(runs, names) else ""
     parts = [_sizes(runs, names), _budget(results), _rates(results, names), barely]
     return "at " + ", ".join(part for part in parts if part)
 
 
 def barely_learned(runs: Sequence[RunResult], names: Iterable[str]) -> list[str]:
-    """Returns the arms whose runs have barely learned from context, most of them at least."""
+    """Returns the arms for which most runs have barely learned from context."""
     found = []
     for name in names:
         ended = [run.validation.barely_learned for run in runs if run.name == name and run.validation is not None]
@@ -31,12 +32,13 @@ def barely_learned(runs: Sequence[RunResult], names: Iterable[str]) -> list[str]
 
 
 def unit(runs: Sequence[RunResult]) -> str:
-    """Of the loss that all runs are scored by."""
+    """Returns the unit of the loss that scores all runs."""
     return UNITS["validation.loss"] if Recipe.of(**runs[0].recipe).objective.in_nats else ""
 
 
 def _sizes(runs: Sequence[RunResult], names: Sequence[str]) -> str:
-    """Parameters without those of the vocabulary, as scaling laws count them, where every run says."""
+    """Returns the models' sizes as text: without the vocabulary's parameters, as in scaling laws, if every run records
+    them."""
     arms = [next((run for run in runs if run.name == name), None) for name in names]
     inner = [run.parameters_without_embeddings for run in arms if run is not None]
     whole = [run.parameters for run in arms if run is not None]
@@ -66,6 +68,6 @@ def _rates(results: Results, names: Sequence[str]) -> str:
 
 
 def rate_words(rate: float) -> str:
-    """0.0013 is `1.3e-3`."""
+    """Returns a learning rate as text: 0.0013 is `1.3e-3`."""
     mantissa, exponent = f"{rate:.2e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

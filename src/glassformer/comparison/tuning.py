@@ -1,11 +1,11 @@
 """A comparison in which every arm has its own best learning rate, chosen on seeds that its verdict does not use.
 
-OUT/tuning/        a comparison of every arm at every rate of one grid, two seeds each: the rates are chosen here
+OUT/tuning/        a comparison of every arm at every rate of one grid, two seeds each, for the choice of rates
 OUT/               a comparison of the arms at their chosen rates, on fresh seeds: results.json has `tuning`
-OUT/usual/         the same seeds at the rates of the rule by size: what the verdict would have been
+OUT/usual/         the same seeds at the default rates, for the verdict without tuning
 OUT/tuning.html    the curves of loss against rate, and both verdicts side by side
 
-The unit of work is `experiment.carry_out`, so that all of it resumes and takes more seeds.
+The unit of work is `experiment.carry_out`, so that every part can be resumed and extended with more seeds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from glassformer.units import plural
 
 TRIALS, USUAL, PAGE, PACES = "tuning", "usual", "tuning.html", "paces.json"
 PACED = 12
-"""Timed steps of each arm, for an estimate."""
+"""Timed steps of each arm for an estimate of the duration"""
 
 
 def tuned(
@@ -65,19 +65,19 @@ def tuned(
     command: str | None = None,
     origin: Saved | None = None,
 ) -> Comparison:
-    """`carry_out` with a learning rate for each arm that was chosen for it; `results.tuning` holds trials, rates, cost,
-    and the verdicts at the chosen and at the usual rates.
+    """Carries out a design with a learning rate chosen for each arm. `results.tuning` holds trials, rates, cost, and
+    the verdicts at the chosen and at the default rates.
 
-    Every arm is trained at half, once and twice the rate of the usual rule, on the same two seeds. While some arm does
-    best at an edge of this grid, all arms get one rate more there, at most five. An arm's rate is the minimum of the
-    parabola through its best rate and the neighbours of that. The verdict is measured at these rates on seeds that come
-    after those of the trials, because the lowest of several noisy losses is too low; and on the same seeds at the usual
-    rates, for comparison.
+    Every arm is trained at half, once and twice the default rate, on the same two seeds. As long as some arm does best
+    at an edge of this grid, all arms get one more rate at that edge, up to five. An arm's rate is the minimum of the
+    parabola through its best rate and the two neighbours. The verdict is measured at these rates on seeds that come
+    after those of the trials, because the lowest of several noisy losses is biased downwards; and on the same seeds at
+    the default rates, for comparison.
 
-    Raises RequestError for what `carry_out` refuses, for seeds that the rates were chosen on, for `design.within` if
-    other machines train the runs, and if it would take longer than `design.within` minutes, after a few steps of every
-    arm were timed; WorkError where a run failed, or
-    where an arm still does best at the edge of the widest grid.
+    Raises RequestError for everything that `carry_out` refuses, for seeds on which the rates were chosen, for
+    `design.within` if other machines train the runs, and if a few timed steps of every arm show that the work would
+    take longer than `design.within` minutes. Raises WorkError if a run failed, or if an arm still does best at the edge
+    of the widest grid.
     """
     folder, first = checked_folder(out), design.first_seed
     choosing = range(first, first + TUNING_SEEDS)
@@ -111,8 +111,8 @@ def tuned(
 
 
 def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
-    """Raises RequestError where the folder holds a comparison whose rates were not chosen, or where a seed would be one
-    of the verdict that the rates were chosen on."""
+    """Raises RequestError if the folder holds an untuned comparison, or if the rates were chosen on a seed of the
+    verdict."""
     for place in (folder, folder / TRIALS, folder / USUAL):
         refuse_other_files(place)
     refuse_foreign(folder, PAGE)
@@ -139,14 +139,14 @@ class _Work:
     text: Tokens
     design: Design
     origin: Saved
-    """The experiment as it was asked for, which the folder holds."""
+    """The requested experiment, which is saved in the folder"""
     configs: dict[str, ModelConfig]
-    """As asked for, of the text's vocabulary."""
+    """Configs as requested, with the vocabulary of the text"""
     plans: dict[str, Recipe]
     choosing: range
-    """Seeds of the trials."""
+    """Seeds of the trials"""
     fresh: range
-    """Seeds of the verdicts."""
+    """Seeds of the verdicts"""
     command: str
     notify: Notify
     executor: Executor | None
@@ -160,7 +160,7 @@ class _Work:
         return self.compare(arms, folder, self.fresh, looks=self.design.looks, **options)
 
     def before(self, found: Tuning) -> Tuning:
-        """What the folder holds of these arms at these rates, with its verdicts; `found` where it holds none."""
+        """Returns the folder's record of these arms at these rates, with its verdicts; `found` if it holds none."""
         results = read_results(self.folder)
         held = None if results is None else results.tuning
         if held is None or not held.tuned:
@@ -179,9 +179,9 @@ class _Work:
         origin: Saved | None = None,
         **changes: Any,
     ) -> Results:
-        """A comparison within this one: the design with other arms and seeds, and with `changes`."""
+        """Runs a comparison within this one: the design with other arms and seeds, and with `changes`."""
         plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
-        if self.design.minutes is not None:  # of all trials alike
+        if self.design.minutes is not None:  # the same for all trials
             plain = {**{name: getattr(self.design.common, name) for name in DECIDED}, **plain}
         found = carry_out(
             self.design.replace(arms=tuple(arms), **plain), self.text, folder, notify=notify or self.notify,
@@ -196,7 +196,7 @@ class _Work:
         trials = self.trials()
         choices = {arm: choose(curve) for arm, curve in curves.items()}
         found = self.tuning(curves, choices, trials)
-        before = self.before(found)  # its verdicts stand until there are others, should this be stopped
+        before = self.before(found)  # earlier verdicts are kept until there are new ones, in case of an interruption
         self.draw(before)
         self.refuse_unsettled(curves, choices)
         chosen = {one.tuned_as: one.name for one in found.arms}
@@ -223,7 +223,8 @@ class _Work:
         return f"{who} on {self.text.name}, each at its own learning rate"
 
     def usual(self, tuned: Results, choices: Mapping[str, Choice]) -> Results:
-        """The same seeds at the usual rates; the tuned comparison itself where these were chosen."""
+        """Returns the results of the same seeds at the default rates; if the chosen rates are the defaults, `tuned`
+        itself."""
         if all(choice.power == 0 for choice in choices.values()):
             return tuned
         self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
@@ -232,9 +233,9 @@ class _Work:
     # Rates
 
     def rate(self, arm: str, power: float) -> float:
-        """Rounded as it stands in names."""
+        """Returns a learning rate, rounded as in names."""
         usual = self.plans[arm].learning_rate
-        assert usual is not None  # `recipes` fills it in
+        assert usual is not None  # filled in by `recipes`
         return float(f"{usual * FACTOR**power:.3g}")
 
     def at(self, arm: DesignArm, power: float) -> DesignArm:
@@ -242,18 +243,18 @@ class _Work:
 
     def trials(self) -> Results:
         results = read_results(self.folder / TRIALS)
-        assert results is not None  # `tried` has written it
+        assert results is not None  # written by `tried`
         return results
 
     def held(self) -> list[int]:
-        """Powers that were begun before."""
+        """Returns the powers for which runs were begun before."""
         results = read_results(self.folder / TRIALS)
         asked = {name for name, _ in results.asked} if results else set()
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
         return [power for power in reach if any(self.at(arm, power).name in asked for arm in self.arms)]
 
     def tried(self, grid: list[int], seconds: Mapping[str, float] | None) -> dict[str, Curve]:
-        """The losses of all arms at these powers."""
+        """Returns the losses of all arms at these powers."""
         self.announce(grid, seconds)
         arms = [self.at(arm, power) for power in grid for arm in self.arms]
         results = self.compare(arms, self.folder / TRIALS, self.choosing, notify=self.without_notes, loss_alone=True)
@@ -264,7 +265,8 @@ class _Work:
         }
 
     def without_notes(self, event: Event) -> None:
-        """That every trial has a rate of its own need not be said of each; what is noted besides is of the verdict."""
+        """Passes an event on without the notes of a trial: its own learning rate is obvious, and all else belongs to
+        the verdict."""
         self.notify(event.model_copy(update={"notes": []}) if isinstance(event, Begin) else event)
 
     def refuse_unsettled(self, curves: Mapping[str, Curve], choices: Mapping[str, Choice]) -> None:
@@ -286,7 +288,7 @@ class _Work:
     # Time
 
     def announce(self, grid: Sequence[int], seconds: Mapping[str, float] | None) -> None:
-        """Tells what is to come; raises RequestError if it takes longer than it may."""
+        """Reports the runs to come; raises RequestError if they take longer than the limit."""
         left = {arm: max(0, len(grid) * TUNING_SEEDS + 2 * len(self.fresh) - self.ended(arm)) for arm in self.configs}
         runs = sum(left.values())
         design = (
@@ -313,13 +315,13 @@ class _Work:
             self.notify(StageEvent(words=f"{design}: {plural(runs, 'run')} to come, about {_words(whole)}{more}"))
 
     def ended(self, arm: str) -> int:
-        """Runs of an arm, at whatever rate, that are not to be trained again."""
+        """Returns the number of an arm's runs, at any rate, that need not be trained again."""
         found = (read_results(place) for place in (self.folder / TRIALS, self.folder, self.folder / USUAL))
         runs = [run for results in found if results is not None for run in results.runs if run.status != "failed"]
         return sum(run.name == arm or run.name.startswith(f"{arm}+recipe.learning_rate=") for run in runs)
 
     def seconds(self) -> dict[str, float] | None:
-        """Returns the seconds that a run of each arm takes on this machine, from timed steps, which are kept for the
+        """Returns the seconds that a run of each arm takes on this machine, from timed steps, which are stored for the
         next time; None if other machines train it."""
         if not trains_here(self.executor):
             return None
@@ -379,12 +381,12 @@ class _Work:
 
 
 def _loss(run: RunResult) -> float:
-    """Of a trial: infinite where the run diverged."""
+    """Returns the loss of a trial; infinite if the run diverged."""
     return run.validation.loss if run.status == "ok" and run.validation is not None else math.inf
 
 
 def _refuse_failed(runs: Sequence[RunResult], folder: Path) -> None:
-    """Raises WorkError for a run that neither ended nor diverged: trials must be equal."""
+    """Raises WorkError for a run that failed, because arms must have the same number of trials."""
     if failed := [run for run in runs if run.status == "failed"]:
         one = failed[0]
         raise WorkError(
@@ -400,14 +402,14 @@ def _with_losses(arm: TunedArm, tuned: Results, usual: Results) -> TunedArm:
 
 
 def _mean(results: Results, name: str) -> float | None:
-    """None where a seed diverged."""
+    """Returns the mean loss over seeds; None if one diverged."""
     losses = [_loss(run) for run in results.runs if run.name == name]
     mean = fmean(losses)
     return mean if math.isfinite(mean) else None
 
 
 def _verdicts(results: Results, names: Mapping[str, str]) -> list[Verdict]:
-    """With the arms named as they were asked for."""
+    """Returns the verdicts with the arms' requested names."""
     return [one.changed(a=names.get(one.a, one.a), b=names.get(one.b, one.b)) for one in results.verdicts]
 
 
@@ -416,14 +418,14 @@ def _minutes(results: Results) -> float:
 
 
 def _budget(results: Results) -> str:
-    """Of each run, in words."""
+    """Returns the budget of each run as text."""
     budget = results.budget
     amounts = {"tokens": budget.tokens, "FLOPs": budget.flops, "minutes": budget.minutes}
     return " and ".join(f"{amount:,.6g} {unit}" for unit, amount in amounts.items() if amount is not None)
 
 
 def _words(seconds: float) -> str:
-    """A duration that is estimated: two figures."""
+    """Returns an estimated duration as text, with two figures."""
     value, unit = next(
         ((seconds / size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 1.5 * size),
         (seconds, "seconds"),
@@ -436,7 +438,7 @@ def _listed(seeds: range) -> str:
 
 
 def _read_rates(path: Path) -> dict[str, float]:
-    """Returns the tokens per second that `seconds` has kept; {} if the file cannot be read."""
+    """Returns the stored tokens per second; {} if the file cannot be read."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         return {str(arm): float(rate) for arm, rate in tree.items() if 0 < float(rate) < math.inf}

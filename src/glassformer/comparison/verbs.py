@@ -55,32 +55,33 @@ def compare(
     Parameters
     ----------
     models
-        Expressions, paths, configs or models; a mapping from names to them; or a whole `Design`, whose fields the
-        others then change. An expression may change the recipe of its arm: `gpt2@1m+recipe.warmup=0.1`.
+        Expressions, paths, configs or models; a mapping from names to them; or a whole `Design`, whose fields the other
+        arguments then change. An expression may change the recipe of its arm: `gpt2@1m+recipe.warmup=0.1`.
     data
-        What `train` takes: a file, a folder, the name of a corpus, token ids, or tokens that are prepared.
+        Data as for `train`: a file, a folder, the name of a corpus, token ids, or prepared tokens.
     tokens, minutes, flops, steps
-        Budget of each run, one of them; counts may be text such as "200k". `steps` count as the tokens of n steps of
-        the common batch size and context.
+        Budget of each run; exactly one is given. Counts may be text such as "200k". `steps` means the tokens of that
+        many steps of the common batch size and context.
     match
-        Quantity that is equal between arms; "flops" with a budget in tokens gives every arm the FLOPs of the first.
+        Quantity that is equal between arms. With "flops" and a budget in tokens, every arm gets the FLOPs of the first.
     seeds
-        Runs of each model, by default 1, with `tune` 3.
+        Runs of each model; by default 1, or 3 with `tune`.
     looks
-        Numbers of seeds at which verdicts will be seen, as a list or as "3,5": all together are wrong 5 % of the time.
+        Numbers of seeds at which verdicts will be read, as a list or as "3,5"; the error rate of 5 % holds for all of
+        them together.
     power
-        A difference as a share of the first arm's loss, 0.01 or "1%". A pilot of at least three seeds in `out`/pilot
-        then says how many seeds and hours it takes to show it, and gives no verdict.
+        Difference to detect, as a fraction of the first arm's loss: 0.01 or "1%". A pilot of at least three seeds in
+        `out`/pilot then estimates the seeds and hours it takes, and gives no verdict.
     tune
-        Choose a learning rate for each arm first, on seeds that its verdict does not use.
+        Choose a learning rate for each arm first, on seeds that are not used for the verdict.
     within
-        Minutes that a tuned comparison may take. A longer one is refused after a few timed steps.
+        Limit of a tuned comparison in minutes. A longer one is refused after a few timed steps.
     recipe
-        Fields of the recipe of all arms, as a mapping or a `Recipe`; keywords count instead of its fields.
+        Fields of the recipe of all arms, as a mapping or a `Recipe`; keywords have precedence.
     out
         Folder of results.json, report.html and design.yaml. If None, nothing is kept.
     executor
-        Trains the runs; by default `runs.executor.Local`, one after the other.
+        Object that trains the runs; by default `runs.executor.Local`, one after the other.
     callbacks
         `Callback` objects, called at every step of every run that is trained. Runs then take this process, and no
         `executor` may be given.
@@ -88,7 +89,7 @@ def compare(
         True shows progress on standard error (bars on a terminal and in a notebook, lines elsewhere), False shows
         nothing, and a function receives the events of `glassformer.runs.events`.
     command
-        What the report names as the command that repeats it; by default one that reads design.yaml.
+        Command in the report that repeats the comparison; by default one that reads design.yaml.
     **options
         Other fields of `Design` (tokenizer, allow_unmatched, pretrained, loss_alone, log_to) and of the recipe.
 
@@ -139,7 +140,7 @@ def tune(
     Returns
     -------
     Comparison
-        Its `tuning` holds trials, rates, cost, and the verdicts at the chosen and at the usual rates.
+        Results, whose `tuning` holds trials, rates, cost, and the verdicts at the chosen and at the default rates.
 
     Raises
     ------
@@ -164,7 +165,7 @@ def begun(
     command: str | None = None,
     origin: Any = None,
 ) -> Comparison:
-    """Carries out a design, tuned or not, in the folder `out`, or without one in a temporary folder."""
+    """Carries out a design, tuned or not, in the folder `out` or in a temporary folder."""
     work: Callable[..., Comparison] = tuned if design.tune else carry_out
     with shown(progress) as notify, place_of_work(out) as place:
         found = work(design, text, place, notify=notify, executor=executor, command=command, origin=origin)
@@ -173,7 +174,7 @@ def begun(
 
 @contextmanager
 def place_of_work(out: str | Path | None) -> Iterator[str | Path]:
-    """Gives the folder `out`, or without one a temporary folder."""
+    """Yields the folder `out`; without one, a temporary folder."""
     if out is not None:
         yield out
         return

@@ -1,4 +1,5 @@
-"""Texts as vectors and classes, searched and answered from: `gf.embed`, `gf.classify`, `gf.index`, `gf.ask`."""
+"""Embedding, classification and search of texts, and answers from an index: `gf.embed`, `gf.classify`, `gf.index`,
+`gf.ask`."""
 
 from glassformer.retrieval.answer import Answer, AnswerReply, Asker, Source, ask
 from glassformer.retrieval.classifying import Classes, classify

@@ -1,4 +1,4 @@
-"""Questions answered from an index: retrieve, put the passages before the question, generate."""
+"""Answers to questions from an index: retrieve passages, put them before the question, generate."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ TASK = (
     "do not."
 )
 PLAIN = "{task}\n\n{passages}\n\nQuestion: {question}\nAnswer:"
-"""The prompt of a model without a chat template."""
+"""Prompt for a model without a chat template"""
 LEAST = 16
-"""Tokens of a passage below which it is left out instead of cut."""
+"""Number of tokens below which a passage is left out instead of cut"""
 LONGEST_STATE = 4096
-"""Tokens of prompt and answer, at most, whatever the model's context."""
+"""Limit on the tokens of prompt and answer, also for a model with a longer context"""
 EXCERPT = 100
-"""Characters of a source that are printed."""
+"""Number of printed characters of a source"""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A passage that was retrieved. `given` is what of its text the model has read: it is shorter where the context
-    ended, and empty where there was no room at all."""
+    """A retrieved passage. `given` is the part of `text` that the model has read: shorter if the context was full, and
+    empty if there was no room for it."""
 
     score: float
     document: str
@@ -50,22 +50,23 @@ class Source:
 
 @dataclass(frozen=True)
 class Answer(Printed):
-    """Answer to a question, with the passages that it was given."""
+    """An answer to a question, with the passages that the model has read."""
 
     question: str
     text: str
     sources: list[Source]
-    """Passages that were retrieved, best first."""
+    """Retrieved passages, best first"""
     prompt_tokens: int
     """Number of tokens of the prompt."""
     tokens: int
-    """Number of new tokens, with the one that ended the answer."""
+    """Number of new tokens, including the one that ended the answer"""
     finish: str
-    """stop if the model ended its answer, length at `max_new_tokens`, cancelled if it was interrupted."""
+    """Why generation ended: "stop" if the model ended its answer, "length" at `max_new_tokens`, "cancelled" if
+    interrupted"""
     index: str
     """Folder of the index."""
     model: str
-    """Name of the model; empty for one that was given as an object."""
+    """Name of the model; empty if it was given as an object"""
 
     def lines(self) -> Iterator[str]:
         """Yields the sources, then the answer."""
@@ -82,13 +83,13 @@ class Answer(Printed):
 
 
 class AnswerReply:
-    """An answer while it is generated: its sources, and an iterator of its pieces of text."""
+    """An answer during generation: its sources, and an iterator over its pieces of text"""
 
     def __init__(self, sources: list[Source], reply: Reply, answer: Callable[[Completion], Answer]):
         self.sources, self._reply, self._answer = sources, reply, answer
 
     def __iter__(self) -> Iterator[str]:
-        """Yields pieces of whole characters as they come."""
+        """Yields pieces of text, each of whole characters, as they are generated."""
         return (piece.text for piece in self._reply if piece.text)
 
     def result(self) -> Answer:
@@ -102,7 +103,7 @@ class AnswerReply:
 
 @dataclass
 class Prompt:
-    """What the model reads, and what it has of each source."""
+    """Token ids for the model, and the sources with the part of each that fits"""
 
     ids: list[int]
     sources: list[Source] = field(default_factory=list)
@@ -123,7 +124,7 @@ def ask(
     Parameters
     ----------
     question
-        The question. Passages that do not fit into the model's context next to it and the answer are cut or left out,
+        The question. Passages that do not fit into the model's context with it and the answer are cut or left out,
         worst first.
     index
         A folder that `gf.index` made, or an open `Index`.
@@ -132,15 +133,15 @@ def ask(
     k
         Number of passages to retrieve.
     encoder
-        Encoder of the index, if it is not where the index was made.
+        Encoder of the index, if it is not at the place that the index names.
     **options
-        How the answer is generated, as for `Loaded.generate` (by default the most likely tokens, at most 200), and how
-        the model is run: quantize, dtype, state_dtype, device, threads, compile (`ModelOptions`).
+        Options of generation, as for `Loaded.generate` (by default the most likely tokens, at most 200), and of running
+        the model: quantize, dtype, state_dtype, device, threads, compile (`ModelOptions`).
 
     Returns
     -------
     Answer
-        Text and sources; prints as both. `Asker.submit` gives the text piece by piece.
+        Text and sources, which it prints. `Asker.submit` yields the text piece by piece.
 
     Raises
     ------
@@ -160,8 +161,8 @@ def ask(
 
 
 class Asker:
-    """An index and the model that answers from it. `dtype` is that of the decode state; None for the weights' dtype.
-    `name` is the model's name in answers.
+    """An index and the model that answers from it. `dtype` is the dtype of the decode state; None for the weights'
+    dtype. `name` is the model's name in answers.
 
     >>> for piece in Asker(Index("docs.index"), "smollm2").submit("How do I read a file?"): print(piece, end="")
     """
@@ -183,7 +184,7 @@ class Asker:
         self.session = Session(self.loaded, slots=1, kept=0, dtype=dtype, compiled=compiled)
 
     def prompt(self, question: str, k: int = 4, max_new_tokens: int = 200) -> Prompt:
-        """The tokens of the prompt, with as much of the k best passages as there is room for."""
+        """Retrieves the k best passages and returns the prompt, with as much of them as fits."""
         check_whole("max_new_tokens", max_new_tokens)
         if not question.strip():
             raise RequestError("the question is empty", code="missing", field="question", expected="a question")
@@ -191,8 +192,8 @@ class Asker:
         return self.fitted(question, self.index.search(question, k), self.context - max_new_tokens)
 
     def fitted(self, question: str, found: Sequence[Found], room: int) -> Prompt:
-        """`found` before the question in at most `room` tokens: whole as long as they fit, the next one cut, the rest
-        left out."""
+        """Returns the prompt of `found` and the question, in at most `room` tokens: passages are whole as long as they
+        fit, the next one is cut, the others are left out."""
         empty = [Source(one.score, one.passage.document, one.passage.start, one.passage.text, "") for one in found]
         bare = len(self.ids(question, []))
         if bare + LEAST > room:
@@ -211,10 +212,11 @@ class Asker:
             ids = self.ids(question, [one.given for one in sources if one.given])
             if len(ids) <= room:
                 return Prompt(ids, sources)
-            spare -= len(ids) - room  # what stands around the passages takes tokens too
+            spare -= len(ids) - room  # the text around the passages takes tokens as well
 
     def cut(self, text: str, room: int) -> tuple[str, int]:
-        """(as much of a text as has at most so many tokens, their number); nothing where that is too little to read."""
+        """Cuts a text to at most `room` tokens; returns (text, number of tokens), and ("", 0) if too little would be
+        left to be useful."""
         ids = self.tokenizer.encode(text)
         if len(ids) <= room:
             return text, len(ids)
@@ -224,7 +226,7 @@ class Asker:
         return kept.rsplit(maxsplit=1)[0] if kept else "", room
 
     def ids(self, question: str, passages: Sequence[str]) -> list[int]:
-        """The prompt's tokens."""
+        """Returns the tokens of the prompt."""
         numbered = "\n\n".join(f"[{i}] {text}" for i, text in enumerate(passages, 1))
         if self.template is None:
             text = PLAIN.format(task=TASK, passages=numbered, question=question)
@@ -237,10 +239,10 @@ class Asker:
     def submit(
         self, question: str, k: int = 4, options: GenerationOptions | None = None, **given: Unpack[GenerationKeywords]
     ) -> AnswerReply:
-        """Returns a request for an answer from the k nearest passages; iterating it computes.
+        """Returns a request for an answer from the k nearest passages; iterating over it computes the answer.
 
-        `options` are as `Session.submit` takes them; by default the most likely tokens, at most 200. Raises
-        RequestError, before anything is computed, for what cannot be answered."""
+        `options` are as in `Session.submit`; by default the most likely tokens, at most 200. Raises RequestError,
+        before anything is computed, for a question that cannot be answered."""
         defaults: GenerationKeywords = {"temperature": 0.0, "max_new_tokens": 200}
         options = self.session.options(**{**defaults, **given}) if options is None else options.replace(**given)
         prompt = self.prompt(question, k, options.max_new_tokens or 200)

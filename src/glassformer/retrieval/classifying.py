@@ -1,4 +1,4 @@
-"""Classes of texts, by any model with a head of classes, from a list or a file."""
+"""Classification of texts from a list or a file, by any model with a classification head."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from glassformer.typed import typed
 
 @dataclass(repr=False)
 class Classes(Printed):
-    """Classes of texts, in their order."""
+    """Classes of texts, in the order of the texts"""
 
     texts: list[str]
-    """The texts."""
+    """Classified texts"""
     found: list[Classified]
-    """Class of each text."""
+    """Class of each text"""
 
     def lines(self) -> Iterator[str]:
-        """Yields label, probability and text, a line each."""
+        """Yields one line for each text: label, probability and text."""
         width = max(len(one.label) for one in self.found)
         for text, one in zip(self.texts, self.found, strict=True):
             yield f"{one.label:{width}} {one.probability:.3f}  {text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
+        """Returns the content of the `--json` output."""
         return {"texts": [{"text": text, **asdict(one)} for text, one in zip(self.texts, self.found, strict=True)]}
 
 

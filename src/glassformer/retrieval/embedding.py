@@ -1,4 +1,4 @@
-"""Texts as vectors, by any model that `gf.load` reads, from a list or a file and into a file."""
+"""Vectors of texts from a list or a file, by any model that `gf.load` reads; optionally written to a file."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ KINDS = (".npy", ".jsonl")
 
 
 class Embeddings(Tensor, Tabular):
-    """Vectors of texts: a tensor (n, d) in fp32. Results of computing with it are plain tensors."""
+    """Vectors of texts: a tensor (n, d) in fp32. Operations on it return plain tensors."""
 
     texts: list[str]
     seconds: float
-    """Time that embedding took."""
+    """Time of the computation"""
     out: str | None
-    """File that holds the vectors; None if they were not written."""
+    """File with the vectors; None if they were not written"""
     places: list[int] | None
-    """Indices of the texts among those given, if the work ended before all had a vector; None otherwise."""
+    """Indices of the embedded texts, if the work ended before all had a vector; None otherwise"""
     raw: ClassVar[bool] = True
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    __str__ = Tensor.__repr__  # as other tensors: the vectors in full are `lines`
+    __str__ = Tensor.__repr__  # as other tensors; `lines` yields the vectors in full
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Embeddings:
         copied = self.clone().as_subclass(Embeddings)
@@ -47,14 +47,14 @@ class Embeddings(Tensor, Tabular):
         return copied
 
     def lines(self) -> Iterator[str]:
-        """Yields one JSON object per text, or if they were written to a file, what it holds."""
+        """Yields one JSON object for each text, or a description of the file if they were written to one."""
         if self.out is None:
             yield from json_lines(self.texts, self.numpy())
         else:
             yield f"{self.out}: {plural(len(self), 'vector')} of {self.shape[1]} in {self.seconds:.1f} s"
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row per text: the text, and each coordinate of its vector by number."""
+        """Returns a row for each text: the text, and each coordinate of its vector by number."""
         vectors = self.tolist()
         return [
             {"text": text, **{str(i): one for i, one in enumerate(row)}}
@@ -62,7 +62,7 @@ class Embeddings(Tensor, Tabular):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what `--json` prints; the vectors only if they were not written to a file."""
+        """Returns the content of the `--json` output; the vectors only if they were not written to a file."""
         facts: dict[str, Any] = {"texts": len(self), "width": self.shape[1], "seconds": self.seconds, "out": self.out}
         facts |= {} if self.places is None else {"places": self.places}
         return facts if self.out else {**facts, "vectors": self.tolist()}
@@ -78,24 +78,24 @@ def embed(
     force: bool = False,
     progress: bool | Notify = True,
 ) -> Embeddings:
-    """Returns a vector for each text, pooled and normalised as the model's folder says.
+    """Returns a vector for each text, pooled and normalised as the model's folder specifies.
 
-    A folder without such settings gives the mean over tokens, scaled to length 1.
+    Without such settings it is the mean over tokens, scaled to length 1.
 
     Parameters
     ----------
     model
-        An encoder with weights, as `gf.load` takes it, or a built or loaded model. A model whose head pools
-        (`+pooled:cls`) gives the vector of its head.
+        An encoder with weights, as `gf.load` takes it, or a built or loaded model. If the model's head pools
+        (`+pooled:cls`), the vector is the head's.
     texts
-        Texts; they are cut to the length that the folder names, at most the model's context.
+        Texts; they are cut to the length in the model's folder, at most the model's context.
     file
         File with further texts: one per line, or a .jsonl file with a field `text`.
     out
         File for the vectors: .npy (n, d) in fp32, or .jsonl. If None, nothing is written. If the work ends early, the
         vectors so far are written next to it, as NAME.partial.jsonl.
     force
-        Replace a file that this program did not write. Files that are read are never replaced.
+        Replace a file that this program did not write. Input files are never replaced.
     progress
         False for silence, or a function that receives events; by default bars in a terminal or notebook.
 
@@ -166,7 +166,7 @@ def _embedded(model: ModelLike, texts: Sequence[str], progress: bool | Notify) -
 
 
 def read_texts(file: str | Path) -> list[str]:
-    """Returns the texts of a file, one per line, without empty lines. Only a newline ends a text, which may hold U+2028
+    """Returns the texts of a file, one per line, without empty lines. Only a newline ends a text; it may contain U+2028
     or a form feed. Raises RequestError."""
     path = Path(file)
     try:
@@ -192,7 +192,7 @@ def read_texts(file: str | Path) -> list[str]:
 
 
 def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
-    """Writes the vectors as the suffix of the path says."""
+    """Writes the vectors in the format of the path's suffix."""
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         if path.suffix == ".npy":
             np.save(file, vectors, allow_pickle=False)
@@ -201,6 +201,6 @@ def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
 
 
 def json_lines(texts: Sequence[str], vectors: np.ndarray) -> Iterator[str]:
-    """Yields {"text", "vector"} for each text, in ASCII, so that only a newline can be taken for the end of a line."""
+    """Yields {"text", "vector"} for each text, in ASCII, so that only a newline can be read as the end of a line."""
     for text, vector in zip(texts, vectors.tolist(), strict=True):
         yield json.dumps({"text": text, "vector": vector})

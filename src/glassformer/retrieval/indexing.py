@@ -1,10 +1,10 @@
-"""A folder of passages and their vectors, searched exactly.
+"""A folder of passages and their vectors, with exact search.
 
-DIR/  index.json       what was indexed by which encoder, how much, and the SHA-256 of the other files; written last
-      passages.jsonl   {"document", "start", "text"}, a line each
-      offsets.npy      (n + 1,) int64: where each line begins
+DIR/  index.json       the data and the encoder, the sizes, and the SHA-256 of the other files; written last
+      passages.jsonl   {"document", "start", "text"}, one line each
+      offsets.npy      (n + 1,) int64: the start of each line in bytes
       vectors.npy      (n, d) fp32, of length 1
-      building.json    only while it is built: what was asked for, and how many vectors are on the disk
+      building.json    only during the build: the request, and the number of vectors on disk
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ META, BUILDING = "index.json", "building.json"
 PASSAGES, OFFSETS, VECTORS = FILES = ("passages.jsonl", "offsets.npy", "vectors.npy")
 DTYPES = {OFFSETS: "<i8", VECTORS: "<f4"}
 BLOCK = 1024
-"""Passages between two places that a run which was broken off goes on from."""
+"""Number of passages between two points at which an interrupted run can resume"""
 LARGEST_META = 1 << 20
 LARGEST_LINE = 1 << 22
-"""Bytes of one passage's line."""
+"""Largest line of passages.jsonl in bytes"""
 EXTRA = "pip install 'glassformer[retrieval]'"
 WORDS = {
     "data": "other data", "passage_tokens": "passages of another length", "encoder": "another encoder",
     "schema": "another version of this program",
 }  # fmt: skip
-"""How an index can be another one."""
+"""Ways in which an index can differ from the requested one"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A passage, its place in the index, and its cosine with the question."""
+    """A passage, its number in the index, and its cosine similarity with the question"""
 
     score: float
     number: int
@@ -75,9 +75,9 @@ def index(
     progress: bool | Notify = True,
     cache_dir: str | Path | None = None,
 ) -> Index:
-    """Cuts documents into passages at paragraph borders and embeds them, for `gf.ask`.
+    """Cuts documents into passages at paragraph boundaries and embeds them, for `gf.ask`.
 
-    The same call resumes an interrupted index, and computes nothing if the index is complete.
+    The same call resumes an interrupted run, and computes nothing if the index is complete.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def index(
 
 
 def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, progress: OnProgress) -> None:
-    """Each step leaves a folder that the next call goes on from."""
+    """Builds the index. After an interruption at any step, the next call can continue."""
     if (out / BUILDING).exists():
         begun = read_signed(out / BUILDING)
         check_same(out, begun, asked)
@@ -150,7 +150,7 @@ def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, 
     row = width * np.dtype(DTYPES[VECTORS]).itemsize
     with open(out / VECTORS, "r+b" if begun["vectors"] else "wb") as vectors:
         vectors.write(header)
-        vectors.truncate(len(header) + begun["vectors"] * row)  # what came after was not noted
+        vectors.truncate(len(header) + begun["vectors"] * row)  # vectors after this point are not recorded
         for first in range(begun["vectors"], total, BLOCK):
             progress("embedding passages", first, total)
             with open(out / PASSAGES, "rb") as file:
@@ -167,7 +167,8 @@ def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, 
 
 
 def write_passages(out: Path, corpus: Corpus, splitter: Splitter, progress: OnProgress) -> int:
-    """Writes the passages of the corpus and where each begins; says how many. Raises RequestError for none."""
+    """Writes the passages of the corpus and their offsets; returns their number. Raises RequestError if there are
+    none."""
     offsets = array("q", [0])
     with atomic_file(out / PASSAGES) as temporary:
         with open(temporary, "wb") as file:
@@ -188,10 +189,10 @@ def write_passages(out: Path, corpus: Corpus, splitter: Splitter, progress: OnPr
 
 
 class Index(Printed):
-    """An index that is asked: `index.search("...", k=4)`.
+    """An open index for searches: `index.search("...", k=4)`.
 
-    Raises RequestError for a folder that is no index, one with a damaged file, one that is not whole yet, and an
-    encoder that did not make it. By default the encoder is the one that the index names."""
+    Raises RequestError for a folder without an index, a damaged file, an incomplete index, and an encoder other than
+    the one that made it. By default the encoder is the one named in the index."""
 
     def __init__(self, folder: str | Path, encoder: ModelLike | Embedder | None = None):
         need_faiss()
@@ -216,7 +217,7 @@ class Index(Printed):
             )  # fmt: skip
 
     seconds: float | None = None
-    """Time that making the index took; None for one that was opened."""
+    """Time of making the index; None if it was opened"""
 
     def lines(self) -> Iterator[str]:
         """Yields the size of the index."""
@@ -224,7 +225,7 @@ class Index(Printed):
         yield f"{self.folder}: {len(self):,} passages, vectors of {self.meta['dimensions']}{took}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
+        """Returns the content of the `--json` output."""
         sizes = {"passages": len(self), "dimensions": self.meta["dimensions"], "seconds": self.seconds}
         return {"index": str(self.folder), **sizes, "encoder": self.meta["encoder"], "data": self.meta["data"]}
 
@@ -232,11 +233,11 @@ class Index(Printed):
         return self.meta["passages"]
 
     def search(self, question: str, k: int = 4) -> list[Found]:
-        """The k passages of the largest cosine with the question, the best first."""
+        """Returns the k passages with the largest cosine similarity to the question, best first."""
         return self.search_all([question], k)[0]
 
     def search_all(self, questions: Sequence[str], k: int = 4) -> list[list[Found]]:
-        """`search` for each of them, in one pass over the vectors."""
+        """Runs `search` for several questions in one pass over the vectors."""
         rows = self.nearest(questions, k)
         with open(self.folder / PASSAGES, "rb") as file:
             return [
@@ -245,11 +246,11 @@ class Index(Printed):
             ]
 
     def nearest(self, questions: Sequence[str], k: int = 4) -> list[list[tuple[float, int]]]:
-        """(cosine, number) of the k best passages for each question."""
+        """Returns [(cosine, number)] of the k best passages for each question."""
         return self.near(F.normalize(self.embedder(questions), dim=-1).numpy(), k)
 
     def near(self, vectors: np.ndarray, k: int = 4) -> list[list[tuple[float, int]]]:
-        """`nearest` for vectors (n, d) of length 1."""
+        """Runs `nearest` for vectors (n, d) of length 1."""
         check_whole("k", k)
         faiss = import_module("faiss")
         scores, numbers = faiss.knn(vectors, self.vectors, min(k, len(self)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -268,7 +269,7 @@ class Index(Printed):
         if given is not None:
             return resolve(given, weights=True)
         name = self.meta["encoder"]["name"]
-        if not name or name.startswith("hf:"):  # a folder of a stranger's has nothing fetched
+        if not name or name.startswith("hf:"):  # an index from elsewhere must not start a download
             raise RequestError(
                 f"{self.folder} was made by {shown(name) or 'an encoder without a name'}; give it with --encoder",
                 code="missing", field="encoder", expected="the encoder that made the index",
@@ -276,11 +277,11 @@ class Index(Printed):
         return resolve(name, weights=True)
 
 
-# What is on the disk
+# Files
 
 
 def read_signed(path: Path) -> dict[str, Any]:
-    """The object of a JSON file that `write_signed` wrote, of the fields that an index has. Raises RequestError."""
+    """Returns the object of a JSON file that `write_signed` wrote, with the fields of an index. Raises RequestError."""
     try:
         if path.stat().st_size > LARGEST_META:
             raise ValueError
@@ -314,7 +315,7 @@ def digest(fields: Mapping[str, Any]) -> str:
 
 
 def measured(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Bytes and SHA-256 of files."""
+    """Returns size in bytes and SHA-256 of files."""
     found = {}
     for name in names:
         with open(folder / name, "rb") as file:
@@ -324,7 +325,7 @@ def measured(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def check_files(folder: Path, meta: dict[str, Any]) -> None:
-    """Raises RequestError for a file that is not as it was written."""
+    """Raises RequestError for a file that has changed since it was written."""
     for name, was in meta["files"].items():
         try:
             same = (folder / name).stat().st_size == was["bytes"] and measured(folder, [name])[name] == was
@@ -348,7 +349,7 @@ def damaged(folder: Path, name: str) -> RequestError:
 
 
 def npy_header(rows: int, width: int) -> bytes:
-    """That of a file of (rows, width) vectors."""
+    """Returns the header of an .npy file of (rows, width) vectors."""
     written = BytesIO()
     described = {"descr": DTYPES[VECTORS], "fortran_order": False, "shape": (rows, width)}
     np.lib.format.write_array_header_1_0(written, described)
@@ -356,7 +357,7 @@ def npy_header(rows: int, width: int) -> bytes:
 
 
 def read_passage(file: IO[bytes], offsets: np.ndarray, i: int) -> Passage:
-    """Passage i of an open passages.jsonl. Raises RequestError where there is none."""
+    """Returns passage i of an open passages.jsonl. Raises RequestError if the file has no such passage."""
     begin, end = int(offsets[i]), int(offsets[i + 1])
     try:
         if not 0 <= begin < end <= begin + LARGEST_LINE:
@@ -371,11 +372,11 @@ def read_passage(file: IO[bytes], offsets: np.ndarray, i: int) -> Passage:
     return Passage(document, start, text)
 
 
-# What can be asked for
+# Checks of a request
 
 
 def need_faiss() -> None:
-    """Raises RequestError where the library of vector search is not installed."""
+    """Raises RequestError if the library for vector search is not installed."""
     if find_spec("faiss") is None:
         raise RequestError(
             f"an index needs faiss, which is not installed; {EXTRA}",
@@ -384,7 +385,7 @@ def need_faiss() -> None:
 
 
 def check_place(out: Path) -> None:
-    """Raises RequestError for a place that is no folder, or the folder of something else."""
+    """Raises RequestError if `out` is a file, or a folder with other contents."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out} is a file; name a folder", code="range", field="out", value=str(out))
     known = {META, BUILDING, *FILES}
@@ -403,7 +404,7 @@ def check_place(out: Path) -> None:
 
 
 def _has_passages(out: Path) -> bool:
-    """Returns True if a process that was killed left its passages, before the first record of the index."""
+    """Returns True if a killed process left its passages, before the first record of the index."""
     try:
         with open(out / PASSAGES, "rb") as file:
             passage = json.loads(file.readline())
@@ -413,7 +414,7 @@ def _has_passages(out: Path) -> bool:
 
 
 def check_same(out: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Raises RequestError where the folder is that of another request."""
+    """Raises RequestError if the folder belongs to another request."""
     for field, words in WORDS.items():
         was, now = ({k: v for k, v in one.items() if k != "name"} if isinstance(one, dict) else one
                     for one in (begun.get(field), asked[field]))  # fmt: skip
@@ -425,7 +426,8 @@ def check_same(out: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
 
 
 def longest_passage(embedder: Embedder, asked: int | None) -> int:
-    """Tokens of the longest passage. Raises RequestError for one longer than the encoder reads."""
+    """Returns the largest number of tokens of a passage. Raises RequestError if `asked` is more than the encoder
+    reads."""
     room = embedder.limit - special_tokens(embedder.tokenizer, embedder.limit)
     if asked is None:
         return room
@@ -439,7 +441,7 @@ def longest_passage(embedder: Embedder, asked: int | None) -> int:
 
 
 def identity(embedder: Embedder) -> str:
-    """A hash of what decides about a text's vector: the model, its tokenizer, how it is pooled, and what it reads."""
+    """Returns a hash of everything that determines a text's vector: model, tokenizer, pooling, and length limit."""
     pooling = "own" if embedder.own else f"{embedder.pooling.how} {embedder.pooling.normalize}"
     parts = (fingerprint(embedder.model), embedder.tokenizer.fingerprint(), pooling, embedder.limit)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

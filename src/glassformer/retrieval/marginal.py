@@ -1,4 +1,4 @@
-"""The loss of an answer whose document is not known: RAG's two ways to sum over those that were retrieved."""
+"""Loss of an answer whose document is unknown: RAG's two ways of summing over the retrieved documents."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def marginal_nll(
     form: Form = "token",
     counts: Bool[Tensor, "b s"] | None = None,
 ) -> Float[Tensor, " b"]:
-    """-log p(y | x) in nats, the retrieved documents z summed out. Lewis et al. 2020, 2005.11401, section 2.1.
+    """Returns -log p(y | x) in nats, marginalised over the retrieved documents z. Lewis et al. 2020, 2005.11401,
+    section 2.1.
 
         p(z | x) = softmax_z(scores)
         token      p(y | x) = prod_t sum_z p(z | x) p(y_t | x, z, y_<t)
         sequence   p(y | x) = sum_z p(z | x) prod_t p(y_t | x, z, y_<t)
 
-    log_probs: log p(y_t | x, z, y_<t) for each of k documents. `counts` says which of the s tokens are of the answer,
-    by default all. Gradients reach the scores, and through them the encoder of the question.
+    log_probs: log p(y_t | x, z, y_<t) for each of k documents. `counts` is the mask of the s tokens that belong to the
+    answer, by default all. Gradients reach the scores, and through them the encoder of the question.
     """
     if form not in ("token", "sequence"):
         raise RequestError(code="unknown", field="form", value=form, expected="token or sequence")
@@ -36,7 +37,7 @@ def marginal_nll(
         log_probs = log_probs.where(counts[:, None], 0)
     if form == "sequence":
         return -torch.logsumexp(log_probs.sum(-1) + priors, -1)
-    tokens = torch.logsumexp(log_probs + priors[..., None], 1)  # of tokens that do not count, log 1
+    tokens = torch.logsumexp(log_probs + priors[..., None], 1)  # log 1 for tokens that do not count
     return -tokens.sum(-1)
 
 
@@ -50,12 +51,12 @@ def rag_loss(
     source: Int[Tensor, "b k t"] | None = None,
     source_documents: Int[Tensor, "b k t"] | None = None,
 ) -> Float[Tensor, " b"]:
-    """`marginal_nll` of answers under a model that reads each of k retrieved documents apart.
+    """Returns the `marginal_nll` of answers by a model that reads each of k retrieved documents separately.
 
-    scores: how near each document is to its question, such as the product of their vectors. Targets of -100 do not
+    scores: similarity of each document to its question, such as the product of their vectors. Targets of -100 do not
     count; the others are the answer, the same tokens in the same order for each document of a row. A decoder reads
-    document, question and answer as `tokens`; the answer then begins where it does for each document, and `documents`
-    are 0 where a row is padded. A model with an encoder reads document and question as `source`.
+    document, question and answer as `tokens`: the answer may start at another position for each document, and
+    `documents` is 0 at padding. A model with an encoder reads document and question as `source`.
 
     >>> scores = question @ passages.mT        # (b, k)
     >>> rag_loss(model, tokens, targets, scores, form="sequence").mean().backward()
@@ -82,7 +83,7 @@ def rag_loss(
     losses = model(
         tokens.flatten(0, 1), targets=wanted, documents=own, source=read, source_documents=padding, reduction="none"
     ).view(b, k, s)
-    order = (~answer).int().argsort(dim=-1, stable=True)[..., : int(lengths.max())]  # the answers, one below the other
+    order = (~answer).int().argsort(dim=-1, stable=True)[..., : int(lengths.max())]  # aligns the answers
     counts = answer.gather(-1, order)
     if not bool((targets.gather(-1, order) == targets.gather(-1, order)[:, :1]).all()):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Documents cut into passages that an encoder reads whole."""
+"""Cuts documents into passages that fit into an encoder's context."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from glassformer.text import Tokenizer
 from glassformer.text.documents import Document, in_pieces
 
 TOGETHER = 256
-"""Paragraphs whose tokens are counted in one call."""
+"""Number of paragraphs whose tokens are counted in one call"""
 JOINT = "\n\n"
 LONGEST = 1 << 16
-"""Characters of a paragraph; tables and minified files have no blank lines."""
+"""Largest number of characters of a paragraph; tables and minified files have no blank lines"""
 CHARACTERS = 32
-"""Of a token, in the mean, that no text has: WordPiece reads an unbroken one of any length as a single unknown word."""
+"""Mean characters per token above any natural text. WordPiece reads an unbroken string of any length as one unknown
+token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A stretch of a document: `text` begins at its character `start`."""
+    """A part of a document; `text` starts at the document's character `start`"""
 
     document: str
     start: int
@@ -29,11 +30,11 @@ class Passage:
 
 
 class Splitter:
-    """Cuts documents at the borders of paragraphs into passages of at most `most` tokens.
+    """Cuts documents at paragraph boundaries into passages of at most `most` tokens.
 
-    Paragraphs, which blank lines separate, are joined as long as they fit. One that does not fit alone is cut at the
-    ends of lines, else at spaces. No text is left out. Tokens are the tokenizer's own, special ones not counted; a
-    passage has at most CHARACTERS characters for each.
+    Paragraphs, separated by blank lines, are joined as long as they fit. A paragraph that does not fit by itself is cut
+    at the ends of lines, otherwise at spaces. No text is left out. Tokens are counted with `tokenizer`, without special
+    ones; a passage has at most CHARACTERS characters per token.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int):
@@ -41,7 +42,7 @@ class Splitter:
         self.joint = self.counts([JOINT])[0]
 
     def counts(self, texts: Iterable[str]) -> list[int]:
-        """Tokens of each text, counted as if each had at most CHARACTERS."""
+        """Returns the number of tokens of each text, at least one per CHARACTERS characters."""
         texts = list(texts)
         rows = self.tokenizer.encode_batch(texts)
         return [max(len(row), -(-len(text) // CHARACTERS)) for text, row in zip(texts, rows, strict=True)]
@@ -58,7 +59,8 @@ class Splitter:
         yield from self.joined(document.name, waiting)
 
     def joined(self, name: str, paragraphs: list[tuple[int, str]]) -> Iterator[Passage]:
-        """They as one passage, or two where a tokenizer makes more tokens of the joined text than of its parts."""
+        """Yields the paragraphs as one passage, or as two if the tokenizer makes more tokens of the joined text than of
+        its parts."""
         if not paragraphs:
             return
         text = JOINT.join(text for _, text in paragraphs)
@@ -70,15 +72,15 @@ class Splitter:
             yield Passage(name, paragraphs[0][0], text)
 
     def parts(self, document: Document) -> Iterator[tuple[int, str, int]]:
-        """(start, text, tokens) of each paragraph, and of the pieces of those that are too long."""
+        """Yields (start, text, tokens) of each paragraph, and of the pieces of those that are too long."""
         found = paragraphs(document.pieces())
         while some := list(islice(found, TOGETHER)):
             for (start, text), count in zip(some, self.counts(text for _, text in some), strict=True):
                 yield from self.cut(start, text, count)
 
     def cut(self, start: int, text: str, count: int) -> Iterator[tuple[int, str, int]]:
-        """The text in pieces of at most `most` tokens, nothing of it but white space at their ends left out."""
-        if count <= self.most or len(text) == 1:  # a character of many bytes, which the encoder cuts
+        """Yields (start, text, tokens) of pieces of at most `most` tokens, without white space at their ends."""
+        if count <= self.most or len(text) == 1:  # one character of many bytes, which the encoder cuts
             yield start, text, count
             return
         size = max(1, min(len(text) - 1, len(text) * self.most * 9 // (count * 10)))
@@ -90,7 +92,8 @@ class Splitter:
 
 
 def paragraphs(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """(start, text) of each paragraph of a text that comes in pieces; one above `LONGEST` characters in several."""
+    """Yields (start, text) of each paragraph of a text that comes in pieces; one of more than `LONGEST` characters in
+    several."""
     at, begin, lines, size = 0, 0, list[str](), 0
     for line in (line for piece in pieces for line in piece.splitlines(keepends=True)):
         if line.strip() and size <= LONGEST:
@@ -106,5 +109,5 @@ def paragraphs(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def special_tokens(tokenizer: Tokenizer, limit: int) -> int:
-    """Those that the tokenizer's file adds to each text."""
+    """Returns the number of special tokens that the tokenizer adds to each text."""
     return len(tokenized(tokenizer, ["a"], limit)[0]) - len(tokenizer.encode_batch(["a"])[0])
