@@ -128,7 +128,7 @@ _HOMES = {
     "tune": "comparison",
     "why": "training.post_mortem",
 }
-"""Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
+"""Module that defines each public name. No public function has the name of a module: both could not be attributes."""
 
 __all__ = [
     "Advice",
@@ -191,7 +191,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`
+if not TYPE_CHECKING:  # not imported lazily by name: nnsight gives every object, and so every module, a method `save`
 
     def save(
         model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=None, generation=None, pooling=None,
@@ -199,8 +199,8 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
     ):  # fmt: skip
         """Writes a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` loads.
 
-        A model that no published class can hold is written as our own class, which `transformers` loads once
-        `glassformer` is imported. Reparametrised matrices are written as they are applied.
+        If no published class can hold the model, it is written as a class of Glassformer, which `transformers` loads
+        once `glassformer` is imported. Reparametrised matrices are written as plain ones.
 
         Parameters
         ----------
@@ -217,11 +217,11 @@ if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so 
         family
             model_type of the published class; by default the first one that can hold the model.
         ends
-            Ids at which an answer ends; by default those of the model, or the tokenizer's.
+            Ids of end tokens; by default the model's, or the tokenizer's.
         generation
             Decoding options for generation_config.json, as `load` and `Run` give them.
         pooling
-            Pooling that makes it a folder of sentence-transformers too, as `load` gives it.
+            Pooling, as `load` gives it; the folder is then one of sentence-transformers too.
         force
             Replace files of the folder that this program did not write, and write next to other files.
 
@@ -255,7 +255,7 @@ if not TYPE_CHECKING:  # a type checker refuses a name that does not exist
         import sys
 
         if "torch" not in sys.modules and _HOMES[name] != "errors" and sys.stderr is not None and sys.stderr.isatty():
-            print("loading torch ...", file=sys.stderr, flush=True)  # for some seconds, in which nothing else is shown
+            print("loading torch ...", file=sys.stderr, flush=True)  # for some seconds without other output
         home = import_module(f"glassformer.{_HOMES[name]}")
         value = home if _HOMES[name] == name else getattr(home, name)
         globals()[name] = value
@@ -266,5 +266,5 @@ def __dir__() -> list[str]:
     return [*(name for name in globals() if name.startswith("__")), *__all__]
 
 
-# `transformers` then loads models of our own family.
+# so that `transformers` loads models of Glassformer's own family
 import_module("glassformer.register").hook(lambda: import_module("glassformer.conversion.transformers"))

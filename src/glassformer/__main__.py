@@ -10,15 +10,15 @@ from contextlib import suppress
 
 
 def _leave(status: list[int]) -> None:
-    """Ends the process without taking the interpreter apart, which takes a second once torch is loaded."""
+    """Ends the process without the interpreter's clean-up, which takes a second once torch is loaded."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # the reader is gone, or the stream was closed
+        with suppress(OSError, ValueError, AttributeError):  # the reader has exited, or the stream was closed
             stream.flush()
     os._exit(status[0])
 
 
 def run() -> None:
-    """Runs the command line as the whole of a process."""
+    """Runs the command line as the main function of a process."""
     status = [1]
     atexit.register(_leave, status)  # the first to register is the last to run
     try:
@@ -31,7 +31,7 @@ def run() -> None:
 def entry() -> None:
     """Runs the command line; exits with what `glassformer.cli.main` returns."""
     try:
-        from glassformer.cli import main  # some tenths of a second, in which somebody may press Ctrl-C
+        from glassformer.cli import main  # takes some tenths of a second, within which Ctrl-C may be pressed
 
         status = main()
     except KeyboardInterrupt:

@@ -1,4 +1,5 @@
-"""A model as a value: a frozen tree of part configs that builds a module, counts itself, and is written to a file."""
+"""`ModelConfig`: a frozen tree of part configs that builds a module, counts its parameters and costs, and is saved to a
+file."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ SHOWN_BLOCKS = 12
 
 
 class BlockConfig(Value):
-    """One layer: a mixer, a feed-forward network or None, the norm that its wiring places."""
+    """Config of one layer: a mixer, a feed-forward network or None, and the norm that the residual wiring places"""
 
     mixer: MixerConfig
     ffn: FFNConfig | None
@@ -65,11 +66,11 @@ class BlockConfig(Value):
         return Block(mixer, ffn, self.residual.build(self.within(ctx)))
 
     def within(self, ctx: BuildContext) -> BuildContext:
-        """The context of the wiring."""
+        """Returns the context for the wiring."""
         return ctx.within(norm=self.norm, has_ffn=self.ffn is not None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Those of its parts by site name; recomputing the block takes its input, resid_pre."""
+        """Returns the costs of the parts by site name. Recomputing the block keeps its input, resid_pre."""
         stream = shape.keeps(ctx.d_model, shape.dtype)
         inner = {
             branch: shape.reading(shape.products) if self.residual.feeds(branch) else shape
@@ -83,17 +84,17 @@ class BlockConfig(Value):
 
 
 class Stage(Value):
-    """`blocks`, one after the other, `repeat` times over: uniform stacks, alternations, and hybrids."""
+    """A sequence of blocks, repeated `repeat` times: for uniform stacks, alternations, and hybrids"""
 
     repeat: int = Field(1, gt=0, le=MAX_LAYERS)
     blocks: tuple[BlockConfig, ...] = Field(min_length=1)
 
 
 class TowerConfig(Value):
-    """Embedding, layers and final norm: what an encoder is, and a model without its head."""
+    """Embedding, layers and final norm: an encoder, or a model without its head"""
 
     vocab_size: int | None = Field(None, gt=0, le=1 << 28)
-    """None: that of the model around it; so for d_model and context."""
+    """Vocabulary size; if None, the surrounding model's, as for d_model and context"""
     d_model: int | None = Field(None, gt=0, le=1 << 20)
     context: int | None = Field(None, gt=0, le=MAX_CONTEXT)
     embedding: EmbeddingConfig = EmbeddingConfig()
@@ -116,14 +117,14 @@ class TowerConfig(Value):
 
     @property
     def n_branches(self) -> int:
-        """Residual additions in the stack, on which depth factors depend: one for each mixer and one for each ffn.
+        """Number of residual additions in the stack, for depth factors: one for each mixer and one for each ffn.
 
-        A stack without any ffn (Mamba) counts two for each layer, the rule by which its weights have always begun."""
+        A stack without any ffn (Mamba) counts two for each layer, as its initialisation has always done."""
         mixers, ffns = self.n_layers, sum(n for n, block in self._kinds() if block.ffn is not None)
         return mixers + ffns if ffns else 2 * mixers
 
     def layers(self) -> Iterator[BlockConfig]:
-        """The block of each layer, bottom first."""
+        """Yields the block of each layer, bottom first."""
         for stage in self.stack:
             for _ in range(stage.repeat):
                 yield from stage.blocks
@@ -135,18 +136,18 @@ class TowerConfig(Value):
 
     @property
     def reads_memory(self) -> bool:
-        """Whether a layer reads another sequence beside its own."""
+        """True if a layer reads another sequence in addition to its input"""
         return any(block.mixer.reads_memory for _, block in self._kinds())
 
     def parts_within(self, ctx: BuildContext) -> dict[str, Any]:
-        """Its parts with the defaults that depend on the model written out."""
+        """Returns the parts with the defaults that depend on the model filled in."""
         return {
             "embedding": self.embedding.resolved(ctx),
             "stack": stack_of([block.resolved(ctx) for block in self.layers()]),
         }
 
     def costs_within(self, ctx: BuildContext, shape: Shape) -> dict[str, Cost]:
-        """Those of embedding, layers and final norm, by site name."""
+        """Returns the costs of embedding, layers and final norm by site name."""
         parts = {
             "embedding": self.embedding.costs(ctx, shape).outside_blocks(),
             "layers": Cost.of(self._layer_costs(ctx, shape)),
@@ -156,7 +157,8 @@ class TowerConfig(Value):
         return parts
 
     def _layer_costs(self, ctx: BuildContext, shape: Shape) -> dict[str, Cost]:
-        """Layers of one block config are one object, unless a part asks which layer it is."""
+        """Returns the costs of the layers by number. Layers with the same block config share one object, unless a part
+        depends on the layer's number."""
         made, costs = dict[int, Cost](), dict[str, Cost]()
         for layer, block in enumerate(self.layers()):
             if (cost := made.get(id(block))) is None:
@@ -168,14 +170,14 @@ class TowerConfig(Value):
         return costs
 
     def modules_within(self, ctx: BuildContext) -> tuple[Embedding, list[Block], nn.Module | None]:
-        """Embedding, layers and final norm, on the meta device."""
+        """Returns embedding, layers and final norm, on the meta device."""
         with torch.device("meta"):
             embedding = self.embedding.build(ctx)
             final_norm = self.final_norm.build(ctx) if self.final_norm else None
         return embedding, self._blocks(ctx), final_norm
 
     def _blocks(self, ctx: BuildContext) -> list[Block]:
-        """The layers: one of a kind is built, and the others are copies of it."""
+        """Returns the layers: one of each kind is built, the others are copies of it."""
         templates: dict[int, ModuleTemplate] = {}
         blocks: list[Block] = []
         for layer, config in enumerate(self.layers()):
@@ -191,21 +193,21 @@ class TowerConfig(Value):
 
 
 class ModelConfig(TowerConfig):
-    """Model as a value: a frozen tree of the configs of its parts.
+    """A model as a value: a frozen tree of the configs of its parts.
 
-    The class of a config is the choice of a part. `gf.preset` makes one from an expression; a file holds one as YAML or
-    JSON.
+    The class of a part's config selects the part. `gf.preset` makes a config from an expression; YAML and JSON files
+    store it.
 
     Attributes
     ----------
     vocab_size : int
-        Tokens of the vocabulary.
+        Number of tokens of the vocabulary.
     d_model : int
         Width of the residual stream.
     embedding : EmbeddingConfig
-        Tokens to vectors, and absolute positions.
+        Embedding of tokens, and absolute positions.
     stack : tuple of Stage
-        Layers: blocks in order, repeated.
+        Layers: stages of repeated blocks.
     final_norm : NormConfig or None
         Norm before the head.
 
@@ -219,9 +221,9 @@ class ModelConfig(TowerConfig):
     vocab_size: int = Field(gt=0, le=1 << 28)
     d_model: int = Field(gt=0, le=1 << 20)
     context: int = Field(gt=0, le=MAX_CONTEXT)
-    """Tokens the model is trained to read at once."""
+    """Number of tokens of a training sequence"""
     head: HeadConfig = HeadConfig()
-    """Vectors to logits."""
+    """Head, which maps vectors to logits"""
     init: InitConfig = Gpt2InitConfig()
     """Distribution of the initial weights."""
     reparam: ReparamConfig | None = None
@@ -229,11 +231,11 @@ class ModelConfig(TowerConfig):
     mup: Mup | None = None
     """Initial scales and learning rates by width; None for the standard parametrisation."""
     encoder: TowerConfig | None = None
-    """Encoder of a source, which layers with cross-attention attend to; None for a model without encoder."""
+    """Encoder of a source that layers with cross-attention attend to; None for a model without encoder"""
 
     @model_validator(mode="after")
     def _joined(self) -> ModelConfig:
-        """Both towers fit together."""
+        """Checks that encoder and decoder fit together."""
         if self.embedding.tied:
             raise RequestError(
                 "embedding.tied=True: only an encoder's table can be that of the model around it",
@@ -273,7 +275,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def ctx(self) -> BuildContext:
-        """Context in which the parts of the model are built and counted."""
+        """Context for building and counting the parts of the model"""
         return BuildContext(
             self.d_model, self.vocab_size, self.context, self.n_layers,
             reparam=self.reparam, mup=self.mup, branches=self.n_branches,
@@ -282,7 +284,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def encoder_ctx(self) -> BuildContext:
-        """Context in which the parts of the encoder are built and counted."""
+        """Context for building and counting the parts of the encoder"""
         assert self.encoder is not None
         it = self.encoder
         return BuildContext(
@@ -298,7 +300,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def takes_prefix(self) -> bool:
-        """True if the tokens of a prefix may attend to each other, and everything else is causal."""
+        """True if the tokens of a prefix may attend to each other and everything else is causal"""
         blocks = [block for _, block in self._kinds()]
         found = [(block.mixer.causal(self.ctx), block.mixer.takes_prefix(self.ctx)) for block in blocks]
         reads_on = all(causal or takes for causal, takes in found)
@@ -311,18 +313,18 @@ class ModelConfig(TowerConfig):
 
     @property
     def rates(self) -> dict[Role, float]:
-        """Factors of the recipe's learning rate by role of a weight; 1 for roles that are absent."""
+        """Factors on the recipe's learning rate by role of a weight; 1 for roles that are absent"""
         return self.mup.rates(self.d_model) if self.mup else {}
 
     def resolved(self) -> ModelConfig:
-        """Returns the same model with every default written out, and without what only training uses.
+        """Returns the same model with every default filled in, and without fields that only training uses.
 
-        Two configs whose resolved forms are equal are the same function of the same weights.
+        Two configs with equal resolved forms compute the same function of the same weights.
 
         Returns
         -------
         ModelConfig
-            The config without defaults.
+            The config with every default filled in.
 
         Examples
         --------
@@ -352,8 +354,8 @@ class ModelConfig(TowerConfig):
         Parameters
         ----------
         shape
-            Batch, lengths, phase and dtypes. The source of an encoder-decoder counts as long as the text, and is read
-            at its start.
+            Batch, lengths, phase and dtypes. The source of an encoder-decoder counts as equal in length to the text,
+            and is read at its start.
 
         Returns
         -------
@@ -370,7 +372,7 @@ class ModelConfig(TowerConfig):
         return self._sizes(shape)
 
     def _sizes(self, shape: Shape) -> Cost:
-        """Returns costs whose parameters and state are checked, without the forward pass that checks FLOPs."""
+        """Returns costs with parameters and state checked, but without the forward pass that checks FLOPs."""
         self._tensors_counted  # noqa: B018
         return self._costs(shape)
 
@@ -402,9 +404,9 @@ class ModelConfig(TowerConfig):
         return any(is_outside(part) for part in part_classes(self))
 
     def _counting(self) -> Counting:
-        """Returns the check that holds the counts of this config against the module that it builds."""
+        """Returns the check of this config's counts against the module that it builds."""
         few = [block for block, n in Counter(self.layers()).items() for _ in range(min(n, 2))]
-        short = self.replace(stack=stack_of(few))  # the first layer of two makes what others share
+        short = self.replace(stack=stack_of(few))  # the first of two layers makes what later ones share
         built = partial(short.build, seed=0)
         return Counting(self._outline, self._costs, short._outline, short._costs, built, self.context)
 
@@ -430,7 +432,7 @@ class ModelConfig(TowerConfig):
         return cost.parameters - (0 if embeddings else sum(end.parameters for end in self._ends(cost)))
 
     def active_params(self, embeddings: bool = True) -> int:
-        """Returns the number of parameters that one token uses: of experts, only the chosen ones.
+        """Returns the number of parameters that one token uses; experts count only if the router selects them.
 
         Parameters
         ----------
@@ -452,16 +454,16 @@ class ModelConfig(TowerConfig):
         return cost.active_parameters - (0 if embeddings else sum(end.active_parameters for end in self._ends(cost)))
 
     def _ends(self, cost: Cost) -> list[Cost]:
-        """Those of the tables of words and of the head."""
+        """Returns the costs of the embeddings and of the head."""
         return [cost["embedding"], cost["head"], *([cost["encoder.embedding"]] if self.encoder else [])]
 
     def flops(self, t: int, full: bool = True) -> float:
-        """Returns the forward FLOPs of matmuls per token; training takes three times as many.
+        """Returns the forward FLOPs of matmuls per token; training takes three times the number.
 
         Parameters
         ----------
         t
-            Tokens of a sequence.
+            Number of tokens of a sequence.
         full
             If True, every query counts against all t keys, as in 6 N + 12 l d t and in FLOP counters; if False,
             against the keys that it attends to, about half of them under a causal mask.
@@ -479,14 +481,14 @@ class ModelConfig(TowerConfig):
         return self.costs(Shape(s=t, t=t, phase="prefill", every_key=full)).flops / t
 
     def state_bytes(self, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Returns the bytes of decode state of one sequence, those that `model.init_state` allocates.
+        """Returns the bytes of decode state of one sequence, as `model.init_state` allocates them.
 
         Parameters
         ----------
         t
-            Tokens of the sequence.
+            Number of tokens of the sequence.
         dtype
-            Of the state.
+            Dtype of the state.
 
         Returns
         -------
@@ -501,17 +503,17 @@ class ModelConfig(TowerConfig):
         return self._sizes(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
 
     def __str__(self) -> str:
-        """The parts and the parameters of each, as lines; `repr` has every field."""
+        """Returns the parts with the parameters of each, as lines; `repr` has every field."""
         size, rows = self._summary()
         return "\n".join([size, *(f"{part:<12}{count:>16,}  {words}".rstrip() for part, words, count in rows)])
 
     def _repr_html_(self) -> str:
-        """In a notebook: a table of the parts and the parameters of each."""
+        """Returns, for a notebook, a table of the parts and the parameters of each."""
         size, rows = self._summary()
         return plain_table(size, ("", "part", "parameters"), rows)
 
     def _summary(self) -> tuple[str, list[tuple[str, str, int]]]:
-        """Returns the sizes, and (part, what it is, parameters) of each."""
+        """Returns the sizes, and (part, description, parameters) of each part."""
         ctx, kinds = self.ctx, [(n, block) for n, block in self._kinds()]
         rows = [("embedding", told(self.embedding), self.embedding.num_params(ctx))]
         for n, block in kinds[:SHOWN_BLOCKS]:
@@ -530,7 +532,7 @@ class ModelConfig(TowerConfig):
         size = f"{self.n_layers} layers, width {self.d_model:,}, {self.vocab_size:,} tokens, context {self.context:,}"
         return size, [*rows, ("all", "", self.num_params())]
 
-    # The module
+    # Modules
 
     def check(self) -> None:
         """Builds the modules on the meta device, which allocates nothing.
@@ -547,7 +549,7 @@ class ModelConfig(TowerConfig):
         self.outline()
 
     def outline(self) -> Model:
-        """Returns the model on the meta device: its modules and shapes, with nothing allocated.
+        """Returns the model on the meta device: its modules and shapes, without allocated memory.
 
         Returns
         -------
@@ -632,7 +634,7 @@ class ModelConfig(TowerConfig):
         return self.mup.rule(self.init, ctx) if self.mup else self.init.build(ctx)
 
     def initial_weights(self, seed: int = 0) -> InitialWeights:
-        """Returns the weights of `build(seed)` as a mapping that draws any slice of any tensor by itself.
+        """Returns the weights of `build(seed)` as a mapping that draws any slice of any tensor separately.
 
         Parameters
         ----------
@@ -642,7 +644,7 @@ class ModelConfig(TowerConfig):
         Returns
         -------
         InitialWeights
-            The weights, drawn when they are asked for.
+            The weights, drawn when they are read.
 
         Examples
         --------
@@ -702,7 +704,7 @@ class ModelConfig(TowerConfig):
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "") -> ModelConfig:
-        """Returns the config of plain data.
+        """Makes a config from plain data.
 
         Parameters
         ----------
@@ -730,7 +732,7 @@ class ModelConfig(TowerConfig):
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
-        """Reads the config of a .yaml or .json file.
+        """Reads a config from a .yaml or .json file.
 
         Parameters
         ----------
@@ -757,7 +759,7 @@ class ModelConfig(TowerConfig):
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """Returns the JSON Schema of config files, with every part that is known, for editors and forms.
+        """Returns the JSON Schema of config files, with all registered parts, for editors and forms.
 
         Returns
         -------
@@ -782,7 +784,7 @@ class ModelConfig(TowerConfig):
             return {key: inline(item) for key, item in schema.items()}
 
         def choices_of(axis_class: str) -> list[dict[str, Any]]:
-            """A mapping for each choice, and the bare kinds of those that need no field."""
+            """Returns a mapping for each choice, and the bare kinds of choices that need no field."""
             base = next(known for known in _descendants(PartConfig) if known.__name__ == axis_class)
             choices = sorted(base.choices().items())
             bare = [kind for kind, one in choices if not any(f.is_required() for f in one.model_fields.values())]
@@ -822,7 +824,8 @@ class ModelConfig(TowerConfig):
 
 
 def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
-    """The shortest stack of these blocks: a pattern repeated, with its beginning where one is left over, or runs."""
+    """Returns the shortest stack of these blocks: a repeated pattern, with its first blocks added if some are left
+    over; or runs of equal blocks."""
     for period in range(1, len(blocks) // 2 + 1):
         pattern = tuple(blocks[:period])
         if all(block == pattern[i % period] for i, block in enumerate(blocks)):
@@ -838,7 +841,7 @@ def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": [1]}} -> {"a.b.0": 1}."""
+    """Flattens a tree to paths: {"a": {"b": [1]}} -> {"a.b.0": 1}."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     flat: dict[str, Any] = {}
     for key, value in items:
@@ -848,8 +851,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def first_difference(was: Any, now: Any, besides: Collection[str] = ()) -> tuple[str, Any, Any] | None:
-    """(path, old value, new value) of the first leaf in which two plain trees differ, fields of the names `besides`
-    apart; None where there is none."""
+    """Returns (path, old value, new value) of the first leaf that differs between two plain trees, ignoring fields with
+    names in `besides`; None if they are equal."""
     old, new = (flatten({"": tree}) for tree in (was, now))
     for path in dict.fromkeys((*new, *old)):
         if old.get(path) != new.get(path) and not set(path.split(".")) & set(besides):
@@ -863,11 +866,11 @@ def _descendants(cls: type[PartConfig]) -> Iterator[type[PartConfig]]:
         yield from _descendants(child)
 
 
-# Showing
+# Text forms
 
 
 def told(part: PartConfig) -> str:
-    """A part in a few words: its kind, and what is not as by default."""
+    """Returns a part as short text: its kind, and the fields that differ from their defaults."""
     words = []
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
@@ -877,11 +880,12 @@ def told(part: PartConfig) -> str:
     return f"{part.kind} ({', '.join(words)})" if words else part.kind
 
 
-# Reading values that somebody else wrote
+# Reading of files from elsewhere
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping of them, which takes no key with two values: one of them would silently count."""
+    """Returns a mapping of the pairs; raises ValueError for a key with two values, because one would silently be
+    lost."""
     made: dict[Any, Any] = {}
     for key, value in pairs:
         if key in made and made[key] != value:
@@ -891,7 +895,7 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _NoAliases(yaml.SafeLoader):
-    """Refuses anchors: a small file must not unfold into a large tree."""
+    """Loader that refuses anchors: a small file must not expand into a large tree"""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -904,7 +908,7 @@ class _NoAliases(yaml.SafeLoader):
 
 
 def read_tree(path: str | Path) -> Any:
-    """The plain tree in a .yaml or .json file. Raises RequestError."""
+    """Returns the plain tree in a .yaml or .json file. Raises RequestError."""
     path = Path(path)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -930,7 +934,8 @@ def read_tree(path: str | Path) -> Any:
 
 
 def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
-    """cls from a plain tree; every complaint becomes one sentence, which begins with the file where it is said."""
+    """Makes a `cls` from a plain tree. Every validation error becomes one sentence, which starts with `where` if
+    given."""
     file = f"{where}: " if where else ""
     if not isinstance(value, dict):
         raise RequestError(

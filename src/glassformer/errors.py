@@ -1,4 +1,4 @@
-"""The two ways in which a request can end badly, and the exit status each one has."""
+"""Errors of requests and of work, with the exit status of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Code = Literal[
     "causal", "changed", "conflict", "damaged", "disk", "diverged", "exists", "failed", "memory", "missing", "network",
     "process", "range", "schema", "stopped", "syntax", "type", "unknown", "unsupported",
 ]  # fmt: skip
-"""A kind of error, for programs."""
+"""Kind of an error, for programs"""
 
 CODES: dict[Code, str] = {
     "causal": "The work needs a model in which no token sees a later one, or one in which every token does.",
@@ -38,11 +38,11 @@ CODES: dict[Code, str] = {
     "unknown": "A name is not among those that are known.",
     "unsupported": "The request has a meaning that this program, format or machine cannot give it.",
 }
-"""Every code of an error, with its meaning."""
+"""Codes of errors, with their meaning"""
 
 
 def _restored(kind: type[BaseException], message: str, fields: dict[str, object]) -> BaseException:
-    """Rebuilds an error that another process raised."""
+    """Rebuilds an error from another process."""
     error = kind.__new__(kind, message)
     vars(error).update(fields)
     return error
@@ -98,7 +98,7 @@ class RequestError(ValueError):
         return _restored, (type(self), str(self), vars(self))
 
     def of(self, what: str) -> RequestError:
-        """Returns the error with the name of the file, arm or step that it is about in front of its sentence.
+        """Returns the error with the name of the file, arm or step at fault before its sentence.
 
         Parameters
         ----------
@@ -121,7 +121,7 @@ class RequestError(ValueError):
 
 
 class WorkError(RuntimeError):
-    """Failure of work that was asked for correctly, in one sentence with a remedy (exit status 1).
+    """Failure of correctly requested work, in one sentence with a remedy (exit status 1).
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class WorkError(RuntimeError):
         return {"code": self.code, "field": "", "message": str(self)}
 
     reported = False
-    """True if a printed value holds the failure already."""
+    """True if the printed result contains the failure already"""
 
     def __init__(self, message: str, *, code: Code):
         super().__init__(message)
@@ -165,7 +165,7 @@ class WorkError(RuntimeError):
 
 
 def _short(message: str, value: object) -> str:
-    """Returns a sentence in which the given value takes at most `LONGEST` characters, and a path is its text."""
+    """Returns a sentence with its value cut to at most `LONGEST` characters, and with a path written as text."""
     if isinstance(value, PurePath):
         message = message.replace(repr(value), repr(str(value)))
         value = str(value)
@@ -174,29 +174,29 @@ def _short(message: str, value: object) -> str:
     except RecursionError:  # a tree of thousands of levels
         forms = ()
     for written in forms:
-        if len(written) > LONGEST + 2 or "\n" in written:  # 2: the quotes of a text
+        if len(written) > LONGEST + 2 or "\n" in written:  # 2 for the quotes of a text
             message = message.replace(written, shown(written))
     return message
 
 
 def plain_error(error: BaseException) -> list[str]:
-    """Returns an error as text that another process makes an error of with `error_of`."""
+    """Returns an error as plain data, for another process to restore it with `error_of`."""
     if isinstance(error, RequestError):
         return [str(error), error.code, error.field]
     return [str(error) or type(error).__name__, error.code if isinstance(error, WorkError) else "failed"]
 
 
 def error_of(plain: list[Any]) -> RequestError | WorkError:
-    """Makes an error of what `plain_error` returned: a WorkError where no field is at fault."""
+    """Restores an error from the result of `plain_error`: a WorkError if it has no field, otherwise a RequestError."""
     message, code, *field = plain
     return RequestError(message, code=code, field=field[0]) if field else WorkError(message, code=code)
 
 
 @contextmanager
 def keeping(made: Callable[[], object]) -> Iterator[None]:
-    """Attaches the results so far to the error or interrupt that ends the work inside, as its `so_far`.
+    """Attaches the results so far to an error or interrupt that ends the block, as its `so_far`.
 
-    `made` returns them, or None; the innermost results count."""
+    `made` returns them, or None; results of an inner block have precedence."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -206,18 +206,18 @@ def keeping(made: Callable[[], object]) -> Iterator[None]:
 
 
 def so_far(error: BaseException) -> Any:
-    """Returns the results that work had before an error ended it; None without any."""
+    """Returns the results that were ready before an error ended the work; None without any."""
     return vars(error).get("so_far")
 
 
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-"""Numbers of system errors of a file that may not be read or written."""
+"""Error numbers for a file that may not be read or written"""
 REFUSALS = FORBIDDEN | {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
-"""Numbers of system errors that another path or permission avoids; the others are failures of the work."""
+"""Error numbers that another path or permission avoids; all others are failures of the work"""
 
 
 def system_error(problem: OSError) -> RequestError | WorkError:
-    """Returns an error of the operating system as one of ours, in one form for every file."""
+    """Converts an OSError to a RequestError or WorkError, with the same form of message for every file."""
     where = str(problem.filename or "a file")
     message = f"{shown(where, 200)} cannot be read or written ({problem.strerror or problem})"
     if problem.errno in REFUSALS:
@@ -229,7 +229,7 @@ NO_MEMORY = "this needs more memory than the machine has"
 
 
 def no_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device. On a CPU torch raises a plain RuntimeError for it."""
+    """Returns True if an allocation failed, on any device. On a CPU torch raises a plain RuntimeError for it."""
     phrases = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
     message = str(error).lower()
     return isinstance(error, MemoryError) or (
@@ -248,7 +248,7 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 
 def check_seed(seed: object) -> int:
-    """Returns a seed as an int. Raises RequestError unless it is a whole number of at most 63 bits."""
+    """Returns a seed as an int. Raises RequestError unless it is a non-negative integer of at most 63 bits."""
     if isinstance(seed, Integral) and not isinstance(seed, bool) and 0 <= int(seed) < 1 << 63:
         return int(seed)
     message = f"seed={shown(seed, 40)} must be a whole number from 0 up to 2^63"
@@ -257,16 +257,16 @@ def check_seed(seed: object) -> int:
 
 
 LONGEST = 80
-"""Characters of a stranger's word in a sentence of ours."""
+"""Largest number of characters of foreign text in a message"""
 
 
 def shown(word: object, most: int = LONGEST) -> str:
-    """A stranger's word in a sentence of ours: at most so many characters, on one line, none of them unprintable."""
+    """Returns foreign text for a message: at most `most` characters, on one line, all of them printable."""
     return printable(" ".join(str(word)[:most].split()))[:most]
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey rather than print, and what no encoding has, as Python escapes it."""
+    """Returns the text with control characters and unencodable ones escaped as in Python."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -280,7 +280,7 @@ def initials(name: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """`; did you mean "x" or "y"?`, or an empty string where nothing is near."""
+    """Returns `; did you mean "x" or "y"?`, or an empty string if no known word is similar."""
     options, word = sorted(set(known)), word[:LONGEST]
     near = difflib.get_close_matches(word, options, n=limit, cutoff=0.6)
     near = near or [name for name in options if word.lower() in name.lower()][:limit]

@@ -1,4 +1,4 @@
-"""Files that this package writes: whole or not at all, by one process at a time; errors of disks; versions."""
+"""Atomic writes of files, with one writing process at a time; errors of disks; versions of file formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from glassformer.errors import FORBIDDEN, RequestError, WorkError, shown
 
-# Errors of the disk
+# Disk errors
 
 UNTOUCHED = "what was saved before is untouched"
 OF_CACHE = "free some space, or choose another folder with GLASSFORMER_CACHE"
@@ -32,9 +32,9 @@ OF_CACHE = "free some space, or choose another folder with GLASSFORMER_CACHE"
 
 @contextmanager
 def disk_errors(target: str | Path, advice: str = UNTOUCHED, network: bool = False) -> Iterator[None]:
-    """Turns the ways in which a disk can refuse `target` into one sentence each: a RequestError if it may not be
-    written, as everywhere, and a WorkError otherwise. With `network`, errors that
-    a network may have raised pass: a shared disk raises some of them too."""
+    """Converts errors of writing `target` to one-sentence errors: a RequestError if writing is not permitted, otherwise
+    a WorkError. With `network`, errors that a network may have raised pass unchanged: a shared disk raises some of them
+    too."""
     try:
         yield
     except SafetensorError as error:
@@ -51,16 +51,17 @@ def disk_errors(target: str | Path, advice: str = UNTOUCHED, network: bool = Fal
         raise WorkError(message, code="disk") from error
 
 
-# Files and folders that are replaced at once
+# Atomic replacement of files and folders
 
 TEMPORARY = ".glassformer-tmp-"
-"""Start of the name of every temporary file and folder."""
+"""Prefix of the name of every temporary file and folder"""
 STALE_SECONDS = 24 * 3600
-"""Age at which a temporary of another machine belongs to a process that was killed."""
+"""Age after which a temporary file of another machine is assumed to belong to a killed process"""
 
 
 def put(temporary: Path, final: Path) -> None:
-    """Renames a file or a folder that is complete; a power cut leaves what was there before, or all of it."""
+    """Renames a complete file or folder to `final`. After a power cut, `final` is either the old one or the complete
+    new one."""
     for path in (*(temporary.rglob("*") if temporary.is_dir() else ()), temporary):
         _flush(path)
     os.replace(temporary, final)
@@ -69,10 +70,10 @@ def put(temporary: Path, final: Path) -> None:
 
 @contextmanager
 def atomic_file(final: str | Path, private: bool = False, advice: str = UNTOUCHED) -> Iterator[Path]:
-    """Yields the path of an empty file that takes the place of `final` when the block ends well, and is removed when it
-    does not: a reader finds the old file or the whole new one. Makes the folder. Raises WorkError.
+    """Yields the path of an empty file that replaces `final` if the block ends without an error, and is removed
+    otherwise: a reader finds the old file or the complete new one. Makes the folder. Raises WorkError.
 
-    `private`: other users may not read it."""
+    `private`: other users may not read the file."""
     final = Path(final)
     with temporary_file(final, private, advice) as temporary:
         yield temporary
@@ -81,8 +82,8 @@ def atomic_file(final: str | Path, private: bool = False, advice: str = UNTOUCHE
 
 @contextmanager
 def temporary_file(near: Path, private: bool = False, advice: str = UNTOUCHED) -> Iterator[Path]:
-    """Yields the path of an empty file in the folder of `near`, for the block to fill and to `put` where it belongs;
-    removes it otherwise. Raises WorkError, of `near`."""
+    """Yields the path of an empty file in the folder of `near`, to be filled and moved with `put` in the block. If it
+    is not moved, it is removed. Raises WorkError, which names `near`."""
     with disk_errors(near, advice):
         temporary = _unused(near.parent, near.suffix)
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
@@ -93,15 +94,15 @@ def temporary_file(near: Path, private: bool = False, advice: str = UNTOUCHED) -
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that a reader finds the old text or the new one. Raises WorkError."""
+    """Writes a small file so that a reader finds the old text or the complete new one. Raises WorkError."""
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
 def atomic_folder(final: Path) -> Iterator[Path]:
-    """Yields an empty temporary folder that becomes `final` if the block ends well, and is removed if not. Raises
-    WorkError.
+    """Yields an empty temporary folder that becomes `final` if the block ends without an error, and is removed
+    otherwise. Raises WorkError.
 
     Such folders of the cache are named by a hash of their content: if another process was faster, its `final` stays.
     """
@@ -121,9 +122,8 @@ def atomic_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder whose files move to `folder`, in the order of their names, when the block ends well.
-
-    Until then nothing in `folder` changes, and afterwards nothing else is left. Raises WorkError."""
+    """Yields an empty folder. Its files are moved to `folder`, in the order of their names, if the block ends without
+    an error. Until then `folder` does not change, and afterwards the temporary folder is gone. Raises WorkError."""
     with disk_errors(folder):
         temporary = _unused(folder)
         temporary.mkdir()
@@ -136,7 +136,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Has the disk hold a file, or the names in a folder: only that survives a power cut."""
+    """Flushes a file, or the names in a folder, to the disk, so that it survives a power cut."""
     with suppress(OSError) if path.is_dir() else nullcontext():  # not every system can flush a folder
         descriptor = os.open(path, os.O_RDWR if os.name == "nt" and path.is_file() else os.O_RDONLY)
         try:
@@ -146,7 +146,7 @@ def _flush(path: Path) -> None:
 
 
 def _unused(folder: Path, suffix: str = "") -> Path:
-    """Returns the path of a new temporary in a folder, which is made, and free of old temporaries."""
+    """Returns the path of a new temporary in `folder`, which is made and cleared of old temporaries."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -156,27 +156,28 @@ def _unused(folder: Path, suffix: str = "") -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes temporaries of killed processes: those of this machine at once, others by their age."""
+    """Removes temporaries of killed processes: on this machine at once, those of other machines by age."""
     for path in folder.glob(f"{TEMPORARY}*"):
         with suppress(OSError):
             process = _process_of(path)
             ended = process is not None and not _running(process)
-            # The files of a folder, too: tokenising a large corpus may take longer than that.
+            # Files in a folder count too: tokenising a large corpus may take longer.
             if ended or time.time() - max(one.stat().st_mtime for one in (path, *path.glob("*"))) > STALE_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _process_of(temporary: Path) -> int | None:
-    """Returns the process of this machine that made a temporary; None for one of another machine."""
+    """Returns the process id in the name of a temporary; None if it is from another machine."""
     machine, _, rest = temporary.name.removeprefix(TEMPORARY).partition("-")
     process = rest.partition("-")[0]
     return int(process) if machine == _machine_hash() and process.isdecimal() else None
 
 
 def unfinished(folder: Path, suffix: str = "") -> str:
-    """Returns a clause about a temporary of a folder, which a write left or still fills, or an empty text.
+    """Returns a clause about a temporary file in a folder, from an interrupted or running write; empty if there is
+    none.
 
-    suffix    End of the name of the file that is to be written"""
+    suffix    end of the name of the file to be written"""
     for path in sorted(folder.glob(f"{TEMPORARY}*{suffix}")):
         process = _process_of(path)
         if process is not None and _running(process):
@@ -189,22 +190,22 @@ def _machine_hash() -> str:
     return hashlib.sha256(_machine().encode()).hexdigest()[:8]
 
 
-# Outputs of verbs: nothing is replaced that this program did not write
+# Outputs of verbs: only files of this program are replaced
 
 WRITTEN = "written.json"
-"""File of the cache with the files that this program wrote: {folder or file: {name: [bytes, time of change]}}."""
+"""Cache file that lists the files written by this program: {folder or file: {name: [bytes, modification time]}}"""
 MARKS = {".html": b'name="generator" content="Glassformer"', ".png": b"Software\0Glassformer"}
-"""Mark near the start of pages and figures of this program, by suffix."""
+"""Mark near the start of this program's pages and figures, by suffix"""
 MARKED_BYTES = 1 << 16
-"""Bytes at the start of a file in which its mark is looked for."""
+"""Number of bytes at the start of a file that are searched for its mark"""
 
 
 @contextmanager
 def output(
     out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = (), alone: bool = False
 ) -> Iterator[Path]:
-    """Yields the path of an output that a verb writes inside, and remembers the files that it wrote. Raises
-    RequestError as `check_output` does."""
+    """Yields the path of an output for a verb to write, and records the files written. Raises RequestError as
+    `check_output` does."""
     place = check_output(out, *names, force=force, sources=sources, alone=alone)
     before = _stamps(place, names)
     try:
@@ -214,12 +215,12 @@ def output(
         known = _record(place)
         mine = {name: now for name, now in after.items() if now != before.get(name) or now == known.get(name)}
         if mine:
-            kept = {name: stamp for name, stamp in known.items() if (place / name).exists()}  # of other verbs
+            kept = {name: stamp for name, stamp in known.items() if (place / name).exists()}  # written by other verbs
             remember(WRITTEN, key, {**kept, **mine})
 
 
 def is_written(place: Path, *names: str) -> bool:
-    """Returns True if this program wrote all that an output replaces there, and nothing has changed since."""
+    """Returns True if this program wrote all the files that an output replaces, and they have not changed since."""
     known, held = _record(place), _stamps(place, names)
     return bool(held) and all(known.get(name) == stamp for name, stamp in held.items())
 
@@ -227,13 +228,13 @@ def is_written(place: Path, *names: str) -> bool:
 def check_output(
     out: str | Path, *names: str, force: bool | None = False, sources: Iterable[Path] = (), alone: bool = False
 ) -> Path:
-    """Returns the path of an output that can be written. Leaves no trace.
+    """Returns the path of an output after checking that it can be written. Leaves no trace.
 
-    out        A file, or with `names` a folder
-    names      Patterns of the files and folders that are replaced or removed in it
-    force      Replaces files of other origin, too; None for a verb that never does
-    sources    Files and folders that the output is made from: it may not be one of them, nor a folder inside one
-    alone      Refuses a folder of other files, hidden ones aside, if no file of `names` is there from before
+    out        file, or with `names` a folder
+    names      patterns of the files and folders in it that are replaced or removed
+    force      replace files from other sources too; None for a verb that never does
+    sources    files and folders that the output is made from: it may be neither one of them nor a folder inside one
+    alone      refuse a folder with other files, hidden ones excepted, unless it has a file of `names`
 
     Raises RequestError."""
     place = _writable(out, file=not names)
@@ -256,8 +257,8 @@ def check_output(
 def refuse_foreign(place: Path, *names: str, ours: bool = False, remedy: str = "name another folder") -> None:
     """Raises RequestError if an output would replace a file that this program did not write or that has changed since.
 
-    names      As for `check_output`
-    ours       True if a record in the folder says that its verb wrote it, maybe on another machine"""
+    names      as in `check_output`
+    ours       True if a record in the folder shows that the verb wrote it, perhaps on another machine"""
     known = _record(place)
     foreign = [
         name for name, stamp in _stamps(place, names).items()
@@ -272,13 +273,13 @@ def refuse_foreign(place: Path, *names: str, ours: bool = False, remedy: str = "
 
 
 def refuse_sources(place: Path, *sources: Path, file: bool = False, inside: bool = True) -> None:
-    """Raises RequestError if an output is one of the sources that it is made from, under whatever name.
+    """Raises RequestError if an output is one of the sources that it is made from, under any name.
 
-    file      The output is a file, which may be new in the folder of a source
-    inside    Refuses an output inside a source, too"""
+    file      the output is a file, which may be new in the folder of a source
+    inside    refuse an output inside a source, too"""
     target = Path(os.path.realpath(place))
     for source in sources:
-        if not os.path.exists(source):  # a name that is not a file's
+        if not os.path.exists(source):  # not the name of a file
             continue
         origin = Path(os.path.realpath(source))
         same = target == origin or (target.exists() and os.path.samefile(target, origin))
@@ -291,7 +292,7 @@ def refuse_sources(place: Path, *sources: Path, file: bool = False, inside: bool
 
 
 def _stamps(place: Path, names: tuple[str, ...]) -> dict[str, list[int]]:
-    """{name: [bytes, time of change]} of the files of an output; of a link its own."""
+    """Returns {name: [bytes, modification time]} of the files of an output; links are not followed."""
     found = {path for name in names for path in place.glob(name)} if names else {place}
     files = {one for path in found for one in ((path, *path.rglob("*")) if path.is_dir() else (path,))}
     stamps = {}
@@ -320,7 +321,8 @@ def _marked(path: Path) -> bool:
 
 
 def _writable(name: str | Path, file: bool) -> Path:
-    """Returns the path of a file or a folder that can be written; tried out, without a trace. Raises RequestError."""
+    """Returns the path of a file or folder after checking that it can be written, without a trace. Raises
+    RequestError."""
     path = Path(name)
     if not str(name):
         raise RequestError("out is empty; name a file or folder", code="missing", field="out", value="")
@@ -350,28 +352,29 @@ def _writable(name: str | Path, file: bool) -> Path:
         ) from None  # fmt: skip
 
 
-# The cache: what can be made again
+# Cache
 
 MOST = 1 << 20
-"""Bytes of a file of measurements."""
+"""Largest size of a file of measurements, in bytes"""
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """`cache_dir`, else `$GLASSFORMER_CACHE`, else `~/.cache/glassformer`."""
+    """Returns the folder of the cache: `cache_dir`, `$GLASSFORMER_CACHE`, or `~/.cache/glassformer`."""
     named = cache_dir or os.environ.get("GLASSFORMER_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
 
 
 def remembered(file: str, key: str) -> Any:
-    """What was measured and kept as `key` in a file of the cache folder; None where nothing was, or the file is too
-    large or damaged. Whatever is found is to be checked: anybody may have written it."""
+    """Returns the measurement stored as `key` in a file of the cache folder; None if it is missing, or if the file is
+    too large or damaged. The caller has to check the value, since other programs may have written it."""
     return _known(file).get(key)
 
 
 def remember(file: str, key: str, value: Any) -> None:
-    """Keeps a measurement for later processes, as the last of its file; the first go where there is no room. Nothing
-    happens where the folder cannot be written: it is measured again next time. Processes take turns."""
-    with suppress(WorkError, OSError, RuntimeError):  # no room, no right, no home
+    """Stores a measurement for later processes, as the last of its file; the oldest are dropped if the file is too
+    large. If the folder cannot be written, nothing is stored and the value is measured again next time. Processes take
+    turns."""
+    with suppress(WorkError, OSError, RuntimeError):  # no space, no permission, no home folder
         place = cache_folder()
         place.mkdir(parents=True, exist_ok=True)
         with _locked(place, wait=True):
@@ -392,20 +395,20 @@ def _known(file: str) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-# One writer at a time
+# Single writer
 
 OWNER = "owner.json"
-"""File of the process that writes a folder on a shared disk. Its count goes up while the work continues.
+"""File of the process that writes a folder on a shared disk. Its counter increases while the work continues.
 
-A lock of the file system cannot be relied on over a shared disk, and the clocks of two machines differ. So a process is
-taken for gone if its count does not change for `PATIENCE` seconds of the clock of the process that watches it, or if it
-ran on this machine and has ended."""
+File-system locks are unreliable on a shared disk, and the clocks of two machines differ. So a process counts as dead if
+its counter does not change for `PATIENCE` seconds on the observer's clock, or if it ran on this machine and has
+ended."""
 BEAT = 10.0
-"""Seconds from one count to the next."""
+"""Seconds between two increments of the counter"""
 PATIENCE = 60.0
-"""Seconds after which an owner that does not count is taken for gone."""
+"""Seconds without an increment after which an owner counts as dead"""
 LOST = 75
-"""Exit status of a process whose run another one has taken over."""
+"""Exit status of a process whose run another process has taken over"""
 
 
 def only_writer(
@@ -415,13 +418,13 @@ def only_writer(
     patience: float = PATIENCE,
     lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AbstractContextManager[None]:
-    """Makes the folder and holds it: a second process that would write there is refused. Raises RequestError.
+    """Makes the folder and locks it: another process that would write there is refused. Raises RequestError.
 
-    folder     If None, nothing is held
-    shared     Refuses processes of other machines too; an owner that is gone is waited for and followed
+    folder     if None, nothing is locked
+    shared     also refuse processes of other machines; wait for a dead owner's timeout and take over
     beat, patience, lost
-               If shared: seconds between counts, seconds after which an owner is gone, and what a process does that
-               was held up so long that another one took over"""
+               if shared: seconds between increments, seconds after which an owner counts as dead, and the function
+               that a process calls after a suspension so long that another one took over"""
     if folder is None:
         return nullcontext()
     with disk_errors(folder):
@@ -431,11 +434,11 @@ def only_writer(
 
 @contextmanager
 def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds a folder, which another process then cannot. `wait` waits for one that does, leaves no file, and does not
-    hold folders on NFS, where only files can be held."""
+    """Locks a folder against other processes. `wait` waits for another process's lock, leaves no file, and does not
+    lock folders on NFS, which supports locks only of files."""
     try:
         import fcntl
-    except ImportError:  # Windows: the folder is not guarded there
+    except ImportError:  # Windows: the folder is not locked
         yield
         return
     handle = os.open(folder, os.O_RDONLY) if wait else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
@@ -454,7 +457,7 @@ def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 class OwnerWatch:
-    """Watches the owner of a folder."""
+    """Observes the owner of a folder"""
 
     def __init__(self, place: Path, patience: float = PATIENCE):
         self.path, self.patience = place / OWNER, patience
@@ -462,7 +465,7 @@ class OwnerWatch:
         self.since = time.monotonic()
 
     def alive(self) -> bool:
-        """Whether there is an owner that may be at work. One that is seen for the first time may."""
+        """Returns True if there is an owner that may be running; one seen for the first time counts as running."""
         held = _owner(self.path)
         if held != self.held:
             self.held, self.since = held, time.monotonic()
@@ -490,7 +493,7 @@ def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) 
                 lost()
                 return
             number += 1
-            with suppress(WorkError):  # the run itself says that a disk is full, or does not answer
+            with suppress(WorkError):  # the run itself reports a full or unresponsive disk
                 replace_text(path, json.dumps({**mine, "count": number}))
 
     counting = threading.Thread(target=count, daemon=True)
@@ -505,7 +508,7 @@ def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) 
 
 
 def _take(path: Path, mine: dict[str, Any], watch: OwnerWatch, beat: float) -> None:
-    """Makes the file, which one process alone can do; what a process that is gone has left is moved away first."""
+    """Makes the owner file, which only one process can do; the file of a dead process is moved away first."""
     first: dict[str, Any] | None = None
     while True:
         try:
@@ -528,7 +531,8 @@ def _take(path: Path, mine: dict[str, Any], watch: OwnerWatch, beat: float) -> N
 
 
 def _owner(path: Path) -> dict[str, Any]:
-    """{} where there is no such file. One that is being written reads as an owner without a name."""
+    """Returns the content of the owner file; {} if there is no file. A file that is being written gives an owner
+    without a name."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -541,13 +545,13 @@ def _owner(path: Path) -> dict[str, Any]:
 
 
 def _gone(held: dict[str, Any]) -> bool:
-    """Whether it ran on this machine and is there no more."""
+    """Returns True if the owner ran on this machine and has ended."""
     pid = held.get("pid")
     return held.get("machine") == _machine() and isinstance(pid, int) and pid > 0 and not _running(pid)
 
 
 def _running(pid: int) -> bool:
-    """Returns False if no process of this machine has the number."""
+    """Returns False if no process of this machine has this id."""
     if sys.platform == "win32":  # where such a signal would end the process
         return True
     try:
@@ -560,7 +564,8 @@ def _running(pid: int) -> bool:
 
 
 def _machine() -> str:
-    """What tells apart two starts of a machine, and two containers of one machine that number their processes alike."""
+    """Returns an identifier of this boot of the machine and of its process namespace, since containers on one machine
+    may reuse process ids."""
     told = [platform.node()]
     with suppress(OSError):
         told.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
@@ -568,7 +573,7 @@ def _machine() -> str:
     return " ".join(told)
 
 
-# Types of the files that this package writes and reads back: checkpoints, metrics.jsonl, results.json
+# Models of files that this package writes and reads: checkpoints, metrics.jsonl, results.json
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Length = Annotated[float, Field(ge=0)]
@@ -578,7 +583,7 @@ SCHEMAS = {
     "results": 1, "ladder": 1, "scaling": 1, "design": 1, "checkpoint": 1, "index": 1, "prompt cache": 1,
     "shards": 2, "tokenizer": 1,
 }  # fmt: skip
-"""Version of each file format, by the kind of file. A change that would mislead an earlier reader adds one."""
+"""Version of each file format, by kind of file. It is increased by a change that an earlier reader would misread."""
 
 
 def check_schema(kind: str, found: object, path: str | Path) -> None:
@@ -591,13 +596,13 @@ def check_schema(kind: str, found: object, path: str | Path) -> None:
 
 
 class Written(BaseModel):
-    """Part of a file of our own: types are exact, numbers finite; keys that are not named here are not read."""
+    """Part of a file of this package: types are exact, numbers finite; unknown keys are ignored"""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Measures(Written):
-    """Loss on held-out text, in nats per token, and what follows from it; see `training.evaluate`."""
+    """Loss on held-out text in nats per token, and measures derived from it; see `training.evaluate`"""
 
     loss: float
     perplexity: float

@@ -1,4 +1,4 @@
-"""Looking inside and reaching in: the values at named sites of a running model.
+"""Reads and edits the values at named sites of a running model.
 
 >>> gf.capture(model, tokens, ["layers.*.mixer.pattern"])["layers.0.mixer.pattern"]     # (b, n, s, t)
 >>> with gf.edit(model, {"layers.2.mixer.z": lambda z: z * 0}):
@@ -29,15 +29,15 @@ from glassformer.parts.region import eager_regions
 
 MEMORY = 1 << 30
 LARGEST_UNASKED = 1024
-"""What a map is pooled to at most, where memory and not the reader decides."""
+"""Largest side of a map that is pooled because of its memory and not on request"""
 MAPS = "st"
-"""How the axes of a site end that holds a map of queries against keys."""
+"""Last axes of a site that holds a map of queries against keys"""
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
     """Lists the places inside a model whose values `gf.capture` returns and `gf.edit` replaces.
 
-    A module that declares itself `transparent` lends its sites to its parent.
+    The sites of a module that is marked `transparent` belong to its parent.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ def sites(model: nn.Module) -> dict[str, Site]:
 def choose(
     model: nn.Module, patterns: str | Iterable[str], layers: int | Sequence[int] | None = None
 ) -> dict[str, Site]:
-    """The sites that shell-style `patterns` name, of these layers alone where some are given.
+    """Returns the sites that match shell-style `patterns`, only of the given layers if any are given.
 
-    Raises RequestError for a pattern that names no site, and for a layer out of range."""
+    Raises RequestError for a pattern that matches no site, and for a layer out of range."""
     known = sites(model)
     if layers is not None:
         wanted = within(layers, len(eager(model).layers), "layer")
@@ -92,7 +92,7 @@ def choose(
 
 
 def _no_such_layer(pattern: str, count: int) -> str:
-    """Which layers there are, where a name asks for another."""
+    """Returns a clause with the range of layers if the pattern names a layer outside it; otherwise an empty text."""
     asked = re.match(r"layers\.(-?\d+)(\.|$)", pattern)
     if asked is None or 0 <= int(asked[1]) < count:
         return ""
@@ -100,9 +100,10 @@ def _no_such_layer(pattern: str, count: int) -> str:
 
 
 def within(given: int | Iterable[int], count: int, what: str, owner: str = "the model") -> list[int]:
-    """Indices below `count`, negative ones from the end. Raises RequestError for one out of range, and for none."""
+    """Returns indices below `count`, with negative ones counted from the end. Raises RequestError for an index out of
+    range, and for an empty list."""
     try:
-        indices = [operator.index(given)]  # type: ignore[arg-type]  # or it is no number
+        indices = [operator.index(given)]  # type: ignore[arg-type]  # otherwise not a number
     except TypeError:
         try:
             indices = [operator.index(index) for index in given]  # type: ignore[union-attr]
@@ -122,8 +123,8 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
 
 
 def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
-    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists; of a model that reads images or vectors,
-    these. Raises RequestError where they are no text of this model, or too short."""
+    """Returns tokens (b, s) for tokens (b, s) or (s,), given as a tensor, an array or lists; for a model that reads
+    images or vectors, returns its input. Raises RequestError if they are not a valid input, or too short."""
     try:
         tokens = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as problem:
@@ -142,14 +143,14 @@ def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
         raise RequestError(
             f"tokens are {tokens.dtype}; ids are whole numbers", code="type", field="tokens", value=str(tokens.dtype)
         )
-    tokens = tokens.to(whole.device, torch.int64)  # unsigned ones have no smallest
+    tokens = tokens.to(whole.device, torch.int64)  # unsigned dtypes have no minimum below 0
     for token in (int(tokens.min()), int(tokens.max())):
         in_vocabulary(token, whole.vocab_size)
     return tokens.reshape(-1, tokens.shape[-1])
 
 
 def in_vocabulary(token: int, size: int, what: str = "token", field: str = "tokens") -> int:
-    """The token. Raises RequestError, about a field, where the vocabulary has none of that id."""
+    """Returns the token. Raises RequestError, for `field`, if it is not an id of the vocabulary."""
     if not 0 <= token < size:
         raise RequestError(
             f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}",
@@ -182,20 +183,20 @@ def capture(
     model
         The model, or one part: a mixer, a feed-forward network, a norm.
     tokens
-        Ids (b, s), or (s,) for one text. Of a part: its input (b, s, d), or (s, d).
+        Ids (b, s), or (s,) for one text. For a part: its input (b, s, d), or (s, d).
     sites
         Shell-style patterns of site names, such as "layers.*.mixer.pattern".
     layers, heads, positions
-        Indices to keep, in the order given; negative ones count from the end. Heads count along the site's axis of
-        heads, and a site without that axis is kept whole. Positions are those of queries in `tokens`, not counting
-        the tokens of a decode state.
+        Indices to keep, in the given order; negative ones count from the end. Heads are indices of the site's axis of
+        heads; a site without that axis is kept whole. Positions are indices of queries in `tokens`, without the tokens
+        of a decode state.
     reduce
-        Function of the value, applied at the site; its result is kept. Maps of queries against keys arrive in blocks
-        of queries: `reduce` must keep that axis, and the results are joined along it.
+        Function of the value, applied at the site; its result is kept. Maps of queries against keys are passed in
+        blocks of queries: `reduce` must keep that axis, and the results are joined along it.
     pool
-        Largest side of a map of queries against keys: each tile keeps its largest value.
+        Largest side of a map of queries against keys: larger maps are reduced to the maximum of each tile.
     memory
-        Bytes of all maps together, beyond which they are pooled with a warning.
+        Limit on the bytes of all maps together; above it, they are pooled with a warning.
     **kwargs
         Further arguments of the model's call: state, positions, documents, source.
 
@@ -241,7 +242,7 @@ def capture(
         if alone:
             _run_part(run, tokens, kwargs)
         else:
-            (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # the head only where somebody looks
+            (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # the head only if captured
     if large := [gather for gather in gathers.values() if gather.unasked]:
         warnings.warn(
             f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "
@@ -252,7 +253,7 @@ def capture(
 
 
 def _input_of(part: nn.Module, x: Any) -> Tensor:
-    """Returns the input (b, s, d) of a part. Raises RequestError for anything else."""
+    """Returns the input (b, s, d) of a part. Raises RequestError for other values."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() not in (2, 3) or x.numel() == 0:
         raise RequestError(
             f"{type(part).__name__} is a part and reads vectors: give a floating-point tensor (b, s, d)",
@@ -262,8 +263,8 @@ def _input_of(part: nn.Module, x: Any) -> Tensor:
 
 
 def _run_part(part: nn.Module, x: Tensor, kwargs: dict[str, Any]) -> None:
-    """Calls a part by itself, with a pass over the whole of x if it takes one. Raises RequestError if it cannot run
-    without a model."""
+    """Calls a part by itself, with a pass over all of x if it takes one. Raises RequestError if it cannot run without a
+    model."""
     if "pass_" in inspect.signature(part.forward).parameters:
         kwargs = {"pass_": Pass(0, x.shape[1]), **kwargs}
     try:
@@ -277,7 +278,7 @@ def _run_part(part: nn.Module, x: Tensor, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def looking(model: nn.Module, looks: Mapping[str, Look]) -> Iterator[None]:
-    """Inside, in this thread, every value that passes a named site is shown: look(x, first, total), see
+    """Calls look(x, first, total) with every value at the named sites, within the block and in this thread; see
     `parts.core.running.Look`."""
     known = sites(model)
     with running_eagerly(model), look_at((known[name], look) for name, look in looks.items()):
@@ -288,16 +289,16 @@ def looking(model: nn.Module, looks: Mapping[str, Look]) -> Iterator[None]:
 def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
     """Replaces the values at named sites by functions of them, inside a `with` block and in the current thread.
 
-    Edits of one site are applied in the order given, after those of a surrounding `with`; leaving the block undoes
-    them. They apply to every pass, including decoding with a state, in which a function gets only the tokens of that
-    pass. Attention whose scores or pattern are edited is computed by the naive kernel.
+    Edits of one site are applied in the given order, after those of a surrounding `with`; leaving the block removes
+    them. They apply to every pass, including decoding with a state, where a function gets only the tokens of that pass.
+    Attention with edited scores or pattern is computed by the naive kernel.
 
     Parameters
     ----------
     model
         The model.
     *edits
-        Mappings of a shell-style pattern of site names to a function of the value. The function may write into its
+        Mappings from a shell-style pattern of site names to a function of the value. The function may modify its
         argument, and returns a tensor of the same shape.
 
     Yields
@@ -334,7 +335,7 @@ def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
 
 def _checked(name: str, function: Edit) -> Edit:
     def checked(value: Tensor) -> Tensor:
-        edited = function(value.clone())  # other sites may hold the same tensor
+        edited = function(value.clone())  # a copy, because other sites may hold the same tensor
         if not isinstance(edited, Tensor):
             raise RequestError(
                 f"the edit at {name} returned {type(edited).__name__}; return a tensor",
@@ -350,16 +351,16 @@ def _checked(name: str, function: Edit) -> Edit:
     return checked
 
 
-# What compiling hides
+# Compiled models
 
 
 def eager(model: Any) -> Any:
-    """The module behind `torch.compile(model)`."""
+    """Returns the module behind `torch.compile(model)`."""
     return getattr(model, "_orig_mod", model)
 
 
 class _GivesWay:
-    """A compiled call, and the same as it is written for a thread that looks or edits."""
+    """A compiled call together with the eager one, which is used in threads that observe or edit sites"""
 
     def __init__(self, compiled: Callable[..., Any], written: Callable[..., Any]):
         self.compiled, self.written = compiled, written
@@ -370,9 +371,9 @@ class _GivesWay:
 
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Compiled code does not stop at sites: inside, what was compiled of the model runs in this thread as it is
-    written. So do its elementwise regions, which stop at sites but round otherwise: what is seen is what the model is
-    by definition."""
+    """Runs compiled modules of the model eagerly in this thread, within the block, because compiled code does not stop
+    at sites. This includes compiled elementwise regions, which stop at sites but round differently: captured values are
+    those of the definition."""
     with eager_regions() as eagerly:
         if _give_way([model, *eager(model).modules()]) and eagerly.first("models"):
             warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
@@ -381,8 +382,8 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode, so that it drops nothing out. Leaving puts the parts that were in
-    training mode back into it."""
+    """Puts the model into evaluation mode, without dropout, within the block. Afterwards parts that were in training
+    mode return to it."""
     training = [part for part in eager(model).modules() if part.training]
     eager(model).eval()
     try:
@@ -393,7 +394,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def _give_way(parts: Iterable[Any]) -> bool:
-    """Makes compiled modules give way in threads that look or edit, for good. Returns True if there are any."""
+    """Makes compiled modules run eagerly in threads that observe or edit, permanently. Returns True if there are
+    any."""
     found = False
     for part in parts:
         if (written := eager(part)) is not part:  # torch.compile(part)
@@ -407,16 +409,17 @@ def _give_way(parts: Iterable[Any]) -> bool:
     return found
 
 
-# Gathering what passes
+# Collection of values
 
 
 def head_axis(axes: str) -> int | None:
-    """Which of a site's axes counts heads."""
+    """Returns the index of the site's axis of heads; None if it has none of them."""
     return next((i for i, axis in enumerate(axes) if axis in "ng"), None)
 
 
 class OfHeads:
-    """A look at these heads alone of a site that computes for it (`parts.core.site.Choosy`); elsewhere, at all."""
+    """Observer of some heads only, at a site that computes for it (`parts.core.site.Choosy`); at other sites, of all
+    heads"""
 
     def __init__(self, look: Look, heads: list[int]):
         self.look, self.heads = look, heads
@@ -429,7 +432,7 @@ class OfHeads:
 
 
 class Gather:
-    """A look that keeps what it is shown, in `kept`: chosen heads and positions, reduced or pooled at the site."""
+    """Observer that keeps the values in `kept`: selected heads and positions, reduced or pooled at the site"""
 
     def __init__(
         self,
@@ -446,7 +449,7 @@ class Gather:
         self.rows, self.head_axis, self.map = axes.index("s"), head_axis(axes), axes.endswith(MAPS)
         self.kept: Tensor | None = None
         self.unasked = 0
-        """How many bytes a map would have that is pooled for that reason alone."""
+        """Bytes that a map would take without pooling, if it is pooled only to save memory"""
         self._tiles: Tiles | None = None
 
     def __call__(self, x: Tensor, first: int, total: int) -> None:
@@ -456,19 +459,20 @@ class Gather:
 
     @property
     def size(self) -> str:
-        """Of the map that is kept, in words. Tiles are whole, so it may be smaller than what memory would allow."""
+        """Size of the kept map as text. Tiles have a whole number of rows, so it may be smaller than memory would
+        allow."""
         assert self.kept is not None
         return " x ".join(map(str, self.kept.shape[-2:]))
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
-        """A look at the chosen heads alone, and which of so many they are."""
+        """Returns an observer of the selected heads only, and their indices among `heads`."""
         return self._take, self._among(heads)
 
     def _among(self, heads: int) -> list[int]:
         return list(range(heads)) if self.heads is None else within(self.heads, heads, "head", self.name)
 
     def _take(self, x: Tensor, first: int, total: int) -> None:
-        """What `__call__` is shown, of the chosen heads."""
+        """Processes the values of the selected heads, as `__call__` passes them."""
         x, places = x.detach(), list(range(first, first + x.shape[self.rows]))
         if self.positions is not None:
             wanted = within(self.positions, total, "position", "the text")
@@ -497,17 +501,17 @@ class Gather:
         return made
 
     def _keep(self, x: Tensor, places: list[int], total: int) -> None:
-        """Rows of x are those at `places`, which ascend, of `total`."""
+        """Stores the rows of x at the ascending `places` of `total`."""
         if len(places) == total:
             alone = x.untyped_storage().nbytes() == x.numel() * x.element_size()
-            self.kept = x if alone else x.clone()  # a view, of q in qkv say, would keep all that it is a part of
+            self.kept = x if alone else x.clone()  # a view, such as q in qkv, would keep the whole tensor in memory
             return
         if self.kept is None:
             self.kept = x.new_empty([*x.shape[: self.rows], total, *x.shape[self.rows + 1 :]])
         self.kept.index_copy_(self.rows, torch.tensor(places, device=x.device), x)
 
     def _pooled(self, x: Tensor, total: int) -> bool:
-        """Whether this map is to be pooled; sets how far, where it does not fit in memory."""
+        """Returns True if this map has to be pooled; sets the size to pool to if it does not fit into memory."""
         b, n, _, t = x.shape
         row = b * n * x.element_size()
         if self.pool is None and row * total * t > self.memory:
@@ -521,7 +525,7 @@ def _select(x: Tensor, axis: int, indices: list[int]) -> Tensor:
 
 
 class Tiles:
-    """The largest value of every tile of a map (b, n, s, t) that arrives by blocks of rows: (b, n, S, T)."""
+    """Maximum of each tile of a map (b, n, s, t) that is passed in blocks of rows: (b, n, S, T)"""
 
     def __init__(self, like: Tensor, rows: int, size: int):
         b, n, _, t = like.shape
@@ -530,7 +534,7 @@ class Tiles:
         self.values = like.new_full(shape, float("-inf"))
 
     def add(self, x: Tensor, places: list[int]) -> None:
-        """Rows of x are those at `places` of the map."""
+        """Adds the rows of x, which are at `places` of the map."""
         pad = self.values.shape[-1] * self.width - x.shape[-1]
         x = nn.functional.pad(x, (0, pad), value=float("-inf")).unflatten(-1, (-1, self.width)).amax(-1)
         into = torch.tensor(places, device=x.device) // self.height

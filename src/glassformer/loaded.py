@@ -1,4 +1,4 @@
-"""A model ready to run, from a run folder or a published checkpoint."""
+"""`Loaded`: a model from a run folder or a published checkpoint, ready to run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from glassformer.text.messages import as_messages
 Prompts = list[str] | list[list[int]] | list[list[Message]]
 """Several prompts or sources, decoded in one batch."""
 _MAKING = threading.Lock()
-"""Held while the session of a loaded model is made: threads that ask at once get the same."""
+"""Lock for making the session of a loaded model, so that concurrent calls get the same one"""
 
 
 @dataclass(repr=False)
 class Loaded:
-    """A model ready to run, with what it needs to read and write text.
+    """A model ready to run, with its tokenizer and its settings of generation.
 
     Examples
     --------
@@ -47,33 +47,33 @@ class Loaded:
     """
 
     model: Model
-    """The module."""
+    """Built module"""
     config: ModelConfig
-    """The model as a value."""
+    """Config of the model"""
     tokenizer: Tokenizer | None
-    """Text to token ids and back; None for a checkpoint without one."""
+    """Tokenizer; None for a checkpoint without one"""
     fresh: tuple[str, ...] = ()
-    """Parameters that are missing from the checkpoint, and newly initialised."""
+    """Parameters that are missing from the checkpoint and newly initialised"""
     regrouped: tuple[str, ...] = ()
-    """Parameters whose KV heads were made of another number of heads."""
+    """Parameters with KV heads made from another number of heads"""
     ends: tuple[int, ...] = ()
-    """Ids at which an answer ends, if the checkpoint names them."""
+    """Ids of the end tokens that the checkpoint names"""
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of decoding, in the words of a generation_config.json."""
+    """Generation settings with the names of a generation_config.json"""
     pooling: Pooling | None = None
-    """Pooling of a folder of sentence-transformers."""
+    """Pooling of a sentence-transformers folder"""
     unpacked: str = ""
-    """Formats and size of quantised weights that the file packs, if they were unpacked."""
+    """Formats and size of the file's quantised weights, if they were unpacked"""
 
     def __post_init__(self) -> None:
-        """Tells the model its ends: the checkpoint's and the tokenizer's."""
+        """Sets the model's end tokens: the checkpoint's and the tokenizer's."""
         own = None if self.tokenizer is None else self.tokenizer.eos_id
         if ends := dict.fromkeys([*self.ends, *([] if own is None else [own])]):
             self.model.ends = tuple(ends)
 
     @property
     def adapted(self) -> list[str]:
-        """What is not as it lies in the checkpoint, a clause each."""
+        """Differences from the checkpoint, one clause each"""
         told = []
         if self.regrouped:
             told.append(f"{len(self.regrouped):,} parameters have keys and values made of other numbers of heads")
@@ -83,7 +83,7 @@ class Loaded:
 
     @property
     def session(self) -> Session:
-        """Session behind `generate`, `stream` and `chat`, so that calls from several threads share a batch.
+        """Session used by `generate`, `stream` and `chat`, so that calls from several threads share a batch.
 
         It keeps no states of prompts, since weights may change between calls; `gf.Session(loaded)` does."""
         with _MAKING:
@@ -146,9 +146,9 @@ class Loaded:
         prompt
             A text, or a list of texts, which are decoded in one batch. A list of token ids is one prompt.
         source
-            Text that the encoder of an encoder-decoder reads; a list for a list of prompts, or without prompts.
+            Input of the encoder of an encoder-decoder; a list for a list of prompts, or without prompts.
         n
-            Number of texts for each prompt; with it, a list is returned.
+            Number of texts for each prompt; if given, a list is returned.
         beams
             Beam search with this many beams, for the `n` most likely texts of one prompt.
         speculate
@@ -156,17 +156,17 @@ class Loaded:
         draft
             Speculative decoding with a smaller draft model of the same vocabulary.
         state
-            Prompt cache: file with the decode state of one prompt, read if it holds its start, else written.
+            Prompt cache: file with the decode state of one prompt, read if it holds the prompt's start, otherwise
+            written.
         **options
             max_new_tokens, stop, stop_at_eos, seed, logprobs; temperature, top_k, top_p, min_p, typical_p,
             repetition_penalty, frequency_penalty, presence_penalty, logit_bias, logits_processor (`GenerationOptions`).
-            By default the model's folder decides: its generation_config.json, and greedy decoding if that does not say
-            do_sample.
+            The defaults are those of the model's generation_config.json, with greedy decoding unless it sets do_sample.
 
         Returns
         -------
         Completion or list of Completion
-            A list for a list of prompts and with `n`: the texts of the first prompt come first.
+            A list for a list of prompts or with `n`: the texts of the first prompt come first.
 
         Raises
         ------
@@ -201,22 +201,22 @@ class Loaded:
     def stream(
         self, prompt: Prompt = "", *, source: Source | None = None, **options: Unpack[GenerationKeywords]
     ) -> Iterator[TextPiece]:
-        """Returns an iterator over the pieces of one text as they come.
+        """Returns an iterator over the pieces of one text as they are generated.
 
         Parameters
         ----------
         prompt
             A text, or token ids.
         source
-            Text that the encoder of an encoder-decoder reads.
+            Input of the encoder of an encoder-decoder.
         **options
             Options of `generate`.
 
         Returns
         -------
         iterator of TextPiece
-            A token's id, text and log-probability; prints as the text. An iterator that is closed or no longer held
-            ends its request, as leaving a `for` loop over this call does.
+            A token's id, text and log-probability; prints as the text. Closing or deleting the iterator ends the
+            request, as leaving a `for` loop over this call does.
 
         Raises
         ------
@@ -236,8 +236,8 @@ class Loaded:
         Parameters
         ----------
         messages
-            Mappings such as {"role": "user", "content": "Hello"}, which the model's chat template turns into a text;
-            a text is one message of the user.
+            Mappings such as {"role": "user", "content": "Hello"}, which the model's chat template turns into a text; a
+            plain text is one message of the user.
         **options
             Options of `generate`.
 
@@ -259,14 +259,14 @@ class Loaded:
         return self.session.submit(as_messages(messages), **options).result()
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "n d"]:
-        """Returns a vector for each text, pooled and normalised as the model's folder says.
+        """Returns a vector for each text, pooled and normalised as the model's folder specifies.
 
-        A folder without such settings gives the mean over tokens, scaled to length 1.
+        Without such settings it is the mean over tokens, scaled to length 1.
 
         Parameters
         ----------
         texts
-            At least one text of at least one token; texts are cut to the length that the folder names, at most the
+            At least one text of at least one token; texts are cut to the length in the model's folder, at most the
             model's context.
 
         Returns
@@ -287,7 +287,7 @@ class Loaded:
         return Embedder(self)(texts)
 
     def classify(self, texts: Sequence[str]) -> list[Classified]:
-        """Returns the class of each text, by a model with a head of classes.
+        """Returns the class of each text, by a model with a classification head.
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ class Loaded:
         Raises
         ------
         RequestError
-            For an empty text, and for a model without a head of classes.
+            For an empty text, and for a model without a classification head.
 
         Examples
         --------
@@ -313,7 +313,7 @@ class Loaded:
         return Classifier(self).classified(texts)
 
     def answer(self, question: str, context: str) -> Span:
-        """Returns the part of a text that answers a question, by a model with a head of spans.
+        """Returns the part of a text that answers a question, by a model with a span head.
 
         Parameters
         ----------
@@ -330,7 +330,7 @@ class Loaded:
         Raises
         ------
         RequestError
-            For an empty or too long text, and for a model without a head of spans.
+            For an empty or too long text, and for a model without a span head.
 
         Examples
         --------
@@ -351,7 +351,7 @@ class Loaded:
         return f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size:,} tokens"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the parts and their parameters, and what reads its text."""
+        """Returns, for a notebook, the parts with their parameters, and the tokenizer."""
         return tag("div", Markup(self.config._repr_html_()), tag("p", "; ".join([self._reader, *self.adapted])))
 
 

@@ -1,4 +1,4 @@
-"""The only two assemblers: a block joins a mixer and a feed-forward network, a model stacks blocks."""
+"""`Block` joins a mixer and a feed-forward network; `Model` stacks blocks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from glassformer.parts.residual.base import only
 from glassformer.parts.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
-"""What a state can be kept in."""
+"""Dtypes in which a decode state can be stored"""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a model's call, named and explained in `Model.forward`: one value from there on."""
+    """Arguments of a model's call as one value; `Model.forward` explains them"""
 
     tokens: Tensor
     state: ModelState | None = None
@@ -44,9 +44,9 @@ class Inputs:
 
 
 class Block(nn.Module):
-    """One layer: x (b, s, d) -> x (b, s, d). The wiring says how mixer and ffn join the stream.
+    """One layer: x (b, s, d) -> x (b, s, d). `residual` defines how mixer and ffn are added to the residual stream.
 
-    Sites: resid_pre, resid_mid (where the wiring has one), resid_post.
+    Sites: resid_pre, resid_mid (if the wiring has one), resid_post.
     """
 
     def __init__(self, mixer: Mixer, ffn: nn.Module | None, residual: Residual):
@@ -64,14 +64,15 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """tokens (b, s) -> x (b, s, d): embedding -> layers -> final_norm?. An encoder, and a model without its head.
 
-    Sites: embed, those of the layers, final_norm (its output).
+    Sites: embed, the layers' sites, final_norm (its output).
     """
 
     sequence: Spread | None = None
-    """How owners share the tokens of the stream between the branches (`parts/core/owner.py`); None: each has all."""
+    """Division of the stream's tokens among tensor-parallel owners between the branches (`parts/core/owner.py`). If
+    None, each owner has all tokens."""
     context: Along | None = None
-    """How processes share the tokens of a sequence without a state, from the first layer to the loss; None: each has
-    all."""
+    """Division of a sequence's tokens among processes, from the first layer to the loss, in calls without a state. If
+    None, each process has all tokens."""
 
     def __init__(self, embedding: Embedding, layers: list[Block], final_norm: nn.Module | None):
         super().__init__()
@@ -90,7 +91,7 @@ class Tower(nn.Module):
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether the caller may name a prefix whose tokens see each other, and all else is causal."""
+        """True if the caller may name a prefix whose tokens attend to each other and everything else is causal"""
         mixers: list[Any] = [layer.mixer for layer in self.layers]
         networks: list[Any] = [layer.ffn for layer in self.layers]
         reads_on = all(mixer.causal or mixer.takes_prefix for mixer in mixers)
@@ -102,17 +103,17 @@ class Tower(nn.Module):
 
     @property
     def settled(self) -> int | None:
-        """Largest length of a text within which the encodings of positions stay; None if they always do. Keys that a
-        state keeps of a shorter text have older encodings in a longer one."""
+        """Largest length of a text within which the position encodings stay the same; None if they always do. In a
+        longer text, a state's keys have encodings that differ from the new ones."""
         mixers: list[Any] = [layer.mixer for layer in self.layers]
         given = [mixer.attention_position for mixer in mixers if mixer.attention_position is not None]
         lengths = [one.settled for one in given if one.settled is not None]
-        return min(lengths) if lengths else None  # a compiler reads no default of min
+        return min(lengths) if lengths else None  # `min` without a default, which a compiler cannot trace
 
     @property
     def writes(self) -> bool:
-        """Whether it can write a text on: no token depends on later ones, but for those of a prompt that is read at
-        once."""
+        """True if the model can generate text: no token depends on later ones, except within a prompt that is read in
+        one pass"""
         return self.causal or self.takes_prefix
 
     def read(
@@ -123,8 +124,8 @@ class Tower(nn.Module):
         table: Embedding | None = None,
         rows: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
-        """The last layer's normalised output. A tied embedding looks its rows up in `table`. With `rows` (n,), numbers
-        of tokens among the b s, that of these alone, (1, n, d)."""
+        """Returns the last layer's normalised output. A tied embedding reads its rows from `table`. With `rows` (n,),
+        indices among the b s tokens, returns only their outputs, (1, n, d)."""
         if pass_.documents is not None:
             self._check_documents()
         if pass_.global_tokens is not None:
@@ -144,15 +145,15 @@ class Tower(nn.Module):
 
     @staticmethod
     def _of_rows(layer: Any, x: Tensor, pass_: Pass, state: State | None, rows: Tensor) -> Tensor:
-        """A layer's output (1, n, d) of the tokens `rows` (n,) alone. The network works on no others where its result
-        depends on no others and no hook or look wants them."""
+        """Returns a layer's output (1, n, d) for the tokens `rows` (n,) only. The ffn skips all other tokens if its
+        result for one token does not depend on others and no hook or observer needs them."""
         ffn: Any = layer.ffn
         if not (ffn is None or ffn.by_token) or not unseen(layer):
             return only(layer(x, pass_, state), rows)
         return layer.residual.of_rows(x, partial(layer.mixer, pass_=pass_, state=state), ffn, rows)
 
     def _check_globals(self, tokens: Tensor, chosen: Tensor) -> None:
-        """Raises RequestError for another shape than the tokens', and where no layer takes them."""
+        """Raises RequestError if the shape differs from the tokens', or if no layer has global tokens."""
         if chosen.shape != tokens.shape:
             raise RequestError(
                 f"global_tokens has the shape {tuple(chosen.shape)} and the tokens {tuple(tokens.shape)}; say of each "
@@ -168,7 +169,7 @@ class Tower(nn.Module):
             )  # fmt: skip
 
     def _check_documents(self) -> None:
-        """Raises RequestError where a part lets one document see another."""
+        """Raises RequestError if a part lets one document see another."""
         for number, layer in enumerate(self.layers):
             parts: dict[str, Any] = {"mixer": layer.mixer, "ffn": layer.ffn}
             for name, part in parts.items():
@@ -185,15 +186,15 @@ class Model(Tower):
 
         embedding -> layers -> final_norm? -> head
 
-    With an `encoder`, a tower that reads a source (b, t), and whose output layers with cross-attention read.
+    With an `encoder`: a tower that reads a source (b, t); layers with cross-attention attend to its output.
 
-    Sites: embed, those of the layers, final_norm (its output), logits; those of the encoder as `encoder.layers.0.z`.
+    Sites: embed, the layers' sites, final_norm (its output), logits; the encoder's sites as `encoder.layers.0.z`.
     """
 
     ends: tuple[int, ...] = ()
-    """Ids at which a text ends; decoding stops there. Loading a model sets them."""
+    """Ids of end tokens, where decoding stops; set when a model is loaded"""
     division: Any = None
-    """How it was cut among owners (`parallel/tensor.py`); None: it is whole."""
+    """Record of the division among tensor-parallel owners (`parallel/tensor.py`); if None, the model is whole"""
 
     def __init__(
         self,
@@ -224,26 +225,25 @@ class Model(Tower):
         global_tokens: Bool[Tensor, "b s"] | None = None,
         segments: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
-        """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`). A head that pools
-        gives (b, c) of classes, or vectors (b, d).
+        """Returns logits (b, s, v) for the token after each position; with `targets`, their loss (see `loss`). A
+        pooling head returns class logits (b, c) or vectors (b, d).
 
-        With a state, continues where it stands and advances it; gradients reach the tokens of this call alone.
+        With a `state`, the tokens continue its sequence, and the state advances; gradients flow only through the tokens
+        of this call.
 
-        `positions` says where the tokens stand instead of one after the other: learned, sinusoidal and rotary positions
-        are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
-        mask hides goes by the order of the tokens, as before.
-        `documents` names the document of each token: tokens of different ids do not see each other, and positions
-        count from the start of each run of equal ids. Padding is a document of its own, 0, whose tokens count for
-        nothing in what experts learn of their load; nor do those behind the last target of a row that counts.
-        `memory` is another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with
-        that state need none.
-        `source` is the text that a model with an encoder makes its memory of, and `source_documents` the documents of
-        its tokens: 0 for padding, otherwise that of the tokens which read it, where those name any.
-        `global_tokens` are those which all tokens of their document see and which see all of it, in layers whose
-        visibility has global tokens (a two-sided `longformer`), instead of the first ones of each document.
-        `segments` says which kind of text each token belongs to, for models that tell them apart (BERT's token types).
-        A model whose embedding has `patches` reads images (b, c, h, w) in the place of tokens, one with `vectors` real
-        vectors (b, s, r).
+        `positions` replaces the default positions 0, 1, 2, ...: learned, sinusoidal and rotary encodings use them, and
+        ALiBi's distances are between them; later calls continue from the last one. A window or a causal mask still
+        depends on the order of the tokens only. `documents` gives the document id of each token: tokens of different
+        ids do not attend to each other, and positions restart at each run of equal ids. Padding has id 0; padding
+        tokens do not count in the load of experts, nor do tokens after the last counted target of a row. `memory` is
+        another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with that state
+        omit it. `source` is the text that an encoder turns into `memory`, and `source_documents` the document ids of
+        its tokens: 0 for padding, otherwise the id of the tokens that read it, if `documents` are given.
+        `global_tokens` is a mask of tokens that all tokens of their document see and that see all of it, in layers
+        whose visibility has global tokens (a bidirectional `longformer`), instead of the first ones of each document.
+        `segments` gives the kind of text of each token, for models that distinguish them (BERT's token types). A model
+        whose embedding has `patches` reads images (b, c, h, w) instead of tokens, one with `vectors` real vectors (b,
+        s, r).
         """
         given = Inputs(tokens, state, positions, documents, memory, source, source_documents, global_tokens, segments)
         along = self.context if state is None else None
@@ -265,13 +265,13 @@ class Model(Tower):
             return along.loss(loss_of, x, targets, reduction, added)
         return auxiliary.join(loss_of(x, targets, reduction), added)
 
-    if TYPE_CHECKING:  # nn.Module says that a call returns Any
+    if TYPE_CHECKING:  # nn.Module declares that a call returns Any
         __call__ = forward
 
     def _rows_read(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor | None:
-        """The numbers (n,) among the b s of the tokens whose vectors a loss needs, or None for all of them."""
+        """Returns the indices (n,), among the b s tokens, of the vectors that a loss needs; None for all of them."""
         above = (self.final_norm, self.final, self.head, self.logits)
-        each = targets.shape == self.embedding.places(tokens).shape[:2]  # others are refused by the loss
+        each = targets.shape == self.embedding.places(tokens).shape[:2]  # the loss refuses other shapes
         shared = self.sequence is not None or self.context is not None
         if shared or self.head.pool is not None or reduction != "mean" or not each:
             return None
@@ -285,22 +285,22 @@ class Model(Tower):
         reduction: str = "mean",
         **given: Any,
     ) -> Tensor:
-        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses. All that is
-        `given` besides is as in `forward`.
+        """Returns the mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives losses (b, s).
+        Other arguments are as in `forward`.
 
-        While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
-        experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
+        In training, the result includes the head's own term (`head.z_loss`); the terms of other parts (`balance_loss`
+        of experts) are included only in its gradient. The call goes through `forward`, so the model's hooks run."""
         return self(tokens, documents=documents, targets=targets, reduction=reduction, **given)
 
     def hidden_states(self, tokens: Tensor, *given: Any, **named: Any) -> Float[Tensor, "b s d"]:
-        """The last layer's normalised output, of which the head makes logits. Arguments as in `forward`."""
+        """Returns the last layer's normalised output, the input of the head. Arguments as in `forward`."""
         return self.states_of(Inputs(tokens, *given, **named))
 
     def states_of(
         self, given: Inputs, targets: Tensor | None = None, rows: Tensor | None = None
     ) -> Float[Tensor, "b s d"]:
-        """`hidden_states`. Known `targets` tell a model that sees no later tokens which of its own have no reader;
-        `rows` as in `read`."""
+        """Returns `hidden_states` for the arguments as one value. In a causal model, `targets` show which tokens no
+        loss depends on; `rows` as in `read`."""
         tokens, state, source = given.tokens, given.state, given.source
         pass_ = locate(self.embedding.places(tokens), given)
         if targets is not None and targets.shape == tokens.shape and self.causal:
@@ -323,8 +323,8 @@ class Model(Tower):
         documents: Int[Tensor, "b t"] | None = None,
         global_tokens: Bool[Tensor, "b t"] | None = None,
     ) -> Memory:
-        """What the encoder makes of a source, for `memory`; `documents` are 0 where it is padding, `global_tokens` as
-        in `forward`."""
+        """Returns the encoder's output for a source, to be passed as `memory`. `documents` are 0 at padding,
+        `global_tokens` as in `forward`."""
         self.check_source(len(source), source=source)
         assert self.encoder is not None
         places, limit = self.encoder.embedding.places(source), self.encoder.embedding.limit
@@ -341,8 +341,8 @@ class Model(Tower):
     def check_source(
         self, rows: int, state: ModelState | None = None, memory: Memory | None = None, source: Any = None
     ) -> None:
-        """Raises RequestError where an encoder has nothing to read, or another number of texts than `rows`, and for a
-        source that nobody reads."""
+        """Raises RequestError if an encoder has no input, if the number of texts differs from `rows`, or if a source is
+        given to a model without an encoder."""
         if source is not None and self.encoder is None:
             raise RequestError(
                 "this model has no encoder, so it takes no source; give the text as tokens",
@@ -360,14 +360,14 @@ class Model(Tower):
             )  # fmt: skip
 
     def reading(self, source: Int[Tensor, "1 t"] | Float[Tensor, "1 c h w"]) -> Model:
-        """This model, its weights and sites, with a source that every call which names none reads, row for row: for
-        readings and loops that know of tokens alone. Raises RequestError where it reads no source."""
+        """Returns this model, with the same weights and sites, and with a default source for all calls that give none,
+        row for row: for readings and loops that pass only tokens. Raises RequestError if the model reads no source."""
         self.check_source(len(source), source=source)
         return _Reading(self, source)
 
     def unembed(self, x: Float[Tensor, "b s d"], documents: Int[Tensor, "b s"] | None = None) -> Tensor:
-        """Logits of hidden states, (b, s, v); the site `logits` sees those of `forward` alone. A head that pools takes
-        the tokens of a row's first document."""
+        """Returns logits (b, s, v) of hidden states. These do not pass the site `logits`, which only `forward` does. A
+        pooling head takes the tokens of a row's first document."""
         return self.head(x, self.embedding, documents=documents)
 
     @property
@@ -383,7 +383,7 @@ class Model(Tower):
         return self.embedding.dtype
 
     def _repr_html_(self) -> str | None:
-        """In a notebook: the table of its config; without one, what `print` says."""
+        """Returns, for a notebook, the table of the config; None without a config."""
         return None if self.config is None else self.config._repr_html_()
 
     def init_state(
@@ -395,11 +395,11 @@ class Model(Tower):
         device: Any = None,
         memory_len: int = 0,
     ) -> ModelState:
-        """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
+        """Returns an empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
 
-        `dtype` may be narrower: bf16, or int8 with a scale for each vector; what a recurrence sums up stays in fp32.
-        `rewind`: how many tokens `truncate` can take back from a window that is full, or from a recurrence. `device`
-        is that of the weights; on "meta" nothing is allocated, and `nbytes` says what would be. `memory_len`: tokens of
+        `dtype` may be narrower: bf16, or int8 with a scale for each vector; sums of a recurrence stay in fp32.
+        `rewind`: number of tokens that `truncate` can remove from a full window, or from a recurrence. `device` is by
+        default the weights'; on "meta" nothing is allocated, and `nbytes` gives the size. `memory_len`: tokens of
         another sequence, for layers that read one."""
         whole = {"batch": (batch, 1), "max_len": (max_len, 1), "rewind": (rewind, 0), "memory_len": (memory_len, 0)}
         for name, (value, least) in whole.items():
@@ -426,7 +426,7 @@ class Model(Tower):
 
 
 class _Reading(Model):
-    """A model with a source of its own, all else shared with the one it was made of."""
+    """A model with a default source; everything else is shared with the original model"""
 
     source: Tensor
 
@@ -440,12 +440,12 @@ class _Reading(Model):
 
 
 def _needs_source(source: Tensor | None, memory: Memory | None, state: ModelState | None) -> bool:
-    """Whether an encoder has nothing to read, and no state that has read it."""
+    """Returns True if the encoder has no input and no state has read a source."""
     return source is None and memory is None and (state is None or not state.length)
 
 
 def locate(tokens: Tensor, given: Inputs) -> Pass:
-    """The pass of the new tokens (b, s), placed behind those which the state has read."""
+    """Returns the pass of the new tokens (b, s), which come after those that the state has read."""
     pass_ = _placed(tokens, given.state, given.positions, given.documents)
     pass_.global_tokens, pass_.segments = given.global_tokens, given.segments
     return pass_
@@ -471,9 +471,9 @@ def _placed(tokens: Tensor, state: ModelState | None, positions: Tensor | None, 
                 code="conflict", field="positions",
             )  # fmt: skip
         return Pass(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
-    if positions is None and documents is None and state.positions is not None and start:  # count on from the last
+    if positions is None and documents is None and state.positions is not None and start:  # count from the last
         positions = state.positions[:, start - 1 : start] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    if documents is None and state.documents is not None:  # a row goes on with its last document
+    if documents is None and state.documents is not None:  # a row continues its last document
         documents = state.documents[:, start - 1 : start].expand_as(tokens)
     if documents is not None:
         documents = state.record_documents(documents)

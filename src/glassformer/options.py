@@ -1,14 +1,14 @@
-"""Options of text that a model writes, declared once for Python and the command line. Imports no torch.
+"""Options of text generation, declared once for Python and the command line. Imports no torch.
 
-SamplingOptions     how the next token is chosen
+SamplingOptions     choice of the next token
 GenerationOptions   these, and the length, the end and the number of texts
-DecodingOptions     these, and the way of decoding: beam search, draft tokens, a prompt cache
-ModelOptions        how a model is loaded and run
+DecodingOptions     these, and the decoding method: beam search, draft tokens, a prompt cache
+ModelOptions        loading and running of a model
 
-The classes of keywords have their names and types, so that editors complete keyword arguments.
+The classes of keywords have the same names and types, so that editors complete keyword arguments.
 """
 
-# Annotations are types, not text: the command line resolves them in the modules of subclasses.
+# Annotations must be types, not text: the command line resolves them in the modules of subclasses.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from glassformer.errors import RequestError, check_seed, check_whole
 
 LONGEST_PROMPT = 10_000_000
-"""Characters of the longest prompt: longer ones are refused before they are tokenised."""
+"""Largest number of characters of a prompt; longer ones are refused before they are tokenised"""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Smallest and largest value of a number; `above` excludes the smallest."""
+    """Smallest and largest value of a number; `above` excludes the smallest"""
 
     least: float
     most: float = math.inf
@@ -33,7 +33,7 @@ class Bounds:
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
     def check(self, value: object, field: str) -> None:
-        """Raises RequestError for a number out of the bounds."""
+        """Raises RequestError for a number outside the bounds."""
         if isinstance(value, int | float) and not self.hold(value):
             raise RequestError(
                 f"{field}={value}: input must be {self}", code="range", field=field, value=value, expected=str(self)
@@ -51,17 +51,17 @@ Rank = Annotated[int | None, Bounds(1)]
 Probability = Annotated[float | None, Bounds(0, 1, above=True)]
 Penalty = Annotated[float, Bounds(-100, 100)]
 LogitsProcessor = Callable[[Any, Any], Any]
-"""A function (logits (v,) fp32, tokens (n,)) -> logits (v,), where tokens are the prompt and the answer so far."""
+"""Function (logits (v,) fp32, tokens (n,)) -> logits (v,), where tokens are the prompt and the answer so far"""
 PUBLISHED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-"""Fields of a generation_config.json that say how tokens are drawn."""
+"""Fields of a generation_config.json for sampling"""
 MOST_STOPS = 10_000
 LONGEST_STOPS = 1_000_000
-"""Characters of all stop strings together."""
+"""Largest number of characters of all stop strings together"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How the next token is chosen. By default the most likely one."""
+    """Choice of the next token; by default the most likely one"""
 
     temperature: Temperature = 0.0
     """Sampling temperature; 0 takes the most likely token."""
@@ -87,7 +87,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(SamplingOptions):
-    """How a prompt is continued.
+    """Options of generating text from a prompt.
 
     >>> GenerationOptions.of({"do_sample": True, "temperature": 0.6}, top_p=0.9).temperature
     0.6
@@ -115,7 +115,7 @@ class GenerationOptions(SamplingOptions):
         object.__setattr__(self, "stop", tuple(check_stops(self.stop)))
 
     def check_draws(self) -> None:
-        """Raises RequestError if several texts of a prompt would be equal."""
+        """Raises RequestError if the texts of a prompt would all be equal."""
         if self.n > 1 and self.temperature == 0:
             raise RequestError(
                 f"n={self.n} texts at temperature=0 are one and the same; give a higher temperature",
@@ -124,15 +124,15 @@ class GenerationOptions(SamplingOptions):
 
     @classmethod
     def of(cls, generation: Mapping[str, Any], **options: Any) -> Self:
-        """Returns the options given, and for the others those of a generation_config.json: `do_sample` decides between
-        its temperature (1 by default) and greedy decoding, and its top_k, top_p, min_p, typical_p and
-        repetition_penalty apply. Raises RequestError for an unknown option."""
-        own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` spells None as 0
+        """Returns the given options, with defaults from a generation_config.json: `do_sample` selects its temperature
+        (1 by default) or greedy decoding, and its top_k, top_p, min_p, typical_p and repetition_penalty apply. Raises
+        RequestError for an unknown option."""
+        own = {name: generation[name] for name in PUBLISHED if generation.get(name)}  # `transformers` writes None as 0
         own["temperature"] = own.get("temperature", 1.0) if generation.get("do_sample") else 0.0
         return cls(**own).replace(**options)
 
     def replace(self, **options: Any) -> Self:
-        """Returns the options with those given in their place. Raises RequestError for an unknown option."""
+        """Returns the options with some replaced. Raises RequestError for an unknown option."""
         known = [one.name for one in fields(self)]
         if wrong := next((name for name in options if name not in known), None):
             raise RequestError(
@@ -144,7 +144,7 @@ class GenerationOptions(SamplingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(GenerationOptions):
-    """How prompts are continued, and in which way their texts are decoded."""
+    """Options of generating texts, and of the decoding method"""
 
     source: str | Sequence[int] | None = None
     """Input of the encoder of an encoder-decoder; the prompt is then an optional start of the decoder's text."""
@@ -159,7 +159,7 @@ class DecodingOptions(GenerationOptions):
     written."""
 
     def check(self, prompts: int, compiled: bool = False) -> None:
-        """Raises RequestError for options that exclude each other, or do not go with this number of prompts."""
+        """Raises RequestError for options that exclude each other, or that do not suit this number of prompts."""
         given = {
             "source": self.source is not None, "beams": self.beams is not None, "speculate": self.speculate,
             "draft": self.draft is not None, "several prompts": prompts > 1, "n": self.n > 1 and not self.beams,
@@ -200,7 +200,7 @@ class DecodingOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a model is loaded and run."""
+    """Options of loading and running a model"""
 
     quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
     """Quantisation of the weights: int8 or int4; keep uses those of a .gguf file as they are stored, which takes the
@@ -219,7 +219,7 @@ class ModelOptions:
 
 
 class GenerationKeywords(TypedDict, total=False):
-    """Fields of `GenerationOptions` but `n` as keyword arguments."""
+    """Fields of `GenerationOptions` without `n`, as keyword arguments"""
 
     temperature: float
     top_k: int | None
@@ -239,7 +239,7 @@ class GenerationKeywords(TypedDict, total=False):
 
 
 class ModelKeywords(GenerationKeywords, total=False):
-    """Fields of `GenerationOptions` but `n`, and of `ModelOptions`, as keyword arguments."""
+    """Fields of `GenerationOptions` without `n`, and of `ModelOptions`, as keyword arguments"""
 
     quantize: Literal["bf16", "int8", "int4", "keep"] | None
     dtype: Literal["float32", "bfloat16"] | None
@@ -250,7 +250,7 @@ class ModelKeywords(GenerationKeywords, total=False):
 
 
 class RecipeKeywords(TypedDict, total=False):
-    """Fields of a `Recipe` but its budget as keyword arguments; None takes the default."""
+    """Fields of a `Recipe` without its budget, as keyword arguments; None means the default"""
 
     batch_size: int | None
     micro_batch: int | None
@@ -276,7 +276,7 @@ class RecipeKeywords(TypedDict, total=False):
 
 
 class RunKeywords(RecipeKeywords, total=False):
-    """Fields of a `Recipe` as keyword arguments."""
+    """Fields of a `Recipe` as keyword arguments"""
 
     tokens: int | str | None
     flops: float | str | None
@@ -286,7 +286,7 @@ class RunKeywords(RecipeKeywords, total=False):
 
 
 class DesignKeywords(RecipeKeywords, total=False):
-    """Fields of a `Design` and of a `Recipe`, but those that `compare` names itself, as keyword arguments."""
+    """Fields of a `Design` and of a `Recipe` that are not parameters of `compare`, as keyword arguments"""
 
     tokenizer: Any
     allow_unmatched: bool
@@ -296,14 +296,14 @@ class DesignKeywords(RecipeKeywords, total=False):
 
 
 class CellKeywords(DesignKeywords, total=False):
-    """Keyword arguments of `scale` for the comparison of each size and budget."""
+    """Keyword arguments of `scale` for the comparison at each size and budget"""
 
     seeds: int | None
     recipe: Any
 
 
 class LadderKeywords(DesignKeywords, total=False):
-    """Keyword arguments of `ablate` for its comparison."""
+    """Keyword arguments of `ablate` for its comparison"""
 
     tokens: int | str | None
     minutes: float | None
@@ -318,7 +318,7 @@ class LadderKeywords(DesignKeywords, total=False):
 
 
 class TuneKeywords(DesignKeywords, total=False):
-    """Keyword arguments of `compare` but `tune`."""
+    """Keyword arguments of `compare` without `tune`"""
 
     tokens: int | str | None
     minutes: float | None

@@ -1,4 +1,4 @@
-"""Progress of long work, passed to the function that shows it."""
+"""Progress of long work, passed to a function that shows it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 OnProgress = Callable[[str, int, int | None], None]
-"""`progress(stage, done, total)`; `total` may be unknown, and is then None."""
+"""Function `progress(stage, done, total)`, with None for an unknown `total`"""
 Item = TypeVar("Item")
 SOON = 1.0
-"""Seconds of work before its line appears on a terminal."""
+"""Seconds of work before a progress line appears on a terminal"""
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
-    """Shows nothing."""
+    """Ignores progress."""
 
 
 _LISTENER: ContextVar[OnProgress] = ContextVar("_LISTENER", default=silent)
@@ -25,7 +25,7 @@ _LISTENER: ContextVar[OnProgress] = ContextVar("_LISTENER", default=silent)
 
 @contextmanager
 def listened(listener: OnProgress) -> Iterator[None]:
-    """Passes the progress of all work inside to a function."""
+    """Passes the progress of all work in the block to a function."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -35,8 +35,8 @@ def listened(listener: OnProgress) -> Iterator[None]:
 
 @contextmanager
 def line_on_terminal() -> Iterator[None]:
-    """Shows the progress of all work inside as one line on standard error, after a second, if that is a terminal and
-    no function listens."""
+    """Shows the progress of all work in the block as one line on standard error, after a second, if that is a terminal
+    and no listener is set."""
     if _LISTENER.get() is not silent or not sys.stderr.isatty():
         yield
         return
@@ -57,12 +57,12 @@ def line_on_terminal() -> Iterator[None]:
 
 
 def tell(stage: str, done: int, total: int | None) -> None:
-    """Passes the progress of one stage to the function that listens."""
+    """Passes the progress of one stage to the listener."""
     _LISTENER.get()(stage, done, total)
 
 
 def counted(stage: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
-    """Yields items, and tells after each how many are done.
+    """Yields items, and reports after each the number done.
 
     >>> found = []
     >>> with listened(lambda *row: found.append(row)):

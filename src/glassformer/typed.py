@@ -1,4 +1,4 @@
-"""Arguments of public functions, held against their annotations."""
+"""Checks of the arguments of public functions against their annotations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ IN_WORDS: dict[Any, str] = {
     str: "text", int: "a whole number", float: "a number", bool: "True or False", Path: "a path",
     Callable: "a function", Sequence: "a list", Iterable: "a list", Mapping: "a mapping",
 }  # fmt: skip
-"""Type -> how a message calls it; other types go by their names."""
+"""Type -> its name in messages; other types go by their Python names"""
 
 
 def typed(function: F) -> F:
-    """Refuses, before a call of the function, an argument that it does not have and a value of another type than its
-    annotation. Items of containers, words of a choice, and annotations of tensors are left to the function."""
+    """Checks arguments before each call of the function: unknown ones, and values of another type than the annotation,
+    raise RequestError. Items of containers, words of a choice, and annotations of tensors are left to the function."""
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -47,8 +47,8 @@ def typed(function: F) -> F:
 
 @cache
 def _declared(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Returns the signature, and parameter -> annotation. Left out are annotations with a name that only checkers of
-    types import; the keywords of a TypedDict are parameters like the others."""
+    """Returns the signature, and {parameter: annotation}. Annotations with names that only type checkers import are
+    omitted; the keywords of a TypedDict count as parameters."""
     signature = inspect.signature(function)
     space = vars(sys.modules[function.__module__])
     hints: dict[str, Any] = {}
@@ -65,8 +65,8 @@ def _declared(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str
 
 
 def _misfit(signature: inspect.Signature, options: Mapping[str, Any], error: TypeError) -> RequestError:
-    """Returns the refusal of a call that does not fit the signature: an unknown keyword with the near ones, or what is
-    missing or twice in Python's words."""
+    """Returns the error for a call that does not fit the signature: an unknown keyword with similar known ones, or
+    Python's message about a missing or repeated argument."""
     known = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_POSITIONAL]
     unknown = next((name for name in options if name not in known), None)
     if unknown is None:
@@ -76,14 +76,14 @@ def _misfit(signature: inspect.Signature, options: Mapping[str, Any], error: Typ
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Returns True unless the value is certainly none of the annotation."""
+    """Returns False only if the value certainly does not have the annotated type."""
     kind = get_origin(hint)
     if kind in UNION:
         return any(_fits(value, one) for one in get_args(hint))
     if kind is Annotated:
         return _fits(value, get_args(hint)[0])
     if kind is Literal:
-        return True  # the function knows near names
+        return True  # left to the function, which suggests similar names
     if hint in NUMBERS:
         return isinstance(value, NUMBERS[hint]) and not isinstance(value, bool)
     if hint is Path:
@@ -98,12 +98,12 @@ def _fits(value: Any, hint: Any) -> bool:
         return all(hasattr(value, name) for name in asked if not name.startswith("_"))
     if kind.__module__ == "collections.abc" and not issubclass(kind, (Mapping, Callable)):  # type: ignore[arg-type]
         return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
-    inner = getattr(value, "_orig_mod", value)  # of a compiled model, as torch names it
+    inner = getattr(value, "_orig_mod", value)  # a compiled model's module, under torch's name for it
     return isinstance(value, kind) or isinstance(inner, kind)
 
 
 def _names(hint: Any) -> Iterator[str]:
-    """Yields what the annotation takes, in words of a message."""
+    """Yields the names of the types that the annotation allows, for a message."""
     kind = get_origin(hint)
     if kind in UNION:
         for one in get_args(hint):

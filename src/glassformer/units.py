@@ -1,4 +1,4 @@
-"""Numbers as people write them: 80GB, 3.35TB/s, 4k, 15T."""
+"""Numbers with suffixes and units: 80GB, 3.35TB/s, 4k, 15T."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([kKmMgGtTpP]i
 
 
 def quantity(text: object, unit: str = "", field: str = "") -> float:
-    """The number in `text`, in units of `unit`; a plain number is that many of them.
+    """Returns the number in `text`, in units of `unit`; a plain number has this unit.
 
     >>> quantity("80GB", "B"), quantity("80GiB", "B"), quantity("15T"), quantity("3.35TB/s", "B/s")
     (80000000000.0, 85899345920.0, 15000000000000.0, 3350000000000.0)
 
-    Raises RequestError for another unit, or for what is no number."""
+    Raises RequestError for another unit, or if it is not a number."""
     expected = f"a number such as {f'80G{unit}' if unit else '4k or 15T'}"
     sentence = "" if field else f"{shown(repr(text))} is not {expected}"
     wrong = RequestError(sentence, code="type", field=field, value=text, expected=expected)
@@ -39,7 +39,7 @@ def quantity(text: object, unit: str = "", field: str = "") -> float:
 
 
 def count(value: object, field: str = "") -> int:
-    """Returns a number of things, written as 200_000 or as "200k". Raises RequestError for anything but a whole number.
+    """Returns a count, written as 200_000 or as "200k". Raises RequestError unless it is a whole number.
 
     >>> count("200k"), count(5_000_000)
     (200000, 5000000)
@@ -52,7 +52,7 @@ def count(value: object, field: str = "") -> int:
 
 
 def plural(number: float, noun: str) -> str:
-    """Returns a number of things: the noun takes an s unless the number is 1.
+    """Returns a number with its noun, which takes an s unless the number is 1.
 
     >>> plural(1, "step"), plural(0.5, "minute"), plural(12000, "token")
     ('1 step', '0.5 minutes', '12,000 tokens')
@@ -61,7 +61,7 @@ def plural(number: float, noun: str) -> str:
 
 
 def share(text: str, field: str = "") -> float:
-    """A part of a whole: `1%` and `0.01` are 0.01. Raises RequestError for what is neither."""
+    """Returns a fraction, written as `1%` or `0.01`. Raises RequestError for other text."""
     written = text.strip()
     percent = written.endswith("%")
     found = NUMBER.fullmatch(written.removesuffix("%").strip())
@@ -71,7 +71,7 @@ def share(text: str, field: str = "") -> float:
 
 
 def whole_numbers(text: str, field: str = "") -> list[int]:
-    """`3,5,8` is [3, 5, 8]. Raises RequestError for what is no list of whole numbers."""
+    """Returns a list of integers: `3,5,8` is [3, 5, 8]. Raises RequestError for other text."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
         raise RequestError(code="type", field=field or "numbers", value=text, expected="whole numbers such as 3,5,8")

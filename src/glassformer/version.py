@@ -1,3 +1,3 @@
-"""The version of the package; the first room of the house, so that every other may name it."""
+"""Version of the package. This module imports nothing, so that all others may import it."""
 
 __version__ = "0.2.0"
