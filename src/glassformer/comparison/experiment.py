@@ -29,6 +29,7 @@ from glassformer.runs.results import VERSION, Data, MachineRecord, Results, Tuni
 from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained, Recipe
 from glassformer.training.pace import DECIDED, decided, outlook
+from glassformer.training.repeats import passes, repeat_notes, shared_notes
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.units import plural
 
@@ -166,6 +167,8 @@ def carry_out(
 
     spent = spending(configs, plans, str(budget.match))
     notes = asked.notes + text.notes + unequal(spent, str(budget.match))
+    times = {name: passes(plans[name], config, text) for name, config in configs.items()}
+    notes += repeat_notes(times, several=len({*times.values()}) > 1) + shared_notes(text)
     notes += adapted_notes(loaded) if loaded else likeness(asked.named, configs, plans)
     rates = {name: plan.learning_rate for name, plan in plans.items()}
     results = Results(

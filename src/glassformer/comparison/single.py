@@ -44,6 +44,7 @@ from glassformer.training.folder import COMMAND
 from glassformer.training.objectives import usual_objective
 from glassformer.training.overrides import with_recipe
 from glassformer.training.pace import DECIDED, decided, outlook
+from glassformer.training.repeats import passes, repeat_notes, shared_notes
 from glassformer.training.sinks import check_sinks, open_sinks
 from glassformer.training.state import Training
 from glassformer.typed import typed
@@ -295,7 +296,8 @@ def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
     read, held_out = len(text.train), len(text.validation)
     told = f"{text.name}: {read:,} tokens to train on, {held_out:,} held out ({text.tokenizer_rule})"
     notify(events.StageEvent(words=told))
-    notify(events.Begin(runs=[(name, request.recipe.seed)], how=how, notes=text.notes))
+    told = [*text.notes, *repeat_notes({name: passes(request.recipe, config, text)}), *shared_notes(text)]
+    notify(events.Begin(runs=[(name, request.recipe.seed)], how=how, notes=told))
 
 
 def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:

@@ -26,6 +26,7 @@ from glassformer.training import checkpoint
 from glassformer.training.evaluate import evaluate
 from glassformer.training.gradients import Order, Sums, sums_of
 from glassformer.training.progress import Progress
+from glassformer.training.repeats import times_read
 from glassformer.training.request import Request
 from glassformer.training.trained import Run, load_run, reading
 
@@ -202,10 +203,11 @@ class Training:
         model = self.model
         if self.groups.world > 1 and self.groups.leads and self.folder is not None and checkpoint.latest(self.folder):
             model = load_run(self.folder).model
+        times = times_read(self.tokens, self.recipe, self.text)
         return Run(
             model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
             "diverged" if self.error else "ok", self.step, self.tokens, self.seconds, self.validation, self.rows,
-            self.how, self.folder, self.error, self.learning_rate, self.read, spent=dict(self.spent),
+            self.how, self.folder, self.error, self.learning_rate, self.read, spent=dict(self.spent), passes=times,
         )  # fmt: skip
 
     # Checkpoints

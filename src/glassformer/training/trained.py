@@ -22,6 +22,7 @@ from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.pairs import START, as_trained
 from glassformer.training import checkpoint
 from glassformer.training.recipe import Recipe
+from glassformer.training.repeats import MOST_PASSES
 from glassformer.units import plural
 
 EXPECTED = (
@@ -105,6 +106,8 @@ class Run(Tabular):
     """`runs.results.Sample` that the trained model wrote; None if it cannot generate, or without a folder."""
     spent: dict[str, float] = field(default_factory=dict, repr=False)
     """Kind of work -> its seconds in this process: loading, training, evaluating, sampling, saving."""
+    passes: float | None = None
+    """Number of times that the training text was read; None if the data is drawn without end."""
     pretrained: bool = False
     """True if the run started from weights that were trained before."""
 
@@ -181,6 +184,11 @@ class Run(Tabular):
             f"; it has read {ratio:.2g} tokens per parameter, where 20 are usual: more --tokens or --minutes help"
             if ratio < USUAL_RATIO and not self.pretrained else ""
         )  # fmt: skip
+        if self.passes is not None and self.passes > MOST_PASSES:
+            short = (
+                f"; it has read the text {self.passes:.3g} times, and more than {MOST_PASSES} passes teach little: "
+                "more text helps, not more --tokens"
+            )
         yield f"at {decimals(bits)} bits per byte expect {words}{short}"
 
     def _spent(self) -> Iterator[str]:
