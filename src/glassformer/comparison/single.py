@@ -296,8 +296,8 @@ def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
     read, held_out = len(text.train), len(text.validation)
     told = f"{text.name}: {read:,} tokens to train on, {held_out:,} held out ({text.tokenizer_rule})"
     notify(events.StageEvent(words=told))
-    told = [*text.notes, *repeat_notes({name: passes(request.recipe, config, text)}), *shared_notes(text)]
-    notify(events.Begin(runs=[(name, request.recipe.seed)], how=how, notes=told))
+    notes = [*text.notes, *repeat_notes({name: passes(request.recipe, config, text)}), *shared_notes(text)]
+    notify(events.Begin(runs=[(name, request.recipe.seed)], how=how, notes=notes))
 
 
 def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:
