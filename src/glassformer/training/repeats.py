@@ -17,7 +17,7 @@ PIECES, PIECE_BYTES, LEAST_BYTES = 64, 256, 64
 SEARCHED = 1 << 22
 """Tokens of the training text, from its start, among which they are looked for."""
 SHARED = 0.1
-"""Share of the pieces from which it is told."""
+"""Least share of the pieces that makes a note."""
 
 
 def passes(recipe: Recipe, config: ModelConfig, text: Tokens) -> float | None:
