@@ -22,7 +22,8 @@ testclient = pytest.importorskip("starlette.testclient", reason="pip install htt
 from glassformer.serving.app import make_app  # noqa: E402
 from glassformer.serving.computing import Computer, Served  # noqa: E402
 from glassformer.serving.guard import Access  # noqa: E402
-from glassformer.serving.server import access_of, listening, run  # noqa: E402
+from glassformer.serving.ports import access_of, listening  # noqa: E402
+from glassformer.serving.server import run  # noqa: E402
 
 torch.set_num_threads(1)
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,\n"

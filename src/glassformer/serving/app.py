@@ -25,8 +25,8 @@ from glassformer.generation.prompt_scores import PromptScores
 from glassformer.generation.session import Session
 from glassformer.generation.vectors import Embedder, tokenized
 from glassformer.introspection import in_vocabulary, sites
-from glassformer.serving.answering import Completing, Gone, Json, ignored_header, unless_gone
-from glassformer.serving.answers import ChatFormat, CompletionFormat, error_body, refusal
+from glassformer.serving.answering import Completing, ignored_header
+from glassformer.serving.answers import ChatFormat, CompletionFormat
 from glassformer.serving.body import Body
 from glassformer.serving.computing import Busy, Computer, Served, ServedTask
 from glassformer.serving.guard import Access, Guard, Refused
@@ -45,7 +45,9 @@ from glassformer.serving.requests import (
     wrong_field,
 )
 from glassformer.serving.responses import ResponseAnswering, ResponsesRequest
+from glassformer.serving.streams import Gone, Json, unless_gone
 from glassformer.serving.tools import described, shows_tools
+from glassformer.serving.wire import error_body, refusal
 from glassformer.text.messages import chat_prompt
 from glassformer.text.spelling import Spelling
 from glassformer.version import __version__
@@ -57,18 +59,31 @@ class Api:
     """The routes over some models."""
 
     def __init__(self, computer: Computer) -> None:
-        self.computer, self.models = computer, computer.models
+        self.computer = computer
         computer.metrics.routes = frozenset(one.path for one in OPERATIONS)
-        self.spellings = {
-            name: Spelling(one.loaded.tokenizer)
-            for name, one in self.models.items()
-            if one.loaded.tokenizer is not None
-        }
-        self.grammars = {
-            name: Grammars(one, (model := self.models[name].loaded.model).vocab_size, model.ends)
-            for name, one in self.spellings.items()
-        }
-        self.fingerprints = {name: fingerprint(one) for name, one in self.models.items()}
+        self.spellings = dict[str, Spelling]()
+        self.grammars = dict[str, Grammars]()
+        self.fingerprints = dict[str, str]()
+        for served in self.models.values():
+            self._prepare(served)
+
+    @property
+    def models(self) -> dict[str, Served]:
+        """Models by name."""
+        return self.computer.models
+
+    def add(self, served: Served) -> None:
+        """Serves one more model, which may replace one of its name."""
+        self._prepare(served)
+        self.computer.add(served)
+
+    def _prepare(self, served: Served) -> None:
+        name, loaded = served.name, served.loaded
+        self.fingerprints[name] = fingerprint(served)
+        if loaded.tokenizer is not None:
+            spelling = Spelling(loaded.tokenizer)
+            self.spellings[name] = spelling
+            self.grammars[name] = Grammars(spelling, loaded.model.vocab_size, loaded.model.ends)
 
     def routes(self) -> list[Route]:
         """Returns all routes."""
@@ -339,6 +354,12 @@ def fingerprint(served: Served) -> str:
 
 def make_app(computer: Computer, access: Access, log: Callable[[str], None] | None = None) -> Guard:
     """Returns the application for an ASGI server: the routes behind the guard."""
+    return Guard(make_api(Api(computer)), access, log, computer.metrics.count)
+
+
+def make_api(api: Api) -> Starlette:
+    """Returns the routes without the guard, with the answers to their errors."""
+    computer = api.computer
 
     def answer(request: Request, body: dict[str, Any], status: int, headers: Any = None) -> Response:
         if request.url.path.startswith("/v1/messages"):
@@ -378,6 +399,6 @@ def make_app(computer: Computer, access: Access, log: Callable[[str], None] | No
 
     handlers: Any = dict.fromkeys([RequestError, WorkError, NoModel, Busy, Refused, HTTPException], refused)
     handlers |= {Gone: gone, Exception: failed}
-    app = Starlette(routes=Api(computer).routes(), exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=api.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Guard(app, access, log, computer.metrics.count)
+    return app

@@ -224,6 +224,11 @@ class Computer:
             self._wake.notify()
         return await future
 
+    def add(self, served: Served) -> None:
+        """Adds a model; the thread sees the models of before or of after."""
+        with self._wake:
+            self.models = {**self.models, served.name: served}
+
     def wake(self) -> None:
         """Lets the thread look for work."""
         with self._wake:

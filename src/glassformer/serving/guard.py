@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from glassformer.errors import RequestError, printable
-from glassformer.serving.answers import dumps, error_body
+from glassformer.serving.wire import dumps, error_body
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -44,6 +44,10 @@ class Access:
     """Secret that every request must carry; None asks for none."""
     requests: int = REQUESTS
     """Requests that are answered at once."""
+    open: frozenset[tuple[str, str]] = frozenset({("GET", HEALTH), ("HEAD", HEALTH)})
+    """Method and path of the routes that need no token."""
+    cookie: str | None = None
+    """Name of the cookie in which a page of this server keeps the token; None if there are no pages."""
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -165,8 +169,8 @@ class Guard:
                     (b"access-control-allow-methods", b"GET, POST"),
                     (b"access-control-allow-headers", named),
                 ]
-        open_to_all = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD")
-        if self.access.token is not None and not open_to_all and not self._has_token(headers):
+        open_to_all = (scope["method"], scope["path"]) in self.access.open
+        if self.access.token is not None and not open_to_all and not self._has_token(scope["method"], headers):
             raise Refused(
                 401, "this server needs its token: Authorization: Bearer TOKEN", "authentication_error",
                 www_authenticate="Bearer",
@@ -194,12 +198,24 @@ class Guard:
             name = name[1:-1]
         return name.lower() in self.access.hosts
 
-    def _has_token(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _has_token(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         headers = list(headers)
         given = _one(headers, b"authorization") or ""
         scheme, _, secret = given.partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else _one(headers, b"x-api-key") or ""
+        if not secret and self.access.cookie and (method in ("GET", "HEAD") or _one(headers, PAGE_HEADER)):
+            secret = _cookie(_one(headers, b"cookie") or "", self.access.cookie)
         return hmac.compare_digest(secret.encode("latin-1", "replace"), (self.access.token or "").encode())
+
+
+PAGE_HEADER = b"x-glassformer"
+"""Header that a page of this server sends with every request that changes something: a form cannot."""
+
+
+def _cookie(header: str, name: str) -> str:
+    """Returns the value of a cookie; an empty text without it."""
+    pairs = (pair.strip().partition("=") for pair in header.split(";"))
+    return next((value for key, _, value in pairs if key == name), "")
 
 
 def _print(line: str) -> None:

@@ -22,8 +22,8 @@ from glassformer.introspection import choose, edit, looking
 from glassformer.lens.logit_lens import unembed
 from glassformer.lens.registry import ablation, check_edits
 from glassformer.model import Model
-from glassformer.serving.answers import dumps
 from glassformer.serving.body import Body
+from glassformer.serving.wire import dumps
 from glassformer.text.spelling import Spelling
 
 MOST_SITES = 64

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.serving.answering import Answering
-from glassformer.serving.answers import dumps, refusal
 from glassformer.serving.body import Body
 from glassformer.serving.computing import ServedTask
 from glassformer.serving.requests import (
@@ -25,6 +24,7 @@ from glassformer.serving.requests import (
     with_fields,
 )
 from glassformer.serving.tools import Call
+from glassformer.serving.wire import dumps, refusal
 from glassformer.text.spelling import Spelling
 
 

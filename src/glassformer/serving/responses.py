@@ -11,7 +11,6 @@ from pydantic import Field
 
 from glassformer.errors import WorkError
 from glassformer.serving.answering import Answering
-from glassformer.serving.answers import refusal
 from glassformer.serving.body import Body
 from glassformer.serving.computing import ServedTask
 from glassformer.serving.entries import SpelledToken, bounded_logprob
@@ -29,6 +28,7 @@ from glassformer.serving.requests import (
     with_fields,
 )
 from glassformer.serving.tools import Call
+from glassformer.serving.wire import refusal
 from glassformer.text.spelling import Spelling
 
 

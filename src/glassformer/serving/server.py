@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import secrets
-import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,15 +14,15 @@ import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.errors import RequestError, check_whole
 from glassformer.figures.terminal import Printed, size
 from glassformer.loaded import Loaded
 from glassformer.naming.loading import load
 from glassformer.naming.models import preset
 from glassformer.serving.computing import LARGEST_CONTEXT, Computer, Served
-from glassformer.serving.guard import LARGEST_HEADERS, Access, is_loopback
+from glassformer.serving.guard import Access
+from glassformer.serving.ports import access_of, listening, need_libraries, run_app
 from glassformer.typed import typed
-from glassformer.units import plural
 
 MOST_MODELS = 32
 PORT = 8000
@@ -210,39 +206,6 @@ def _print(found: Serving) -> None:
     print(found, flush=True)
 
 
-def access_of(host: str, token: str | None, origins: Sequence[str]) -> Access:
-    """Returns the rules of access. Raises RequestError for an address of a network without a token."""
-    if not is_loopback(host) and token is None:
-        raise RequestError(
-            f"--host {host} opens the server to a network, so every request needs a secret; give --token, for example "
-            f"--token {secrets.token_urlsafe(16)}",
-            code="missing", field="token", expected="a secret of at least 16 characters",
-        )  # fmt: skip
-    own = {host.lower(), "127.0.0.1", "localhost", "::1"}
-    if host in ("0.0.0.0", "::"):
-        own |= {socket.gethostname().lower(), *_addresses()}
-    return Access(hosts=tuple(sorted(own)), origins=tuple(origins), token=token)
-
-
-def _addresses() -> set[str]:
-    with contextlib.suppress(OSError):
-        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(socket.gethostname(), None)}
-    return set()
-
-
-def need_libraries() -> None:
-    """Raises RequestError unless starlette and uvicorn are installed."""
-    try:
-        import starlette
-        import uvicorn
-
-        assert starlette and uvicorn
-    except ImportError as problem:
-        raise RequestError(
-            f"serving needs {problem.name}; pip install 'glassformer[serve]'", code="missing", field=problem.name or ""
-        ) from None
-
-
 def served_models(
     models: str | Path | Loaded | Sequence[str | Path | Loaded], quantize: str | None, dtype: str | None,
     state_dtype: str | None, ctx: int | None, slots: int,
@@ -314,66 +277,10 @@ def chats(served: Served) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Yields a socket that is bound to the address, and closes it. Raises RequestError if it cannot be bound."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as problem:
-        raise RequestError(
-            f"--host {host}: {problem.strerror or problem}", code="unknown", field="host", value=host
-        ) from None
-    with sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(address)
-        except OSError as problem:
-            raise RequestError(
-                f"--port {port} of {host} cannot be opened ({problem.strerror or problem}); give another, or 0 for a "
-                "free one",
-                code="exists", field="port", value=port,
-            ) from None  # fmt: skip
-        yield sock
-
-
 async def run(
     served: Sequence[Served], access: Access, sock: socket.socket, grace: float, on_start: Callable[[], object]
 ) -> None:
     """Answers requests until SIGINT or SIGTERM; running answers then have `grace` seconds. Raises WorkError."""
-    import uvicorn
-
     from glassformer.serving.app import make_app
-    from glassformer.serving.connections import PatientProtocol
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                on_start()
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            loop, caught = asyncio.get_running_loop(), list[signal.Signals]()
-            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # another thread, Windows
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    loop.add_signal_handler(number, self.handle_exit, number, None)
-                    caught.append(number)
-            try:
-                yield
-            finally:
-                for number in caught:
-                    loop.remove_signal_handler(number)
-
-    app = make_app(Computer(served), access)
-    config = uvicorn.Config(
-        app, http=PatientProtocol, ws="none", lifespan="on", log_config=None, log_level="critical", access_log=False,
-        server_header=False, date_header=True, proxy_headers=False, limit_concurrency=2 * access.requests,
-        backlog=2 * access.requests, timeout_keep_alive=5, timeout_graceful_shutdown=max(1, round(grace)),
-        h11_max_incomplete_event_size=LARGEST_HEADERS,
-    )  # fmt: skip
-    server = Server(config)
-    await server.serve([sock])
-    if not server.started:
-        raise WorkError("the server did not start", code="failed")
-    print(f"stopped; {plural(len(server.server_state.tasks), 'answer')} cut off", file=sys.stderr, flush=True)
+    await run_app(make_app(Computer(served), access), access.requests, sock, grace, on_start)
