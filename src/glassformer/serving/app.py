@@ -7,11 +7,10 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -27,7 +26,7 @@ from glassformer.generation.vectors import Embedder, tokenized
 from glassformer.introspection import in_vocabulary, sites
 from glassformer.serving.answering import Completing, ignored_header
 from glassformer.serving.answers import ChatFormat, CompletionFormat
-from glassformer.serving.body import Body
+from glassformer.serving.body import body_of
 from glassformer.serving.computing import Busy, Computer, Served, ServedTask
 from glassformer.serving.guard import Access, Guard, Refused
 from glassformer.serving.inside import Insight
@@ -42,7 +41,6 @@ from glassformer.serving.requests import (
     TemplateRequest,
     TextRequest,
     TokenizeRequest,
-    wrong_field,
 )
 from glassformer.serving.responses import ResponseAnswering, ResponsesRequest
 from glassformer.serving.streams import Gone, Json, unless_gone
@@ -51,8 +49,6 @@ from glassformer.serving.wire import error_body, refusal
 from glassformer.text.messages import chat_prompt
 from glassformer.text.spelling import Spelling
 from glassformer.version import __version__
-
-Given = TypeVar("Given", bound=Body)
 
 
 class Api:
@@ -304,15 +300,6 @@ def prompt_of(session: Session, given: ChatRequest) -> tuple[str, list[int]]:
 
 class NoModel(Exception):
     """Refusal of the name of a model."""
-
-
-async def body_of(request: Request, kind: type[Given]) -> Given:
-    """Returns the body of a request as a model. Raises RequestError for the first field at fault."""
-    raw = await request.body()
-    try:
-        return await run_in_threadpool(kind.model_validate_json, raw)
-    except ValidationError as problem:
-        raise wrong_field(problem) from None
 
 
 def embedded_ids(embedder: Embedder, given: str | list[int]) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from glassformer.errors import RequestError, shown
+from glassformer.errors import RequestError
 from glassformer.generation.grammar import LONGEST, Kind
 from glassformer.serving.body import Body
 from glassformer.serving.inside import Inside
@@ -460,22 +460,3 @@ def with_fields(kind: type[Given], fields: dict[str, Any]) -> Given:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as problem:
         raise wrong_field(problem) from None
-
-
-def wrong_field(problem: ValidationError) -> RequestError:
-    """Returns the first error of a validation in one sentence, with the path of its field."""
-    errors = problem.errors(include_url=False, include_input=False, include_context=False)
-    first = max(errors, key=lambda one: len(one["loc"])) if len({one["loc"][:1] for one in errors}) == 1 else errors[0]
-    field = ".".join(str(step) for step in first["loc"] if not _is_branch(step)) or "body"
-    kinds: dict[str, Any] = {"extra_forbidden": "unknown", "missing": "missing", "json_invalid": "syntax"}
-    code = kinds.get(first["type"], "range" if "than" in first["type"] or "too_" in first["type"] else "type")
-    if first["type"] == "extra_forbidden":
-        return RequestError(
-            f"{shown(field)} is not a field that this server can obey", code="unknown", field=shown(field)
-        )
-    return RequestError(f"{shown(field)}: {shown(first['msg'], 200)}", code=code, field=shown(field))
-
-
-def _is_branch(step: int | str) -> bool:
-    """Returns True for a step of a path that names an alternative of a type, not a field."""
-    return isinstance(step, str) and (step.startswith(("function-", "list[", "constrained-")) or step in ("str", "int"))
