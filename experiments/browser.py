@@ -23,6 +23,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+HERE = "http://127.0.0.1:"
 WIDE, NARROW = 1440, 390
 """Pixels of a desktop, and of a phone."""
 
@@ -62,21 +63,21 @@ def look(
     scale: float = 1,
     complaints: list[str] | None = None,
 ) -> Page:
-    """The page of a file in a window of its own, drawn, with no network. `forced`: the colours are the system's, as in
-    Windows' high contrast. Errors of its scripts join `complaints`."""
+    """The page of a file, or of an address of this machine, in a window of its own, drawn, with no network. `forced`:
+    the colours are the system's, as in Windows' high contrast. Errors of its scripts join `complaints`."""
     context = browser.new_context(
         viewport={"width": width, "height": height},
         device_scale_factor=scale,
         color_scheme=scheme,
         forced_colors="active" if forced else "none",
         reduced_motion="reduce",
-        offline=True,
+        offline=not str(path).startswith(HERE),
     )
     page = context.new_page()
     if complaints is not None:
         page.on("pageerror", lambda problem: complaints.append(str(problem)))
         page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
-    page.goto(Path(path).resolve().as_uri())
+    page.goto(str(path) if str(path).startswith(HERE) else Path(path).resolve().as_uri())
     settle(page)
     return page
 

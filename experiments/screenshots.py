@@ -7,7 +7,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +25,9 @@ SENTENCE = "When Mary and John went to the store, John gave a drink to"
 
 @dataclass(frozen=True)
 class Picture:
-    """`write` makes the page in a folder; `arrange` brings it to the state to be shown."""
+    """`write` makes the page in a folder, or serves it; `arrange` brings it to the state to be shown."""
 
-    write: Callable[[Path], Path]
+    write: Callable[[Path], Path | AbstractContextManager[str]]
     arrange: Callable[[Page], None] = lambda page: None
     width: int = 1240
     height: int = 1500
@@ -49,7 +50,31 @@ def report(folder: Path) -> Path:
     return DOCS / "example" / "report.html"
 
 
-PICTURES = {"inspection": Picture(inspection), "report": Picture(report, height=1600)}
+@contextmanager
+def studio(folder: Path) -> Iterator[str]:
+    """Yields the address of a studio that runs meanwhile."""
+    command = [sys.executable, "-m", "glassformer", "studio", "llama@10m+gqa:2", "--port", "0", "--no-open"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        assert running.stdout is not None
+        try:
+            yield running.stdout.readline().strip()
+        finally:
+            running.terminate()
+
+
+def composed(page: Page) -> None:
+    """Opens the choices of the mixer."""
+    page.locator("[data-place='0.0.mixer']").click(timeout=120_000)
+    page.locator(".choice", has_text="gqa").first.wait_for(timeout=120_000)
+    page.wait_for_function("() => !document.querySelector('[aria-busy]')", timeout=120_000)
+    page.evaluate("() => scrollTo(0, 0)")
+
+
+PICTURES = {
+    "inspection": Picture(inspection),
+    "report": Picture(report, height=1600),
+    "studio": Picture(studio, composed, width=1440, height=1000),
+}
 
 
 def main(names: list[str]) -> None:
@@ -66,11 +91,13 @@ def main(names: list[str]) -> None:
         for name in names or list(PICTURES):
             picture, path = PICTURES[name], DOCS / f"{name}.png"
             with tempfile.TemporaryDirectory() as folder:
-                page = look(browser, picture.write(Path(folder)), width=picture.width, height=picture.height)
-                picture.arrange(page)
-                settle(page)
-                page.screenshot(path=path)
-                page.context.close()
+                written = picture.write(Path(folder))
+                with nullcontext(str(written)) if isinstance(written, Path) else written as place:
+                    page = look(browser, place, width=picture.width, height=picture.height)
+                    picture.arrange(page)
+                    settle(page)
+                    page.screenshot(path=path)
+                    page.context.close()
             print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1000:.0f} kB")
 
 

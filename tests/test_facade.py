@@ -25,7 +25,7 @@ from glassformer.figures.terminal import Printed
 from glassformer.training import Recipe
 from glassformer.training.recipe import BUDGETS
 
-ELSEWHERE = {"schema": "ModelConfig.json_schema", "generate": "Loaded.generate"}
+ELSEWHERE = {"schema": "ModelConfig.json_schema", "generate": "Loaded.generate", "studio": "studio.start"}
 """Verbs whose function is a method."""
 
 ONLY_TYPED = {

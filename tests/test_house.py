@@ -48,7 +48,7 @@ LEVELS: list[set[str]] = [
     {"report"},
     {"comparison", "planning", "retrieval"},
     {"laboratory", "serving"},
-    {"agents"},
+    {"agents", "studio"},
     {"cli"},
     {"__main__"},
 ]

@@ -64,6 +64,7 @@ EXAMPLES: dict[str, list[str]] = {
     "scale": ["scale --data runs.csv --predict 2b,100b"],
     "run": ["run comparison/design.yaml"],
     "serve": ["serve smollm2 --dry"],
+    "studio": ["studio llama@10m+gqa:2 --dry"],
     "why": ["why my_run"],
     "schema": ["schema | head -20"],
 }

@@ -51,7 +51,7 @@ MAP: dict[str, dict[str, list[str]]] = {
     "howto/index": {
         "": [
             "howto/*", "honest-comparison", "tuning", "ladders", "scaling", "sweeps", "planning", "clusters", "experts",
-            "determinism", "retrieval", "serving", "own-parts",
+            "determinism", "retrieval", "serving", "studio", "own-parts",
         ],
     },
     "reference/cli": {"": ["reference/cli/*"]},

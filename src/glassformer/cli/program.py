@@ -114,6 +114,12 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "mcp --dry",
             ("agent", "agents", "tools"),
         ),
+        "studio": Verb(
+            "serving",
+            "Open the pages in a browser: compare published models, compose one part by part, and see its costs.",
+            "studio llama@10m+gqa:2",
+            ("ui", "gui", "web", "browser"),
+        ),
     },
     "Your own texts": {
         "embed": Verb(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from glassformer.config import ModelConfig
@@ -61,8 +62,13 @@ def export_target(config: ModelConfig, family: Family) -> ExportTarget:
 
 def export_targets(config: ModelConfig) -> list[ExportTarget]:
     """Returns all families: supported ones first, then by number of blockers; last those with `whole` False."""
+    return list(_targets(config))
+
+
+@lru_cache(maxsize=4)
+def _targets(config: ModelConfig) -> tuple[ExportTarget, ...]:
     seen = (export_target(config, family) for family in FAMILIES.values())
-    return sorted(seen, key=lambda one: (not one.whole, len(one.blockers)))
+    return tuple(sorted(seen, key=lambda one: (not one.whole, len(one.blockers))))
 
 
 def family_of(config: ModelConfig) -> ExportTarget | None:

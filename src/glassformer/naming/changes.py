@@ -520,6 +520,25 @@ def holds(change: str, config: ModelConfig) -> bool:
         return False
 
 
+def has_word(config: ModelConfig, name: str) -> bool:
+    """Returns True if a model has the part a word denotes."""
+    word, part = WORDS.get(name, (None, None))
+    if word is None or word.read is None or word.optional:
+        return holds(name, config)
+    if word.change:
+        values = {dict(block.mixer).get(word.change) for block in config.layers()} - {None, 1}
+        return any(holds(f"{name}:{value}", config) for value in values if isinstance(value, int | float))
+    return part is not None and _within(config, part)
+
+
+def _within(value: Any, part: type) -> bool:
+    if isinstance(value, part):
+        return True
+    if isinstance(value, tuple):
+        return any(_within(one, part) for one in value)
+    return isinstance(value, Value) and any(_within(held, part) for _, held in value)
+
+
 def change_of(text: str) -> Change:
     """Returns the function of one change of an expression. Raises RequestError."""
     path, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Verbs that answer other programs: serve, mcp.
+"""Verbs that answer other programs and browsers: serve, mcp, studio.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from glassformer.cli.options import Count, Flag, Json, ModelName
+from glassformer.cli.options import Count, Flag, Json, ModelName, Named
 from glassformer.errors import RequestError
 
 
@@ -72,10 +72,7 @@ def serve(
     dry
         Load the models, check memory, print what would be served, and stop.
     """
-    for library in ("starlette", "uvicorn"):
-        if find_spec(library) is None:
-            message = f"serving needs {library}; pip install 'glassformer[serve]'"
-            raise RequestError(message, code="missing", field=library)
+    _need_libraries()
     from glassformer.cli import waiting
     from glassformer.cli.show import print_result
     from glassformer.serving.server import Serving
@@ -136,3 +133,53 @@ def mcp(
     check_library()
     waiting.end()
     serve_tools(folder, allow_runs, most_minutes)
+
+
+def studio(
+    expression: Named | None = None,
+    /,
+    *,
+    port: int = 8600,
+    no_open: Flag = False,
+    grace: float = 2.0,
+    dry: Flag = False,
+    json: Json = False,
+) -> None:
+    """Open the pages in a browser: compare published models, compose one part by part, and see its costs.
+
+    They are served on this machine until Ctrl-C or SIGTERM, and load nothing from the network. The address holds a
+    token that the browser exchanges for a cookie; without it, no question is answered.
+
+    Parameters
+    ----------
+    expression
+        Model that is open at first. A file is opened only if it is named here.
+    port
+        Port of 127.0.0.1; 0 takes a free one.
+    no_open
+        Print the address, but do not open the browser.
+    grace
+        Seconds that running answers have to end after SIGTERM.
+    dry
+        Check the model, print the address without a token, and stop.
+    """
+    _need_libraries()
+    from glassformer.cli import waiting
+    from glassformer.cli.show import print_result
+    from glassformer.studio.server import Studio, start
+
+    def show(found: Studio) -> None:
+        waiting.end()
+        print_result(found, json)
+
+    found = start(expression, port=port, no_open=no_open, grace=grace, dry=dry, on_start=show)
+    if dry:
+        show(found)
+
+
+def _need_libraries() -> None:
+    """Raises RequestError unless the libraries of the server are installed."""
+    for library in ("starlette", "uvicorn"):
+        if find_spec(library) is None:
+            message = f"serving needs {library}; pip install 'glassformer[serve]'"
+            raise RequestError(message, code="missing", field=library)

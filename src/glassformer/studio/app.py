@@ -1,0 +1,222 @@
+"""Routes of the studio: files of the page, answers to its questions, and the API of `glassformer serve`."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.serving.body import body_of
+from glassformer.serving.guard import HEALTH, Access, Guard, Refused
+from glassformer.serving.streams import Gone, Json
+from glassformer.serving.wire import error_body, refusal
+from glassformer.studio.bodies import (
+    ChangeRequest,
+    ChoicesRequest,
+    ComposeRequest,
+    CostRequest,
+    DifferenceRequest,
+    ExpressionRequest,
+    LoginRequest,
+)
+from glassformer.studio.desk import Desk
+from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
+from glassformer.studio.known import check_name, name_of
+from glassformer.version import __version__
+
+LOGIN = "/api/login"
+
+
+def open_routes() -> frozenset[tuple[str, str]]:
+    """Returns the routes that need no token: files of the page, which hold nothing of a user, and the login."""
+    paths = ["/", HEALTH, *(f"/page/{name}" for name in page_files())]
+    return frozenset({(method, path) for method in ("GET", "HEAD") for path in paths} | {("POST", LOGIN)})
+
+
+class Pages:
+    """The routes over the models that the studio was started with."""
+
+    def __init__(self, access: Access, expression: str | None = None) -> None:
+        self.access, self.expression = access, expression
+        self.own = () if expression is None else (name_of(expression),)
+        self.desk = Desk()
+
+    def routes(self) -> list[Route]:
+        """Returns all routes."""
+        return [
+            Route("/", self.index),
+            Route("/page/{name}", self.file),
+            Route(HEALTH, self.health),
+            Route(LOGIN, self.login, methods=["POST"]),
+            Route("/api/start", self.start),
+            Route("/api/difference", self.difference, methods=["POST"]),
+            Route("/api/compose", self.compose, methods=["POST"]),
+            Route("/api/exports", self.exports, methods=["POST"]),
+            Route("/api/choices", self.choices, methods=["POST"]),
+            Route("/api/change", self.change, methods=["POST"]),
+            Route("/api/cost", self.cost, methods=["POST"]),
+        ]
+
+    # Files and the start
+
+    async def index(self, request: Request) -> Response:
+        """Returns the page."""
+        return self._file(INDEX)
+
+    async def file(self, request: Request) -> Response:
+        """Returns a file of the page."""
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        if name not in page_files():
+            raise HTTPException(404)
+        headers = {"content-security-policy": POLICY, "referrer-policy": "no-referrer"}
+        return Response(page_files()[name], media_type=media_type(name), headers=headers)
+
+    async def health(self, request: Request) -> Response:
+        """Answers that the studio runs."""
+        return Json({"status": "ok"})
+
+    async def login(self, request: Request) -> Response:
+        """Exchanges the token of the address for a cookie that scripts cannot read."""
+        given = await body_of(request, LoginRequest)
+        token = self.access.token or ""
+        if not hmac.compare_digest(given.token.encode(), token.encode()):
+            raise Refused(401, "this is not the token that the command line printed", "authentication_error")
+        cookie = f"{self.access.cookie}={token}; Path=/; HttpOnly; SameSite=Strict"
+        return Json({"status": "ok"}, headers={"set-cookie": cookie})
+
+    async def start(self, request: Request) -> Response:
+        """Returns what a page needs first."""
+        return Json({"version": __version__, "expression": self.expression, "languages": LANGUAGES})
+
+    # Questions about configs
+
+    def _named(self, expression: str) -> str:
+        return check_name(expression, self.own)
+
+    async def _answer(self, request: Request, question: Callable[[], Any]) -> Response:
+        return Json(await self.desk.answer(question, request.receive))
+
+    async def difference(self, request: Request) -> Response:
+        """Returns how two models differ."""
+        given = await body_of(request, DifferenceRequest)
+        first, second = self._named(given.first), self._named(given.second)
+
+        def question() -> Any:
+            from glassformer.studio.gallery import difference
+
+            return difference(first, second)
+
+        return await self._answer(request, question)
+
+    async def compose(self, request: Request) -> Response:
+        """Returns a model's drawing, counts and exports."""
+        given = await body_of(request, ComposeRequest)
+        expression, base = self._named(given.expression), given.base and self._named(given.base)
+
+        def question() -> Any:
+            from glassformer.studio.compose import compose
+
+            return compose(expression, base)
+
+        return await self._answer(request, question)
+
+    async def exports(self, request: Request) -> Response:
+        """Returns the tools that can load a model."""
+        expression = self._named((await body_of(request, ExpressionRequest)).expression)
+
+        def question() -> Any:
+            from glassformer.studio.compose import exports
+
+            return exports(expression)
+
+        return await self._answer(request, question)
+
+    async def choices(self, request: Request) -> Response:
+        """Returns the choices of an axis, tried on a model."""
+        given = await body_of(request, ChoicesRequest)
+        expression = self._named(given.expression)
+
+        def question() -> Any:
+            from glassformer.studio.compose import choices
+
+            return choices(expression, given.axis)
+
+        return await self._answer(request, question)
+
+    async def change(self, request: Request) -> Response:
+        """Returns the expression of a model after a change."""
+        given = await body_of(request, ChangeRequest)
+        expression = self._named(given.expression)
+        self._named(f"{expression}+{given.change}")
+
+        def question() -> Any:
+            from glassformer.studio.compose import with_change
+
+            return {"expression": with_change(expression, given.change)}
+
+        return await self._answer(request, question)
+
+    async def cost(self, request: Request) -> Response:
+        """Returns the plan of a model."""
+        given = await body_of(request, CostRequest)
+        expression = self._named(given.expression)
+
+        def question() -> Any:
+            from glassformer.studio.compose import cost
+
+            return cost(expression, **given.options())
+
+        return await self._answer(request, question)
+
+
+def make_studio(pages: Pages, log: Callable[[str], None] | None = None) -> Guard:
+    """Returns the application for an ASGI server: the routes behind the guard."""
+
+    async def refused(request: Request, problem: Exception) -> Response:
+        if isinstance(problem, RequestError | WorkError):
+            status, body = refusal(problem)
+            return Json(body, status)
+        if isinstance(problem, Refused):
+            return Json(error_body(str(problem), problem.kind), problem.status, headers=problem.headers)
+        assert isinstance(problem, HTTPException)
+        words = {404: "this route is unknown", 405: "this route takes another method"}
+        body = error_body(words.get(problem.status_code, problem.detail))
+        return Json(body, problem.status_code, headers=dict(problem.headers or {}))
+
+    async def gone(request: Request, problem: Exception) -> Response:
+        return Response(status_code=499)  # no client reads it
+
+    async def failed(request: Request, problem: Exception) -> Response:
+        return Json(error_body("the server failed on this request", "server_error"), 500)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        pages.desk.prepare(_import)
+        try:
+            yield
+        finally:
+            pages.desk.close()
+
+    handlers: Any = dict.fromkeys([RequestError, WorkError, Refused, HTTPException], refused)
+    handlers |= {Gone: gone, Exception: failed}
+    app = Starlette(routes=pages.routes(), exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return Guard(app, pages.access, log)
+
+
+def _import() -> None:
+    """Imports torch and the rooms that answer, while the page is drawn."""
+    import glassformer.studio.compose
+    import glassformer.studio.gallery
+
+    assert glassformer.studio.compose and glassformer.studio.gallery

@@ -1,0 +1,70 @@
+"""Bodies of the requests of a page, with bounds on every text and number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from glassformer.serving.body import Body
+from glassformer.studio.known import LONGEST
+
+Expression = Annotated[str, Field(min_length=1, max_length=LONGEST)]
+Whole = Annotated[int | None, Field(ge=1, le=1 << 40)]
+
+
+class LoginRequest(Body):
+    """Token of the address that the command line printed."""
+
+    token: Annotated[str, Field(max_length=512)]
+
+
+class DifferenceRequest(Body):
+    """Two models."""
+
+    first: Expression
+    second: Expression
+
+
+class ExpressionRequest(Body):
+    """A model."""
+
+    expression: Expression
+
+
+class ComposeRequest(Body):
+    """A model, and one that it is compared with."""
+
+    expression: Expression
+    base: Expression | None = None
+
+
+class ChoicesRequest(Body):
+    """A model, and the axis whose choices are tried on it."""
+
+    expression: Expression
+    axis: Annotated[str, Field(max_length=64)]
+
+
+class ChangeRequest(Body):
+    """A model, and a change of it."""
+
+    expression: Expression
+    change: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class CostRequest(Body):
+    """A model, and the work that is planned."""
+
+    expression: Expression
+    train: bool = False
+    machine: Annotated[str | None, Field(pattern=r"^[a-z0-9-]{1,32}(:[0-9]{1,4})?$")] = None
+    nodes: Annotated[int | None, Field(ge=1, le=100_000)] = None
+    batch: Whole = None
+    context: Whole = None
+    weights: Literal["float32", "bfloat16", "int8", "int4"] | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns the keywords of `gf.plan` that are given."""
+        found = self.model_dump(exclude={"expression"}, exclude_none=True)
+        return {name: value for name, value in found.items() if value is not False}

@@ -1,0 +1,179 @@
+"""The studio in a real browser: by keyboard, in two languages, narrow and dark, with nothing fetched elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from glassformer.figures import count
+
+Open = Callable[..., Any]
+SLOW = 90_000
+"""Milliseconds that an answer may take while torch is imported on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address with its token, as the command line prints it."""
+    command = [sys.executable, "-m", "glassformer", "studio", "--port", "0", "--no-open"]
+    folder = tmp_path_factory.mktemp("studio")
+    with (folder / "log").open("w") as log:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder)
+        assert running.stdout is not None
+        yield running.stdout.readline().strip()
+        running.terminate()
+        assert running.wait(30) in (0, 143, -15)
+    assert "500" not in Path(folder / "log").read_text()
+
+
+@pytest.fixture
+def studio(browser: Any, address: str) -> Iterator[Open]:
+    """`studio("/compose?e=gpt2", width=390, language="zh-CN", scheme="dark")`: the page, logged in and drawn."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+    base = address.partition("#")[0]
+
+    def fetched(request: Any) -> None:
+        if not request.url.startswith((base, "data:")):
+            complaints.append(f"fetched {request.url}")
+
+    def said(line: Any) -> None:
+        if line.type == "error" and not line.text.startswith("Failed to load resource"):  # an answer of 400 or 401
+            complaints.append(line.text)
+
+    def open_page(
+        place: str, width: int = 1440, language: str = "en-GB", scheme: str = "light", forced: bool = False
+    ) -> Any:
+        contexts.append(browser.new_context(
+            viewport={"width": width, "height": 900}, locale=language, color_scheme=scheme, reduced_motion="reduce",
+            forced_colors="active" if forced else "none"))  # fmt: skip
+        page = contexts[-1].new_page()
+        page.set_default_timeout(SLOW)
+        page.on("pageerror", lambda problem: complaints.append(str(problem)))
+        page.on("console", said)
+        page.on("request", fetched)
+        page.goto(f"{address.partition('&')[0]}&{place}")
+        page.wait_for_selector("main h1")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def quiet(page: Any) -> None:
+    """Waits until nothing is asked any more."""
+    page.wait_for_timeout(50)
+    page.wait_for_function("() => !document.querySelector('[aria-busy]')", timeout=SLOW)
+
+
+def test_token_leaves_the_address_and_scripts_cannot_read_the_cookie(studio: Open) -> None:
+    page = studio("/gallery")
+    page.wait_for_selector(".card")
+    assert "token" not in page.url and page.evaluate("() => document.cookie") == ""
+    cookie = page.context.cookies()[0]
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+
+
+def test_cards_are_drawn_before_torch_is_there(studio: Open) -> None:
+    page = studio("/gallery")
+    page.wait_for_selector(".card")
+    drawn = page.evaluate("() => performance.getEntriesByType('resource').at(-1).responseEnd")
+    assert page.locator(".card").count() == len(gf.presets()) and drawn < 5000
+
+
+def test_two_models_are_compared_by_keyboard_alone(studio: Open) -> None:
+    page = studio("/gallery")
+    page.wait_for_selector(".card")
+    page.locator("#search").focus()
+    page.keyboard.type("qwen3-8b")
+    assert page.locator(".card").count() == 1
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.textContent") == "Compare"
+    page.keyboard.press("Enter")
+    page.locator("#search").focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("llama-7b")
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    page.wait_for_selector(".pair svg")
+    assert "a=qwen3-8b" in page.url and "b=llama-7b" in page.url
+    rows = page.locator("table").first.inner_text()
+    assert "Norm of queries and keys" in rows or "norm of queries and keys" in rows
+    assert page.locator(".pair svg .gf-changed").count() > 0
+
+
+def test_filter_by_part_is_kept_in_the_address(studio: Open) -> None:
+    page = studio("/gallery?parts=mixer.qknorm,visibility.window")
+    page.wait_for_selector(".card")
+    names = page.locator(".card h2").all_inner_texts()
+    assert {"gemma-3-1b", "gemma-3-270m"} <= set(names) and "qwen3-8b" not in names
+
+
+def test_model_is_composed_by_clicks_and_its_numbers_are_those_of_the_library(studio: Open) -> None:
+    page = studio("/compose?e=llama@10m")
+    page.wait_for_selector("[data-place='0.0.mixer']")
+    quiet(page)
+    page.locator("[data-place='0.0.mixer']").focus()
+    page.keyboard.press("Enter")
+    choice = page.locator(".choice", has=page.locator("button", has_text=re.compile("^gqa$")))
+    choice.wait_for()
+    config = gf.preset("llama@10m+gqa:2")
+    assert count(config.num_params()) in choice.inner_text()
+    choice.locator("button").first.click()
+    page.wait_for_function("() => document.querySelector('#expression').value === 'llama@10m+gqa:2'")
+    quiet(page)
+    assert "e=llama%4010m%2Bgqa%3A2" in page.url
+    body = page.locator("main").inner_text()
+    assert f"{config.num_params():,} parameters" in body
+    assert f"{gf.plan(config).parameters:,}" in page.locator("table").last.inner_text()
+    page.get_by_role("button", name="Undo").click()
+    quiet(page)
+    assert page.locator("#expression").input_value() == "llama@10m"
+
+
+def test_typed_expression_and_its_refusal(studio: Open) -> None:
+    page = studio("/compose?e=llama@10m")
+    page.wait_for_selector("[data-place]")
+    page.locator("#expression").fill("llama@10m+gqa:4")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".refusal")
+    assert "does not divide" in page.locator(".refusal").first.inner_text()
+    page.locator("#expression").fill("gpt2+" + "a" * 10_000)
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.refusal')?.textContent.includes('2000')")
+
+
+def test_browser_without_the_token_is_told_so(studio: Open) -> None:
+    page = studio("/gallery")
+    page.context.clear_cookies()
+    page.goto(page.url.partition("#")[0] + "#/compose?e=gpt2")
+    page.wait_for_selector(".refusal")
+    assert "token" in page.locator(".refusal").first.inner_text()
+
+
+@pytest.mark.parametrize("how", [{}, {"scheme": "dark"}, {"width": 390}, {"forced": True}, {"language": "zh-CN"}])
+@pytest.mark.parametrize("place", ["/gallery?a=gpt2&b=llama-7b", "/compose?e=llama@10m%2Bgqa:2&base=gpt2"])
+def test_axe_finds_nothing_and_nothing_runs_over_the_edge(
+    place: str, how: dict[str, Any], studio: Open, axe: Any
+) -> None:
+    page = studio(place, **how)
+    page.wait_for_selector("main svg")
+    quiet(page)
+    page.locator("summary").evaluate_all("(all) => all.forEach((one) => one.click())")
+    quiet(page)
+    assert axe(page) == []
+    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
+    if how.get("language"):
+        assert page.locator("html").get_attribute("lang") == "zh-Hans"

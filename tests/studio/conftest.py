@@ -1,0 +1,46 @@
+"""The studio behind its guard, called in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="pip install 'glassformer[serve]'")
+testclient = pytest.importorskip("starlette.testclient", reason="pip install httpx")
+
+from glassformer.serving.guard import Access  # noqa: E402
+from glassformer.studio.app import Pages, make_studio, open_routes  # noqa: E402
+
+HOST = "http://127.0.0.1"
+TOKEN = "0123456789abcdef"
+COOKIE = "glassformer_8600"
+
+
+@pytest.fixture(scope="session")
+def pages() -> Pages:
+    access = replace(Access(token=TOKEN), open=open_routes(), cookie=COOKIE)
+    return Pages(access, "llama@10m+gqa:2")
+
+
+@pytest.fixture(scope="session")
+def studio(pages: Pages) -> Iterator[Any]:
+    """A client that has no token."""
+    app = make_studio(pages, lambda line: None)
+    with testclient.TestClient(app, base_url=HOST, raise_server_exceptions=False) as found:
+        yield found
+
+
+@pytest.fixture
+def page(studio: Any) -> Any:
+    """Asks as a page does that has its cookie: `page("/api/compose", {...})`, or without a body."""
+
+    def ask(path: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
+        given = {"cookie": f"{COOKIE}={TOKEN}", **headers}
+        if body is None:
+            return studio.get(path, headers=given)
+        return studio.post(path, json=body, headers={"x-glassformer": "1", **given})
+
+    return ask
