@@ -52,7 +52,7 @@ def report(folder: Path) -> Path:
 
 @contextmanager
 def studio(folder: Path) -> Iterator[str]:
-    """Yields the address of a studio that runs meanwhile."""
+    """Yields the address of a running studio, and ends it."""
     command = [sys.executable, "-m", "glassformer", "studio", "llama@10m+gqa:2", "--port", "0", "--no-open"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         assert running.stdout is not None

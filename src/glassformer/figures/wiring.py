@@ -131,7 +131,7 @@ class _Pen:
         self.text("≠", x, y + 4.5, "gf-badge-sign")
 
     def place(self, *steps: int | str) -> str | None:
-        """The attribute by which a page knows the place of a part."""
+        """Value of data-place of a part; None without places."""
         return None if self.within is None else ".".join(map(str, (*self.within, *steps)))
 
     def box(self, box: Box, role: str, left: float, right: float, y: float, height: float,
@@ -173,7 +173,7 @@ def _height(box: Box) -> float:
 
 def wiring_drawing(model: ModelSketch, title: str, places: bool = False) -> Markup:
     """The model as one SVG, tokens at the bottom and logits at the top, an encoder to the left. With `places`, each
-    part has the attribute data-place, such as "0.1.mixer", by which a page makes it a button."""
+    part has the attribute data-place, such as "0.1.mixer", and a page can make it a button."""
     pen = _drawn(model, model.differs, () if places else None)
     top, width, towers = 20 - pen.y, WIDTH, [pen]
     if model.encoder is not None:

@@ -47,7 +47,7 @@ class Access:
     open: frozenset[tuple[str, str]] = frozenset({("GET", HEALTH), ("HEAD", HEALTH)})
     """Method and path of the routes that need no token."""
     cookie: str | None = None
-    """Name of the cookie in which a page of this server keeps the token; None if there are no pages."""
+    """Name of the cookie in which a page of this server keeps the token; None for a server without pages."""
 
     def __post_init__(self) -> None:
         for origin in self.origins:

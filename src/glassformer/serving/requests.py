@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from glassformer.errors import RequestError
 from glassformer.generation.grammar import LONGEST, Kind
-from glassformer.serving.body import Body
+from glassformer.serving.body import Body, wrong_field
 from glassformer.serving.inside import Inside
 from glassformer.serving.tools import MOST_CALLS, call_grammar
 

@@ -22,7 +22,7 @@ from glassformer.studio.blocks import blocks
 
 HEADS = {"mha", "gqa", "mqa"}
 AXES = ("mixer", "position", "visibility", "ffn", "norm", "residual")
-"""Axes by which cards are filtered, in their order on a card."""
+"""Axes of the filters, in their order on a card."""
 
 
 @cache
