@@ -1,9 +1,8 @@
-"""Pictures from plain data: every function takes numbers and words and returns SVG or HTML as text.
+"""Figures from plain data: every function takes numbers and text and returns SVG or HTML as text.
 
-Nothing of the rest of the package is imported, so a page, a notebook and the studio can draw with it.
-The pictures are complete without JavaScript; `script()` adds reading values by hover and arrow keys,
-switching arms off in a legend, and sorting tables. A page needs `stylesheet()` once, and `script()` if it
-wants those; `document()` is a page that has both.
+The package imports nothing else from Glassformer, so that pages, notebooks and the studio can use it. The figures are
+complete without JavaScript; `script()` adds reading values by hover and arrow keys, switching arms off in a legend, and
+sorting tables. A page needs `stylesheet()` once, and optionally `script()`; `document()` makes a page with both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One figure against what it is held to: the measured value with its interval, the published one, and where a claim
-puts it, on an axis of its own."""
+"""One measured value against its reference: the value with its interval, the published one, and the range that a claim
+gives, on a separate axis."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def against_row(
     width: int = 420,
     height: int = 26,
 ) -> Markup:
-    """A dot with its bar for what was measured, a diamond for what was published, a band from `least` to `most`.
+    """Draws a dot with a bar for the measured value and its interval, a diamond for the published value, and a band
+    from `least` to `most`.
 
-    A band without an end reaches to the end of the drawing; a dot without an interval is open."""
+    A band with one end only extends to the edge of the drawing; a dot without an interval is open."""
     known = [one for one in map(finite, (value, low, high, published, least, most)) if one is not None]
     left, right = widen(min(known), max(known))
     margin = (right - left) * 0.12

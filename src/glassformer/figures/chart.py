@@ -1,4 +1,4 @@
-"""What the charts share: axes, the frame with its grid, labels that keep out of each other's way."""
+"""Shared pieces of charts: axes, the frame with its grid, labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .markup import Markup, clean, join, number, tag
 from .numbers import finite, log_ticks, nice_ticks, tick_labels, widen
 
 Point = tuple[float, float]
-CHARACTER = 8.2  # the width of a letter of a label, in pixels, on the generous side
+CHARACTER = 8.2  # pixels per letter of a label, rounded up
 _FAR = 1e6
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis measures; limits and ticks that are left out follow from the data.
+    """Quantity of an axis; limits and ticks that are not given follow from the data
 
-    In a read-out `unit` is the word after a value, and `decimals` how many decimals a value on y has.
+    In a read-out, `unit` is the word after a value, and `decimals` the number of decimals of a value on y.
     """
 
     label: str
@@ -34,7 +34,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from values to pixels. What lies far outside stays finite."""
+    """Map from values to pixels; values far outside stay finite"""
 
     kind: Literal["linear", "log"]
     low: float
@@ -47,13 +47,13 @@ class Scale:
         return min(max(self.start + share * (self.end - self.start), -_FAR), _FAR)
 
     def _unit(self, value: float) -> float:
-        """The coordinate in which the axis is even; halved so that no difference overflows."""
+        """Returns the coordinate in which the axis is linear; halved so that no difference overflows."""
         return math.log10(max(value, 1e-300)) if self.kind == "log" else value / 2
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The rectangle of a chart in which data is drawn, in pixels, and its two scales."""
+    """Rectangle of a chart's data area in pixels, with its two scales"""
 
     width: int
     height: int
@@ -65,12 +65,12 @@ class Frame:
     y: Scale
 
     def at(self, point: Point) -> Point:
-        """Where a point of the data lies."""
+        """Returns the pixel of a data point."""
         return self.x(point[0]), self.y(point[1])
 
 
 def usable(points: Iterable[Sequence[float]], x: Axis) -> list[Point]:
-    """The points that this axis can hold: finite, positive where it is logarithmic, in order of x."""
+    """Returns the points that an axis can show, in order of x: finite, and positive if the axis is logarithmic."""
     pairs = ((finite(p[0]), finite(p[1])) for p in points if len(p) == 2)
     kept = [(a, b) for a, b in pairs if a is not None and b is not None and (x.kind == "linear" or a > 0)]
     return sorted(kept, key=lambda point: point[0])
@@ -83,7 +83,7 @@ def make_frame(
     y: Axis,
     points: Sequence[Point],
 ) -> Frame:
-    """The frame for these points: margins are left, top, right, bottom."""
+    """Returns the frame for these points; margins are left, top, right, bottom."""
     width, height = size
     left, top, right, bottom = margins
     scale_x = _scale(x, [p[0] for p in points], left, width - right, margin=0.0)
@@ -92,7 +92,7 @@ def make_frame(
 
 
 def _scale(axis: Axis, values: Sequence[float], start: float, end: float, margin: float) -> Scale:
-    """The scale over the axis's own limits, or over the data with a small margin."""
+    """Returns the scale over the axis's limits, or over the data with a small margin."""
     low = axis.low if axis.low is not None else min(values, default=1.0)
     high = axis.high if axis.high is not None else max(values, default=2.0)
     if axis.kind == "log":
@@ -108,7 +108,7 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float, margin
 
 
 def axis_ticks(axis: Axis, scale: Scale, target: int) -> list[tuple[float, str]]:
-    """The axis's own ticks where it has some, otherwise round ones."""
+    """Returns the axis's ticks, or round ones if it has not set any."""
     if axis.ticks is not None:
         return [(value, label) for value, label in axis.ticks if scale.low <= value <= scale.high]
     values = (log_ticks if scale.kind == "log" else nice_ticks)(scale.low, scale.high, target)
@@ -116,7 +116,7 @@ def axis_ticks(axis: Axis, scale: Scale, target: int) -> list[tuple[float, str]]
 
 
 def scaffold(frame: Frame, x: Axis, y: Axis) -> Markup:
-    """Grid lines across, ticks below, and what the axes measure, in words that need no turned head."""
+    """Draws grid lines, ticks, and horizontal labels of the axes."""
     across = max(3, int((frame.right - frame.left) / 95))
     pieces = [tag("text", y.label, x=0.0, y=13.0, class_="gf-axis")]
     for value, label in axis_ticks(y, frame.y, max(3, int((frame.bottom - frame.top) / 48))):
@@ -135,7 +135,7 @@ def scaffold(frame: Frame, x: Axis, y: Axis) -> Markup:
 
 
 def clipped(frame: Frame, *children: object) -> Markup:
-    """Children in the chart's own coordinates, cut off at the frame (an inner <svg> clips without an id)."""
+    """Returns children in the chart's coordinates, clipped at the frame (an inner <svg> clips without an id)."""
     pad = 7.0
     left, top = frame.left - pad, frame.top - pad
     width, height = frame.right - frame.left + 2 * pad, frame.bottom - frame.top + 2 * pad
@@ -144,7 +144,7 @@ def clipped(frame: Frame, *children: object) -> Markup:
 
 
 def drawing(frame: Frame, x: Axis, y: Axis, title: str, *children: object, readable: bool = False) -> Markup:
-    """The whole picture, named for a screen reader; `readable` lets the script read off values."""
+    """Returns the whole figure, with a title for screen readers; `readable` lets the script read off values."""
     data = json.dumps(_reading(frame, x, y), separators=(",", ":"), allow_nan=False) if readable else None
     return tag(
         "svg",
@@ -159,7 +159,7 @@ def drawing(frame: Frame, x: Axis, y: Axis, title: str, *children: object, reada
 
 
 def _reading(frame: Frame, x: Axis, y: Axis) -> dict[str, object]:
-    """What the script needs to turn pixels back into values."""
+    """Returns the data for the script to convert pixels to values."""
     return {
         "left": frame.left, "right": frame.right, "top": frame.top, "bottom": frame.bottom,
         "x": {"log": frame.x.kind == "log", "low": frame.x.low, "high": frame.x.high, "unit": clean(x.unit)},
@@ -169,7 +169,7 @@ def _reading(frame: Frame, x: Axis, y: Axis) -> dict[str, object]:
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places moved until neighbours are `gap` apart, as little as needed, inside [low, high] if possible."""
+    """Moves places until neighbours are `gap` apart, as little as needed, inside [low, high] if possible."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     clusters: list[tuple[list[int], float]] = []
     for index in order:
@@ -191,6 +191,6 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def shorten(label: str, limit: int = 26) -> str:
-    """A label that fits, its middle left out: names differ at their ends."""
+    """Returns a label of at most `limit` characters, shortened in the middle because names differ at their ends."""
     label = clean(label)
     return label if len(label) <= limit else f"{label[: limit // 2]}…{label[-(limit - limit // 2 - 1) :]}"

@@ -1,4 +1,4 @@
-"""A whole page that needs nothing else; the writers of pages and of figures."""
+"""Complete pages without external files; writing of pages and figures."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .markup import Markup, join, tag
 
 
 def stylesheet() -> str:
-    """The colours, lines and type of the figures, for light, dark and paper."""
+    """Returns the colours, lines and fonts of the figures, for light and dark screens and for paper."""
     return files(__package__).joinpath("figures.css").read_text(encoding="utf-8")
 
 
 def script() -> str:
-    """The one small script: read-outs, legends, sortable tables, the download of embedded data."""
+    """Returns the script for read-outs, legends, sortable tables, and the download of embedded data."""
     return files(__package__).joinpath("interact.js").read_text(encoding="utf-8")
 
 
 def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
-    """The page as text; `style` and `code` come after those of the figures.
+    """Returns the page as text; `style` and `code` come after those of the figures.
 
-    Its policy lets nothing run but this code, and nothing be fetched from anywhere."""
+    Its content security policy runs only this code and loads nothing."""
     code = script() + code
     fingerprint = base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode("ascii")
     policy = (
@@ -48,7 +48,7 @@ def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
 
 
 def copyable(command: str, label: str = "The command") -> Markup:
-    """A command in a box of its own; with the script it has a button that copies it."""
+    """Returns a command in a separate box; with the script it has a button that copies it."""
     words = join((tag("span", word, class_="gf-word") if word else "" for word in command.split(" ")), " ")
     box = tag("code", words, class_="gf-code", tabindex="0", role="group", aria_label=label)
     button = tag("button", "Copy", type="button", class_="gf-copy", data_copy=command, hidden=True,
@@ -57,7 +57,8 @@ def copyable(command: str, label: str = "The command") -> Markup:
 
 
 def embedded(values: object, name: str) -> Markup:
-    """Data in a page, which its script finds by `name`: strict JSON, with nothing in it that could end a script."""
+    """Returns data embedded in a page for its script to find by `name`: strict JSON, escaped so that it cannot end a
+    script."""
     text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -65,16 +66,16 @@ def embedded(values: object, name: str) -> Markup:
 
 
 def write_document(page: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page, and its folder where that is missing: whoever looks finds the old file or the whole new one.
+    """Writes the page, with its folder if needed: a reader finds the old file or the complete new one.
 
-    Raises WorkError where the disk refuses."""
+    Raises WorkError if the disk refuses."""
     target = Path(path)
     replace_text(target, page)
     return target
 
 
 def write_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Writes a figure of matplotlib; a .png has a mark of its origin, as pages have. Raises WorkError if the disk
+    """Writes a matplotlib figure; a .png has a mark of its origin, as pages have. Raises WorkError if the disk
     refuses."""
     marked = {"metadata": {"Software": "Glassformer"}} if path.suffix.lower() == ".png" else {}
     with atomic_file(path) as temporary:

@@ -12,17 +12,18 @@ from .markup import Markup, join, number, tag
 from .numbers import finite, log_ticks, nice_ticks, si, tick_labels, widen
 from .style import marker
 
-LEVELS = 32  # colours of the scale; the style sheet holds them as --gf-h0 to --gf-h31
+LEVELS = 32  # number of colours of the scale; the style sheet has them as --gf-h0 to --gf-h31
 MOST_COLUMNS, MOST_ROWS = 120, 64
 NOT_FINITE = ("nan", "inf", "-inf")
 _LEFT, _TOP, _RIGHT, _BOTTOM = 34.0, 34.0, 10.0, 46.0
-_HEIGHT = 150.0  # of the cells of a map, however many rows share it
-_LINE = 18.0  # between the names of rows, which a narrow screen draws larger
+_HEIGHT = 150.0  # height of the cells of a map, for any number of rows
+_LINE = 18.0  # distance between the names of rows, which a narrow screen draws larger
 
 
 @dataclass(frozen=True)
 class HeatScale:
-    """What the colours measure. Values beyond an end take its colour; `above` and `below` say that there are some."""
+    """Quantity and range of the colours. Values beyond an end have its colour; `above` and `below` tell that there are
+    such values."""
 
     label: str
     low: float
@@ -32,15 +33,15 @@ class HeatScale:
     above: bool = False
 
     def level(self, value: float) -> int:
-        """The colour of a value, 0 to LEVELS - 1."""
+        """Returns the colour of a value, 0 to LEVELS - 1."""
         return min(LEVELS - 1, max(0, int(Scale(self.kind, self.low, self.high, 0.0, LEVELS)(value))))
 
 
 @dataclass(frozen=True)
 class HeatColumn:
-    """The values of one stretch of the x axis, first row at the bottom; `name` says which stretch.
+    """Values of one interval of the x axis, first row at the bottom; `name` describes the interval
 
-    A value that is None was not recorded; nan and infinities, as numbers or as words, are drawn as not finite.
+    A value of None was not recorded; nan and infinities, as numbers or as words, are drawn as not finite.
     """
 
     start: float
@@ -51,7 +52,7 @@ class HeatColumn:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at x: drawn above the map, by the shape of `style.marker`."""
+    """An event at x, drawn above the map in the shape of `style.marker`"""
 
     x: float
     shape: int
@@ -61,9 +62,9 @@ class Mark:
 def heat_scale(label: str, values: Iterable[object], kind: Literal["linear", "log"] = "linear",
                low: float | None = None, high: float | None = None,
                every: Iterable[object] | None = None) -> HeatScale:  # fmt: skip
-    """The scale over `values`, or with fixed ends; `every` holds all that will be drawn, which may lie beyond them.
+    """Returns the scale over `values`, or with fixed ends; `every` holds all values to be drawn, which may be outside.
 
-    A logarithmic scale follows `every` for one power of ten beyond `values`, and reaches over six in all.
+    A logarithmic scale includes values of `every` up to one power of ten beyond `values`, and spans at most six.
     """
     known = [v for value in values if (v := finite(value)) is not None]
     drawn = known if every is None else [v for value in every if (v := finite(value)) is not None]
@@ -76,7 +77,7 @@ def heat_scale(label: str, values: Iterable[object], kind: Literal["linear", "lo
 
 
 def _decades(known: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
-    """The ends of a logarithmic scale."""
+    """Returns the ends of a logarithmic scale."""
     low, high = max(min(known), 1e-280), min(max(known), 1e280)
     low, high = max(min(drawn, default=low), low / 10), min(max(drawn, default=high), high * 10)
     low = max(low, high / 1e6)
@@ -84,15 +85,16 @@ def _decades(known: Sequence[float], drawn: Sequence[float]) -> tuple[float, flo
 
 
 def is_not_finite(value: object) -> bool:
-    """Whether a value is nan or an infinity, as a number or as a word."""
+    """Returns True if a value is nan or an infinity, as a number or as a word."""
     return value in NOT_FINITE if isinstance(value, str) else isinstance(value, float) and not math.isfinite(value)
 
 
 def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScale, x: Axis, title: str, y: str = "",
              marks: Sequence[Mark] = (), width: int = 500) -> Markup:  # fmt: skip
-    """The values as one SVG, `rows` naming them from the bottom; pointing at a cell says its value.
+    """Draws the values as one SVG, with `rows` as names from the bottom; hovering over a cell shows its value.
 
-    At most MOST_COLUMNS x MOST_ROWS cells are drawn, the first ones: thinning is for whoever knows what a mean means.
+    At most MOST_COLUMNS x MOST_ROWS cells are drawn, the first ones: the caller has to thin them, knowing how to
+    average.
     """
     columns = [c for c in columns if None not in (finite(c.start), finite(c.end))][:MOST_COLUMNS]
     rows = rows[:MOST_ROWS]
@@ -112,14 +114,14 @@ def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScal
 
 
 def _edges(row: int, rows: int) -> tuple[float, float]:
-    """The upper and the lower pixel of a row, a hair's breadth apart from its neighbours where there is room."""
+    """Returns the upper and lower pixel of a row, with a small gap to its neighbours if there is room."""
     share = _HEIGHT / rows
     gap = 1.0 if share > 5 else 0.0
     return _TOP + _HEIGHT - (row + 1) * share + gap, _TOP + _HEIGHT - row * share
 
 
 def _column(column: HeatColumn, across: Scale, rows: Sequence[str], scale: HeatScale, y: str) -> Markup:
-    """The cells of one column."""
+    """Draws the cells of one column."""
     left, right = sorted((across(column.start), across(column.end)))
     return join(
         _cell(left, right, *_edges(i, len(rows)), value, f"{y} {name}, {column.name}".strip(" ,"), scale)
@@ -128,7 +130,7 @@ def _column(column: HeatColumn, across: Scale, rows: Sequence[str], scale: HeatS
 
 
 def _cell(left: float, right: float, top: float, bottom: float, value: object, name: str, scale: HeatScale) -> Markup:
-    """One value; a cell that was not recorded is crossed by a thin line."""
+    """Draws one value; a cell that was not recorded is crossed by a thin line."""
     box = f"M{number(left)},{number(top)}H{number(right)}V{number(bottom)}H{number(left)}z"
     known = finite(value)
     if known is not None:
@@ -140,14 +142,14 @@ def _cell(left: float, right: float, top: float, bottom: float, value: object, n
 
 
 def _marks(across: Scale, marks: Sequence[Mark]) -> Markup:
-    """The marks, moved apart as little as needed to be told from each other."""
+    """Draws the marks, moved apart as little as needed to be distinguishable."""
     places = spread([across(mark.x) for mark in marks], 8.0, across.start, across.end)
     drawn = [marker(mark.shape, x, _TOP - 7, 3.4, mark.title) for mark, x in zip(marks, places, strict=True)]
     return tag("g", *drawn, class_="gf-event")
 
 
 def _words(across: Scale, x: Axis, y: str, rows: Sequence[str], width: int, height: float) -> Markup:
-    """The names of rows and columns, as many as there is room for."""
+    """Draws the names of rows and columns, only some of them if space is short."""
     pieces = [tag("text", y, x=0.0, y=13.0, class_="gf-axis")] if y else []
     stride = math.ceil(len(rows) * _LINE / _HEIGHT)
     for i in range(0, len(rows), stride):
@@ -166,9 +168,9 @@ def _words(across: Scale, x: Axis, y: str, rows: Sequence[str], width: int, heig
 
 
 def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = False, width: int = 340) -> Markup:
-    """The colours with their values, and what a cell without a value looks like, where there are such cells."""
+    """Draws the colours with their values, and samples of missing and of non-finite cells if the map has any."""
     step = (width - 20) / LEVELS
-    wide = number(step + 0.4)  # a little into the next, so that no seam shows
+    wide = number(step + 0.4)  # a little overlap, so that no seam shows
     pieces = [tag("path", d=f"M{number(10 + i * step)},0h{wide}v12h-{wide}z", class_=f"gf-h{i}") for i in range(LEVELS)]
     along = Scale(scale.kind, scale.low, scale.high, 10.0, width - 10.0)
     for value, label in _legend_ticks(scale):
@@ -184,12 +186,12 @@ def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = Fals
 
 
 def _ends(scale: HeatScale) -> tuple[str, str]:
-    """The ends of the scale in words, which say where there is more beyond."""
+    """Returns the ends of the scale as text, with a sign if values are beyond them."""
     return f"{'≤ ' if scale.below else ''}{si(scale.low)}", f"{'≥ ' if scale.above else ''}{si(scale.high)}"
 
 
 def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
-    """Round values inside, and those ends that have values beyond them."""
+    """Returns round values inside, and the ends that have values beyond them."""
     values = (log_ticks if scale.kind == "log" else nice_ticks)(scale.low, scale.high, 5)
     share = Scale(scale.kind, scale.low, scale.high, 0.0, 1.0)
     low, high = _ends(scale)
@@ -201,7 +203,7 @@ def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
 
 
 def _key(kind: str, words: str) -> Markup:
-    """A cell of one kind with its meaning."""
+    """Returns a cell of one kind with its meaning."""
     slash = "M0,12L18,0" if kind == "gf-hn" else ""
     cell = tag("path", d=f"M0,0H18V12H0z{slash}", class_=kind)
     box = tag("svg", cell, class_="gf-heat", viewBox="0 0 18 12", width=18, height=12, aria_hidden="true")

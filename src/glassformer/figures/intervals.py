@@ -1,4 +1,4 @@
-"""Differences with their intervals around zero: one small drawing per table row, all on one scale."""
+"""Differences with intervals around zero: one small drawing per table row, all on one scale."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PAD = 12.0
 
 
 def interval_domain(values: Iterable[float | None]) -> Domain:
-    """A range symmetric around zero that holds every value."""
+    """Returns a range symmetric around zero that contains every value."""
     reach = max((abs(v) for v in map(finite, values) if v is not None), default=0.0) * 1.12
     return (-reach, reach) if reach > 1e-290 else (-1.0, 1.0)
 
 
 def _place(value: float, domain: Domain, width: float) -> float:
-    """The pixel of a value, kept inside the drawing."""
+    """Returns the pixel of a value, clipped to the drawing."""
     share = min(max((value / domain[1] + 1) / 2, 0.0), 1.0)
     return _PAD + share * (width - 2 * _PAD)
 
@@ -26,8 +26,8 @@ def _place(value: float, domain: Domain, width: float) -> float:
 def interval_row(difference: float, low: float | None, high: float | None, domain: Domain, title: str,
                  decided: bool = True, width: int = 300, height: int = 30,
                  margin: float | None = None) -> Markup:  # fmt: skip
-    """One difference: a dot, its interval as a bar, the line of zero behind it. `decided` fills the dot; `margin` draws
-    the band around zero in which a difference counts as none."""
+    """Draws one difference: a dot, its interval as a bar, and the line of zero. `decided` fills the dot; `margin` draws
+    the band around zero in which a difference counts as equivalence."""
     middle, zero = height / 2, _place(0.0, domain, width)
     pieces = [tag("path", d=f"M{number(zero)},0V{height}", class_="gf-zero")]
     if margin:
@@ -53,7 +53,7 @@ def interval_row(difference: float, low: float | None, high: float | None, domai
 
 
 def interval_axis(domain: Domain, width: int = 300, height: int = 22) -> Markup:
-    """The ticks that go under the rows."""
+    """Draws the ticks below the rows."""
     ticks = nice_ticks(*domain, target=4)
     pieces = []
     for value, label in zip(ticks, tick_labels(ticks), strict=True):

@@ -1,4 +1,4 @@
-"""Levels with their intervals: one small drawing per table row, all on one scale that need not hold zero."""
+"""Levels with intervals: one small drawing per table row, all on one scale that need not include zero."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARGIN = 0.06
 
 
 def level_domain(values: Iterable[float | None]) -> Domain:
-    """A range that holds every value, with a little room at both ends."""
+    """Returns a range that contains every value, with a small margin at each end."""
     known = [value for value in map(finite, values) if value is not None]
     low, high = widen(min(known, default=0.0), max(known, default=1.0))
     room = (high - low) * _MARGIN
@@ -21,14 +21,14 @@ def level_domain(values: Iterable[float | None]) -> Domain:
 
 
 def _place(value: float, domain: Domain, width: float) -> float:
-    """The pixel of a value, kept inside the drawing."""
+    """Returns the pixel of a value, clipped to the drawing."""
     share = min(max((value - domain[0]) / (domain[1] - domain[0]), 0.0), 1.0)
     return _PAD + share * (width - 2 * _PAD)
 
 
 def level_row(value: float, low: float | None, high: float | None, runs: Sequence[float], domain: Domain, title: str,
               width: int = 220, height: int = 30) -> Markup:  # fmt: skip
-    """A dot for the mean, its interval as a bar, a short line for every run."""
+    """Draws a dot for the mean, its interval as a bar, and a short line for every run."""
     middle = height / 2
     pieces = []
     for run in runs:
@@ -46,7 +46,7 @@ def level_row(value: float, low: float | None, high: float | None, runs: Sequenc
 
 
 def level_axis(domain: Domain, width: int = 220, height: int = 22) -> Markup:
-    """The ticks that go under the rows."""
+    """Draws the ticks below the rows."""
     ticks = nice_ticks(*domain, target=3)
     pieces = []
     for value, label in zip(ticks, tick_labels(ticks), strict=True):

@@ -11,17 +11,17 @@ from .markup import Markup, breakable, join, number, path, tag
 from .numbers import fixed, si
 from .style import colour, dash, marker, swatch
 
-MERGED = 24.0  # marks of what lies beyond the axis are one where they stand closer, in pixels
-EARLY = 60.0  # a line that ends so many pixels before the frame does is named where it ends
+MERGED = 24.0  # pixels; marks of values beyond the axis that are closer are merged
+EARLY = 60.0  # pixels; a line that ends at a larger distance from the frame is named at its end
 
 
 @dataclass(frozen=True)
 class Series:
-    """One arm: `points` is the thick line, `thin` one line per seed, `markers` measurements of another kind.
+    """One arm: `points` is the thick line, `thin` one line per seed, `markers` measurements of another kind
 
-    `ended` says why the line stops early (a cross is drawn there); `note` is added to the legend; `dots` puts
-    a marker on every point of the line; `stray` leaves the line out when the range of the y axis is chosen.
-    Where the y axis has an upper limit, a mark at the edge says how far lines go beyond it.
+    `ended` gives the reason for an early end (drawn as a cross); `note` is added to the legend; `dots` draws a marker
+    at every point of the line; `stray` ignores the line in choosing the range of the y axis. If the y axis has an upper
+    limit, a mark at the edge gives the highest value beyond it.
     """
 
     label: str
@@ -37,7 +37,7 @@ class Series:
 
 def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 430,
                end_labels: bool = True) -> Markup:  # fmt: skip
-    """The curves as one SVG. Without end labels (narrow screens) the legend has to name the lines."""
+    """Draws the curves as one SVG. Without end labels (narrow screens) a legend has to name the lines."""
     shown = [_drawable(one, x, y) for one in series]
     shown = [one for one in shown if one.points or one.markers or any(one.thin)]
     if not shown:
@@ -50,7 +50,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str, width: in
 
 
 def _drawable(one: Series, x: Axis, y: Axis) -> Series:
-    """The series with only what fits the axes."""
+    """Returns the series with only the points that fit the axes."""
 
     def inside(points: Sequence[Point]) -> list[Point]:
         low, high = x.low if x.low is not None else -1e300, x.high if x.high is not None else 1e300
@@ -61,7 +61,8 @@ def _drawable(one: Series, x: Axis, y: Axis) -> Series:
 
 
 def _extent(shown: Sequence[Series]) -> list[Point]:
-    """The points that the axes must hold: every x, and the y of lines that did not stray (unless all did)."""
+    """Returns the points that the axes must include: every x, and the y of lines that are not stray (unless all
+    are)."""
     steady = [one for one in shown if not one.stray] or list(shown)
     every = [p for one in steady for line in (one.points, one.markers, *one.thin) for p in line]
     level = every[0][1]
@@ -69,7 +70,7 @@ def _extent(shown: Sequence[Series]) -> list[Point]:
 
 
 def _curve(frame: Frame, one: Series) -> Markup:
-    """One arm: seeds behind, mean in front, then the measurements, then the cross where it ended."""
+    """Draws one arm: seeds, then the mean in front of them, then the measurements, then the cross at an early end."""
     pieces = [tag("path", d=path(map(frame.at, line)), class_="gf-thin") for line in one.thin if line]
     if one.points:
         line = path(map(frame.at, one.points))
@@ -83,7 +84,8 @@ def _curve(frame: Frame, one: Series) -> Markup:
 
 
 def _beyond(frame: Frame, shown: Sequence[Series], x: Axis, y: Axis) -> Markup:
-    """Marks at the upper edge where lines leave the frame: one for each place, with the highest value reached."""
+    """Draws marks at the upper edge for lines that leave the frame: one for each place, with the highest value
+    reached."""
     if y.high is None:
         return Markup("")
     lines = [(one.label, line) for one in shown if not one.stray for line in (one.points, *one.thin)]
@@ -109,18 +111,18 @@ def _beyond(frame: Frame, shown: Sequence[Series], x: Axis, y: Axis) -> Markup:
 
 
 def _peaks(line: Sequence[Point], limit: float) -> list[Point]:
-    """The highest point of each stretch of a line beyond the limit."""
+    """Returns the highest point of each part of a line beyond the limit."""
     over = itertools.groupby(line, key=lambda p: p[1] > limit * (1 + 1e-9))
     return [max(stretch, key=lambda p: p[1]) for beyond, stretch in over if beyond]
 
 
 def _triangle(x: float, top: float) -> str:
-    """The outline of a triangle that points upwards."""
+    """Returns the outline of a triangle that points upwards."""
     return f"M{number(x)},{number(top)}l6,10h-12z"
 
 
 def _end(frame: Frame, one: Series) -> Point | None:
-    """The pixel where a series ends, or where it leaves the frame for good."""
+    """Returns the pixel where a series ends, or where it leaves the frame for the last time."""
     line = next((line for line in (one.points, *one.thin, one.markers) if line), None)
     if line is None:
         return None
@@ -136,13 +138,13 @@ def _end(frame: Frame, one: Series) -> Point | None:
 
 
 def _cross(x: float, y: float, title: str) -> Markup:
-    """The mark of a line that stopped before its time."""
+    """Draws the mark of a line that stopped early."""
     d = f"M{number(x - 5)},{number(y - 5)}l10,10m0,-10l-10,10"
     return tag("path", tag("title", title), d=d, class_="gf-ended")
 
 
 def _end_labels(frame: Frame, shown: Sequence[Series]) -> Markup:
-    """The names at the ends of the lines, moved apart where they would overlap, with a leader line."""
+    """Draws the names at the ends of the lines, moved apart to avoid overlap, with a leader line."""
     ended = [(one, end) for one in shown if (end := _end(frame, one))]
     named = [(one, end) for one, end in ended if end[0] > frame.right - EARLY]
     pieces = _inline_labels(frame, [(one, end) for one, end in ended if end[0] <= frame.right - EARLY])
@@ -160,7 +162,7 @@ def _end_labels(frame: Frame, shown: Sequence[Series]) -> Markup:
 
 
 def _inline_labels(frame: Frame, ended: Sequence[tuple[Series, Point]]) -> list[Markup]:
-    """The names of lines that end early, beside their ends, one above the other where they would overlap."""
+    """Draws the names of lines that end early next to their ends, stacked to avoid overlap."""
     pieces: list[Markup] = []
     taken: list[Point] = []
     for one, (x, y) in ended:
@@ -175,7 +177,7 @@ def _inline_labels(frame: Frame, ended: Sequence[tuple[Series, Point]]) -> list[
 
 
 def legend(series: Sequence[Series]) -> Markup:
-    """The legend as HTML: one button per arm, which the script makes switch that arm off and on."""
+    """Returns the legend as HTML: one button per arm, which the script uses to hide and show it."""
     items = []
     for one in series:
         note = tag("span", one.note, class_="gf-note") if one.note else None

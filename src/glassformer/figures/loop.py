@@ -1,4 +1,4 @@
-"""Text written token by token: steps from left to right, and the way back on which each new token is read."""
+"""Drawing of generation token by token: steps from left to right, and the way back of each new token to the input."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .markup import Markup, join, path, tag
 from .wiring import Box
 
 WIDE, HIGH, BETWEEN = 128.0, 44.0, 112.0
-"""Width and height of a step, and the space between two steps."""
+"""Width and height of a step, and the space between two steps"""
 TOP = 30.0
 BELOW = 40.0
-"""Depth of the way back below the steps."""
+"""Distance of the way back below the steps"""
 
 
 @dataclass(frozen=True)
 class LoopSketch:
-    """Steps with the values that pass between them, and a way back.
+    """Steps with the values that pass between them, and a way back
 
     `passes` has the value in front of each step and the value after the last one. The way back leaves the value in
     front of step `leaves` and joins the value in front of step `joins`.
@@ -32,7 +32,7 @@ class LoopSketch:
 
 
 def loop_drawing(sketch: LoopSketch, title: str) -> Markup:
-    """Returns the loop as one SVG."""
+    """Draws the loop as one SVG."""
     middle, pieces = TOP + HIGH / 2, list[Markup]()
     for at, words in enumerate(sketch.passes):
         left = at * (WIDE + BETWEEN)

@@ -1,4 +1,4 @@
-"""HTML and SVG as text, escaped unless it says otherwise: a plain `str` is words, a `Markup` is markup."""
+"""HTML and SVG as text, escaped by type: a plain `str` is words, a `Markup` is markup."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _VOID = frozenset(["br", "hr", "img", "input", "link", "meta"])
 
 
 class Markup(str):
-    """Text that may stand in a page as it is."""
+    """Text that a page can contain without escaping"""
 
     __slots__ = ()
 
 
 def clean(value: object) -> str:
-    """The words of a value, without what no page can hold (controls, halves of surrogate pairs)."""
+    """Returns a value as text, without characters that no page can contain (controls, surrogates)."""
     return _UNPRINTABLE.sub("\ufffd", value if isinstance(value, str) else str(value))
 
 
 def escape(value: object) -> Markup:
-    """Words made safe for a page; markup passes unchanged, None is nothing."""
+    """Returns text escaped for a page; markup is unchanged, and None gives an empty text."""
     if isinstance(value, Markup):
         return value
     return Markup("") if value is None else Markup(html.escape(clean(value), quote=True))
 
 
 def join(pieces: Iterable[object], between: str = "") -> Markup:
-    """Pieces one after another, each escaped if it is words."""
+    """Joins pieces, escaping each that is not markup."""
     return Markup(escape(between).join(escape(piece) for piece in pieces))
 
 
 def breakable(words: str, after: str) -> Markup:
-    """Words that may be broken over lines after these signs."""
+    """Returns text that may be broken over lines after the characters in `after`."""
     pieces: list[object] = []
     for sign in words:
         if pieces and sign in after:
@@ -45,18 +45,20 @@ def breakable(words: str, after: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """A coordinate: two decimals are finer than any screen, and keep a read-out exact to a thousandth."""
+    """Returns a coordinate with two decimals, which is finer than any screen and exact to a thousandth in a
+    read-out."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
-    """`tag("a", "words", class_="y")`: underscores become hyphens, None and False leave an attribute out."""
+    """Returns an element, as in `tag("a", "words", class_="y")`: underscores become hyphens, None and False leave an
+    attribute out."""
     opening = "".join([f"<{name}", *(_attribute(key, value) for key, value in attributes.items()), ">"])
     return Markup(opening) if name in _VOID else Markup(f"{opening}{join(children)}</{name}>")
 
 
 def _attribute(key: str, value: Any) -> str:
-    """One attribute with its leading space, or nothing."""
+    """Returns one attribute with its leading space, or an empty text."""
     if value is None or value is False:
         return ""
     key = key.rstrip("_").replace("_", "-")
@@ -66,13 +68,13 @@ def _attribute(key: str, value: Any) -> str:
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
-    """The `d` of a line through points in pixels."""
+    """Returns the `d` of a line through points in pixels."""
     return "".join(f"{'L' if i else 'M'}{number(x)},{number(y)}" for i, (x, y) in enumerate(points))
 
 
 def plain_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Markup:
-    """A table without a stylesheet, as a notebook shows it: rows of words and whole numbers, which are aligned right;
-    the first cell of each names it."""
+    """Returns a table without a stylesheet, for a notebook: rows of text and right-aligned integers; the first cell of
+    each row is its heading."""
     left, right = "text-align:left", "text-align:right"
     numbers = [any(isinstance(row[i], int) for row in rows) for i in range(len(headings))]
 

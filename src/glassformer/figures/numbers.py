@@ -1,6 +1,7 @@
-"""Numbers for people: round ticks in steps of 1, 2 and 5, suffixes k M B T, a true minus sign.
+"""Numbers as text: round ticks in steps of 1, 2 and 5, suffixes k M B T, a true minus sign.
 
-One style everywhere: `count` for what is counted, `si` for a quantity in so many figures, `fixed` for a measure."""
+One style everywhere: `count` for counts, `si` for a quantity with some significant figures, `fixed` for a
+measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _LIMIT = 1e300
 
 
 def finite(value: object) -> float | None:
-    """The value as a finite float, or None when it is anything else (also for True, strings, and 10**400)."""
+    """Returns the value as a finite float; None for any other value (also for True, strings, and 10**400)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -24,7 +25,7 @@ def finite(value: object) -> float | None:
 
 
 def widen(low: float, high: float) -> tuple[float, float]:
-    """A range that has a width: a single value gets a margin of a twentieth of itself."""
+    """Returns a range of positive width: a single value gets a margin of a twentieth of itself."""
     if high < low:
         low, high = high, low
     if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):
@@ -34,7 +35,7 @@ def widen(low: float, high: float) -> tuple[float, float]:
 
 
 def nice_ticks(low: float, high: float, target: int = 6) -> list[float]:
-    """About `target` values inside [low, high], one step apart: 1, 2 or 5 times a power of ten."""
+    """Returns about `target` values inside [low, high], in steps of 1, 2 or 5 times a power of ten."""
     low, high = widen(low, high)
     rough = (high - low) / max(target, 1)
     power = 10.0 ** math.floor(math.log10(rough))
@@ -44,12 +45,12 @@ def nice_ticks(low: float, high: float, target: int = 6) -> list[float]:
 
 
 def _multiple(index: int, step: float) -> float:
-    """index * step without the dust of binary fractions (0.30000000000000004)."""
+    """Returns index * step without rounding errors of binary fractions (0.30000000000000004)."""
     return float(f"{index * step:.12g}")
 
 
 def log_ticks(low: float, high: float, target: int = 6) -> list[float]:
-    """Round values inside [low, high] for a logarithmic axis: powers of ten, and 2 and 5 if there is room."""
+    """Returns round values inside [low, high] for a logarithmic axis: powers of ten, and 2 and 5 if there is room."""
     if low <= 0 or high <= low:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -63,7 +64,7 @@ def log_ticks(low: float, high: float, target: int = 6) -> list[float]:
 
 
 def fixed(value: float, decimals: int = 3, signed: bool = False) -> str:
-    """A number with so many decimals and a true minus sign; never `−0.000`."""
+    """Formats a number with `decimals` decimals and a true minus sign; never `−0.000`."""
     text = f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
     if float(text) == 0:
         text = text.lstrip("+-")
@@ -77,7 +78,7 @@ def with_sign(value: float, decimals: int = 4) -> str:
 
 
 def si(value: float, digits: int = 3) -> str:
-    """A count in `digits` significant figures with k, M, B or T: 10646784 is 10.6M."""
+    """Formats a count with `digits` significant figures and k, M, B or T: 10646784 is 10.6M."""
     rounded = float(f"{value:.{digits}g}")
     size = abs(rounded)
     if size >= 1e16 or 0 < size < 1e-4:
@@ -91,7 +92,7 @@ def si(value: float, digits: int = 3) -> str:
 
 
 def count(value: float) -> str:
-    """A count as pages write it: whole below 10,000, from there on in three figures with a suffix.
+    """Formats a count: as an integer below 10,000, otherwise with three figures and a suffix.
 
     4096 stays 4096, 49152 is 49.2k and 820864 is 821k."""
     if abs(value) >= 9_999.5:
@@ -100,13 +101,13 @@ def count(value: float) -> str:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """The ticks in words, all with as many decimals as their step needs."""
+    """Formats ticks, all with the number of decimals that their step needs."""
     steps = [b - a for a, b in itertools.pairwise(ticks) if b > a]
     return [_tick_label(tick, min(steps, default=abs(tick) or 1.0)) for tick in ticks]
 
 
 def _tick_label(tick: float, step: float) -> str:
-    """One tick, precise to its step."""
+    """Formats one tick with the precision of its step."""
     size = max(abs(tick), step)
     if size >= 1e16 or size < 1e-4:
         return si(tick, 2) if tick else "0"
@@ -119,12 +120,12 @@ def _tick_label(tick: float, step: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Returns a duration with its unit: 0.0123 is 12.3 ms, 99.1 is 99.1 s, 99107 is 99,107 s."""
+    """Formats a duration with its unit: 0.0123 is 12.3 ms, 99.1 is 99.1 s, 99107 is 99,107 s."""
     if value >= 1:
         return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s"
     return f"{1e3 * value:.3g} ms"
 
 
 def days(value: float) -> str:
-    """A number of days in words: whole ones, and of a few their parts."""
+    """Formats a number of days: an integer from 10 up, otherwise two figures."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

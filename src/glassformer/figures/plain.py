@@ -1,4 +1,4 @@
-"""Values as plain data."""
+"""Conversion of values to plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON has it: dataclasses as dicts of their fields, tuples as lists."""
+    """Returns a value as plain data for JSON: dataclasses as dicts of their fields, tuples as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Two figures of every arm against each other, with the range over seeds as whiskers."""
+"""Scatter chart of two quantities for every arm, with the range over seeds as whiskers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .style import colour, marker
 Range = tuple[float, float]
 Rectangle = tuple[float, float, float, float]
 _LINE = 16.0
-NEAR = 20.0  # a name within so many pixels of its marker needs no line
+NEAR = 20.0  # pixels; a name within this distance of its marker needs no line
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One arm at (x, y); the ranges are its lowest and highest value over seeds."""
+    """One arm at (x, y); the ranges are its lowest and highest value over seeds"""
 
     label: str
     x: float
@@ -32,7 +32,7 @@ class Dot:
 
 def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 400,
                   hint: str = "", names: bool = True) -> Markup:  # fmt: skip
-    """The arms as named markers; `hint` says where better lies: "↘ faster and better".
+    """Draws the arms as named markers; `hint` names the better direction: "↘ faster and better".
 
     Without names (narrow screens) a legend has to name the markers."""
     shown = [dot for dot in dots if finite(dot.x) is not None and finite(dot.y) is not None]
@@ -45,7 +45,7 @@ def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int 
 
 
 def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
-    """The x axis with room at both sides, so that names have a place."""
+    """Returns the x axis with room for names at each end."""
     values = [v for dot in dots for v in (dot.x, *(dot.x_range or ()))]
     low, high = min(values), max(values)
     pad = (high - low) * 0.14 or abs(high) * 0.1 or 1.0
@@ -54,12 +54,12 @@ def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
 
 
 def _corners(dots: Sequence[Dot]) -> list[tuple[float, float]]:
-    """Every point that must lie inside the frame."""
+    """Returns all points that must be inside the frame."""
     return [(x, y) for d in dots for x in (d.x, *(d.x_range or ())) for y in (d.y, *(d.y_range or ()))]
 
 
 def _mark(frame: Frame, dot: Dot) -> Markup:
-    """A marker with its whiskers."""
+    """Draws a marker with its whiskers."""
     px, py = frame.at((dot.x, dot.y))
     whiskers = []
     if dot.x_range:
@@ -72,7 +72,7 @@ def _mark(frame: Frame, dot: Dot) -> Markup:
 
 
 def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
-    """Each name near its marker, at the first of many places where it covers nothing; a line leads to a far one."""
+    """Draws each name near its marker, at the first of many places without overlap; a line leads to a distant one."""
     taken = [box for dot in dots for box in _covered(frame, dot)]
     pieces = []
     for dot in dots:
@@ -88,14 +88,14 @@ def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
 
 
 def _leader(at: tuple[float, float], box: Rectangle) -> str | None:
-    """A line from a marker to the nearest edge of its name, where that is not beside it."""
+    """Returns a line from a marker to the nearest edge of its name; None if they are close."""
     px, py = at
     x, y = min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
     return None if math.hypot(x - px, y - py) < NEAR else f"M{number(px)},{number(py)}L{number(x)},{number(y)}"
 
 
 def _covered(frame: Frame, dot: Dot) -> list[Rectangle]:
-    """What a marker and its whiskers cover."""
+    """Returns the rectangles that a marker and its whiskers cover."""
     px, py = frame.at((dot.x, dot.y))
     boxes = [(px - 8, py - 8, px + 8, py + 8)]
     if dot.x_range:
@@ -108,9 +108,9 @@ def _covered(frame: Frame, dot: Dot) -> list[Rectangle]:
 def _free_place(
     frame: Frame, at: tuple[float, float], length: float, taken: Sequence[Rectangle]
 ) -> tuple[float, float, str, Rectangle]:
-    """Right, left, above, below, then on ever wider rings: the first place inside where the name covers nothing.
+    """Returns the first place inside without overlap: right, left, above, below, then on ever wider rings.
 
-    Where there is none, the place inside that covers least."""
+    Without such a place, returns the place inside that covers least."""
     px, py = at
     tries = [(px + 12, py + 4, "start"), (px - 12, py + 4, "end")]
     tries += [(px + dx, py + dy, "start" if dx > 0 else "end") for dy in (-9, 17) for dx in (9, -9)]
@@ -136,10 +136,10 @@ def _free_place(
 
 
 def _overlap(a: Rectangle, b: Rectangle) -> float:
-    """The area that two rectangles share."""
+    """Returns the area that two rectangles share."""
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def _hint(frame: Frame, words: str) -> Markup:
-    """The quiet words above the plot that say in which corner a reader would like to be."""
+    """Returns the text above the plot that names the better corner."""
     return tag("text", words, x=frame.right, y=13.0, text_anchor="end", class_="gf-hint")

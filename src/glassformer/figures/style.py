@@ -1,27 +1,27 @@
-"""How arms are told apart: a colour, a dash and a marker, so that no reader depends on colour alone."""
+"""Styles that distinguish arms: a colour, a dash and a marker, so that no reader depends only on colour."""
 
 from __future__ import annotations
 
 from .markup import Markup, tag
 
 COLOURS = 6
-"""As many as stay apart for the colour-blind, in light and in dark."""
+"""Number of colours that colour-blind readers can distinguish, on light and dark backgrounds"""
 DASHES = ("", "7 3", "2 2.6", "9 3 2 3", "14 4", "5 2 1.5 2 1.5 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
 def colour(style: int) -> str:
-    """The class that sets `--c`, the colour of an arm."""
+    """Returns the class that sets `--c`, the colour of an arm."""
     return f"gf-c{style % COLOURS}"
 
 
 def dash(style: int) -> str | None:
-    """The dash pattern of an arm; the first is solid. Colour and dash together repeat after 36 arms."""
+    """Returns the dash pattern of an arm; the first is solid. Colour and dash together repeat after 36 arms."""
     return DASHES[(style + style // COLOURS) % len(DASHES)] or None
 
 
 def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", **attributes: object) -> Markup:
-    """The marker of an arm, centred at (x, y)."""
+    """Draws the marker of an arm, centred at (x, y)."""
     shape = MARKERS[(style + 2 * (style // COLOURS) + style // 36) % len(MARKERS)]
     inside = tag("title", title) if title else None
     if shape == "circle":
@@ -30,7 +30,7 @@ def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", *
 
 
 def _outline(shape: str, x: float, y: float, size: float) -> str:
-    """The outline of a marker that is not a circle, of about the same area."""
+    """Returns the outline of a marker that is not a circle, of about the same area."""
     s = size * 1.2
     corners = {
         "square": [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)],
@@ -44,7 +44,7 @@ def _outline(shape: str, x: float, y: float, size: float) -> str:
 
 
 def swatch(style: int) -> Markup:
-    """The short line with a marker that stands for an arm in tables and legends."""
+    """Draws the short line with a marker that identifies an arm in tables and legends."""
     line = tag("path", d="M1,7H33", class_="gf-mean", stroke_dasharray=dash(style))
     return tag(
         "svg", line, marker(style, 17, 7, 3.6),

@@ -1,4 +1,4 @@
-"""Results as text: tables for a terminal, and a base for values that print as the command line shows them."""
+"""Results as text: tables for a terminal, and a base class of values that print as on the command line."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .document import write_document
 from .markup import Markup, plain_table, tag
 
 WIDTH = 120
-"""Columns of text that is not written to a terminal."""
+"""Columns of text that is not written to a terminal"""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class TextTable(Table):
-    """A table whose cells and headings are taken literally: brackets in a name are never read as rich's markup."""
+    """Table with literal cells and headings: brackets in a name are not read as rich's markup"""
 
     def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
         """Adds a row; a cell with a style is a rich `Text`."""
@@ -59,7 +59,7 @@ def _literal(text: str | None) -> Text | None:
 
 
 def size(value: float | None) -> str:
-    """Returns a number of bytes with its unit, in three figures; a dash for None."""
+    """Formats a number of bytes with its unit and three figures; a dash for None."""
     if value is None:
         return "–"
     for unit in _BYTES:
@@ -70,7 +70,7 @@ def size(value: float | None) -> str:
 
 
 def short(count: int) -> str:
-    """Returns a count in three figures with k, M or B: 840704 is 841k."""
+    """Formats a count with three figures and k, M or B: 840704 is 841k."""
     for unit, power in (("B", 9), ("M", 6), ("k", 3)):
         if count >= 10**power:
             return f"{count / 10**power:.3g}{unit}"
@@ -78,7 +78,7 @@ def short(count: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """75 -> 1:15."""
+    """Formats a duration as a clock: 75 is 1:15."""
     if not math.isfinite(seconds):
         return "–:––"
     minutes, rest = divmod(round(seconds), 60)
@@ -98,38 +98,39 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def decimals(value: float | None) -> str:
-    """Four, or `no` for what could not be measured."""
+    """Formats a value with four decimals; `no` for None."""
     return "no" if value is None else f"{value:.4f}"
 
 
 def output() -> Console:
-    """Returns standard output, as wide as its terminal, or `WIDTH` columns when redirected to a file or pipe."""
+    """Returns a console for standard output, as wide as its terminal, or `WIDTH` columns if redirected to a file or
+    pipe."""
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def one_line(text: str) -> str:
-    """Returns the text with a mark for each character that a terminal would obey: line ends, escapes, directions."""
+    """Returns the text with a sign for each character that controls a terminal: line ends, escapes, text directions."""
     return "".join(letter if letter.isprintable() else "⏎" if letter == "\n" else "·" for letter in text)
 
 
 def unbroken(text: str) -> Text:
-    """Returns a text whose lines are never wrapped, to be copied: a path, a config."""
+    """Returns a text whose lines are never wrapped, so that they can be copied: a path, a config."""
     return Text(text, no_wrap=True, overflow="ignore")
 
 
 def dim(text: str) -> Text:
-    """Returns a line that explains the ones before it."""
+    """Returns a dimmed line that explains the lines before it."""
     return Text(text, style="dim")
 
 
 class Printed:
-    """Base of results that are read in a terminal: `print(result)` is the text that the command line shows.
+    """Base of results for a terminal: `print(result)` gives the same text as the command line
 
     A subclass has `lines` and `to_dict`; `__rich__` gives the lines to rich's consoles, with colours, at their width.
     """
 
     raw: ClassVar[bool] = False
-    """True if the lines are for other programs: the command line prints them unbroken."""
+    """True if the lines are input of other programs: the command line then prints them unwrapped"""
 
     def to_dict(self) -> Any:
         """Returns the result as plain values.
@@ -171,7 +172,7 @@ class Printed:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """In a notebook: the same text, with tables."""
+        """Returns the same text with tables as HTML, for a notebook."""
         return tag("div", *map(_html, self.lines()))
 
     def __rich__(self) -> Group:
@@ -185,10 +186,10 @@ class Printed:
 
 
 class Reported(Printed):
-    """Base of printed results that have a page."""
+    """Base of printed results that have a page"""
 
     def html(self) -> str:
-        """Returns the page, which loads nothing else.
+        """Returns the page, which loads no other files.
 
         Returns
         -------
@@ -209,7 +210,7 @@ class Reported(Printed):
         Parameters
         ----------
         path
-            The file to write; a file that exists is replaced at once.
+            The file to write; an existing file is replaced atomically.
 
         Returns
         -------
@@ -230,7 +231,7 @@ class Reported(Printed):
 
 
 class Tabular(Printed):
-    """Base of printed results that make a table."""
+    """Base of printed results that have a table"""
 
     def records(self) -> Iterable[dict[str, Any]]:
         """Returns the rows of the table.
@@ -238,7 +239,7 @@ class Tabular(Printed):
         Returns
         -------
         iterable of dict
-            Each row, by column.
+            Rows as {column: value}.
 
         Examples
         --------
@@ -254,8 +255,8 @@ class Tabular(Printed):
         Returns
         -------
         pandas.DataFrame
-            A row for each of `records`; a dict within a row has a column for each of its keys, `validation.loss` and
-            so on. Needs pandas.
+            A row for each of `records`; a dict within a row has one column for each key, such as `validation.loss`.
+            Needs pandas.
 
         Raises
         ------

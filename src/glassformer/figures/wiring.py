@@ -1,4 +1,4 @@
-"""How a model is wired, from the bottom up: the residual stream is the trunk, parts are boxes beside it.
+"""Drawing of a model's wiring, from the bottom up: the residual stream is the trunk, parts are boxes next to it.
 
 pre        trunk ──┬── norm ─ part ──⊕──        the trunk stays clean
 post       trunk ──┬── part ─────────⊕── norm   every layer normalises the trunk itself
@@ -6,7 +6,8 @@ sandwich   trunk ──┬── norm ─ part ─ norm ──⊕──
 res_post   trunk ──┬── part ─ norm ──⊕──
 parallel   trunk ──┬── norm ─ mixer | ffn ──⊕── both read the same input
 
-A model with an encoder is two trunks side by side; what the encoder makes leads to the parts that read it.
+A model with an encoder has two trunks next to each other; a line leads from the encoder's output to the parts that read
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .markup import Markup, join, number, tag
 
 WIDTH = 300
 GAP = 34
-"""Between two towers, where the encoder's memory rises."""
+"""Space between two towers, for the line of the encoder's memory"""
 TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
@@ -29,24 +30,24 @@ KNOWN = ("pre", "post", "sandwich", "res_post", "parallel", "no_residual")
 
 @dataclass(frozen=True)
 class Box:
-    """A part: its name, in small type what distinguishes it, and what acts `inside` it (a position).
+    """A part: its name, its details in small type, and what acts `inside` it (a position)
 
-    `whole`, which is not drawn, is all that distinguishes it: a narrow box has less room for words."""
+    `whole`, which is not drawn, holds all details, since a narrow box has less room."""
 
     name: str
     detail: str = ""
     inside: str = ""
     whole: str = ""
     reads_memory: bool = False
-    """Whether it reads what an encoder makes."""
+    """True if it reads the output of an encoder"""
 
 
 @dataclass(frozen=True)
 class BlockSketch:
-    """One block: how its parts are wired to the trunk, and which they are; `times` in a row.
+    """One block: the wiring and the parts, `times` in a row
 
-    `shared_norm` says whether the two branches of a parallel block read one norm or one each, `mixer_normed` whether
-    the mixer of a pre block reads one at all.
+    `shared_norm` is True if the two branches of a parallel block read the same norm; `mixer_normed` is False if the
+    mixer of a pre block reads no norm.
     """
 
     wiring: str = "pre"
@@ -60,7 +61,7 @@ class BlockSketch:
 
 @dataclass(frozen=True)
 class StageSketch:
-    """Blocks that are repeated together."""
+    """Blocks that are repeated together"""
 
     repeat: int = 1
     blocks: Sequence[BlockSketch] = field(default_factory=tuple)
@@ -69,7 +70,7 @@ class StageSketch:
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A whole model; `position` is what is added to the embedding, if anything is."""
+    """A whole model; `position` names the position that is added to the embedding, if any"""
 
     embedding: Box | None = None
     position: str = ""
@@ -80,13 +81,13 @@ class ModelSketch:
     reads: str = "tokens"
     gives: str = "logits"
     encoder: ModelSketch | None = None
-    """The tower whose output parts of this one read."""
+    """Tower whose output is read by parts of this one"""
     differs: frozenset[Place] = frozenset()
     """Places to be marked: ("final_norm",), (stage, "repeat"), (stage, block, "mixer"), ..."""
 
 
 class _Pen:
-    """Draws upwards from y = 0: `y` is the level reached so far, negative and falling."""
+    """Draws upwards from y = 0; `y` is the level reached so far, negative and decreasing"""
 
     def __init__(self, within: Place | None = None) -> None:
         self.within = within
@@ -94,7 +95,7 @@ class _Pen:
         self.pieces: list[Markup] = []
         self.y = 0.0
         self.readers: list[tuple[float, float]] = []
-        """The left edges of the parts that read a memory, (x, y)."""
+        """Left edges (x, y) of the parts that read a memory"""
 
     def put(self, *pieces: Markup) -> None:
         self.pieces += pieces
@@ -113,12 +114,12 @@ class _Pen:
             )
 
     def rise(self, height: float, arrow: bool = False) -> None:
-        """The trunk goes up."""
+        """Draws the trunk upwards."""
         self.line((TRUNK, self.y), (TRUNK, self.y - height), arrow=arrow)
         self.y -= height
 
     def add(self, y: float) -> None:
-        """A circled plus on the trunk."""
+        """Draws a circled plus on the trunk."""
         cross = f"M{number(TRUNK - 5)},{number(y)}h10M{number(TRUNK)},{number(y - 5)}v10"
         self.put(tag("circle", cx=TRUNK, cy=y, r=9.0, class_="gf-plus"), tag("path", d=cross, class_="gf-wire"))
 
@@ -126,7 +127,7 @@ class _Pen:
         self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor, data_place=place))
 
     def badge(self, x: float, y: float) -> None:
-        """The sign of something that differs, centred at (x, y)."""
+        """Draws the mark of a difference, centred at (x, y)."""
         self.put(tag("circle", cx=x, cy=y, r=8.0, class_="gf-badge"))
         self.text("≠", x, y + 4.5, "gf-badge-sign")
 
@@ -136,7 +137,7 @@ class _Pen:
 
     def box(self, box: Box, role: str, left: float, right: float, y: float, height: float,
             differs: bool = False, at: str = "") -> None:  # fmt: skip
-        """A part whose lower edge is at y, and which is `at` some place."""
+        """Draws a part whose lower edge is at y; `at` is its place in the block, such as "mixer"."""
         letters = max(6, int((right - left) / 6.6))
         top, middle = y - height, (left + right) / 2
         self.put(
@@ -167,13 +168,13 @@ class _Pen:
 
 
 def _height(box: Box) -> float:
-    """The height that a part's words need."""
+    """Returns the height that a part's text needs."""
     return 26.0 + (13.0 if box.detail else 0.0) + (25.0 if box.inside else 0.0)
 
 
 def wiring_drawing(model: ModelSketch, title: str, places: bool = False) -> Markup:
-    """The model as one SVG, tokens at the bottom and logits at the top, an encoder to the left. With `places`, each
-    part has the attribute data-place, such as "0.1.mixer", and a page can make it a button."""
+    """Draws the model as one SVG, tokens at the bottom and logits at the top, an encoder to the left. With `places`,
+    each part has the attribute data-place, such as "0.1.mixer", so that a page can make it a button."""
     pen = _drawn(model, model.differs, () if places else None)
     top, width, towers = 20 - pen.y, WIDTH, [pen]
     if model.encoder is not None:
@@ -190,7 +191,7 @@ def wiring_drawing(model: ModelSketch, title: str, places: bool = False) -> Mark
 
 
 def _drawn(model: ModelSketch, marks: frozenset[Place], within: Place | None = None) -> _Pen:
-    """One tower."""
+    """Draws one tower."""
     pen = _Pen(within)
     pen.text(model.reads, TRUNK, -4.0, "gf-detail")
     pen.y = -12.0
@@ -211,7 +212,7 @@ def _drawn(model: ModelSketch, marks: frozenset[Place], within: Place | None = N
 
 
 def _memory(source: _Pen, pen: _Pen) -> None:
-    """From the top of one tower to the parts of the other that read it, in the other's coordinates."""
+    """Draws the line from the top of the encoder to the parts that read it, in the coordinates of the decoder."""
     channel, start = -GAP / 2.0, source.y + 4
     source.line((TRUNK + 10, source.y + 4), (WIDTH + GAP / 2.0, source.y + 4))
     for x, y in pen.readers:
@@ -220,7 +221,7 @@ def _memory(source: _Pen, pen: _Pen) -> None:
 
 
 def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False, at: str = "") -> None:
-    """A part through which the trunk itself passes."""
+    """Draws a part that the trunk passes through."""
     pen.rise(16, arrow=True)
     height = _height(box)
     pen.box(box, role, 10.0, right, pen.y, height, differs, at)
@@ -228,7 +229,7 @@ def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = Fals
 
 
 def _added_position(pen: _Pen, words: str, differs: bool) -> None:
-    """A position that is added to the embedding."""
+    """Draws a position that is added to the embedding."""
     pen.rise(40)
     y = pen.y + 20
     left, right = BRANCH_LEFT, BRANCH_RIGHT
@@ -242,7 +243,7 @@ def _added_position(pen: _Pen, words: str, differs: bool) -> None:
 
 
 def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -> None:
-    """Blocks in a frame that says how often it is repeated."""
+    """Draws blocks in a frame with their number of repeats."""
     pen.rise(14)
     bottom, before = pen.y, len(pen.pieces)
     for j, block in enumerate(stage.blocks):
@@ -267,13 +268,13 @@ def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -
 
 
 def _wiring_words(block: BlockSketch) -> str:
-    """The wiring in words, and the honest remark when this drawing does not know it."""
+    """Returns the wiring as text, with a remark if this drawing does not know it."""
     known = block.wiring in KNOWN
     return f"{shorten(block.wiring, 14)} wiring" if known else f"{shorten(block.wiring, 12)} (drawn as pre)"
 
 
 def _block(pen: _Pen, block: BlockSketch, marks: frozenset[str], alone: bool) -> None:
-    """One block, with a caption when it has neighbours; `marks` names what differs in it."""
+    """Draws one block, with a caption if it has neighbours; `marks` names the parts that differ."""
     bottom, before = pen.y, len(pen.pieces)
     pen.rise(10)
     if block.wiring == "parallel" and block.mixer and block.ffn:
@@ -292,7 +293,7 @@ def _block(pen: _Pen, block: BlockSketch, marks: frozenset[str], alone: bool) ->
 
 
 def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozenset[str]) -> None:
-    """One part on its branch, with the norms where the wiring puts them."""
+    """Draws one part on its branch, with the norms at the places of the wiring."""
     post = block.wiring == "post"
     start = y = pen.y
     norm, other = "" if role == "mixer" and not block.mixer_normed else block.norm, "norm" in marks
@@ -312,14 +313,14 @@ def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozen
 
 
 def _branch_up(pen: _Pen, start: float, y: float) -> float:
-    """The branch leaves the trunk and turns upwards."""
+    """Draws the branch from the trunk upwards."""
     pen.put(tag("circle", cx=TRUNK, cy=start, r=2.6, class_="gf-joint"))
     pen.line((TRUNK, start), (BRANCH, start), (BRANCH, y), arrow=True)
     return y
 
 
 def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> float:
-    """A part on the branch, and the short wire above it."""
+    """Draws a part on the branch, and the short line above it."""
     height = _height(box)
     pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height, differs)
     pen.line((BRANCH, y - height), (BRANCH, y - height - 10))
@@ -327,13 +328,13 @@ def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> floa
 
 
 def _become_trunk(pen: _Pen, y: float) -> None:
-    """The branch turns back and is the trunk from there on."""
+    """Draws the branch back into the place of the trunk, which it becomes."""
     pen.line((BRANCH, y), (TRUNK, y), (TRUNK, y - 20))
     pen.y = y - 20
 
 
 def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> None:
-    """The branch turns back and is added to the trunk."""
+    """Draws the branch back to the trunk, with the sign of addition."""
     pen.line((branch, y), (TRUNK + 9, y))
     pen.line((TRUNK, start), (TRUNK, y - 20))
     pen.add(y)
@@ -341,7 +342,8 @@ def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> No
 
 
 def _parallel(pen: _Pen, block: BlockSketch, mixer: Box, ffn: Box, marks: frozenset[str]) -> None:
-    """Both parts read the same input, through one norm or one each, and one sum takes both."""
+    """Draws mixer and ffn in parallel: they read the same input, through one norm or one each, and one sum adds
+    them."""
     start = pen.y
     y = _branch_up(pen, start, start - 12)
     if block.norm and block.shared_norm:
