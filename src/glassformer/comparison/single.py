@@ -66,7 +66,7 @@ class Course(Callback):
     def __init__(self, name: str, notify: Notify):
         self.name, self.notify = name, notify
         self.seconds, self.took, self.since = 0.0, 0.0, 0.0
-        """seconds of all texts, of the last text, and of training before it"""
+        """Seconds of all texts, of the last text, and of training before it"""
         self.written: list[EarlySample] = []
         self.run: Training | None = None
         """The run, set when it has ended"""

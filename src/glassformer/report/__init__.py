@@ -1,7 +1,7 @@
-"""The page that a comparison leaves: one HTML file that opens offline, prints, and carries its own data.
+"""Page of a comparison: one HTML file that opens offline, prints, and contains its data.
 
-`render(results)` is the page as text, `write_report(results, path)` puts it on disk in one move. The input
-is what `results.json` holds (`runs.results.Results`); every string is taken for words, never for markup.
+`render(results)` returns the page as text, `write_report(results, path)` writes it atomically. The input is the content
+of `results.json` (`runs.results.Results`); strings are treated as text, never as markup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The section on how the arms are built and trained: their wiring drawn, and what sets them apart from the first."""
+"""Section on how the arms are built and trained: their wiring as drawings, and their differences from the first arm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sketch import describe, mapping, marked, sequence, sketch
 
 
 def config_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """The table of differences, then the drawings."""
+    """Returns the table of differences and the drawings."""
     known = [arm for arm in arms if arm.config]
     if not known:
         return Absent("How the arms differ", "no config was recorded.")
@@ -32,12 +32,12 @@ def config_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def _card(arm: Arm, model: ModelSketch) -> Markup:
-    """One arm's drawing under its name."""
+    """Returns one arm's drawing below its name."""
     return tag("figure", tag("figcaption", arm_label(arm)), wiring_drawing(model, describe(arm.name, model)))
 
 
 def _table(arms: Sequence[Arm]) -> Markup:
-    """The differences, in the order of the axes."""
+    """Returns the table of differences, in the order of the axes."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
@@ -58,12 +58,13 @@ def _table(arms: Sequence[Arm]) -> Markup:
 
 
 def _stages(tree: dict) -> list[list]:
-    """The blocks of each stage."""
+    """Returns the blocks of each stage."""
     return [sequence(mapping(stage).get("blocks")) for stage in sequence(tree.get("stack"))]
 
 
 def _row(one: Difference, alone: bool) -> Markup:
-    """One part or field in words, its path below, and what each arm has; what departs from the usual is tinted."""
+    """Returns the row of one part or field: its description, its path, and each arm's value; unusual values are
+    tinted."""
     usual = one.usual
     cells = [
         tag("td", _value(value), class_=None if usual is None else "usual" if value == usual else "changed")

@@ -1,4 +1,4 @@
-"""Loss while training, against tokens and against seconds; loss at contexts longer than the trained one."""
+"""Loss during training against tokens and seconds; loss at contexts longer than the trained one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..runs.wording import without_length
 from .html import Absent, arm_label, caption, none, scroll, section, two_sizes
 
 WINDOWS = 60
-LONG = 90  # curves with more points than this are averaged in windows
+LONG = 90  # number of points of a curve above which it is averaged in windows
 MARKERS = 6
-SPIKE = 0.25  # nats above its neighbours, at least
-MOST = 0.75  # of the arms make a spike a shared one
-NAMED = 4  # shared spikes are named, the others counted
+SPIKE = 0.25  # least height of a spike above its neighbours, in nats
+MOST = 0.75  # share of the arms that makes a spike a shared one
+NAMED = 4  # number of shared spikes that are described; the others are counted
 NARROW = {"width": 372, "height": 300, "end_labels": False}
 Kind = Literal["linear", "log"]
 
 
 @dataclass(frozen=True)
 class CurveView:
-    """One way to look at the curves: against what, and over which part of it."""
+    """View of the curves: the x axis and its range"""
 
     key: str
     curve: Callable[[RunResult], Points]
@@ -45,7 +45,7 @@ SCALES = (("linear", "linear"), ("log", "logarithmic"), ("end", "second half"))
 
 
 def windows(kind: Kind, low: float, high: float, count: int) -> list[float]:
-    """The edges of `count` windows of equal width on the axis."""
+    """Returns the edges of `count` windows of equal width on the axis."""
     if kind == "log":
         ratio = math.log(high / low)
         return [low * math.exp(ratio * i / count) for i in range(count + 1)]
@@ -53,7 +53,7 @@ def windows(kind: Kind, low: float, high: float, count: int) -> list[float]:
 
 
 def at(curve: Points, x: float) -> float | None:
-    """The value of a curve at x, on the straight line between its neighbours; None outside of the curve."""
+    """Returns the value of a curve at x, linearly interpolated; None outside the curve."""
     if not curve or x < curve[0][0] or x > curve[-1][0]:
         return None
     i = bisect_left(curve, (x, -math.inf))
@@ -64,10 +64,10 @@ def at(curve: Points, x: float) -> float | None:
 
 
 def mean_curve(curves: Sequence[Points], kind: Kind) -> Points:
-    """The mean over seeds, as far as every seed reaches.
+    """Returns the mean over seeds, over the range that every seed covers.
 
-    Short curves are averaged at the points where any seed recorded one, long ones in windows of equal width:
-    within a window each seed counts once, with the mean of its own points there.
+    Short curves are averaged at all recorded points, long ones in windows of equal width: within a window each seed
+    counts once, with the mean of its points.
     """
     curves = [[p for p in curve if kind == "linear" or p[0] > 0] for curve in curves]
     curves = [curve for curve in curves if curve]
@@ -84,7 +84,7 @@ def mean_curve(curves: Sequence[Points], kind: Kind) -> Points:
 
 
 def _window(curves: Sequence[Points], a: float, b: float, last: bool) -> tuple[float, float] | None:
-    """The mean over seeds of the means within [a, b), or None where nobody recorded anything."""
+    """Returns (mean x, mean over seeds of their means) within [a, b); None without recorded points."""
     inside = [[p for p in curve if a <= p[0] < b or (last and p[0] == b)] for curve in curves]
     xs = [p[0] for seed in inside for p in seed]
     if not xs:
@@ -97,7 +97,7 @@ def _window(curves: Sequence[Points], a: float, b: float, last: bool) -> tuple[f
 
 
 def extremes(curve: Points, kind: Kind, count: int = 90) -> Points:
-    """A long curve thinned without hiding a spike: the lowest and the highest point of every window."""
+    """Thins a long curve without hiding a spike: keeps the lowest and the highest point of every window."""
     curve = [p for p in curve if kind == "linear" or p[0] > 0]
     if len(curve) <= 2 * count:
         return curve
@@ -115,7 +115,7 @@ def extremes(curve: Points, kind: Kind, count: int = 90) -> Points:
 
 @dataclass(frozen=True)
 class CurveSpike:
-    """A point of a curve far above what stood before it and after it: by so many nats."""
+    """A point of a curve that is `height` nats above the points before and after it"""
 
     x: float
     level: float
@@ -123,8 +123,8 @@ class CurveSpike:
 
 
 def spikes(curve: Points) -> list[CurveSpike]:
-    """The points that stand out upwards, with their neighbours that do: more than six times the noise of the curve
-    above the medians of the stretches on both of their sides, and more than SPIKE nats."""
+    """Returns the points that are spikes, with adjacent high points: more than six times the noise of the curve above
+    the medians before and after them, and more than SPIKE nats."""
     levels = [y for _, y in curve]
     reach = max(5, len(curve) // 20)
     steps = [b - a for a, b in itertools.pairwise(levels)]
@@ -142,7 +142,7 @@ def spikes(curve: Points) -> list[CurveSpike]:
 
 
 def top(curves: Sequence[Points], low: float | None = None) -> float | None:
-    """Where an axis for these curves ends, so that single spikes do not rule it; None where none of them would."""
+    """Returns an upper end of an axis for these curves that cuts off single spikes; None if none of them needs it."""
     curves = [[p for p in curve if low is None or p[0] >= low] for curve in curves]
     out = [{spike.x for spike in spikes(curve)} for curve in curves]
     calm = [y for curve, beyond in zip(curves, out, strict=True) for x, y in curve if x not in beyond]
@@ -154,7 +154,8 @@ def top(curves: Sequence[Points], low: float | None = None) -> float | None:
 
 @dataclass(frozen=True)
 class Shared:
-    """A spike of most arms of a seed at once: at so many tokens, `who` of the arms that were trained as far."""
+    """A simultaneous spike of most arms of a seed: after `x` tokens, in `who` of the `reached` arms that were trained
+    that far"""
 
     x: float
     seed: int
@@ -164,7 +165,7 @@ class Shared:
 
 
 def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
-    """Where most arms of a seed jumped at once, having read the same batches."""
+    """Returns the places at which most arms of a seed have a spike on the same batches."""
     found = []
     for seed in dict.fromkeys(run.seed for arm in arms for run in arm.runs):
         runs = [run for arm in arms for run in arm.runs if run.seed == seed and len(training_curve(run)) > 1]
@@ -182,7 +183,7 @@ def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
 
 
 def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> list[list[tuple[float, int, float]]]:
-    """Places in order, those together that are no further apart than that."""
+    """Groups sorted places with a distance of at most `width`."""
     groups: list[list[tuple[float, int, float]]] = []
     for one in sorted(places):
         if groups and one[0] - groups[-1][-1][0] <= width:
@@ -193,13 +194,13 @@ def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> lis
 
 
 def few(markers: Points) -> Points:
-    """At most so many markers, evenly chosen, the last among them."""
+    """Returns at most MARKERS markers, evenly chosen, including the last."""
     stride = -(-len(markers) // MARKERS)
     return markers[::-1][:: max(stride, 1)][::-1]
 
 
 def curve_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """The section with the loss curves and the switches between the ways of looking at them."""
+    """Returns the section with the loss curves and the switches between views of them."""
     recorded = [v for v in VIEWS if any(v.curve(run) for arm in arms for run in arm.runs)]
     if not recorded:
         return Absent("Loss while training", "no curve was recorded.")
@@ -215,7 +216,7 @@ def curve_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
-    """Radio buttons; the style sheet shows the panel they choose, so no script is needed."""
+    """Returns radio buttons; the style sheet shows the panel they select, so that no script is needed."""
     choices = []
     for i, (key, words) in enumerate(options):
         button = tag("input", type="radio", name=name, id=f"{name}-{key}", checked=i == 0)
@@ -224,7 +225,7 @@ def switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
 
 
 def _panel(arms: Sequence[Arm], view: CurveView, scale: str) -> Markup:
-    """The curves in one view on one scale, wide and narrow."""
+    """Draws the curves in one view on one scale, for wide and narrow screens."""
     kind: Kind = "log" if scale == "log" else "linear"
     series = [_series(arm, view, kind) for arm in arms]
     ends = [line[-1][0] for one in series for line in (one.points, *one.thin) if line]
@@ -239,13 +240,13 @@ def _panel(arms: Sequence[Arm], view: CurveView, scale: str) -> Markup:
 
 
 def _top(arms: Sequence[Arm], view: CurveView, low: float | None) -> float | None:
-    """The end of the axis of losses: that of the arms that finished, where any did."""
+    """Returns the upper end of the loss axis: that of the finished arms, if there are any."""
     counted = [arm for arm in arms if arm.finished] or list(arms)
     return top([view.curve(run) for arm in counted for run in arm.counted], low)
 
 
 def _series(arm: Arm, view: CurveView, kind: Kind) -> Series:
-    """One arm as a line: its seeds thin, their mean thick, its validation losses as markers."""
+    """Returns one arm as a line: its seeds thin, their mean thick, its validation losses as markers."""
     curves = {id(run): view.curve(run) for run in arm.runs}
     mean = mean_curve([curves[id(run)] for run in arm.counted], kind)
     recorded = [extremes(curve, kind) for curve in curves.values() if curve]
@@ -265,7 +266,7 @@ def _fate_note(arm: Arm) -> str:
 
 
 def _curve_words(arms: Sequence[Arm]) -> str:
-    """What is drawn, and what was done to it."""
+    """Returns the text that describes the lines of the chart, and their averaging or thinning."""
     several = any(len(arm.runs) > 1 for arm in arms)
     words = [
         "Thick lines are means over the seeds that finished; thin lines are single seeds."
@@ -286,7 +287,7 @@ def _curve_words(arms: Sequence[Arm]) -> str:
 
 
 def _shared_words(arms: Sequence[Arm]) -> Markup | None:
-    """What a spike of all arms at once says: it was the data."""
+    """Returns a note on spikes of all arms at once, whose cause is the data."""
     found = shared_spikes(arms)
     if not found:
         return None
@@ -309,7 +310,7 @@ def _shared_words(arms: Sequence[Arm]) -> Markup | None:
 
 
 def _markers_words(arms: Sequence[Arm]) -> str:
-    """Says what the markers are, and why the last is not the loss of the summary."""
+    """Returns the text that describes the markers, and why the last differs from the loss in the summary."""
     final, while_training = held_out_tokens([run for arm in arms for run in arm.runs])
     if not while_training or final == while_training:
         return "Markers are validation losses."
@@ -322,7 +323,7 @@ def _has_validation(arm: Arm) -> bool:
 
 
 def _ends_in_words(arms: Sequence[Arm]) -> str:
-    """The picture for those who cannot see it: where each curve ends."""
+    """Returns a description of the chart for screen readers: the end of each curve."""
     ends = []
     for arm in arms:
         curve = mean_curve([training_curve(run) for run in arm.counted], "linear")
@@ -335,7 +336,7 @@ def _ends_in_words(arms: Sequence[Arm]) -> str:
 
 
 def rate_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """The section with the learning rate of each arm, which its seeds share."""
+    """Returns the section with the learning rate of each arm, which its seeds share."""
     found = {arm.index: _rates(arm) for arm in arms}
     if not any(found.values()):
         return Absent("Learning rate", "no learning rates were recorded.")
@@ -350,7 +351,7 @@ def rate_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def _rates(arm: Arm) -> Points:
-    """The rates of the first seed that recorded them."""
+    """Returns the rates of the first seed that recorded them."""
     return next((curve for run in arm.runs if run.train and (curve := points(run.train.rate_curve))), [])
 
 
@@ -359,14 +360,14 @@ def _rates(arm: Arm) -> Points:
 
 @dataclass(frozen=True)
 class ContextLoss:
-    """What one arm did at one context: its loss, or the reason why there is none."""
+    """Loss of one arm at one context, or the reason why it is missing"""
 
     loss: float | None
     reason: str
 
 
 def reaches(arm: Arm) -> dict[int, ContextLoss]:
-    """The arm's results by context, each the mean over seeds."""
+    """Returns the arm's results by context, each the mean over seeds."""
     found: dict[int, list[written.Reach]] = {}
     for run in arm.counted:
         for entry in run.extrapolation:
@@ -383,7 +384,7 @@ def _reach(entries: Sequence[written.Reach]) -> ContextLoss:
 
 
 def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
-    """The section with the loss at multiples of the trained context."""
+    """Returns the section with the loss at multiples of the trained context."""
     known = {arm.index: reaches(arm) for arm in arms}
     contexts = sorted({context for reach in known.values() for context in reach})
     if not contexts:
@@ -426,7 +427,7 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
 
 
 def _cannot(reach: ContextLoss) -> bool:
-    """Whether the arm is unable, as opposed to merely not measured."""
+    """Returns True if the arm is unable to read this context, as opposed to not measured."""
     return reach.loss is None and reach.reason.lower().startswith("cannot")
 
 
@@ -441,7 +442,7 @@ def _reach_series(arm: Arm, reach: dict[int, ContextLoss], trained: float) -> Se
 def _reach_table(
     arms: Sequence[Arm], known: dict[int, dict[int, ContextLoss]], contexts: Sequence[int], trained: float
 ) -> Markup:
-    """The values, with the reason wherever there is none."""
+    """Returns the table of values, with the reason for each missing one."""
     heads = [tag("th", "Arm", scope="col")]
     heads += [tag("th", f"{si(c / trained)}×", tag("small", f"{count(c)} tokens"), scope="col") for c in contexts]
     rows = []
@@ -452,7 +453,7 @@ def _reach_table(
 
 
 def _reach_cells(row: Sequence[ContextLoss | None], arm: Arm) -> list[Markup]:
-    """One cell for each context; neighbours without a loss for one reason are merged."""
+    """Returns one cell for each context; adjacent cells with the same reason for a missing loss are merged."""
     cells = []
     for said, same in itertools.groupby(row, key=lambda reach: _refusal(reach, arm) if _lost(reach) else None):
         run = list(same)
@@ -468,7 +469,7 @@ def _lost(reach: ContextLoss | None) -> bool:
 
 
 def _refusal(reach: ContextLoss | None, arm: Arm) -> Markup:
-    """Why there is no loss; the length that was asked for, which the column says, is left out."""
+    """Returns the reason for a missing loss, without the requested length, which the column has."""
     if reach is None:
         return none("not measured" if arm.finished else arm.trouble)
     if not _cannot(reach):

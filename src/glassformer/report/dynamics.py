@@ -1,4 +1,4 @@
-"""What was watched while the arms trained: curves beside the loss, maps of layer by step, and what happened when."""
+"""Section on training dynamics: curves of statistics, maps of layer by step, and events."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from .curves import extremes, mean_curve, switch, top
 from .experts import experts_figure
 from .html import Absent, arm_label, arm_name, caption, scroll, section
 
-CELLS = 24_000  # of all maps together; beyond them neighbouring columns are drawn as one
-ROWS = 30  # of the table of events
+CELLS = 24_000  # largest number of cells of all maps together; above it, adjacent columns are merged
+ROWS = 30  # rows of the table of events
 SMALL = {"width": 340, "height": 236, "end_labels": False}
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """What is drawn of a statistic, and on which scale; `merge` makes one value of several."""
+    """A statistic and the scale of its drawing; `merge` combines several values"""
 
     name: str
     words: str
@@ -75,7 +75,7 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Happening:
-    """A kind of event: its mark as a shape of `style.marker` and as a sign, its name for one and for many."""
+    """A kind of event: its mark as a shape of `style.marker` and as a sign, its name in singular and plural"""
 
     shape: int
     sign: str
@@ -95,7 +95,7 @@ _OTHER = Happening(0, "●", "other event", "other events")
 
 
 def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
-    """The section; where nothing was watched, the `command` that watches."""
+    """Returns the section; if no run was watched, the `command` for watching one."""
     seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
     if not any(seen.values()):
         return Absent("Dynamics", "entropy, rank and gradients of the layers were not recorded.", command)
@@ -115,7 +115,7 @@ def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
 
 
 def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """One small chart for each statistic that was recorded, the loss first."""
+    """Draws one small chart for each recorded statistic, the loss first."""
     charts = [chart for one in CURVES if (chart := _chart(one, arms, seen, end))]
     if not any(w.curves for found in seen.values() for w in found) or not charts:
         return None
@@ -130,7 +130,7 @@ def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], 
 
 
 def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """All arms in one statistic."""
+    """Draws all arms in one statistic."""
     series = [_series(one, arm, seen[arm.index]) for arm in arms]
     if not any(line.points or any(line.thin) for line in series):
         return None
@@ -145,7 +145,7 @@ def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDyn
 
 
 def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Series:
-    """One arm: its seeds thin, the mean of those that count thick, a marker at every event."""
+    """Returns one arm: its seeds thin, the mean of the counted ones thick, a marker at every event."""
     curves = {id(w.run): _curve(one.name, w) for w in seen}
     mean = mean_curve([curve for run in arm.counted if (curve := curves.get(id(run)))], "linear")
     thin = [extremes(curve, "linear") for curve in curves.values() if curve] if len(curves) > 1 else []
@@ -157,7 +157,7 @@ def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Serie
 
 
 def _curve(name: str, seen: RecordedDynamics) -> Points:
-    """A recorded curve; the loss, which is recorded against tokens, against steps."""
+    """Returns a recorded curve against steps; the loss, which is recorded against tokens, is converted."""
     if name != "loss":
         return seen.curves.get(name, [])
     train = seen.run.train
@@ -175,7 +175,7 @@ def _range_in_words(arm: Arm, line: Series) -> str:
 
 
 def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """Layer by step for every arm, one statistic at a time."""
+    """Draws layer by step for every arm, one statistic at a time."""
     drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
     there = [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
     if not there:
@@ -198,15 +198,15 @@ def _drawn(seen: Sequence[RecordedDynamics]) -> RecordedDynamics:
 
 
 def _mark_words(drawn: Sequence[tuple[Arm, RecordedDynamics]]) -> str:
-    """What the marks above the maps mean, of those that are there."""
+    """Returns the meaning of the marks above the maps, for those that occur."""
     kinds = {_kind(event) for _, w in drawn for event in w.events}
     known = [f"{event.sign} {event.one}" for kind, event in EVENTS.items() if kind in kinds]
     return f" Above them: {', '.join(known)}." if known else ""
 
 
 def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: float, merge: int) -> Markup:
-    """The maps of one statistic under one scale: that of the runs that finished, so that one which ran away does not
-    take the colours from the others."""
+    """Draws the maps of one statistic under one scale, from the finished runs, so that a diverged run does not use up
+    the range of colours."""
     maps = [(arm, w, _columns(one, w, merge)) for arm, w in drawn if w.layers.get(one.name)]
     every = [value for _, _, columns in maps for column in columns for value in column.values]
     ended = [columns for _, w, columns in maps if w.run.status == "ok"]
@@ -223,7 +223,7 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
 
 
 def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
-    """The seed that is drawn, and how it ended."""
+    """Returns the seed of the drawing, and its status."""
     seed = f"seed {seen.run.seed}" if len(arm.runs) > 1 else ""
     status = seen.run.status
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
@@ -231,20 +231,21 @@ def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
 
 
 def _names(seen: RecordedDynamics) -> list[str]:
-    """What the rows are: a layer each, or several neighbours."""
+    """Returns the names of the rows: one layer each, or several adjacent ones."""
     edges = [math.ceil(row * seen.depth / max(1, seen.rows)) for row in range(seen.rows + 1)]
     return [f"{a}" if b - a < 2 else f"{a}–{b - 1}" for a, b in itertools.pairwise(edges)]
 
 
 def _columns(one: Statistic, seen: RecordedDynamics, merge: int) -> list[HeatColumn]:
-    """The windows as columns, `merge` at a time. What is measured less often stands for all steps since it last was."""
+    """Returns the windows as columns, `merge` at a time. A value that is measured less often applies to all steps since
+    the previous one."""
     grid = [_merged(seen.layers[one.name][i : i + merge], one.merge) for i in range(0, len(seen.steps), merge)]
     edges = [0.0, *seen.steps[merge - 1 :: merge]][: len(grid)]
     edges.append(seen.steps[-1])
     there = [i for i, column in enumerate(grid) if any(_is_value(v) for v in column)]
     usual = int(statistics.median(b - a for a, b in itertools.pairwise(there))) if len(there) > 1 else 1
     columns = []
-    after = 0  # the windows before it are drawn
+    after = 0  # windows before this index are drawn
     for i in there:
         start = max(after, i + 1 - usual)
         if start > after:
@@ -265,7 +266,7 @@ def _is_value(value: object) -> bool:
 
 
 def _merged(columns: Sequence[Sequence[Any]], merge: Callable[[Sequence[float]], float]) -> list[Any]:
-    """One column of several; what is not finite stays so."""
+    """Merges several columns into one; a value that is not finite remains so."""
     if len(columns) == 1:
         return list(columns[0])
     made: list[Any] = []
@@ -282,7 +283,7 @@ def _marks(seen: RecordedDynamics) -> list[Mark]:
 
 
 def _extremes_in_words(columns: Sequence[HeatColumn], seen: RecordedDynamics) -> str:
-    """The picture for those who cannot see it: where it is lowest and where it is highest."""
+    """Returns a description of the map for screen readers: the places of the lowest and highest values."""
     names = _names(seen)
     cells = [(v, name, column.name) for column in columns for value, name in zip(column.values, names, strict=False)
              if (v := finite(value)) is not None]  # fmt: skip
@@ -297,7 +298,7 @@ def _extremes_in_words(columns: Sequence[HeatColumn], seen: RecordedDynamics) ->
 
 
 def _event_words(event: dict[str, Any]) -> str:
-    """`spike of loss at step 61, 9.13, 7.2 sigma`."""
+    """Returns an event as text: `spike of loss at step 61, 9.13, 7.2 sigma`."""
     what, value, sigmas = event.get("what"), event.get("value"), finite(event.get("sigmas"))
     shown = finite(value)
     pieces = [
@@ -317,7 +318,7 @@ def _plain(word: object) -> str:
 
 
 def _event_table(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup | None:
-    """What happened, in order of steps, arm by arm."""
+    """Returns the table of events in order of steps, arm by arm."""
     found = [(arm, w, event) for arm in arms for w in seen[arm.index] for event in w.events]
     if not found:
         return None
@@ -342,12 +343,12 @@ def _event_row(arm: Arm, seen: RecordedDynamics, event: dict[str, Any]) -> Marku
     return tag("tr", tag("th", arm_label(arm), seed, scope="row"), *(tag("td", cell) for cell in cells))
 
 
-# --- What is seen, in words ---
+# --- Findings in words ---
 
 
 @dataclass(frozen=True)
 class TimedValue:
-    """A value with its place: the layers and the last step of its window."""
+    """A value with its place: the layers, and the last step of its window"""
 
     value: float
     layer: str
@@ -355,7 +356,7 @@ class TimedValue:
 
 
 def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
-    """The finite values of a statistic, in order of steps."""
+    """Yields the finite values of a statistic, in order of steps."""
     names = _names(seen)
     for step, column in zip(seen.steps, seen.layers.get(name, ()), strict=False):
         for layer, value in zip(names, column, strict=False):
@@ -365,7 +366,8 @@ def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
 
 @dataclass(frozen=True)
 class Sign:
-    """Two statistics of one run that were out of bounds in one layer at one time: where, and whether that ended."""
+    """Simultaneous values of two statistics out of bounds in one layer of a run: their places, and whether they
+    ended"""
 
     places: list[tuple[TimedValue, TimedValue]]
     passed: bool
@@ -373,7 +375,7 @@ class Sign:
 
 def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Callable[[float], bool]],
               seen: RecordedDynamics) -> Sign | None:  # fmt: skip
-    """Where two statistics agree, in order of steps; None where they nowhere do."""
+    """Returns the places at which both statistics are out of bounds, in order of steps; None without any."""
     cells = list(_cells(first[0], seen))
     others = {(cell.step, cell.layer): cell for cell in _cells(second[0], seen) if second[1](cell.value)}
     both = [
@@ -383,7 +385,7 @@ def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Cal
 
 
 def _findings(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Sentences no stronger than the data: an alarm needs two statistics at one place."""
+    """Returns sentences on the findings, no stronger than the data: an alarm needs two statistics at one place."""
     if not any(w.layers or w.curves for found in seen.values() for w in found):
         return [join(["Only spikes were looked for. ", _HOW]), _happened(arms, seen)]
     alarms = _collapses(arms, seen)
@@ -396,7 +398,7 @@ def _not_watched(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -
 
 
 def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Collapse of entropy or of rank, where two statistics agree on it."""
+    """Returns sentences on a collapse of entropy or of rank that two statistics agree on."""
     told = []
     for arm in arms:
         peaked = (
@@ -421,13 +423,13 @@ def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> 
 
 
 def _values(signs: Sequence[Sign]) -> tuple[list[float], list[float]]:
-    """The values of the first and of the second statistic, wherever they agree."""
+    """Returns the values of the first and of the second statistic at the places of agreement."""
     both = [place for sign in signs for place in sign.places]
     return [first.value for first, _ in both], [second.value for _, second in both]
 
 
 def _since(signs: Sequence[Sign], arm: Arm) -> str:
-    """In how many seeds, where first, and whether it lasted."""
+    """Returns a clause with the number of seeds, the first place, and whether it lasted."""
     first = min((sign.places[0][0] for sign in signs), key=lambda cell: cell.step)
     seeds = f" in {len(signs)} of {len(arm.runs)} seeds" if len(arm.runs) > 1 else ""
     passed = ", but not to the end" if all(sign.passed for sign in signs) else ""
@@ -435,13 +437,13 @@ def _since(signs: Sequence[Sign], arm: Arm) -> str:
 
 
 def _most_rank(arm: Arm) -> float:
-    """The largest rank that the stream can have, min(context, width); 0 where neither is known."""
+    """Returns the largest possible rank of the stream, min(context, width); 0 if neither is known."""
     sizes = [finite(arm.config.get(name)) for name in ("context", "d_model")]
     return min((size for size in sizes if size), default=0.0)
 
 
 def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """The extremes, where no two of them together are a sign of trouble."""
+    """Returns a sentence with the extremes, if no two of them together are a sign of trouble."""
     ends = []
     for name, words, pick, decimals in (
         ("max_attention_logit", "the largest attention logit", max, None),
@@ -461,7 +463,7 @@ def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[
 
 
 def _happened(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup:
-    """Counts of events, arm by arm."""
+    """Returns the counts of events, arm by arm."""
     told = []
     for arm in arms:
         kinds = Counter(EVENTS.get(_kind(event), _OTHER) for w in seen[arm.index] for event in w.events)

@@ -1,4 +1,4 @@
-"""The load of experts: of each one, and of each rank where several share them."""
+"""Load of experts, and of ranks that hold several of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .curves import switch
 from .html import arm_label, caption, scroll
 
 RANKS = (2, 4, 8)
-"""Numbers of ranks over which experts are shared on the page, where they can be."""
-EXPERTS = 1  # the key of the panel in which every expert stands for itself
+"""Numbers of ranks for the maps of shared experts, if they divide the number of experts"""
+EXPERTS = 1  # key of the panel with every expert separately
 
 Drawn = tuple[Arm, RecordedDynamics]
 
 
 def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
-    """Maps of layer by expert and of layer by rank, and what they come to; None without experts."""
+    """Draws maps of layer by expert and of layer by rank, and a table of their loads; None without experts."""
     found = [(arm, seen) for arm, seen in watched if seen.experts]
     if not found:
         return None
@@ -41,7 +41,7 @@ def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
 
 
 def shared(load: Sequence[float], ranks: int) -> list[float]:
-    """The load of each of `ranks` ranks that share the experts in order, over its even share."""
+    """Returns the load of each of `ranks` ranks that hold the experts in order, relative to an even share."""
     each = len(load) // ranks
     return [sum(load[rank * each : (rank + 1) * each]) * ranks for rank in range(ranks)]
 
@@ -54,7 +54,7 @@ Map = tuple[Arm, list[HeatColumn], list[str]]
 
 
 def _maps(found: Sequence[Drawn], key: int) -> list[Map]:
-    """Each arm's columns, an expert or a rank each, with the names of the layers."""
+    """Returns each arm's columns, one for each expert or rank, with the names of the layers."""
     maps: list[Map] = []
     for arm, seen in found:
         most = max(map(len, seen.experts.values()))
@@ -84,7 +84,7 @@ def _panel(key: int, maps: Sequence[Map], scale: HeatScale) -> Markup:
 
 
 def _table(found: Sequence[Drawn]) -> Markup:
-    """The rank that a step waits for, and the rows that travel."""
+    """Returns a table of the busiest rank, which determines the time of a step, and of the rows sent to other ranks."""
     names = ("Arm", "Ranks", "Busiest rank", "Mean over layers", "Rows sent to other ranks")
     heads = [tag("th", words, scope="col") for words in names]
     rows = []

@@ -1,4 +1,4 @@
-"""Cost against quality, samples, and everything a reader needs to trust or repeat the comparison."""
+"""Sections on cost against quality, samples, and the facts needed to check or repeat the comparison."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..runs.results import Answers, Results, RunResult, Sample, unlike
 from .html import Absent, arm_label, caption, scroll, section, two_sizes
 
 _COST = "Speed against quality"
-DRAWN_FROM = 3  # arms
-SHOWN = 16  # characters of a fingerprint; all of it is in the embedded data
-ANSWER = 300  # characters of a source or an answer that are shown
-SAMPLE = 3000  # characters of a sample that are shown
+DRAWN_FROM = 3  # least number of arms of the chart
+SHOWN = 16  # characters of a fingerprint; the embedded data has all of it
+ANSWER = 300  # largest number of shown characters of a source or an answer
+SAMPLE = 3000  # largest number of shown characters of a sample
 
 
 def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """Speed of training against quality, where there are enough arms for a picture."""
+    """Returns a chart of training speed against quality, if there are enough arms."""
     quality, named = BITS_PER_BYTE, "bits per byte"
     if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
         quality, named = LOSS, "nats per token"
@@ -53,7 +53,7 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """What each arm wrote, the prompt told apart."""
+    """Returns the text that each arm generated, with its prompt underlined."""
     cards = [_sample(arm) for arm in arms]
     if not any(_generated(arm) for arm in arms):
         return Absent("Samples", "no text was generated.")
@@ -63,8 +63,8 @@ def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def answer_section(arms: Sequence[Arm]) -> dict[str, Markup]:
-    """Returns a section with the answers of each arm to held-out sources: shares, a table of classes, and examples;
-    empty if no run gave answers."""
+    """Returns the section on the answers of each arm to held-out sources: shares, a table of classes, and examples; {}
+    if no run has answers."""
     found = [(arm, run.answers) for arm in arms for run in arm.runs[:1] if run.answers is not None]
     if not found:
         return {}
@@ -100,7 +100,7 @@ def _generated(arm: Arm) -> Sample | None:
 
 
 def course_section(run: RunResult) -> Markup | Absent:
-    """Returns the texts that a single run wrote while it trained, and the one of the trained model."""
+    """Returns the texts that a run generated during training, and the one of the trained model."""
     last = run.generation.sample if run.generation else None
     if not run.written and last is None:
         return Absent("Samples", "no text was generated.")
@@ -123,7 +123,7 @@ def _sample(arm: Arm) -> Markup:
 
 
 def _text(label: str, prompt: str, text: str) -> Markup:
-    """Returns a text with its prompt underlined, cut if it is long."""
+    """Returns a text with its prompt underlined, cut to a maximal length."""
     if prompt and text.startswith(prompt):
         text = text[len(prompt) :]
     more = tag("span", f" … {len(text) - SAMPLE} more characters", class_="same") if len(text) > SAMPLE else None
@@ -143,7 +143,7 @@ _NAMES = {
 
 
 def facts_section(results: Results) -> Markup:
-    """Data, budget and machine as recorded, whatever their keys; then notes on fairness and the command."""
+    """Returns data, budget and machine as recorded, with any keys; then notes on fairness and the command."""
     budget = results.budget.model_dump(exclude_unset=True)
     notes = [restyled(note) for note in budget.pop("notes", [])]
     columns = [
@@ -162,21 +162,21 @@ def facts_section(results: Results) -> Markup:
 
 
 def _facts(title: str, facts: dict) -> Markup:
-    """One list of names and values."""
+    """Returns a list of names and values."""
     known = [(key, value) for key, value in facts.items() if value is not None]
     rows = [tag("div", tag("dt", _words(key)), tag("dd", _value(str(key), value))) for key, value in known]
     return tag("div", tag("h3", title), tag("dl", *rows) if rows else tag("p", "Not recorded.", class_="gf-empty"))
 
 
 def _words(key: object) -> str:
-    """A key as a person would write it."""
+    """Returns a key as plain words."""
     name = str(key)
     plain = name.removesuffix("_bytes").replace("_", " ")
     return _NAMES.get(name) or plain[:1].upper() + plain[1:]
 
 
 def _value(key: str, value: Any) -> Markup:
-    """A recorded value of whatever type."""
+    """Formats a recorded value of any type."""
     if isinstance(value, bool):
         return join(["yes" if value else "no"])
     if isinstance(value, dict) and len(value) > 1 and alike(list(value.values())):
@@ -193,7 +193,7 @@ def _value(key: str, value: Any) -> Markup:
 
 
 def _number(key: str, value: int | float) -> str:
-    """Bytes with their unit, counts as everywhere on the page, other values in three figures."""
+    """Formats bytes with their unit, counts as everywhere on the page, and other values with three figures."""
     real = finite(value)
     if real is None:
         return "–"
@@ -207,7 +207,7 @@ def _number(key: str, value: int | float) -> str:
 
 
 def restyled(words: str) -> str:
-    """A note with its numbers as everywhere on the page: 49,152 is 49.2k, 15% is 15 %."""
+    """Returns a note with numbers formatted as everywhere on the page: 49,152 is 49.2k, 15% is 15 %."""
     words = re.sub(r"(?<=\d)%", " %", words)
     return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d.,]*\d)", lambda found: _plain_count(found.group()), words)
 
@@ -217,7 +217,7 @@ def _plain_count(digits: str) -> str:
 
 
 def _command(results: Results) -> Markup:
-    """The command that made this file, and the data it made."""
+    """Returns the command that made this file, and a link to its data."""
     command = results.command
     line = (
         tag("div", copyable(command), class_="command")
@@ -244,7 +244,7 @@ def _command(results: Results) -> Markup:
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON knows it: a number that is not finite becomes null."""
+    """Returns the value as strict JSON data: a number that is not finite becomes null."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

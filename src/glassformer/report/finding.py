@@ -1,4 +1,4 @@
-"""The sentence under the title: what the losses are, and what the verdicts say of them."""
+"""Sentence under the title: the losses, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .html import arm_name
 
 
 def confidence_words(share: float) -> str:
-    """0.95 is `95 % interval`."""
+    """Returns the words for a confidence level: 0.95 is `95 % interval`."""
     return f"{share * 100:.3g} % interval"
 
 
 def sentence(results: Results, arms: Sequence[Arm]) -> Markup:
-    """The finding, no stronger than the verdicts."""
+    """Returns the finding, no stronger than the verdicts."""
     order = [arm for arm in ranked(arms) if arm.finished and arm.mean(LOSS) is not None]
     if not arms:
         return join(["This file holds no runs, so there is nothing to report."])
@@ -39,19 +39,19 @@ def sentence(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _alone(order: Sequence[Arm]) -> bool:
-    """True if chance cannot be judged because an arm has a single seed."""
+    """Returns True if chance cannot be judged because an arm has a single seed."""
     return min(len(arm.finished) for arm in order[:2]) < 2
 
 
 def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
-    """One seed: what was seen in this one run, and nothing more."""
+    """Returns the finding for one seed: only the result of this run."""
     untested = "; whether another seed would say the same was not tested."
     lead = join([fixed(gap), " below ", arm_name(second)])
     return join([opening, " of this single trial, ", _loss(first), ", ", lead, untested])
 
 
 def _many(results: Results, opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
-    """Several seeds: the arm with the lowest loss, and the verdict on it and the next."""
+    """Returns the finding for several seeds: the arm with the lowest loss, and the verdict against the next one."""
     opening = join([opening, f" over {len(first.finished)} seeds, ", _loss(first)])
     pair = results.verdict(first.name, second.name)
     better = [verdict for verdict in results.verdicts if verdict.winner == first.name and not verdict.slight]
@@ -91,13 +91,13 @@ def _interval(pair: Verdict) -> str:
     if pair.low is None or pair.high is None:
         return ""
     ends = sorted((abs(pair.low), abs(pair.high))) if pair.low * pair.high > 0 else [pair.low, pair.high]
-    tiny = max(map(abs, ends)) < 0.0005  # three decimals would say nothing
+    tiny = max(map(abs, ends)) < 0.0005  # three decimals would all be zero
     low, high = (f"{one:.2g}" if tiny else fixed(one) for one in ends)
     return f" ({confidence_words(pair.confidence)} {low} to {high})"
 
 
 def _fates(arms: Sequence[Arm]) -> Markup:
-    """`x diverged after 120k tokens; one of three seeds of y failed`."""
+    """Returns a sentence on unfinished runs: `x diverged after 120k tokens; one of three seeds of y failed`."""
     return join((_fate(arm) for arm in arms if arm.trouble), "; ")
 
 

@@ -1,4 +1,4 @@
-"""The few pieces of HTML that every section uses."""
+"""Pieces of HTML that every section uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..runs.arms import Arm
 
 @dataclass(frozen=True)
 class Absent:
-    """A section that has nothing to show: why, in half a sentence, and the command that would fill it."""
+    """A section without content: the reason, in half a sentence, and the command that would fill it"""
 
     title: str
     reason: str
@@ -24,8 +24,8 @@ class Absent:
 def framed(
     title: str, header: Markup, contents: Mapping[str, tuple[str, Markup]], data: object, name: str, skip: str
 ) -> str:  # fmt: skip
-    """A page as text: header, table of contents, sections by key with their headings, and its data under `name`.
-    `skip` names what a reader of the keyboard goes to."""
+    """Returns a page as text: header, table of contents, sections by key with their headings, and its data under
+    `name`. `skip` names the target of the skip link for keyboard users."""
     links = [tag("li", tag("a", heading, href=f"#{key}")) for key, (heading, _) in contents.items()]
     nav = tag("nav", tag("ul", *links), aria_label="Contents") if len(links) > 1 else None
     main = tag("main", *(part for _, part in contents.values()), id="content", tabindex="-1")
@@ -35,27 +35,28 @@ def framed(
 
 
 def section(key: str, title: str, *children: object) -> Markup:
-    """A section with its heading, named so that it can be linked to."""
+    """Returns a section with its heading, which is the target of links."""
     return tag("section", tag("h2", title, id=key), *children, aria_labelledby=key)
 
 
 def arm_name(arm: Arm, plain: bool = False) -> Markup:
-    """The name of an arm in its colour, kept apart from the direction of the text around it."""
+    """Returns the name of an arm in its colour, isolated from the direction of the surrounding text."""
     return tag("b", breakable(arm.name, "+"), class_="arm" if plain else f"arm {colour(arm.index)}")
 
 
 def arm_label(arm: Arm) -> Markup:
-    """The name of an arm with the line and marker that stand for it in the figures."""
+    """Returns the name of an arm with its line and marker in the figures."""
     return tag("span", swatch(arm.index), arm_name(arm), class_="arm-label")
 
 
 def scroll(label: str, *children: object) -> Markup:
-    """A region that scrolls sideways by itself on a narrow screen, also from the keyboard, and says so."""
+    """Returns a region that scrolls sideways by itself on a narrow screen, also by keyboard, labelled for screen
+    readers."""
     return tag("div", *children, class_="scroll gf-scroll", role="region", aria_label=label, tabindex="0")
 
 
 def caption(*children: object) -> Markup:
-    """The small text under a figure or a table."""
+    """Returns the small text under a figure or a table."""
     return tag("p", *children, class_="caption")
 
 
@@ -64,12 +65,12 @@ def figure(picture: Markup, *after: object) -> Markup:
 
 
 def two_sizes(wide: Markup, narrow: Markup) -> Markup:
-    """A figure drawn for a wide and for a narrow screen; the page shows the one that fits."""
+    """Returns a figure drawn for wide and narrow screens; the page shows the one that fits."""
     return join([tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow")])
 
 
 def none(reason: str) -> Markup:
-    """The dash for a missing value, with the reason below it."""
+    """Returns a dash for a missing value, with the reason below it."""
     return join([tag("span", "–", aria_hidden="true"), tag("small", reason, class_="why")])
 
 

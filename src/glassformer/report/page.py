@@ -1,4 +1,4 @@
-"""The page as a whole: head, title, finding, the sections in their order, and the one move that writes it."""
+"""The whole page: title, finding, sections in order, and the atomic write."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ _CONTENTS = {
     "setup": "Setup", "absent": "Not shown",
 }  # fmt: skip
 NAMED = 6
-"""So many of the runs that are still to come."""
+"""Largest number of missing runs that a notice names"""
 
 
 def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path`: whoever looks finds the old file or the whole new one, never a part."""
+    """Writes the page to `path`: a reader finds the old file or the complete new one."""
     return write_document(render(results), path)
 
 
 def write_run(run: RunResult, path: str | os.PathLike[str]) -> Path:
-    """Write the page of one run, as `write_report` does."""
+    """Writes the page of one run, as `write_report` does."""
     return write_document(render_run(run), path)
 
 
 def render(results: Results) -> str:
-    """The page of results.json as text. Missing values leave gaps with a reason; strings are never taken for markup."""
+    """Returns the page of results.json as text. Missing values leave gaps with a reason; strings are never treated as
+    markup."""
     arms = arms_of(results.runs)
     pending = _pending(results, arms)
     made = {
@@ -64,7 +65,7 @@ def render(results: Results) -> str:
 
 
 def render_run(run: RunResult) -> str:
-    """One run as a page: its losses, what was watched while it trained, a sample, and how it is built."""
+    """Returns the page of one run: its losses, its training dynamics, a sample, and its wiring."""
     arms = arms_of([run])
     found: Markup | str = sentence(Results(version=VERSION, data=Data({}), budget=Budget(), runs=[run]), arms)
     if run.status == "stopped" and run.error:
@@ -80,7 +81,7 @@ def render_run(run: RunResult) -> str:
 
 
 def _document(title: str, header: Markup, made: dict[str, Markup | Absent], results: dict) -> str:
-    """Header, contents, sections; those that have nothing to show are named in one line each at the end."""
+    """Returns header, contents and sections; sections without content are listed at the end, one line each."""
     there = {key: part for key, part in made.items() if not isinstance(part, Absent)}
     absent = [part for part in made.values() if isinstance(part, Absent)]
     if absent:
@@ -90,7 +91,7 @@ def _document(title: str, header: Markup, made: dict[str, Markup | Absent], resu
 
 
 def _absent(parts: Sequence[Absent]) -> Markup:
-    """What this comparison does not show: why, and the command that would."""
+    """Returns the list of sections that are missing: the reasons, and the commands that would fill them."""
     items = [
         tag("li", tag("b", f"{part.title}: "), part.reason, copyable(part.command) if part.command else None)
         for part in parts
@@ -99,7 +100,7 @@ def _absent(parts: Sequence[Absent]) -> Markup:
 
 
 def _title(results: Results, arms: Sequence[Arm]) -> str:
-    """The given title, or the names of the arms, those to come as well, and the data."""
+    """Returns the given title, or one made of the names of all arms, including missing ones, and the data."""
     if results.title and results.title.strip():
         return results.title
     data = results.data.name
@@ -111,7 +112,7 @@ def _title(results: Results, arms: Sequence[Arm]) -> str:
 
 
 def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
-    """Title, finding, notices, and the terms of the comparison in one line."""
+    """Returns title, finding, notices, and the conditions of the comparison in one line."""
     return tag(
         "header",
         tag("p", "Glassformer comparison", _when(results), class_="kicker"),
@@ -124,7 +125,7 @@ def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
 
 
 def _when(results: Results) -> Markup | None:
-    """The day of the comparison."""
+    """Returns the time of the comparison."""
     created = results.created
     if not created:
         return None
@@ -137,18 +138,18 @@ def _when(results: Results) -> Markup | None:
 
 
 def _asked(results: Results) -> list[tuple[str, str]]:
-    """(name, seed) of the runs that were asked for."""
+    """Returns (name, seed) of the requested runs."""
     return [(name, str(seed)) for name, seed in results.asked]
 
 
 def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """Those that are not there yet."""
+    """Returns (name, seed) of the requested runs that have not ended."""
     there = {(arm.name, str(run.seed)) for arm in arms for run in arm.runs}
     return [one for one in _asked(results) if one not in there]
 
 
 def _pending(results: Results, arms: Sequence[Arm]) -> str:
-    """Why verdicts are not given yet."""
+    """Returns the reason why verdicts are not given yet; empty if they are."""
     if _missing(results, arms):
         return "given once all runs have ended: seen after each, they would invite a stop at a lucky moment."
     if results.power is not None:
@@ -158,7 +159,7 @@ def _pending(results: Results, arms: Sequence[Arm]) -> str:
 
 
 def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
-    """Said while runs are still to come."""
+    """Returns a notice that runs are missing, while they are."""
     asked, missing = _asked(results), _missing(results, arms)
     if not missing:
         return None
@@ -175,12 +176,12 @@ def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
-    """Said plainly wherever chance was not measured."""
+    """Returns a notice if some arm has one seed, so that chance was not measured."""
     alone = [arm for arm in arms if len(arm.runs) < 2]
     if not alone:
         return None
     if any(arm.name == name for arm in alone for name, _ in _missing(results, arms)):
-        return None  # more seeds are on their way
+        return None  # more seeds will follow
     who = "every arm was" if len(alone) == len(arms) else f"{', '.join(arm.name for arm in alone)} was"
     return tag(
         "p",
@@ -194,7 +195,7 @@ def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
-    """The terms of the comparison: what was matched, how often, on what, where."""
+    """Returns the conditions of the comparison: the matched quantity, seeds, data, machine."""
     counts = sorted({len(arm.runs) for arm in arms})
     parameters = sorted(p for arm in arms if (p := arm.mean(PARAMETERS)) is not None)
     size = dict.fromkeys(count(p) for p in (parameters[:1] + parameters[-1:]))
@@ -211,7 +212,7 @@ def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _matched(results: Results) -> tuple[str, str]:
-    """What was matched; where whole steps kept it from being equal, what it came to."""
+    """Returns the matched quantity; its range over the arms, if whole steps made it unequal."""
     budget = results.budget
     match, amounts = budget.match, {"tokens": budget.tokens, "flops": budget.flops, "minutes": budget.minutes}
     amount = amounts.get(match or "")

@@ -1,4 +1,4 @@
-"""The page of a plan: where parameters, memory and time go, how ranks lie, and every figure with its formula."""
+"""Page of a plan: parameters, memory, time and layout of ranks, and every number with its formula."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 SUMS = ("total", "reserved", "needed")
 MOMENTS = {"loss": "at the loss", "backward": "in the backward pass", "step": "at the step"}
 RANKS_DRAWN = 192
-"""Most ranks of a drawing; beyond, the first of them."""
+"""Largest number of ranks in a drawing, which shows the first ones"""
 
 
 def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     title = " and ".join(one["name"] for one in plans) if len(plans) < 3 else f"{len(plans)} models planned"
     keys = {
         "components": "Parameters",
@@ -55,7 +55,7 @@ def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
 
 
 def _finding(one: dict[str, Any]) -> str:
-    """What the plan says, in a sentence or two."""
+    """Returns the findings of the plan, in one or two sentences."""
     told = [f"{one['name']} has {si(one['parameters'])} parameters."]
     if "memory" in one:
         room = f" of {_bytes(one['machine_memory'])}" if "machine_memory" in one else ""
@@ -98,7 +98,7 @@ def _components(one: dict[str, Any]) -> Markup:
 
 
 def _layers(one: dict[str, Any]) -> Markup | None:
-    """Tables of one layer of each kind, by matrix."""
+    """Returns tables of one layer of each kind, by matrix."""
     if "layers" not in one:
         return None
     return join(_layer(one["name"], layer) for layer in one["layers"])
@@ -203,7 +203,7 @@ def _decoding(one: dict[str, Any]) -> Markup | None:
 
 
 def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """Rows of a name with its square, and what is said of it."""
+    """Returns a table with rows of a name, its coloured square, and its values."""
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in headings)))
     body = [
         tag("tr", tag("th", tag("span", part_swatch(index), row[0], class_="arm-label"), scope="row"),
@@ -214,7 +214,7 @@ def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[object]]
 
 
 def _unfold(formula: str, numbers: str) -> Markup:
-    """A formula that opens to the numbers it was made of."""
+    """Returns a formula that unfolds to show its numbers."""
     if not numbers:
         return tag("code", formula)
     return tag("details", tag("summary", tag("code", formula)), tag("code", numbers))

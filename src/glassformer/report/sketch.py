@@ -1,4 +1,4 @@
-"""A config turned into the plain words and boxes that `figures.wiring_drawing` draws."""
+"""Conversion of a config to the text and boxes that `figures.wiring_drawing` draws."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ORDINARY = ("causal", "full", "none", None)
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """The value if it is a mapping, otherwise an empty one: results.json does not check the configs that it holds."""
+    """Returns the value if it is a mapping, otherwise {}: results.json does not check the configs in it."""
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
 
 
 def sequence(value: object) -> list[Any]:
-    """The value as a list if it is one, otherwise an empty one."""
+    """Returns the value as a list if it is one, otherwise []."""
     return list(value) if isinstance(value, list | tuple) else []
 
 
 def sketch(config: dict) -> ModelSketch:
-    """The drawing's content; what a config does not say is left out."""
+    """Returns the content of the drawing; fields missing from the config are omitted."""
     head, encoder = mapping(config.get("head")), mapping(config.get("encoder"))
     sizes = {name: config.get(name) for name in ("vocab_size", "d_model")}
     source = {name: config.get(name) if encoder.get(name) is None else encoder.get(name) for name in sizes}
@@ -40,7 +40,7 @@ def sketch(config: dict) -> ModelSketch:
 
 
 def _tower(tower: dict, sizes: dict) -> ModelSketch:
-    """Embedding, layers and final norm."""
+    """Returns embedding, layers and final norm."""
     embedding = mapping(tower.get("embedding"))
     patches, vectors = mapping(embedding.get("patches")), mapping(embedding.get("vectors"))
     stages = [_stage(mapping(stage)) for stage in sequence(tower.get("stack"))[:SHOWN_STAGES]]
@@ -82,9 +82,9 @@ def _gives(head: dict) -> str:
 
 
 def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
-    """The same drawings, each knowing which of its places differ from those of the other arms.
+    """Returns the drawings with marks at the places that differ between arms.
 
-    Where more than half of the arms have the same in a place, it is marked in the others, else in all."""
+    If more than half of the arms agree in a place, it is marked in the others, otherwise in all."""
     places = [_places(model) for model in models]
     keys = dict.fromkeys(key for place in places for key in place)
     differs: list[set[Place]] = [set() for _ in models]
@@ -98,7 +98,7 @@ def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
 
 
 def _places(model: ModelSketch) -> dict[Place, object]:
-    """What stands in each place of a drawing; those of an encoder come after its name."""
+    """Returns the part at each place of a drawing; an encoder's places start with "encoder"."""
     inner = {("encoder", *place): value for place, value in _places(model.encoder).items()} if model.encoder else {}
     found: dict[Place, object] = {
         ("embedding",): model.embedding, ("position",): model.position, ("embedding_norm",): model.embedding_norm,
@@ -114,12 +114,12 @@ def _places(model: ModelSketch) -> dict[Place, object]:
 
 
 def _whole(box: Box | None) -> object:
-    """What a box stands for: a narrow one says less of the same part."""
+    """Returns the full content of a box, since a narrow one shows less of the same part."""
     return box and (box.name, box.whole)
 
 
 def describe(name: str, model: ModelSketch) -> str:
-    """The drawing in words, for a screen reader."""
+    """Returns the drawing as text, for a screen reader."""
     reads = describe("its encoder", replace(model.encoder, differs=frozenset())) if model.encoder else ""
     stages = []
     for stage in model.stages:
@@ -145,7 +145,7 @@ def _kind(part: object) -> str:
 
 
 def _stage(stage: dict) -> StageSketch:
-    """A stage, with equal neighbours drawn once."""
+    """Returns a stage, with equal adjacent blocks drawn once."""
     blocks: list[tuple[str, dict, int]] = []
     for raw in map(mapping, sequence(stage.get("blocks"))):
         key = json.dumps(raw, sort_keys=True, default=str)
@@ -177,13 +177,13 @@ def _block(block: dict, times: int) -> BlockSketch:
 
 
 def _added(position: object) -> str:
-    """A position at the embedding: only one that is added there."""
+    """Returns the position that is added to the embedding, as text; empty without one."""
     kind = _kind(position)
     return f"{kind} position" if kind else ""
 
 
 def _acting(position: object, narrow: bool) -> str:
-    """A position inside a mixer, with what it acts on."""
+    """Returns a position inside a mixer, with the tensor that it changes."""
     kind = _kind(position)
     if not kind or narrow:
         return kind
@@ -192,7 +192,7 @@ def _acting(position: object, narrow: bool) -> str:
 
 
 def _sizes(part: dict, keys: tuple[str, ...], forms: tuple[str, ...]) -> str:
-    """`4.1k tokens, width 384`: those of the keys that hold a count."""
+    """Returns counts as text, `4.1k tokens, width 384`, for the keys that hold one."""
     found = [(form, finite(part.get(key))) for key, form in zip(keys, forms, strict=True)]
     return ", ".join(form.format(count(value)) for form, value in found if value is not None)
 

@@ -1,4 +1,4 @@
-"""The table of arms: one row each, lowest validation loss first; the arm that the verdicts call best is marked."""
+"""Table of arms: one row each, lowest validation loss first; the best arm by the verdicts is marked."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _PLAIN = ((1.0, ""),)
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity, its title and units; `counted` is for counts, which are written as the rest of the page writes
-    them."""
+    """A quantity with its title and units; `counted` selects the page's format of counts"""
 
     quantity: Quantity
     title: str
@@ -59,7 +58,7 @@ COLUMNS = (
 
 
 def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
-    """The section with the table."""
+    """Returns the section with the table."""
     if not arms:
         return Absent("Summary", "no runs were recorded.")
     order = ranked(arms)
@@ -72,13 +71,13 @@ def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def _head(title: str, unit: str, ascending: bool = False) -> Markup:
-    """A heading that sorts; the unit stands below the title."""
+    """Returns a heading that sorts; the unit is below the title."""
     words = tag("button", title, tag("small", unit) if unit else None, type="button")
     return tag("th", words, scope="col", aria_sort="ascending" if ascending else None)
 
 
 class _Cells:
-    """One column with its unit chosen for all arms together."""
+    """One column, with one unit for all arms"""
 
     def __init__(self, column: Column, arms: Sequence[Arm]) -> None:
         self.column = column
@@ -95,14 +94,14 @@ class _Cells:
         return _head(self.column.title, unit, ascending=self.column.quantity is LOSS)
 
     def words(self, value: float, beside: float | None = None) -> str:
-        """A value in the unit of the column; a spread in that of the value `beside` it."""
+        """Formats a value in the column's unit; a spread in the same way as the value `beside` it."""
         if self.column.counted:
             return _counted(value, value if beside is None else beside)
         scaled = value / self.scale
         return si(scaled) if abs(scaled) >= 9_999.5 else fixed(scaled, self.decimals)
 
     def cell(self, arm: Arm) -> Markup:
-        """The value of one arm, with its spread below it."""
+        """Returns the value of one arm, with its spread below it."""
         stat = self.stats[arm.index]
         if stat is None:
             return tag("td", none(arm.unmeasured), data_sort="")
@@ -115,7 +114,7 @@ class _Cells:
 
 
 def _counted(value: float, beside: float) -> str:
-    """A count with the suffix of the one `beside` it, three figures of that one: 38.0k, and its spread as 0.2k."""
+    """Formats a count with the suffix of `beside` and to its three figures: 38.0k, and its spread as 0.2k."""
     if abs(beside) < 9_999.5:
         return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
     scale, suffix = next((scale, suffix) for scale, suffix in _SUFFIXES if abs(beside) >= 0.9995 * scale)
@@ -136,7 +135,7 @@ def _row(arm: Arm, columns: Sequence[_Cells], best: bool) -> Markup:
 
 
 def _status(arm: Arm) -> Markup:
-    """How the runs of an arm ended, and for those that did not finish what was last seen."""
+    """Returns how the runs of an arm ended, and the last record of unfinished ones."""
     if arm.complete:
         share = tag("small", f"{len(arm.runs)} seeds") if len(arm.runs) > 1 else None
         return tag("td", "ok", share, class_="status", data_sort="0")
@@ -146,13 +145,13 @@ def _status(arm: Arm) -> Markup:
 
 
 def _unfinished(arms: Sequence[Arm]) -> Markup | None:
-    """For the runs that did not finish: what they said, and what was last seen of them."""
+    """Returns a list of the unfinished runs: their error, and their last record."""
     items = [tag("li", arm_name(arm), ": ", words) for arm in arms for words in _last_words(arm)]
     return join([tag("h3", "Did not finish"), tag("ul", *items, class_="unfinished-runs")]) if items else None
 
 
 def _last_words(arm: Arm) -> list[str]:
-    """One sentence per thing that went wrong, naming the seeds to which it happened."""
+    """Returns one sentence for each error, with the seeds in which it occurred."""
     said: dict[str, list[str]] = {}
     for run in arm.runs:
         if run.status != "ok":
@@ -162,14 +161,14 @@ def _last_words(arm: Arm) -> list[str]:
 
 
 def _seen(run: RunResult, seeds: bool) -> str:
-    """The last loss of a run."""
+    """Returns the last loss of a run as text."""
     last = last_seen(run)
     words = f"loss {fixed(last[1], 2)} at {si(last[0])} tokens" if last else "nothing"
     return f"{words} (seed {run.seed})" if seeds else words
 
 
 def _caption(results: Results, arms: Sequence[Arm]) -> Markup:
-    """How to read the figures and the mark."""
+    """Returns the text on how to read the numbers and the mark."""
     words = [best_words(results)] if len(arms) > 1 else []
     if any(len(arm.runs) > 1 for arm in arms):
         words.append("Figures are means over seeds ± the sample standard deviation.")

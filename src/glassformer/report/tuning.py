@@ -1,5 +1,5 @@
-"""Learning rates chosen by trials: the curve of every arm, what was chosen, both verdicts side by side; as a section of
-a comparison's page, and as a page of its own while the comparison is still to come."""
+"""Learning rates chosen by trials: the curve of every arm, the chosen rate, the verdicts at chosen and default rates;
+as a section of a comparison's page, and as a separate page while the comparison is unfinished."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from .html import Absent, arm_name, caption, cell, figure, framed, scroll, secti
 _TITLE = "Learning rates"
 _TUNED = re.compile(r" --tune( |$)|gf\.tune\(")
 STEEP = 1.25
-"""Losses beyond so many times the lowest are cut off in the picture."""
+"""Multiple of the lowest loss above which the chart cuts losses off"""
 
 
 def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
-    """The section, or why there is none; `command` would tune."""
+    """Returns the section, or the reason for its absence; `command` would tune."""
     if results.tuning is None and _TUNED.search(results.command):
         return Absent(_TITLE, "this is part of a tuned comparison, whose tuning.html has the curves and both verdicts.")
     if results.tuning is None:
@@ -49,7 +49,7 @@ def write_tuning(tuning: Tuning, command: str, path: str | os.PathLike[str]) -> 
 
 
 def render_tuning(tuning: Tuning, command: str) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     names = [arm.name for arm in tuning.arms]
     title = f"Learning rates of {' and '.join(names) if len(names) < 3 else f'{len(names)} models'}"
     header = tag(
@@ -60,7 +60,7 @@ def render_tuning(tuning: Tuning, command: str) -> str:
 
 
 def finding(tuning: Tuning) -> str:
-    """Whether tuning changed a verdict, and each pair's two verdicts, in sentences."""
+    """Returns sentences on whether tuning changed a verdict, and on each pair's two verdicts."""
     if not tuning.tuned:
         return "No verdict is measured yet." if len(tuning.arms) > 1 else ""
     told = []
@@ -89,7 +89,7 @@ def _changed(one: Verdict, other: Verdict | None) -> bool:
 
 
 def _flipped(one: Verdict, other: Verdict | None) -> bool:
-    """Whether each names a winner, and not the same one."""
+    """Returns True if both verdicts name a winner, and not the same one."""
     return other is not None and None not in (one.winner, other.winner) and one.winner != other.winner
 
 
@@ -110,7 +110,7 @@ def _parts(tuning: Tuning) -> list[object]:
 
 
 def _curves(tuning: Tuning) -> Markup:
-    """Loss against rate: the mean over the seeds as the line, every run as a marker."""
+    """Draws loss against rate: the mean over the seeds as a line, every run as a marker."""
     series = [_series(index, arm) for index, arm in enumerate(tuning.arms)]
     levels = [y for one in series for _, y in one.markers]
     high = STEEP * min(levels) if levels and max(levels) > STEEP * min(levels) > 0 else None
@@ -134,7 +134,7 @@ def _series(index: int, arm: TunedArm) -> Series:
 
 
 def _all(losses: Sequence[float | None]) -> list[float]:
-    """The losses, or none of them where one is missing."""
+    """Returns the losses; [] if one is missing."""
     known = [loss for loss in losses if loss is not None]
     return known if len(known) == len(losses) else []
 
@@ -176,7 +176,7 @@ def _pair_row(one: Verdict, other: Verdict | None) -> Markup:
 
 
 def _terms(tuning: Tuning) -> str:
-    """Trials, cost, and on what the rates were chosen."""
+    """Returns the trials, the cost, and the seeds on which the rates were chosen."""
     names = {"choosing": "to choose the rates", "tuned": "at the chosen rates", "usual": "at the usual ones"}
     cost = ", ".join(
         f"{tuning.runs[key]} runs {words} ({tuning.minutes.get(key, 0.0):.3g} minutes of training)"

@@ -1,4 +1,4 @@
-"""The section of verdicts: each pair with its interval around zero, on one scale."""
+"""Section of verdicts: each pair with its interval around zero, on one scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .html import Absent, arm_name, caption, none, scroll, section
 def verdict_section(
     verdicts: Sequence[Verdict], arms: Sequence[Arm], command: str = "", pending: str = ""
 ) -> Markup | Absent:
-    """The section, or why there is none to show: `pending`, or one seed, where `command` would train more."""
+    """Returns the section, or the reason for its absence: `pending`, or single seeds, with the `command` for more
+    seeds."""
     if not verdicts:
         if pending:
             return Absent("Verdicts", pending)
@@ -28,7 +29,7 @@ def verdict_section(
 
 
 def _reading(verdicts: Sequence[Verdict]) -> str:
-    """How to read the table, as far as it shows that."""
+    """Returns the text on how to read the table, for the columns that it has."""
     words = (
         "Each bar is the interval of a difference between two arms over the seeds of both. It points towards the "
         "arm with the lower loss. Where the whole bar lies on one side of zero, the pair is decided and its dot filled."
@@ -45,7 +46,7 @@ def _reading(verdicts: Sequence[Verdict]) -> str:
 
 
 def _table(verdicts: Sequence[Verdict], arms: dict[str, Arm]) -> Markup:
-    """All pairs under one axis."""
+    """Returns all pairs under one axis."""
     domain = interval_domain(v for pair in verdicts for v in (pair.low, pair.high, pair.difference, pair.margin))
     decimals = 3 if domain[1] < 100 else 0
     unit = UNITS[verdicts[0].metric] if verdicts[0].unit is None else verdicts[0].unit
@@ -68,7 +69,8 @@ def _table(verdicts: Sequence[Verdict], arms: dict[str, Arm]) -> Markup:
 
 
 def _row(pair: Verdict, domain: Domain, decimals: int, arms: dict[str, Arm], terms: str | None) -> Markup:
-    """One pair: each arm is on the side of zero on which its loss is the lower one; `terms` are its own."""
+    """Returns the row of one pair: each arm is on the side of zero on which its loss is lower; `terms` are the
+    pair's."""
     difference = _difference(pair, decimals)
     decided, told = pair.winner is not None, finding(pair)
     verdict = join([_name(pair.winner, arms), told.removeprefix(pair.winner)]) if pair.winner else told
@@ -95,7 +97,7 @@ def _row(pair: Verdict, domain: Domain, decimals: int, arms: dict[str, Arm], ter
 
 
 def _diverged(pair: Verdict) -> str:
-    """`diverged: llama@1m 2 of 3, gpt2@1m 0 of 3`, if a run did."""
+    """Returns the counts of diverged runs: `diverged: llama@1m 2 of 3, gpt2@1m 0 of 3`; empty without any."""
     if not any(pair.diverged) or not pair.ended:
         return ""
     (of_a, of_b), (a, b) = pair.diverged, pair.ended
