@@ -76,7 +76,7 @@ class Family:
     """Function from a tensor's name in the file to its name in the class, if `transformers` renames it."""
 
     def architecture_of(self, config: ModelConfig) -> str:
-        """Returns the class of `transformers` for this config. Raises Blocked if there is none for its head."""
+        """Returns the class of `transformers` for this config. Raises Blocked for a head without one."""
         if config.head.predicts_tokens:
             return self.architecture
         kind = "vector" if config.head.vector else "classes"

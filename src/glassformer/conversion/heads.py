@@ -22,7 +22,7 @@ Part = tuple[Matrix | None, Matrix, bool]
 
 
 def mean(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the mean of each group's heads, from which the paper's models recover best."""
+    """Returns the mean of each group's heads, the best start in the paper."""
     return heads.mean(1)
 
 

@@ -226,8 +226,8 @@ class HeadByHead(TensorLayout):
 
 
 class Paired(Stacked):
-    """As `Stacked` for q, k and v, with the rows of q and k in the order that rotates neighbours: row 2i of a head is
-    our i, row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
+    """Layout `Stacked` for q, k and v, with the rows of q and k in the order that rotates neighbours: row 2i of a head
+    is our i, row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         h = at.mixer.head_dim

@@ -149,7 +149,7 @@ class Guides(Tabular):
 
 @cache
 def guide_tables() -> dict[str, GuideTable]:
-    """The guides by name, in the order of their items."""
+    """Returns the guides by name, in the order of their items."""
     return {
         name: validated(GuideTable, read_tree(path), "guide", path.name)
         for name in GUIDES

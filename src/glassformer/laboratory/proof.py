@@ -439,7 +439,7 @@ def _reference(
 
 
 def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> str:
-    """Returns the reason why there is no reference; empty if there is one."""
+    """Returns the reason for a missing reference; empty if one exists."""
     if source is None:
         return kept
     if find_spec("transformers") is None:
@@ -471,7 +471,7 @@ def _published(source: Path) -> Any:
     import transformers
 
     how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    with redirect_stderr(io.StringIO()):  # hides progress bars, some of which have no switch
+    with redirect_stderr(io.StringIO()):  # hides progress bars, because some have no switch
         if not source.is_dir():
             how["gguf_file"] = source.name
             return transformers.AutoModelForCausalLM.from_pretrained(source.parent, **how).eval()
@@ -677,7 +677,7 @@ def _refuse_another_shape(model: Model, theirs: Any, layers: dict[str, list[str]
 
 @dataclass
 class _Findings:
-    """Distinguishes errors of a module itself from errors inherited from earlier modules."""
+    """Record of wrong modules, which distinguishes a module's errors from those inherited from earlier modules."""
 
     both: list[Pair]
     mine: dict[str, nn.Module]

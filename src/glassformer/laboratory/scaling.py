@@ -180,9 +180,9 @@ def scale(
 ) -> Scaling | ScalingLaw:
     """Trains models at several sizes and budgets and fits a scaling law of each; or fits one to a table of runs.
 
-    Each size and budget is one comparison in `out`/cells, so that the same call continues where it stopped, and more
-    models, sizes, budgets or seeds are added to those in the folder. Every run has its own schedule, which ends with
-    its budget. Runs that diverge are shown and left out.
+    Each size and budget is one comparison in `out`/cells, so that the same call resumes, and more models, sizes,
+    budgets or seeds are added to those in the folder. Every run has its own schedule, which ends with its budget. Runs
+    that diverge are shown and left out.
 
     Parameters
     ----------

@@ -186,7 +186,7 @@ class Inspected:
 
     @cached_property
     def settled(self) -> float:
-        """Depth from which on the most likely token equals the final one: the median over positions."""
+        """First depth with the final most likely token at all later ones too: the median over positions."""
         first = self.top_ids[:, :, 0]
         same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
         return statistics.median((len(first) - same).tolist())

@@ -141,7 +141,7 @@ def bfloat16_gain(measure: Callable[[], float] = bf16_gain) -> float:
 
 
 def can_compile(device: str, compiler: str | None = None) -> bool:
-    """Returns True if `torch.compile` has its compiler and headers; False on MPS, where it is not faster yet.
+    """Returns True if `torch.compile` has its compiler and headers; False on MPS, since it is not faster yet.
     `compiler` names the C++ compiler; if None, `$CXX` or g++."""
     if device.startswith("cuda"):
         try:

@@ -80,7 +80,7 @@ class Pace:
     """Index of a way -> its seconds over those of the previous way, measured by earlier processes; determines the first
     way."""
     keep: Callable[[int, float], None] = lambda at, ratio: None
-    """Function (index, ratio) that stores such a comparison, made while others left the cores of both ways free."""
+    """Function (index, ratio) that stores a measured gain, made while the cores of either way were free."""
     _times: list[float] = field(default_factory=list)
     _spent: float = 0.0
     _humbler: Patience = field(default_factory=lambda: Patience(4))

@@ -79,7 +79,7 @@ class Pacing:
         self._crowd: Crowd | None = None
 
     def pace(self, owner: Any, kind: Hashable, free: bool) -> Pace | None:
-        """Returns the pace of this kind of work on `owner`, usually a model; None if there is no choice."""
+        """Returns the pace of this kind of work on `owner`, usually a model; None without a choice."""
         most = torch.get_num_threads()
         if self.fixed or most == 1:
             return None
@@ -220,8 +220,8 @@ class Beat:
 
 
 class Crowd:
-    """Makes the waiting threads of GNU's OpenMP sleep. They spin for some milliseconds first, unless there are more
-    threads than cores: so while this runs, an idle thread makes them more."""
+    """Idle thread that makes waiting threads of GNU's OpenMP sleep. They spin for some milliseconds first, unless there
+    are more threads than cores, which this thread ensures while it runs."""
 
     def __init__(self) -> None:
         self.stop, there = threading.Event(), threading.Event()

@@ -29,7 +29,7 @@ operation takes far longer than its launch."""
 
 
 class Tree(Generic[T]):
-    """Sums successive values as a binary tree, keeping one partial sum for each 1 of a binary counter.
+    """Sum of successive values as a binary tree, with one partial sum for each 1 of a binary counter.
 
     >>> tree = Tree[float](operator.add)
     >>> for x in (1.0, 2.0, 3.0, 4.0):

@@ -45,7 +45,7 @@ AGAIN: dict[str, tuple[float | None, float, float]] = {
     "none": (0.0, 0.0, 0.0), "selective": (0.0, 0.0, 1.0), "alternate": (None, 0.0, 1.0), "full": (1.0, 1.0, 1.0),
 }  # fmt: skip
 """Recomputation policy -> shares of the layers' forward pass that it recomputes: matmuls, scores, elementwise parts.
-None: the share of every second matmul of a layer."""
+None means the share of every second matmul of a layer."""
 REPLICATED = 10 / 34
 """Share of a layer's kept bytes that tensor parallelism without `sp` does not divide (Korthikanti et al. 2022)."""
 BEYOND = (0.59, 1.24)

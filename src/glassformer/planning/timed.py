@@ -28,7 +28,7 @@ LIMIT = 20.0
 STATES = 16
 """Bytes per trained parameter: weight, gradient and two moments in float32."""
 LETTERS, COPIES = "ab\n", 20
-"""Training text: an alphabet that every vocabulary holds, and the number of sequences per sequence of a batch."""
+"""Training text, an alphabet that every vocabulary holds, and its copies per sequence of a batch."""
 OBJECTIVES: tuple[ObjectiveConfig, ...] = (NextTokenConfig(), SpanConfig(), MaskedConfig())
 """Objectives in order of preference; a model is trained by the first one that suits it."""
 

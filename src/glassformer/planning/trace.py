@@ -58,7 +58,7 @@ class Traced:
 
 
 class Living(TorchDispatchMode):
-    """Counts the bytes of live storages, `now` and at `most`, without the storages in `before`."""
+    """Counter of the bytes of live storages, `now` and at `most`, without the storages in `before`."""
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
         super().__init__()

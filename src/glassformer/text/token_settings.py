@@ -80,7 +80,7 @@ class FileSteps:
         return self.has("Prepend") or bool(schemes) or True in self.values("ByteLevel", "add_prefix_space")
 
     def prefixes_all(self) -> bool | None:
-        """True if a space precedes the text after each special token too, None without a prefix."""
+        """Returns True if a space precedes the text after each special token too, None without a prefix."""
         if self.model != "bpe" or not (self.has("Prepend") or self.has("Metaspace")):
             return None
         return "first" not in self.values("Metaspace", "prepend_scheme")
@@ -101,7 +101,7 @@ class FileSteps:
         return said if first is None or last is None else (first, last)[place]
 
     def ends(self, said: Any) -> bool:
-        """True if a text, of a model whose texts have an end and no start, ends with this token."""
+        """Returns True if a text, of a model whose texts have an end and no start, ends with this token."""
         first, tokens, _ = self.around()
         return self.model != "unigram" or first is not None or not tokens or said in tokens
 

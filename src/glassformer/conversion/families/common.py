@@ -108,7 +108,7 @@ def read_model(
 
 
 def encoder_of(config: ModelConfig) -> TowerConfig:
-    """Returns the encoder. Raises Blocked if there is none."""
+    """Returns the encoder. Raises Blocked for a model without one."""
     if config.encoder is None:
         raise Blocked({"encoder": None})
     return config.encoder

@@ -1,5 +1,5 @@
-"""DeepSeek-V2: `DeepseekV2ForCausalLM`. Keys and values from a latent; some dense layers, then experts in groups, some
-of which are chosen first."""
+"""DeepSeek-V2: `DeepseekV2ForCausalLM`. Keys and values from a latent; some dense layers, then experts in groups, with
+a choice of groups first."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> He
 
 
 def labels(fields: Fields) -> dict[str, Any]:
-    """Returns number and names of the classes, as fields of a head; two classes if the config names none, as in
-    `transformers`, and no names if they are its default ones (LABEL_0)."""
+    """Returns number and names of the classes, as fields of a head; two classes by default, as in `transformers`, and
+    no names if they are its default ones (LABEL_0)."""
     names = fields.get("id2label")
     if not isinstance(names, dict):
         return {"classes": fields.whole("num_labels", 2)}

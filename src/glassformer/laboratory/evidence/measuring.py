@@ -116,7 +116,7 @@ def claims(
     progress: bool | Notify = True,
     command: str = "gf.claims",
 ) -> Claims:
-    """Puts published claims to the test; without names, lists them with what was found.
+    """Tests published claims; without names, lists them with stored results.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def claims(
         Folder of the results, NAME.json each, with a page of all claims. Its results are kept, and interrupted work
         continues. If None, nothing is kept.
     data
-        The text that models are trained on, by default python-docs. Claims about a text of their own need it.
+        The text that models are trained on, by default python-docs. Claims about another text need it.
     seeds
         Runs of each arm; by default the number that the claim takes.
     again

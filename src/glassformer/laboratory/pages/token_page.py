@@ -68,7 +68,7 @@ def _table(rows: Sequence[TokenizerRow]) -> Markup:
 
 
 def _pieces(row: TokenizerRow) -> Markup:
-    """The tokens of a text by one tokenizer, each with its id below."""
+    """Returns the tokens of a text by one tokenizer, each with its id below."""
     more = len(row.ids) - DRAWN
     tokens = [
         tag("li", tag("b", piece, class_="bad" if at in row.unknown else None), tag("small", index))
@@ -81,7 +81,7 @@ def _pieces(row: TokenizerRow) -> Markup:
 
 
 def _loop(text: str, row: TokenizerRow) -> Markup:
-    """The loop of generation, with the text and the ids of a tokenizer."""
+    """Returns a picture of the loop of generation, with the text and the ids of a tokenizer."""
     ids = " ".join(map(str, row.ids[:2])) + (" …" if len(row.ids) > 2 else "")
     last, end = row.ids[-1], "" if row.end is None else f", until it is {row.end}, the end of a text"
     sketch = LoopSketch(
