@@ -37,7 +37,7 @@ IDLE = "without effect: its term is zero"
 SHIFTED = "outside its interval: runs drawn again put it elsewhere"
 """Remark on a parameter that hangs on single runs."""
 SEARCHED = 7.0
-"""Largest logarithm of the ratio between the optimal size of a bootstrap draw and that of all runs."""
+"""Half-width, in log N around the optimum of all runs, of the grid on which a bootstrap draw's optimum is searched."""
 
 
 class Law:

@@ -370,7 +370,8 @@ class Lens:
         return look
 
     def end(self, x: Tensor, seen_next: Tensor | None) -> None:
-        """Predicts from the last stream x; `seen_next` (s,): tokens that attend to the one they would predict."""
+        """Stores the predictions of the last stream x, with a loss of NaN for positions without a target and for those in
+        `seen_next` (s,), which attend to the token that they would predict."""
         self.predict(self.depths - 1, x, self.model.logits)
         if self.causal:
             self.loss[:, -1] = math.nan  # the next token is unknown

@@ -20,7 +20,7 @@ from glassformer.parts.building import InitialWeights
 @torch.no_grad()
 def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, Tensor] | None = None) -> None:
     """Fills parameters and buffers in place: from `given`, whole tensors by name, if there are any, or from `initial`.
-    Buffers without a file always come from `initial`. Raises RequestError if `given` lacks a tensor, or has it in
+    Buffers that are not saved always come from `initial`. Raises RequestError if `given` lacks a tensor, or has it in
     another shape."""
     places, kept = places_of(model), model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -39,8 +39,8 @@ def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, T
 
 
 def _drawn(initial: InitialWeights, name: str, box: IndexBox) -> Tensor:
-    """Returns the elements of a box: rows, and incomplete columns, are drawn separately; other axes are cut from the
-    whole."""
+    """Returns the initial elements of a box: rows, and columns unless complete, are drawn separately; other axes are
+    cut."""
     cut = [slice(first, last) for first, last in zip(box.at, box.end, strict=True)]
     whole = initial.tensors[name].shape[1:2]
     columns = cut[1:2] if whole and whole != box.shape[1:2] else []

@@ -50,7 +50,7 @@ class Smallest:
     ranks: int
     node: int
     batch: int
-    """The requested batch, or a larger one if no layout of `count` accelerators that fits divides the requested one."""
+    """The requested batch, or a larger one if no layout of `ranks` accelerators that fits divides the requested one."""
     layout: Layout
 
 

@@ -121,7 +121,7 @@ class Batches:
         return self.batch * self.context * self.world
 
     def read(self, steps: int) -> dict[str, int]:
-        """Returns the numbers of sequences and tokens in the first steps, over all ranks."""
+        """Returns {"tokens": number of targets in the first steps, over all ranks}."""
         return {"tokens": steps * self.tokens_per_step}
 
     @property
