@@ -370,7 +370,7 @@ class Lens:
         return look
 
     def end(self, x: Tensor, seen_next: Tensor | None) -> None:
-        """Stores the predictions of the last stream x, with a loss of NaN for positions without a target and for those in
+        """Stores the predictions of the last stream x. The loss is NaN for positions without a target and for those in
         `seen_next` (s,), which attend to the token that they would predict."""
         self.predict(self.depths - 1, x, self.model.logits)
         if self.causal:
