@@ -80,17 +80,17 @@ class Fields:
 
     def whole(self, name: str, default: Any = _REQUIRED) -> Any:
         """Returns a positive integer; `default=None` allows its absence."""
-        value = self._typed(name, default, (int,), "a positive whole number is right")
+        value = self._typed(name, default, (int,), "expected a positive whole number")
         if value is not None and value < 1:
-            raise self.refuse(name, value, "a positive whole number is right", "range")
+            raise self.refuse(name, value, "expected a positive whole number", "range")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
-        value = self._typed(name, default, (int, float), "a number is right")
+        value = self._typed(name, default, (int, float), "expected a number")
         return None if value is None else float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        return bool(self._typed(name, default, (bool,), "true or false is right"))
+        return bool(self._typed(name, default, (bool,), "expected true or false"))
 
     def layers(self, name: str) -> int:
         if (value := self.whole(name)) > MAX_LAYERS:
@@ -110,7 +110,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != length or not all(item in known for item in value):
-            raise self.refuse(name, value, f"a list of {length} out of {', '.join(known)} is right", "unknown")
+            raise self.refuse(name, value, f"expected a list of {length} out of {', '.join(known)}", "unknown")
         return value
 
     def mapping(self, name: str) -> Fields:

@@ -43,7 +43,7 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     kind = str(fields.get("model_type"))[:80]
     if kind == "gemma3" and fields.get("text_config"):
         raise RequestError(
-            f"{fields.where}: model_type=gemma3 sees pictures; its text model alone is gemma3_text",
+            f"{fields.where}: model_type=gemma3 reads images; its text model is gemma3_text",
             code="unsupported", field="model_type", value=kind,
         )  # fmt: skip
     family = ({**FAMILIES, OWN.model_type: OWN}).get(kind)

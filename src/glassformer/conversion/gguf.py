@@ -335,7 +335,9 @@ def write(
             f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}", code="unknown", field="dtype", value=kind
         )
     if tokenizer is None:
-        raise RequestError("a GGUF holds its tokenizer, and this model has none", code="missing", field="tokenizer")
+        raise RequestError(
+            "a GGUF holds its tokenizer, and this model has no tokenizer", code="missing", field="tokenizer"
+        )
     check_output(path, force=True)
     if model.config.encoder is not None:
         raise RequestError(

@@ -111,7 +111,7 @@ def _read_scaling(said: Fields, fields: Fields, context: int) -> RotaryScalingCo
     if kind in ("longrope", "su"):
         if original == 1:
             raise said.refuse(
-                trained, original, "the magnitude of longrope divides by its logarithm; 2 or more is right"
+                trained, original, "the magnitude of longrope divides by its logarithm; expected 2 or more"
             )
         return LongRopeScalingConfig(
             factor=factor or context / original,

@@ -66,7 +66,7 @@ def read(folder: Path) -> Pooling | None:
         return None
     steps = read_tree(folder / MODULES)
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise RequestError(f"{folder / MODULES} is no list of modules", code="type", field=MODULES)
+        raise RequestError(f"{folder / MODULES} is not a list of modules", code="type", field=MODULES)
     for step in steps:
         _check(folder / MODULES, MODULES, step)
     kinds = [str(step.get("type")).rpartition(".")[2] for step in steps]
@@ -198,7 +198,7 @@ def replace(folder: Path, pooling: Pooling | None, width: int) -> None:
 def _mapping(path: Path) -> dict[str, Any]:
     said = read_tree(path)
     if not isinstance(said, dict):
-        raise RequestError(f"{path} is no mapping", code="type", field=path.name)
+        raise RequestError(f"{path} is not a mapping", code="type", field=path.name)
     return said
 
 

@@ -400,7 +400,7 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
         first = self.generation_config.decoder_start_token_id
         if first is None:
             raise RequestError(
-                "decoder_start_token_id: generation_config does not say with which token a text begins",
+                "decoder_start_token_id: generation_config does not name the token that starts a text",
                 code="missing", field="decoder_start_token_id",
             )  # fmt: skip
         return F.pad(labels[:, :-1], (1, 0), value=first).masked_fill(F.pad(labels[:, :-1] == IGNORED, (1, 0)), 0)

@@ -97,7 +97,7 @@ def check_tokens(tokens: Tensor | None, mask: Tensor | None, embeds: object = No
     for name, value in (("input_ids", tokens), ("attention_mask", mask)):
         if value is not None and value.dim() != 2:
             raise RequestError(
-                f"{name} has shape {tuple(value.shape)}; (batch, length) is right",
+                f"{name} has shape {tuple(value.shape)}; expected (batch, length)",
                 code="range", field=name, value=tuple(value.shape),
             )  # fmt: skip
     return tokens

@@ -48,7 +48,7 @@ class Form:
         """Returns a sentence on the quantities with too few `distinct` values; empty if all suffice."""
         for what, least in self.reads.items():
             if distinct.get(what, least) < 2:
-                return f"all runs have as many {what}, so no law of {what} can be seen in them; vary {what}"
+                return f"all runs have an equal number of {what}, so no law of {what} can be seen in them; vary {what}"
             if distinct.get(what, least) < least:
                 return f"the runs have {distinct[what]} values of {what}, and {self.formula} takes {least}; add one"
         return ""

@@ -118,7 +118,7 @@ def _rungs(word: str, field: str) -> list[str]:
     first, _, last = (part.strip() for part in ends.partition(".."))
     low, high = _params(first, field), _params(last, field)
     wrong = RequestError(
-        f"{field}: {word} is no ladder; give A..B with B above A, or A..B:N of 2 to {MOST_RUNGS} rungs",
+        f"{field}: {word} is not a ladder; give A..B with B above A, or A..B:N of 2 to {MOST_RUNGS} rungs",
         code="range", field=field, value=word, expected="A..B with B above A",
     )  # fmt: skip
     if high <= low * (1 + 1e-9) or (many and not many.isdecimal()):

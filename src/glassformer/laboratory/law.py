@@ -257,7 +257,7 @@ def fit_scaling_law(
     if len(data) <= len(chosen.names):
         raise RequestError(
             f"{len(data)} points cannot fit the {len(chosen.names)} figures of {chosen.formula}; give at least "
-            f"{len(chosen.names) + 1}, better three times as many",
+            f"{len(chosen.names) + 1}, better three times that",
             code="range", field="points", value=len(data), expected=f"at least {len(chosen.names) + 1}",
         )  # fmt: skip
     if missing := chosen.lacks(**{what: different(getattr(data, what)) for what in chosen.reads}):
@@ -277,7 +277,7 @@ def refuse_far(flops: float, most: float) -> None:
     if flops > FURTHEST * most * (1 + 1e-9):
         raise RequestError(
             f"{flops:.3g} FLOPs are {flops / most:,.0f} times the largest run's; no data carries a prediction beyond "
-            f"{FURTHEST:g} times (say far to have it all the same)",
+            f"{FURTHEST:g} times (give far to override)",
             code="range", field="far", value=flops, expected=f"up to {FURTHEST * most:.3g}",
         )  # fmt: skip
 

@@ -106,7 +106,7 @@ def points(
         if not rows:
             raise RequestError(f"no row has {name}={shown(text)}", code="missing", field="where", value=text)
     if not rows:
-        raise RequestError("there are no rows to fit a law to", code="missing", field="points")
+        raise RequestError("the table has no rows to fit a law to", code="missing", field="points")
     named = {what: _column(what, rows[0], (columns or {}).get(what)) for what in NAMES}
     for what in set(columns or {}) - set(NAMES):
         raise RequestError(code="unknown", field="columns", value=what, expected=f"one of {', '.join(NAMES)}")
@@ -170,7 +170,7 @@ def _from_csv(path: Path) -> list[Mapping[str, Any]]:
             for row in csv.DictReader(file):
                 if None in row or None in row.values():
                     raise RequestError(
-                        f"line {len(rows) + 2} of {path} has not as many fields as its first line",
+                        f"line {len(rows) + 2} of {path} has another number of fields than its first line",
                         code="damaged", field="data",
                     )  # fmt: skip
                 rows.append(row)
@@ -182,7 +182,7 @@ def _from_csv(path: Path) -> list[Mapping[str, Any]]:
         raise RequestError(f"{path} cannot be read: {error.strerror}", code="missing", field="data") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise RequestError(
-            f"{path} is no table of comma-separated values: {error}", field="data", code="damaged"
+            f"{path} is not a table of comma-separated values: {error}", field="data", code="damaged"
         ) from None
     return rows
 

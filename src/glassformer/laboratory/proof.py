@@ -242,7 +242,7 @@ def checks(
     applied."""
     if not 0 < tolerance < math.inf:
         raise RequestError(
-            f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}",
+            f"tolerance={tolerance}: expected a positive, finite number, as {TOLERANCE}",
             code="range", field="tolerance", value=tolerance,
         )  # fmt: skip
     loaded, source = _opened(model, reference, seed)
@@ -281,7 +281,7 @@ def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[
     source = None if reference is None else locate(str(reference))
     if source is not None and not is_checkpoint(str(source)):
         raise RequestError(
-            f"reference={reference}: a folder with a config.json, a .gguf file or a run is right",
+            f"reference={reference}: expected a folder with a config.json, a .gguf file or a run",
             code="missing", field="reference", value=str(reference),
         )  # fmt: skip
     if isinstance(model, str | Path):

@@ -419,7 +419,7 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
         if held["data"].get(what) != record["data"].get(what):
             told = shown(held["data"].get("name", "another text"))
             raise RequestError(
-                f"--out {folder} was begun on another text, {told}; name another folder", field="out", code="changed"
+                f"--out {folder} was started on another text, {told}; name another folder", field="out", code="changed"
             )
     was = held.get("recipe") or {}
     if change := first_difference(was, record["recipe"], besides=("threads", "device", "compile", "watch")):
@@ -466,7 +466,7 @@ def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: S
         )
     met = [name for name, c in fitted.items() if c.active_params(embeddings=False) < c.num_params(embeddings=False)]
     if met:
-        found.append(f"{met[0]} has experts: N counts all of them, of which a token meets some.")
+        found.append(f"{met[0]} has experts: N counts all of them, and a token meets some.")
     most = max(run.tokens for run in runs)
     if most > tokens:
         found.append(f"The longest run reads its {tokens:,} tokens of text {most / tokens:.1f} times.")

@@ -130,7 +130,7 @@ def logit_attribution(
         token = int(logits.argmax()) if token is None else token
         if token == against:
             raise RequestError(
-                f"against={against} is the token itself; leave it out for the logit alone",
+                f"against={against} is the token itself; leave it out for the logit itself",
                 code="conflict", field="against", value=against,
             )  # fmt: skip
         found = _attribute(module, {name: exact(value) for name, value in seen.items()}, token, against)

@@ -59,7 +59,7 @@ def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
     def silence(hidden: Tensor) -> Tensor:
         if hidden.dim() > 3:  # (b, s, k, f): a unit's meaning depends on the chosen expert
             raise RequestError(
-                f"layer {layer} has experts, each with units of its own; use gf.lens.ablate_experts({layer}, ...)",
+                f"layer {layer} has experts, each with separate units; use gf.lens.ablate_experts({layer}, ...)",
                 code="unsupported", field="layer", value=layer,
             )  # fmt: skip
         return hidden.index_fill(-1, _tensor(units, hidden.shape[-1], "unit", site, hidden), 0)

@@ -73,7 +73,7 @@ def pattern_of(model: Model, layer: int) -> str:
     name = f"layers.{within(layer, len(eager(model).layers), 'layer')[0]}.mixer.pattern"
     if name not in sites(model):
         raise RequestError(
-            f"layer {layer} has no attention pattern: its mixer is no softmax attention",
+            f"layer {layer} has no attention pattern: its mixer is not softmax attention",
             code="unsupported", field="layer", value=layer,
         )  # fmt: skip
     return name
@@ -306,7 +306,7 @@ def attention_maps(
         layers = [at for at in range(count) if f"layers.{at}.mixer.pattern" in known]
         if not layers:
             raise RequestError(
-                "no layer of this model has an attention pattern: its mixers are no softmax attention",
+                "no layer of this model has an attention pattern: its mixers are not softmax attention",
                 code="unsupported", field="model",
             )  # fmt: skip
     else:

@@ -113,7 +113,7 @@ def nearest(
     >>> near, _ = nearest(E, (E[king] - E[man] + E[woman])[None], without=torch.tensor([[king, man, woman]]))"""
     if by not in CLOSENESS:
         raise RequestError(
-            f"by={by!r} is no measure; use {', '.join(CLOSENESS)}{did_you_mean(by, CLOSENESS)}",
+            f"by={by!r} is not a measure; use {', '.join(CLOSENESS)}{did_you_mean(by, CLOSENESS)}",
             code="unknown", field="by", value=by,
         )  # fmt: skip
     left = len(table) - (0 if without is None else without.shape[1])

@@ -125,7 +125,7 @@ def activation_patching(
     kinds = [sites] if isinstance(sites, str) else list(sites)
     if not kinds:
         raise RequestError(
-            f"sites=[] names none; use {', '.join(STREAM)} or others of a layer", code="missing", field="sites"
+            f"sites=[] is empty; use {', '.join(STREAM)} or others of a layer", code="missing", field="sites"
         )
     known = choose(model, [f"layers.*.{kind}" for kind in kinds])
     kinds = list(dict.fromkeys(name.split(".", 2)[2] for name in known))  # a pattern may match several

@@ -126,7 +126,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
             parts.setdefault(name, part)
     if not parts:
         raise RequestError(
-            "position=null: this model has no position encoding; it knows order from its mask alone",
+            "position=null: this model has no position encoding; its only order is that of the mask",
             code="missing", field="position",
         )  # fmt: skip
     plots = {name: part.picture(length) for name, part in parts.items()}

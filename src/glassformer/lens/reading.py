@@ -56,7 +56,7 @@ class Reading:
             )  # fmt: skip
         if not path.parent.is_dir():
             raise RequestError(
-                f"{str(path)!r} is in a folder that is not there; make {str(path.parent)!r} first",
+                f"{str(path)!r} is in a missing folder; make {str(path.parent)!r} first",
                 code="missing", field="path", value=str(path),
             )  # fmt: skip
         write_figure(figure, path, dpi=150)

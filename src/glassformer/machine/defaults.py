@@ -66,7 +66,7 @@ def chosen(here: Abilities, dtype: str = "auto", threads: int | None = None, com
     picked = dtype if dtype != "auto" else "bfloat16" if fast else "float32"
     if threads is not None and not 1 <= threads <= 4096:
         raise RequestError(
-            f"threads={threads}: a number from 1 up is right; this process may use {here.cores} cores",
+            f"threads={threads}: expected a number from 1 up; this process may use {here.cores} cores",
             code="range", field="threads", value=threads,
         )  # fmt: skip
     asked = threads or _asked_threads()

@@ -156,7 +156,7 @@ class Stretches:
     def gather(self, x: Tensor) -> Tensor:
         if "t" in self.axes:
             cp = self.context.seams.group.of
-            raise _no(cp, "no layout to look at maps of queries against keys", "sites", self.axes)
+            raise _no(cp, "not a layout for capturing maps of queries against keys", "sites", self.axes)
         whole = x if self.inner is None else self.inner.gather(x)
         return self.context.seams.gather(whole, self.axes.index("s"), self.context.size)
 

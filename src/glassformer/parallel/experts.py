@@ -90,7 +90,7 @@ def _parts(model: nn.Module, ep: int) -> list[tuple[str, Any]]:
             )  # fmt: skip
     if not found:
         raise RequestError(
-            f"ep={ep} is for models with experts, and this one has none; add +moe:8:2, or leave ep out",
+            f"ep={ep} is for models with experts, and this one is dense; add +moe:8:2, or leave ep out",
             code="conflict", field="ep", value=ep, expected="1",
         )  # fmt: skip
     for _, part in found:

@@ -100,7 +100,7 @@ def _number(environment: Mapping[str, str], name: str, usual: str | None = None)
     value = environment.get(name) or usual
     if value is None or not value.isdecimal():
         raise RequestError(
-            f"{name}={shown(value)} is no number; start with torchrun, srun or --processes",
+            f"{name}={shown(value)} is not a number; start with torchrun, srun or --processes",
             code="type", field=name, value=value, expected="a whole number",
         )  # fmt: skip
     return value

@@ -34,12 +34,12 @@ def refuse_unstaged(model: Model, stages: int) -> None:
     reasons = {
         ("pp", f"{stages} stages are more than the {layers} layers"): stages > layers,
         ("encoder", "an encoder's output is read by every layer"): model.encoder is not None,
-        ("head.tied", "a tied head needs the embedding's table, which lies on another rank; +untied"): model.head.tied,
+        ("head.tied", "a tied head needs the embedding's table, which is on another rank; +untied"): model.head.tied,
         ("dropout", "dropout would draw other masks"): any(_named(model.config.to_dict(), "dropout")),
-        ("source", "a layer reads the keys of another one, which may lie elsewhere"): bool(
+        ("source", "a layer reads the keys of another one, which may be on another rank"): bool(
             list(_named(model.config.to_dict(), "source"))
         ),
-        ("head.pool", "a head that pools has no loss of its own for each token"): model.head.pool is not None,
+        ("head.pool", "a head that pools has no loss for each token"): model.head.pool is not None,
     }
     for (field, why), holds in reasons.items():
         if holds:
@@ -128,7 +128,7 @@ class Stages(Model):
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
         raise RequestError(
-            "the layers of this model lie on several ranks, so it has no logits here; load the run in one process",
+            "the layers of this model are on several ranks, so it has no logits here; load the run in one process",
             code="conflict", field="pp", value=self.ranks, expected="pp=1",
         )  # fmt: skip
 
@@ -227,6 +227,6 @@ class _Join(torch.autograd.Function):
 def _refuse_given(given: dict[str, Any]) -> None:
     if named := [name for name, value in given.items() if value is not None]:
         raise RequestError(
-            f"pp: {named[0]} does not travel from stage to stage; train on next tokens alone",
+            f"pp: {named[0]} does not travel from stage to stage; train on next tokens only",
             code="conflict", field="pp", value=named[0], expected="pp=1",
         )  # fmt: skip

@@ -197,7 +197,9 @@ def find_layouts(
             break
         states = states_of(config, layout, optimizer, on)
         if states > on.machine.memory:
-            too_large[alike] = TooLarge(layout, timed[layout], states, "weights, gradients and states alone are more")
+            too_large[alike] = TooLarge(
+                layout, timed[layout], states, "weights, gradients and states together are more"
+            )
             continue
         least = layout.replace(micro=1)
         alone = layout.microbatches(batch) <= layout.pp  # activations may peak before any gradient exists

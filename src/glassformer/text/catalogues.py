@@ -51,7 +51,7 @@ def messages(data: bytes) -> Iterator[tuple[str, str]]:
     singular form. Raises ValueError if lengths and offsets exceed the file, or its encoding is not accepted."""
     sign = MAGIC.get(data[:4])
     if sign is None or len(data) < 20:
-        raise ValueError("no catalogue begins like this")
+        raise ValueError("not the start of a catalogue")
     count, first, second = struct.unpack_from(f"{sign}3I", data, 8)
     if max(first, second) + 8 * count > len(data):
         raise ValueError(f"its tables of {count} messages go past its end")

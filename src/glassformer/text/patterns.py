@@ -356,7 +356,7 @@ class _Reader:
             self.folded = folded
             return made
         if self.text.startswith("?", self.at) and not self.matched(_NAME):
-            raise ValueError(f"nobody knows beforehand what {self.text[self.at - 1 : self.at + 3]} finds")
+            raise ValueError(f"unknown in advance is what {self.text[self.at - 1 : self.at + 3]} finds")
         return self.choice(inside=True)
 
     def escaped(self) -> tuple[str, Some]:
@@ -373,7 +373,7 @@ class _Reader:
         if character.lower() in _KINDS and character in "SWDH":
             return "", _KINDS[character.lower()].negated()
         if character.isdigit() or character in "kg":
-            raise ValueError(f"nobody knows beforehand what \\{character} finds")
+            raise ValueError(f"unknown in advance is what \\{character} finds")
         return self.plainly(_CONTROLS.get(character, character))
 
     def plainly(self, character: str) -> tuple[str, Some]:

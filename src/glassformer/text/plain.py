@@ -175,7 +175,7 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
             except RequestError as problem:
                 raise problem.of(str(path)) from None
     raise RequestError(
-        f"{path} is no Glassformer tokenizer of version 1; give {TOKENIZER_FORMS}, or a tokenizer.json",
+        f"{path} is not a Glassformer tokenizer of version 1; give {TOKENIZER_FORMS}, or a tokenizer.json",
         code="schema", field=path.name,
     )  # fmt: skip
 

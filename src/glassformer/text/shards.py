@@ -328,7 +328,7 @@ class _Coverage:
         if self.lost > LOST * self.read:
             return f"of {self.read:,} characters {self.lost:,} do not come back"
         elif self.bytes < (1 - DROPPED) * size:
-            return f"its tokens stand for {self.bytes:,} of {size:,} bytes"
+            return f"its tokens cover {self.bytes:,} of {size:,} bytes"
         return None
 
 

@@ -125,9 +125,9 @@ class Induction(TokenTask):
 
     def check(self) -> None:
         if not 2 <= self.symbols <= len(SYMBOLS):
-            raise ValueError(f"symbols={self.symbols}: 2 to {len(SYMBOLS)} are right")
+            raise ValueError(f"symbols={self.symbols}: expected 2 to {len(SYMBOLS)}")
         if not 1 <= self.least <= self.most <= self.row <= LONGEST:
-            raise ValueError(f"least={self.least}: 1 <= least <= most={self.most} <= row={self.row} is right")
+            raise ValueError(f"least={self.least}: expected 1 <= least <= most={self.most} <= row={self.row}")
 
     def draw(self, rows: int, draw: np.random.Generator) -> Rows:
         period = draw.integers(self.least, self.most + 1, (rows, 1))
@@ -162,9 +162,9 @@ class SelectiveCopy(TokenTask):
 
     def check(self) -> None:
         if not 2 <= self.symbols <= len(SYMBOLS):
-            raise ValueError(f"symbols={self.symbols}: 2 to {len(SYMBOLS)} are right")
+            raise ValueError(f"symbols={self.symbols}: expected 2 to {len(SYMBOLS)}")
         if not 1 <= self.kept <= self.row <= LONGEST:
-            raise ValueError(f"kept={self.kept}: 1 <= kept <= row={self.row} is right")
+            raise ValueError(f"kept={self.kept}: expected 1 <= kept <= row={self.row}")
 
     def draw(self, rows: int, draw: np.random.Generator) -> Rows:
         noise, mark = self.symbols, self.symbols + 1
@@ -214,11 +214,11 @@ class Regression(Task):
 
     def check(self) -> None:
         if not 1 <= self.dims <= LONGEST:
-            raise ValueError(f"dims={self.dims}: 1 to {LONGEST:,} are right")
+            raise ValueError(f"dims={self.dims}: expected 1 to {LONGEST:,}")
         if not 1 <= self.examples <= LONGEST // 2:
-            raise ValueError(f"examples={self.examples}: 1 to {LONGEST // 2:,} are right")
+            raise ValueError(f"examples={self.examples}: expected 1 to {LONGEST // 2:,}")
         if not 0 <= self.noise <= 1e6:
-            raise ValueError(f"noise={self.noise}: a number from 0 up is right")
+            raise ValueError(f"noise={self.noise}: expected a number from 0 up")
         if not 0 <= self.mixture <= LONGEST:
             raise ValueError(f"mixture={self.mixture} must be 0 to {LONGEST:,}")
 

@@ -49,7 +49,7 @@ def read(fields: Fields) -> ModelConfig:
     expand, n = fields.whole("mamba_expand", 2), fields.whole("mamba_n_heads", 128)
     channels = expand * fields.whole("hidden_size")
     if channels % n:
-        raise fields.refuse("mamba_n_heads", n, f"a divisor of mamba_expand hidden_size = {channels} is right")
+        raise fields.refuse("mamba_n_heads", n, f"expected a divisor of mamba_expand hidden_size = {channels}")
     fields.only("mamba_d_head", channels // n, "auto")
     mamba = Mamba2Config(
         d_state=fields.whole("mamba_d_state", 256),
@@ -74,7 +74,9 @@ def read(fields: Fields) -> ModelConfig:
     network = GluConfig(hidden=fields.whole("intermediate_size"), bias=fields.flag("mlp_bias", False))
     layers, named = fields.layers("num_hidden_layers"), fields.get("attn_layer_indices", [])
     if not isinstance(named, list) or not all(isinstance(one, int) and 0 <= one < layers for one in named):
-        raise fields.refuse("attn_layer_indices", named, f"a list of numbers below num_hidden_layers={layers} is right")
+        raise fields.refuse(
+            "attn_layer_indices", named, f"expected a list of integers below num_hidden_layers={layers}"
+        )
     norm = RMSNormConfig(eps=eps)
     blocks = [BlockConfig(mixer=attention if i in named else mamba, ffn=network, norm=norm) for i in range(layers)]
     return read_model(fields, context, blocks[0], HeadConfig(tied=False), stack=stack_of(blocks))

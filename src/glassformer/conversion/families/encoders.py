@@ -107,7 +107,7 @@ def first_position(fields: Fields) -> int:
     """Returns the first position of RoBERTa and its relatives: the row after the padding's."""
     padding = fields.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
-        raise fields.refuse("pad_token_id", padding, "a token is right")
+        raise fields.refuse("pad_token_id", padding, "expected a token id")
     return padding + 1
 
 

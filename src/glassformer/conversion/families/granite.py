@@ -39,7 +39,7 @@ def read(fields: Fields) -> ModelConfig:
         residual=PreConfig(scale=fields.number("residual_multiplier", 1.0)),
     )
     if (divisor := fields.number("logits_scaling", 1.0)) <= 0:
-        raise fields.refuse("logits_scaling", divisor, "a positive number is right")
+        raise fields.refuse("logits_scaling", divisor, "expected a positive number")
     embedding = EmbeddingConfig(scale=fields.number("embedding_multiplier", 1.0))
     return read_model(fields, context, block, HeadConfig(tied=False, scale=1 / divisor), embedding=embedding)
 

@@ -91,7 +91,7 @@ def _every(fields: Fields, what: str, default: tuple[int, int]) -> tuple[int, in
     offset = fields.number(f"{what}_layer_offset", default[1])
     if offset != int(offset) or not 0 <= offset < period:
         raise fields.refuse(
-            f"{what}_layer_offset", offset, f"a whole number below {what}_layer_period={period} is right"
+            f"{what}_layer_offset", offset, f"expected a whole number below {what}_layer_period={period}"
         )
     return period, int(offset)
 

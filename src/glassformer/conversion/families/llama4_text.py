@@ -49,7 +49,7 @@ def _places(fields: Fields, name: str, default: list[int], most: int) -> list[in
     """Reads a list of integers below `most`."""
     value = fields.get(name) or default
     if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < most for one in value):
-        raise fields.refuse(name, value, f"a list of whole numbers below {most} is right")
+        raise fields.refuse(name, value, f"expected a list of whole numbers below {most}")
     return value
 
 
@@ -59,7 +59,7 @@ def read(fields: Fields) -> ModelConfig:
     every = fields.whole("no_rope_layer_interval", 4)
     turned = _places(fields, "no_rope_layers", [int((i + 1) % every != 0) for i in range(layers)], 2)
     if len(turned) != layers:
-        raise fields.refuse("no_rope_layers", turned, f"one number for each of the {layers} layers is right")
+        raise fields.refuse("no_rope_layers", turned, f"expected one number for each of the {layers} layers")
     step = fields.whole("interleave_moe_layer_step", 1)
     mixed = _places(fields, "moe_layers", list(range(step - 1, layers, step)), layers)
     kinds = fields.names("layer_types", (CHUNKED, FULL), layers) or [(FULL, CHUNKED)[one] for one in turned]

@@ -79,7 +79,7 @@ def _windows(fields: Fields) -> list[int]:
     said, n_layers = fields.get("attention_window", 512), fields.layers("num_hidden_layers")
     windows = said if isinstance(said, list) else [said] * n_layers
     if len(windows) != n_layers or not all(type(one) is int and one > 0 and one % 2 == 0 for one in windows):
-        raise fields.refuse("attention_window", said, f"an even number, or {n_layers} of them, is right")
+        raise fields.refuse("attention_window", said, f"expected an even number, or {n_layers} of them")
     return windows
 
 

@@ -27,7 +27,7 @@ def read_limits(fields: Fields, name: str) -> dict[str, Any]:
         limits = [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
     whole = isinstance(limits, (list, tuple)) and len(limits) == 2
     if not whole or not all(isinstance(one, (int, float)) and one >= 0 for one in limits) or limits[0] > limits[1]:
-        raise fields.refuse(name, limits, "two numbers are right, the least step and the largest")
+        raise fields.refuse(name, limits, "expected two numbers, the smallest and the largest dt")
     return {"dt_least": float(limits[0]), "dt_most": None if math.isinf(limits[1]) else float(limits[1])}
 
 

@@ -57,7 +57,7 @@ def read(fields: Fields) -> ModelConfig:
         SLIDING if layer % every else FULL for layer in range(n_layers)
     ]
     if (half := fields.whole("local_attention", 128) // 2) == 0 and SLIDING in kinds:
-        raise fields.refuse("local_attention", 1, "2 tokens or more are right")
+        raise fields.refuse("local_attention", 1, "expected 2 tokens or more")
     positions = rotary_by_kind(fields, context, BASES, BASES)
     seen = {FULL: BidirectionalConfig(), SLIDING: LongformerConfig(window=2 * half, globals=0, causal=False)}
     mixer = AttentionConfig(n_heads=fields.whole("num_attention_heads"), bias=fields.flag("attention_bias", False))

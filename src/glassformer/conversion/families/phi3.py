@@ -63,7 +63,7 @@ def _position(fields: Fields, context: int) -> RotaryConfig:
     said, trained = rope_fields(fields), "original_max_position_embeddings"
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind not in ("default", "longrope", "su", "yarn"):
-        raise fields.refuse("rope_scaling.type", kind, "this family knows longrope alone")
+        raise fields.refuse("rope_scaling.type", kind, "this family has only longrope")
     kind = "default" if kind == "default" else "longrope"
     said = said.changed({"rope_type": kind, trained: fields.whole(trained, 4096)})
     theta, fraction = fields.number("rope_theta", 1e4), fields.number("partial_rotary_factor", 1.0)

@@ -127,7 +127,7 @@ def read(fields: Fields) -> ModelConfig:
     )
     step, plain = fields.whole("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
     if not isinstance(plain, list) or not all(isinstance(one, int) and 0 <= one < layers for one in plain):
-        raise fields.refuse("mlp_only_layers", plain, f"a list of numbers below num_hidden_layers={layers} is right")
+        raise fields.refuse("mlp_only_layers", plain, f"expected a list of integers below num_hidden_layers={layers}")
 
     def block(i: int) -> BlockConfig:
         mixer: MixerConfig = attention if kinds[i] == FULL else delta

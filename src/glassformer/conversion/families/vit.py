@@ -117,7 +117,7 @@ def _side(fields: Fields, name: str, default: int) -> int:
     said = fields.get(name, default)
     sides = said if isinstance(said, list) else [said] * 2
     if len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int or sides[0] < 1:
-        raise fields.refuse(name, said, "a positive whole number, the side of a square, is right")
+        raise fields.refuse(name, said, "expected a positive whole number, the side of a square")
     return sides[0]
 
 

@@ -61,7 +61,7 @@ def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple
     row = math.prod(shape[1:])
     if step != 1 or start * row % weights or stop * row % weights:
         raise RequestError(
-            f"rows {start}:{stop}:{step} of {dtype} {shape} do not begin and end with whole blocks",
+            f"rows {start}:{stop}:{step} of {dtype} {shape} do not start and end with whole blocks",
             code="range", field="rows", value=f"{start}:{stop}:{step}",
         )  # fmt: skip
     count = max(stop - start, 0)

@@ -144,7 +144,7 @@ class _Header:
 
     def magic(self) -> None:
         if self.take(4, "the magic") != b"GGUF":
-            raise self.wrong("magic", "this is not a GGUF file: it does not begin with GGUF")
+            raise self.wrong("magic", "this is not a GGUF file: it does not start with GGUF")
         version = self.u32("the version")
         if not version & 0xFFFF:
             raise self.wrong(
@@ -194,7 +194,7 @@ class _Header:
             return self.take(self.u64(field), field).decode("utf-8", "surrogateescape")
         if code == ARRAY:
             return self.array(field, depth + 1)
-        raise self.wrong(f"{field}.type", f"{field} has value type {code}, which is none (0 to 12)", "unknown")
+        raise self.wrong(f"{field}.type", f"{field} has value type {code}; known are 0 to 12", "unknown")
 
     def array(self, field: str, depth: int) -> Any:
         code, count = self.u32(field), self.u64(field)
@@ -210,7 +210,7 @@ class _Header:
             if count > MAX_ARRAYS:
                 raise self.wrong(field, f"{field} has {count} arrays, more than the {MAX_ARRAYS} allowed", "range")
             return [self.array(field, depth + 1) for _ in range(count)]
-        told = f"{field} is an array of value type {code}, which is none (0 to 12)"
+        told = f"{field} is an array of value type {code}; known are 0 to 12"
         raise self.wrong(f"{field}.type", told, "unknown")
 
     def numbers(self, code: int, count: int, field: str) -> np.ndarray:

@@ -112,7 +112,7 @@ def _entry(name: str, text: bytes, start: int) -> TensorEntry:
     if len(shape) > MAX_DIMENSIONS or math.prod(filter(None, shape)) > MAX_ELEMENTS:
         raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str([*shape]))}, which is no shape of a tensor")
     if begin > end:
-        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str([begin, end]))}; they must be [begin, end]")
+        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str([begin, end]))}; they must be [start, end]")
     if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].itemsize):
         raise BadJSON(f"tensor {quoted(name)} has {end - begin} bytes, and {dtype} {shape} needs {nbytes}")
     return TensorEntry(name, dtype, shape, start + begin, nbytes)
@@ -129,7 +129,7 @@ def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
     if not _counts(shape):
         raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str(shape))}, which is no shape of a tensor")
     if not _counts(offsets) or len(offsets) != 2:
-        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str(offsets))}; they must be [begin, end]")
+        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str(offsets))}; they must be [start, end]")
     return dtype if isinstance(dtype, str) else str(dtype), tuple(shape), *offsets
 
 
@@ -202,7 +202,7 @@ def _index(path: Path) -> dict[str, str]:
                 raise BadJSON(f"{quoted(name)} in it takes {len(value)} bytes")
             small(value)
     except BadJSON as problem:
-        raise RequestError(f"{path} is no index of shards: {problem}", code="damaged", field=path.name) from None
+        raise RequestError(f"{path} is not an index of shards: {problem}", code="damaged", field=path.name) from None
     if missing := sorted(shard for shard in shards if not os.path.isfile(path.parent / shard)):
         raise RequestError(
             f"{path.parent} lacks {quoted(missing[0])}, a shard that {path.name} names; fetch it again",

@@ -187,7 +187,7 @@ def _byte_level(parts: Parts, steps: tuple[Step, ...]) -> dict[str, Any]:
     whole_words = parts.model["ignore_merges"]
     rules = [rule for rule in RULES if rule.whole_words == whole_words and (rule.steps == steps or not merges)]
     if not rules:
-        taken = "takes words that are tokens whole (ignore_merges)" if whole_words else "merges alone"
+        taken = "takes words that are tokens whole (ignore_merges)" if whole_words else "merges only"
         raise _missing(f"byte-level BPE that {taken} and cuts a text by {_shown(steps)}")
     return {"model": "gpt2", "pre": rules[0].names[0], "merges": merges, **_special_ids(parts)}
 
