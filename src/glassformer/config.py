@@ -24,7 +24,7 @@ from glassformer.parts.core.base import BuildContext, PartConfig, Value, part_cl
 from glassformer.parts.core.cost import OF_WORK, Cost, Shape
 from glassformer.parts.core.init import Gpt2InitConfig, Init, InitConfig, Role
 from glassformer.parts.core.module_template import ModuleTemplate
-from glassformer.parts.core.outside import is_outside
+from glassformer.parts.core.outside import is_outside, naming_imports
 from glassformer.parts.core.refused import request_error
 from glassformer.parts.counted import Counting
 from glassformer.parts.embedding import Embedding, EmbeddingConfig
@@ -755,7 +755,8 @@ class ModelConfig(TowerConfig):
         >>> gf.ModelConfig.from_file("model.json").vocab_size
         100
         """
-        return cls.from_dict(read_tree(path), str(path))
+        with naming_imports(Path(path).parent):
+            return cls.from_dict(read_tree(path), str(path))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:

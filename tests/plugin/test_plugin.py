@@ -517,3 +517,19 @@ def test_a_parameter_that_nothing_fills_is_refused_before_training(source: Path,
     with refused(code="missing", field="layers.0.mixer.heat"):
         gf.compare([f"llama@1m+{TINY}", own], source, out=tmp_path / "out", progress=False, **PLAN)
     assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["config", "design"])
+def test_a_folder_whose_parts_are_not_imported_names_the_option(kind: str, tmp_path: Path) -> None:
+    """The file that it names is never imported."""
+    read = {"config": lambda: gf.ModelConfig.from_file(tmp_path / "config.yaml"), "design": lambda: steps_of(design)}
+    design = tmp_path / "design.yaml"
+    design.write_text("schema: 1\nverb: compare\nmodels: [llama@1m+unseen]\ndata: python-docs\ntokens: 1000\n")
+    gf.preset("llama@1m").save(tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("kind: rmsnorm", "kind: unseen"))
+    for held, named in (('{"unseen": {"file": "/x/unseen.py", "sha256": ""}}', True), ("[1]", False), ("{", False)):
+        (tmp_path / "sources.json").write_text(held)
+        with pytest.raises(gf.RequestError) as caught:
+            read[kind]()
+        assert ("--import /x/unseen.py" in str(caught.value)) == named and "unseen" in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,9 +18,10 @@ from glassformer.comparison.result import Comparison
 from glassformer.comparison.summary import so_far, write
 from glassformer.config import read_tree
 from glassformer.errors import RequestError
-from glassformer.files import only_writer, refuse_sources
+from glassformer.files import only_writer, refuse_sources, replace_text
 from glassformer.parts.core.base import PartConfig
-from glassformer.parts.core.outside import import_options, modules_of
+from glassformer.parts.core.outside import FILE as SOURCES
+from glassformer.parts.core.outside import import_options, modules_of, sources_of
 from glassformer.runs.events import Begin, Notify, reading, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.files import read_results
@@ -260,6 +262,8 @@ def _trained(
             results = so_far(begun, found, effect)
             write(results, folder)  # first of all, so that the folder is marked as this comparison's
             origin.save(folder)
+            if sources := sources_of(origin.parts):
+                replace_text(folder / SOURCES, json.dumps(sources))
             missing = [request for request in requests if request.key not in found]
             if missing:
                 text.tokenizer.save(folder / "tokenizer")

@@ -9,12 +9,13 @@ from typing import Any
 from glassformer.config import first_difference
 from glassformer.errors import RequestError, shown
 from glassformer.files import refuse_foreign
+from glassformer.parts.core.outside import FILE as SOURCES
 from glassformer.parts.core.outside import check_sources
 from glassformer.runs.files import read_results
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 
-WRITTEN = ("report.html", "tokenizer", "design.yaml", "runs")
+WRITTEN = ("report.html", "tokenizer", "design.yaml", "runs", SOURCES)
 """Files of a comparison besides results.json, which is written first"""
 BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 

@@ -19,6 +19,7 @@ from glassformer.laboratory.ladder import Ladder, LadderDesign, ablate
 from glassformer.laboratory.scaled import Scaling
 from glassformer.laboratory.scaling import ScalingDesign, scale
 from glassformer.parts.core.base import Value
+from glassformer.parts.core.outside import naming_imports
 from glassformer.runs.events import Notify
 from glassformer.runs.executor import Executor
 from glassformer.runs.live import shown as showing
@@ -120,8 +121,9 @@ def steps_of(
     steps: list[ExperimentStep] = []
     for number, one in enumerate(trees, 1):
         where = f"{path}, step {number}" if numbered else str(path)
-        steps.append(_step(one, where, out or (None if numbered else _folder_of(path)), changes))
-        steps[-1].check([step.out for step in steps[:-1]])
+        with naming_imports(Path(path).parent):
+            steps.append(_step(one, where, out or (None if numbered else _folder_of(path)), changes))
+            steps[-1].check([step.out for step in steps[:-1]])
     if changes and all(step.verb == "train" for step in steps):
         name = next(iter(changes))
         raise RequestError(f"{path} has no step that takes --{name}", code="conflict", field=name, value=changes[name])

@@ -16,14 +16,13 @@ from glassformer.errors import RequestError
 from glassformer.files import disk_errors, refuse_foreign, replace_text
 from glassformer.names.places import has_params, is_folder
 from glassformer.parts.core.base import part_classes, to_plain
+from glassformer.parts.core.outside import FILE as SOURCES
 from glassformer.parts.core.outside import check_sources, sources_of
 from glassformer.text import Tokenizer
 from glassformer.training import checkpoint
 from glassformer.training.pretrained import Pretrained, check_origin, write_origin
 from glassformer.training.recipe import Recipe
 
-SOURCES = "sources.json"
-"""File with the sources of parts from outside the package: {module: {file, sha256}}."""
 COMMAND = "command.txt"
 """File with the command that repeats a run, if the command line started it."""
 HELD = (

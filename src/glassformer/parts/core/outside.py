@@ -4,9 +4,11 @@ the module as an entry point of the group `glassformer.parts`."""
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -15,6 +17,10 @@ from pathlib import Path
 from glassformer.errors import RequestError, shown
 
 GROUP = "glassformer.parts"
+FILE = "sources.json"
+"""File with the sources of parts from outside the package: {module: {file, sha256}}."""
+LARGEST = 1 << 20
+"""Bytes of this file at most."""
 HOME = __name__.partition(".")[0]
 
 
@@ -75,6 +81,37 @@ def sources_of(classes: Iterable[type]) -> dict[str, dict[str, str]]:
     """Returns the sources of the modules outside this package that define the classes or their bases."""
     modules = dict.fromkeys(base.__module__ for one in classes for base in one.__mro__)
     return {name: SOURCES[name] for name in modules if name in SOURCES}
+
+
+def missing_imports(folder: Path) -> str:
+    """Returns a clause with the options that import the parts of a run or design; empty if none is missing here.
+
+    The sources.json in its folder names their files, which are never imported without being asked for."""
+    try:
+        if (folder / FILE).stat().st_size > LARGEST:
+            return ""
+        held = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        files = [str(source["file"]) for name, source in held.items() if name not in (*SOURCES, "__main__")]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return ""
+    return f"; it was made with {' '.join(f'--import {shown(file, 200)}' for file in files)}" if files else ""
+
+
+@contextmanager
+def naming_imports(folder: Path) -> Iterator[None]:
+    """Adds to a refusal of the files in a folder the options that import their parts, if any are missing here."""
+    try:
+        yield
+    except RequestError as problem:
+        if not (missing := missing_imports(folder)):
+            raise
+        raise RequestError(
+            f"{problem}{missing}",
+            code=problem.code,
+            field=problem.field,
+            value=problem.value,
+            expected=problem.expected,
+        ) from problem
 
 
 def check_sources(hashes: Mapping[str, str], start: str) -> None:
