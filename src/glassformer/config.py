@@ -755,8 +755,9 @@ class ModelConfig(TowerConfig):
         >>> gf.ModelConfig.from_file("model.json").vocab_size
         100
         """
+        tree = read_tree(path)
         with naming_imports(Path(path).parent):
-            return cls.from_dict(read_tree(path), str(path))
+            return cls.from_dict(tree, str(path))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def sources_of(classes: Iterable[type]) -> dict[str, dict[str, str]]:
 
 
 def missing_imports(folder: Path) -> str:
-    """Returns a clause with the options that import the parts of a run or design; empty if none is missing here.
+    """Returns a clause with the options that import the parts of a run or design; empty if all are imported.
 
     The sources.json in its folder names their files, which are never imported without being asked for."""
     try:
