@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.errors import RequestError, check_whole
+from glassformer.generation.native_step import native_step
 from glassformer.introspection import in_vocabulary
 from glassformer.machine.threads import paced
 from glassformer.model import Model
@@ -86,8 +87,9 @@ def new_state(model: Model, batch: int, max_len: int, *rest: Any, **more: Any) -
 def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
     """Reads one token in each row; logits of the token after it."""
     warn_crossing(model, state, 1)
-    with paced(model, ("decode", len(tokens)), free=same_bits(model)):
-        return model(tokens, state)[:, -1]
+    step = native_step(model, state)
+    with paced(model, ("decode", len(tokens)), free=step is not None or same_bits(model)):
+        return model(tokens, state)[:, -1] if step is None else step(model, tokens, state)
 
 
 def warn_crossing(model: Model, state: ModelState, more: int) -> bool:

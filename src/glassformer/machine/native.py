@@ -101,13 +101,15 @@ def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
 
 
 @cache
-def shared_object(source: Path, name: str) -> ctypes.CDLL:
+def shared_object(source: Path, name: str, *included: Path) -> ctypes.CDLL:
     """Returns the shared object of a C++ file for the kernel of this name, built if it is not in the cache folder yet.
+
+    included   files of which the C++ is made besides
 
     Raises WorkError if it can be neither built nor loaded."""
     options = (*OPTIONS, *KERNELS[name].options, "-fPIC", "-shared")
     said = "\n".join((*options, compiler() or "", sys.platform, platform.machine()))
-    key = hashlib.sha256(source.read_bytes() + said.encode()).hexdigest()[:24]
+    key = hashlib.sha256(b"".join(one.read_bytes() for one in (source, *included)) + said.encode()).hexdigest()[:24]
     path = cache_folder() / "native" / f"{source.stem}-{name}-{key}.so"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

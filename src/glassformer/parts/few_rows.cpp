@@ -4,6 +4,7 @@
 // order that depends on neither the other rows nor the threads.
 //
 // WITH_VNNI: 32 products and their sums are one instruction. IN_A_STEP: compiled into a step, as its operators.
+// INCLUDED: for other C++, without functions to call from outside.
 
 #include <immintrin.h>
 #include <algorithm>
@@ -29,6 +30,9 @@ inline __m256 from_bf16(const uint16_t* x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)x)), 16));
 }
 
+inline __m256 load(const uint16_t* x) { return from_bf16(x); }
+inline __m256 load(const float* x) { return _mm256_loadu_ps(x); }
+
 inline __m128i to_bf16(__m256 value) {  // to the nearest, ties to even
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -36,6 +40,11 @@ inline __m128i to_bf16(__m256 value) {  // to the nearest, ties to even
         _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
 }
+
+inline void store(uint16_t* y, __m256 value) { _mm_storeu_si128((__m128i*)y, to_bf16(value)); }
+inline void store(float* y, __m256 value) { _mm256_storeu_ps(y, value); }
+inline void store(uint16_t* y, float value) { *y = (uint16_t)_mm_cvtsi128_si32(to_bf16(_mm256_set1_ps(value))); }
+inline void store(float* y, float value) { *y = value; }
 
 // (a_0 + a_4 + (a_2 + a_6)) + (a_1 + a_5 + (a_3 + a_7))
 inline float sum(__m256 a) {
@@ -64,22 +73,25 @@ struct Rounded {
     std::unique_ptr<float[]> step, total;
     std::unique_ptr<int32_t[]> offset;
 
-    Rounded(const uint16_t* x, int64_t rows, int64_t inner, bool halves)
+    Rounded(int64_t rows, int64_t inner, bool halves)
         : rows(rows), inner(inner), groups(inner / GROUP),
           q(halves ? nullptr : new int16_t[rows * inner]),
           high(halves ? new int8_t[rows * inner] : nullptr),
           low(halves ? new int8_t[rows * inner] : nullptr),
-          step(new float[rows * groups]), total(new float[rows * groups]), offset(new int32_t[rows * groups]) {
+          step(new float[rows * groups]), total(new float[rows * groups]), offset(new int32_t[rows * groups]) {}
+
+    Rounded(const uint16_t* x, int64_t rows, int64_t inner, bool halves) : Rounded(rows, inner, halves) {
 #pragma omp parallel for schedule(static) if (rows > 8)
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t g = row * groups; g < (row + 1) * groups; ++g) round(x + GROUP * g, g, halves);
     }
 
-    void round(const uint16_t* x, int64_t g, bool halves) {
+    template <typename X>
+    void round(const X* x, int64_t g, bool halves) {
         const __m256 sign = _mm256_set1_ps(-0.0f);
         __m256 part[4], most = _mm256_setzero_ps();
         for (int k = 0; k < 4; ++k) {
-            part[k] = from_bf16(x + 8 * k);
+            part[k] = load(x + 8 * k);
             most = _mm256_max_ps(_mm256_andnot_ps(sign, part[k]), most);
         }
         const float end = std::max(largest(most), LEAST), sums = sum(
@@ -149,9 +161,9 @@ inline __m256i four(const int8_t* x) {
 }
 
 // N rows of x from `row` on with one block of the matrix.
-template <int N>
+template <int N, typename Y>
 inline void block_of_4_bits(
-    const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* scales, uint16_t* y, int64_t out
+    const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* scales, Y* y, int64_t out
 ) {
     const __m256i nibble = _mm256_set1_epi8(15), left = _mm256_set1_epi32(0xffff0000);
     __m256 sums[N][2];
@@ -196,7 +208,20 @@ inline void block_of_4_bits(
     }
     for (int n = 0; n < N; ++n)
         for (int half = 0; half < 2; ++half)
-            _mm_storeu_si128((__m128i*)(y + (row + n) * out + 8 * half), to_bf16(sums[n][half]));
+            store(y + (row + n) * out + 8 * half, sums[n][half]);
+}
+
+// Rows first .. end-1 of x with one block; `out` is the width of y.
+template <typename Y>
+inline void rows_of_4_bits(
+    const Rounded& in, int64_t first, int64_t end, int64_t block, const void* packed, const uint16_t* scales, Y* y,
+    int64_t out
+) {
+    const uint8_t* w = (const uint8_t*)packed + block * BLOCK * in.inner / 2;
+    const uint16_t* s = scales + block * BLOCK * 2 * in.groups;
+    int64_t row = first;
+    for (; row + 4 <= end; row += 4) block_of_4_bits<4>(in, row, w, s, y + BLOCK * block, out);
+    for (; row < end; ++row) block_of_4_bits<1>(in, row, w, s, y + BLOCK * block, out);
 }
 
 // packed (o/16, i/8, 16, 4): a byte holds column c (low) and c + 4 of eight. scales (o/16, groups, 16, 2) bf16: s and
@@ -208,20 +233,14 @@ inline void of_4_bits(
     for (int64_t first = 0; first < rows; first += ROWS) {
         const int64_t end = std::min(first + ROWS, rows);
 #pragma omp parallel for schedule(static)
-        for (int64_t block = 0; block < out / BLOCK; ++block) {
-            const uint8_t* w = (const uint8_t*)packed + block * BLOCK * inner / 2;
-            const uint16_t* s = scales + block * BLOCK * 2 * in.groups;
-            int64_t row = first;
-            for (; row + 4 <= end; row += 4) block_of_4_bits<4>(in, row, w, s, y + BLOCK * block, out);
-            for (; row < end; ++row) block_of_4_bits<1>(in, row, w, s, y + BLOCK * block, out);
-        }
+        for (int64_t block = 0; block < out / BLOCK; ++block) rows_of_4_bits(in, first, end, block, packed, scales, y, out);
     }
 }
 
 // N rows of x from `row` on with M rows of the matrix.
-template <int N, int M>
+template <int N, int M, typename Y>
 inline void block_of_8_bits(
-    const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, uint16_t* y, int64_t out
+    const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, Y* y, int64_t out
 ) {
     __m256 sums[N][M];
     for (int n = 0; n < N; ++n)
@@ -253,8 +272,25 @@ inline void block_of_8_bits(
             const uint32_t bits = uint32_t(scales[m]) << 16;
             float s;
             std::memcpy(&s, &bits, 4);
-            y[(row + n) * out + m] = (uint16_t)_mm_cvtsi128_si32(to_bf16(_mm256_set1_ps(sum(sums[n][m]) * s)));
+            store(y + (row + n) * out + m, sum(sums[n][m]) * s);
         }
+}
+
+// Rows first .. end-1 of x with two rows of the matrix, which has `o`, or with its last one; `out` is the width of y.
+template <typename Y>
+inline void rows_of_8_bits(
+    const Rounded& in, int64_t first, int64_t end, int64_t pair, int64_t o, const void* packed, const uint16_t* scales,
+    Y* y, int64_t out
+) {
+    const int64_t at = 2 * pair;
+    const int8_t* w = (const int8_t*)packed + at * in.inner;
+    int64_t row = first;
+    if (at + 2 <= o) {
+        for (; row + 2 <= end; row += 2) block_of_8_bits<2, 2>(in, row, w, scales + at, y + at, out);
+        for (; row < end; ++row) block_of_8_bits<1, 2>(in, row, w, scales + at, y + at, out);
+    } else {
+        for (; row < end; ++row) block_of_8_bits<1, 1>(in, row, w, scales + at, y + at, out);
+    }
 }
 
 // packed (o, i) int8, scales (o,) bf16; w = q s.
@@ -266,17 +302,7 @@ inline void of_8_bits(
     for (int64_t first = 0; first < rows; first += ROWS) {
         const int64_t end = std::min(first + ROWS, rows);
 #pragma omp parallel for schedule(static)
-        for (int64_t pair = 0; pair < pairs; ++pair) {
-            const int64_t at = 2 * pair;
-            const int8_t* w = (const int8_t*)packed + at * inner;
-            int64_t row = first;
-            if (at + 2 <= out) {
-                for (; row + 2 <= end; row += 2) block_of_8_bits<2, 2>(in, row, w, scales + at, y + at, out);
-                for (; row < end; ++row) block_of_8_bits<1, 2>(in, row, w, scales + at, y + at, out);
-            } else {
-                for (; row < end; ++row) block_of_8_bits<1, 1>(in, row, w, scales + at, y + at, out);
-            }
-        }
+        for (int64_t pair = 0; pair < pairs; ++pair) rows_of_8_bits(in, first, end, pair, out, packed, scales, y, out);
     }
 }
 
@@ -308,6 +334,7 @@ inline AOTITorchError into(
 }  // namespace few_rows
 }
 
+#ifndef INCLUDED
 extern "C" {
 #ifdef IN_A_STEP
 AOTITorchError aoti_torch_cpu_few_rows_of_4_bits(
@@ -335,3 +362,4 @@ void few_rows_of_8_bits(
 }
 #endif
 }
+#endif

@@ -1,0 +1,465 @@
+// A decoding step as a list of instructions, for processors with AVX2 or AVX-VNNI: one new token in each of some rows.
+// `native_step.py` writes the list and says what each instruction computes; numbers between them are fp32. All threads
+// go through the list together. Each number is summed by one thread in one order, so that a row has the same bits in
+// any company and with any number of threads.
+
+#define INCLUDED
+#include "../parts/few_rows.cpp"
+
+#include <omp.h>
+
+#include <cmath>
+#include <vector>
+
+namespace native_step {
+
+using few_rows::from_bf16;
+using few_rows::load;
+using few_rows::Rounded;
+using few_rows::soon;
+using few_rows::sum;
+
+enum Kind : int32_t { NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND };
+enum Code : int32_t { FP32, BF16, INT8, INT4, NONE };  // how numbers are kept
+enum Phi : int32_t { SAME, RELU, RELU2, SIGMOID, SILU, GELU, GELU_TANH };
+
+struct Place {  // of a value: row r has `stride` numbers from offset * rows + r * stride + column on
+    int64_t offset, stride, column;
+};
+
+struct Instruction {
+    int32_t kind, code, phi, centred, heads, groups, width, value_width, cache, table, turned, interleaved, plus_one,
+        both, bias_code, window;
+    int64_t inner, outer;
+    float f, g;
+    Place a, b, c, out;
+    const void *weight, *scales, *bias;
+};
+
+struct Cache {  // keys and values (b, g, slots, h), with scales (b, g, slots) bf16 where they are whole numbers
+    void *keys, *values;
+    uint16_t *key_scales, *value_scales;
+    int64_t slots, key_stride, value_stride, scale_stride;
+    int32_t code, unused;
+};
+
+struct Table {  // cos and +-sin (rows or 1, r) of turned pairs
+    const float *cosine, *sine;
+    int64_t rows;
+};
+
+inline float from_bf16(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline uint16_t to_bf16(float x) {
+    uint16_t y;
+    few_rows::store(&y, x);
+    return y;
+}
+
+inline float number(const float* x) { return *x; }
+inline float number(const uint16_t* x) { return from_bf16(*x); }
+inline float number(const int8_t* x) { return *x; }
+inline __m256 load(const int8_t* x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x)));
+}
+using few_rows::load;
+
+// e^x to 2 units in the last place; NaN stays, and what is below -87 gives about 1e-38.
+inline __m256 exponential(__m256 x) {
+    const __m256 least = _mm256_set1_ps(-87.33654f), most = _mm256_set1_ps(88.72283f);
+    x = _mm256_min_ps(most, _mm256_max_ps(least, x));
+    const __m256 n = _mm256_round_ps(
+        _mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
+    p = _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(p, r), r, r), _mm256_set1_ps(1));
+    // 2^n in two factors: n reaches 128
+    const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+    const __m256i rest = _mm256_sub_epi32(whole, half), bias = _mm256_set1_epi32(127);
+    p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+}
+
+inline __m256 sigmoid(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1);
+    return _mm256_div_ps(one, _mm256_add_ps(one, exponential(_mm256_sub_ps(_mm256_setzero_ps(), x))));
+}
+
+inline __m256 activated(__m256 x, int32_t phi) {
+    switch (phi) {
+        case RELU: return _mm256_max_ps(_mm256_setzero_ps(), x);
+        case RELU2: {
+            const __m256 y = _mm256_max_ps(_mm256_setzero_ps(), x);
+            return _mm256_mul_ps(y, y);
+        }
+        case SIGMOID: return sigmoid(x);
+        case SILU: return _mm256_mul_ps(x, sigmoid(x));
+        case GELU: {
+            alignas(32) float each[8];
+            _mm256_store_ps(each, x);
+            for (float& one : each) one = 0.5f * one * (1 + std::erf(one * 0.70710678f));
+            return _mm256_load_ps(each);
+        }
+        case GELU_TANH: {
+            const __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
+            const __m256 z = _mm256_mul_ps(
+                _mm256_set1_ps(2 * 0.7978845608028654f), _mm256_fmadd_ps(_mm256_set1_ps(0.044715f), cube, x));
+            return _mm256_mul_ps(x, sigmoid(z));
+        }
+        default: return x;
+    }
+}
+
+inline __m256 capped(__m256 x, float cap) {  // cap tanh(x / cap)
+    const __m256 s = sigmoid(_mm256_mul_ps(x, _mm256_set1_ps(2 / cap)));
+    return _mm256_mul_ps(_mm256_set1_ps(cap), _mm256_fmsub_ps(_mm256_set1_ps(2), s, _mm256_set1_ps(1)));
+}
+
+// f(8 numbers of a, 8 of b) -> 8 of y; the last ones by way of a buffer. Without b, zeros.
+template <typename F>
+inline void each(const float* a, const float* b, float* y, int64_t first, int64_t end, F f) {
+    int64_t i = first;
+    for (; i + 8 <= end; i += 8) _mm256_storeu_ps(y + i, f(load(a + i), b ? load(b + i) : _mm256_setzero_ps()));
+    if (i == end) return;
+    alignas(32) float left[8] = {}, right[8] = {};
+    std::memcpy(left, a + i, 4 * (end - i));
+    if (b) std::memcpy(right, b + i, 4 * (end - i));
+    _mm256_store_ps(left, f(_mm256_load_ps(left), _mm256_load_ps(right)));
+    std::memcpy(y + i, left, 4 * (end - i));
+}
+
+template <typename W>
+inline float dot(const float* x, const W* w, int64_t width) {
+    __m256 one = _mm256_setzero_ps(), other = one;
+    int64_t i = 0;
+    for (; i + 16 <= width; i += 16) {
+        one = _mm256_fmadd_ps(load(x + i), load(w + i), one);
+        other = _mm256_fmadd_ps(load(x + i + 8), load(w + i + 8), other);
+    }
+    for (; i + 8 <= width; i += 8) one = _mm256_fmadd_ps(load(x + i), load(w + i), one);
+    float total = sum(_mm256_add_ps(one, other));
+    for (; i < width; ++i) total += x[i] * number(w + i);
+    return total;
+}
+
+template <typename V>
+inline void add_scaled(float* y, float factor, const V* v, int64_t width) {
+    const __m256 f = _mm256_set1_ps(factor);
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) _mm256_storeu_ps(y + i, _mm256_fmadd_ps(f, load(v + i), load(y + i)));
+    for (; i < width; ++i) y[i] += factor * number(v + i);
+}
+
+// y (rows, o) from row `at` of W on, N rows of x with M of W. One sum of eight numbers each, whatever N and M are.
+template <int N, int M, typename W>
+inline void block(const float* const* x, const W* w, int64_t inner, float* const* y, int64_t at) {
+    __m256 sums[N][M];
+    for (int n = 0; n < N; ++n)
+        for (int m = 0; m < M; ++m) sums[n][m] = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 8 <= inner; i += 8)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+            const W* here = w + (at + m) * inner + i;
+            soon((const char*)here + 1024);
+            const __m256 weight = load(here);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sums[n][m] = _mm256_fmadd_ps(load(x[n] + i), weight, sums[n][m]);
+        }
+    for (int n = 0; n < N; ++n)
+        for (int m = 0; m < M; ++m) {
+            float total = sum(sums[n][m]);
+            for (int64_t j = i; j < inner; ++j) total += x[n][j] * number(w + (at + m) * inner + j);
+            y[n][at + m] = total;
+        }
+}
+
+struct Step {
+    float* values;
+    const Cache* caches;
+    const Table* tables;
+    const int64_t* lengths;
+    int64_t rows;
+    Rounded* in;
+    std::vector<float>* scores;
+
+    float* row(const Place& place, int64_t r) const {
+        return values + place.offset * rows + r * place.stride + place.column;
+    }
+
+    struct Range {
+        int64_t first, end;
+    };
+    static Range share(int64_t count, int64_t me, int64_t of) { return {count * me / of, count * (me + 1) / of}; }
+
+    void norm(const Instruction& op, int64_t me, int64_t of) const {
+        const Range mine = share(rows * op.heads, me, of);
+        const int64_t width = op.width;
+        for (int64_t k = mine.first; k < mine.end; ++k) {
+            const int64_t r = k / op.heads, head = k % op.heads;
+            const float* x = row(op.a, r) + head * width;
+            float* y = row(op.out, r) + head * width;
+            float mean = 0, square = 0;
+            if (op.centred) {
+                __m256 total = _mm256_setzero_ps();
+                int64_t i = 0;
+                for (; i + 8 <= width; i += 8) total = _mm256_add_ps(total, load(x + i));
+                mean = sum(total);
+                for (; i < width; ++i) mean += x[i];
+                mean /= width;
+            }
+            __m256 total = _mm256_setzero_ps();
+            int64_t i = 0;
+            for (; i + 8 <= width; i += 8) {
+                const __m256 apart = _mm256_sub_ps(load(x + i), _mm256_set1_ps(mean));
+                total = _mm256_fmadd_ps(apart, apart, total);
+            }
+            square = sum(total);
+            for (; i < width; ++i) square += (x[i] - mean) * (x[i] - mean);
+            const float rate = 1 / std::sqrt(square / width + op.f);
+            const int64_t first = op.both ? head * width : 0;  // weights of each head
+            for (i = 0; i < width; ++i) {
+                float w = op.code == NONE ? 1 : parameter(op.weight, op.code, first + i) + op.plus_one;
+                float value = (x[i] - mean) * rate * w;
+                if (op.bias_code != NONE) value += parameter(op.bias, op.bias_code, first + i);
+                y[i] = value;
+            }
+        }
+    }
+
+    static float parameter(const void* weight, int32_t code, int64_t i) {
+        return code == BF16 ? from_bf16(((const uint16_t*)weight)[i]) : ((const float*)weight)[i];
+    }
+
+    void round(const Instruction& op, int64_t me, int64_t of) const {
+        if (me == 0) in->rows = rows, in->inner = op.inner, in->groups = op.inner / few_rows::GROUP;
+        const int64_t groups = op.inner / few_rows::GROUP;
+        const Range mine = share(rows * groups, me, of);
+        for (int64_t k = mine.first; k < mine.end; ++k) {
+            const int64_t first = few_rows::GROUP * (k % groups), left = op.outer - first;
+            const float* x = row(op.a, k / groups) + first;
+            float filled[few_rows::GROUP] = {};
+            if (left < few_rows::GROUP) std::memcpy(filled, x, 4 * left), x = filled;
+            in->round(x, k, op.both);
+        }
+    }
+
+    template <typename W>
+    void plain(const Instruction& op, Range mine) const {
+        const float* x[4];
+        float* y[4];
+        const W* w = (const W*)op.weight;
+        for (int64_t first = mine.first; first < mine.end; first += 64)  // of which all rows of x meet a piece
+            for (int64_t r = 0; r < rows;) {
+                const int64_t end = std::min(first + 64, mine.end), n = rows - r >= 4 ? 4 : 1;
+                for (int64_t k = 0; k < n; ++k) x[k] = row(op.a, r + k), y[k] = row(op.out, r + k);
+                int64_t at = first;
+                if (n == 4) {
+                    for (; at + 2 <= end; at += 2) block<4, 2>(x, w, op.inner, y, at);
+                    for (; at < end; ++at) block<4, 1>(x, w, op.inner, y, at);
+                } else {
+                    for (; at + 4 <= end; at += 4) block<1, 4>(x, w, op.inner, y, at);
+                    for (; at < end; ++at) block<1, 1>(x, w, op.inner, y, at);
+                }
+                r += n;
+            }
+    }
+
+    void linear(const Instruction& op, int64_t me, int64_t of) const {
+        Range mine;
+        if (op.code == INT4 || op.code == INT8) {
+            const int64_t together = op.code == INT4 ? few_rows::BLOCK : 2;
+            const Range units = share((op.outer + together - 1) / together, me, of);
+            float* y = row(op.out, 0);
+            for (int64_t first = 0; first < rows; first += few_rows::ROWS) {
+                const int64_t end = std::min(first + few_rows::ROWS, rows);
+                for (int64_t unit = units.first; unit < units.end; ++unit)
+                    if (op.code == INT4)
+                        few_rows::rows_of_4_bits(
+                            *in, first, end, unit, op.weight, (const uint16_t*)op.scales, y, op.out.stride);
+                    else
+                        few_rows::rows_of_8_bits(
+                            *in, first, end, unit, op.outer, op.weight, (const uint16_t*)op.scales, y, op.out.stride);
+            }
+            mine = {units.first * together, std::min(units.end * together, op.outer)};
+        } else {
+            const Range units = share((op.outer + 15) / 16, me, of);
+            mine = {units.first * 16, std::min(units.end * 16, op.outer)};
+            if (op.code == BF16) plain<uint16_t>(op, mine);
+            else plain<float>(op, mine);
+        }
+        if (op.bias_code != NONE)
+            for (int64_t r = 0; r < rows; ++r)
+                for (int64_t i = mine.first; i < mine.end; ++i)
+                    row(op.out, r)[i] += parameter(op.bias, op.bias_code, i);
+    }
+
+    template <typename F>
+    void elementwise(const Instruction& op, int64_t me, int64_t of, F f) const {
+        const Range units = share((op.outer + 63) / 64, me, of);
+        const int64_t first = 64 * units.first, end = std::min(64 * units.end, op.outer);
+        for (int64_t r = 0; r < rows && first < end; ++r)
+            each(row(op.a, r), op.both ? row(op.b, r) : nullptr, row(op.out, r), first, end, f);
+    }
+
+    void turn(const Instruction& op, int64_t me, int64_t of) const {
+        const Range mine = share(rows * op.heads, me, of);
+        const Table& table = tables[op.table];
+        const int64_t r = op.turned, half = r / 2;
+        for (int64_t k = mine.first; k < mine.end; ++k) {
+            float* x = row(op.a, k / op.heads) + (k % op.heads) * op.width;
+            const int64_t at = table.rows == 1 ? 0 : k / op.heads * r;
+            const float *cosine = table.cosine + at, *sine = table.sine + at;
+            for (int64_t i = 0; i < half; ++i) {
+                const int64_t one = op.interleaved ? 2 * i : i, other = op.interleaved ? 2 * i + 1 : i + half;
+                const float a = x[one], b = x[other];
+                x[one] = a * cosine[one] + b * sine[one];
+                x[other] = b * cosine[other] + a * sine[other];
+            }
+        }
+    }
+
+    void keep(const Instruction& op, int64_t me, int64_t of) const {
+        const Cache& cache = caches[op.cache];
+        const Range mine = share(rows * op.groups, me, of);
+        for (int64_t k = mine.first; k < mine.end; ++k) {
+            const int64_t r = k / op.groups, g = k % op.groups, slot = lengths[r] % cache.slots;
+            const int64_t scale = r * cache.scale_stride + g * cache.slots + slot;
+            store(cache.keys, cache.code, r * cache.key_stride + (g * cache.slots + slot) * op.width,
+                  row(op.b, r) + g * op.width, op.width, cache.key_scales + scale);
+            store(cache.values, cache.code, r * cache.value_stride + (g * cache.slots + slot) * op.value_width,
+                  row(op.c, r) + g * op.value_width, op.value_width, cache.value_scales + scale);
+        }
+    }
+
+    static void store(void* cells, int32_t code, int64_t at, const float* x, int64_t width, uint16_t* scale) {
+        if (code == FP32) std::memcpy((float*)cells + at, x, 4 * width);
+        if (code == BF16)
+            for (int64_t i = 0; i < width; ++i) ((uint16_t*)cells)[at + i] = to_bf16(x[i]);
+        if (code != INT8) return;
+        float most = 0;
+        bool whole = true;
+        for (int64_t i = 0; i < width; ++i) most = std::max(most, std::fabs(x[i])), whole &= !std::isnan(x[i]);
+        *scale = to_bf16(whole ? most / 127 : NAN);
+        const float step = std::max(from_bf16(*scale), 1e-30f);
+        for (int64_t i = 0; i < width; ++i) {
+            const float q = std::nearbyint(x[i] / step);
+            ((int8_t*)cells)[at + i] = whole ? (int8_t)std::min(127.0f, std::max(-127.0f, q)) : 0;
+        }
+    }
+
+    template <typename X>
+    void attend(const Instruction& op, int64_t r, int64_t head, std::vector<float>& scores) const {
+        const Cache& cache = caches[op.cache];
+        const int64_t g = head / (op.heads / op.groups), last = lengths[r];
+        const int64_t first = op.window ? std::max<int64_t>(0, last - op.window + 1) : 0, count = last - first + 1;
+        const X* keys = (const X*)cache.keys + r * cache.key_stride + g * cache.slots * op.width;
+        const X* cells = (const X*)cache.values + r * cache.value_stride + g * cache.slots * op.value_width;
+        const bool scaled = std::is_same<X, int8_t>::value;
+        const int64_t scale = r * cache.scale_stride + g * cache.slots;
+        const float* q = row(op.a, r) + head * op.width;
+        float most = op.weight ? parameter(op.weight, op.code, head) : -INFINITY;
+        int64_t slot = first % cache.slots;
+        for (int64_t k = 0; k < count; ++k, slot = slot + 1 == cache.slots ? 0 : slot + 1) {
+            float score = dot(q, keys + slot * op.width, op.width) * op.f;
+            if (scaled) score *= from_bf16(cache.key_scales[scale + slot]);
+            if (op.g) score = op.g * std::tanh(score / op.g);
+            if (op.scales) score -= ((const float*)op.scales)[head] * (count - 1 - k);
+            scores[k] = score;
+            if (!(score <= most)) most = score;  // NaN too
+        }
+        each(scores.data(), nullptr, scores.data(), 0, count, [most](__m256 x, __m256) {
+            return exponential(_mm256_sub_ps(x, _mm256_set1_ps(most)));
+        });
+        float total = op.weight ? std::exp(parameter(op.weight, op.code, head) - most) : 0;
+        for (int64_t k = 0; k < count; ++k) total += scores[k];
+        float* z = row(op.out, r) + head * op.value_width;
+        std::memset(z, 0, 4 * op.value_width);
+        slot = first % cache.slots;
+        for (int64_t k = 0; k < count; ++k, slot = slot + 1 == cache.slots ? 0 : slot + 1) {
+            float weight = scores[k] / total;
+            if (scaled) weight *= from_bf16(cache.value_scales[scale + slot]);
+            add_scaled(z, weight, cells + slot * op.value_width, op.value_width);
+        }
+    }
+
+    void attend(const Instruction& op, int64_t me, int64_t of) const {
+        const Range mine = share(rows * op.heads, me, of);
+        for (int64_t k = mine.first; k < mine.end; ++k) {
+            const int64_t r = k / op.heads, head = k % op.heads;
+            const int32_t code = caches[op.cache].code;
+            if (code == FP32) attend<float>(op, r, head, scores[me]);
+            else if (code == BF16) attend<uint16_t>(op, r, head, scores[me]);
+            else attend<int8_t>(op, r, head, scores[me]);
+        }
+    }
+
+    void run(const Instruction& op, int64_t me, int64_t of) const {
+        const float f = op.f, g = op.g;
+        const int32_t phi = op.phi;
+        switch (op.kind) {
+            case NORM: return norm(op, me, of);
+            case ROUND: return round(op, me, of);
+            case LINEAR: return linear(op, me, of);
+            case ADD:
+                return elementwise(op, me, of, [f, g](__m256 a, __m256 b) {
+                    return _mm256_fmadd_ps(_mm256_set1_ps(g), b, _mm256_mul_ps(_mm256_set1_ps(f), a));
+                });
+            case ACTIVATE:
+                if (op.both)
+                    return elementwise(op, me, of, [phi](__m256 a, __m256 b) { return _mm256_mul_ps(activated(a, phi), b); });
+                return elementwise(op, me, of, [phi](__m256 a, __m256) { return activated(a, phi); });
+            case CAP: return elementwise(op, me, of, [f](__m256 a, __m256) { return capped(a, f); });
+            case CLAMP:
+                return elementwise(op, me, of, [f, g](__m256 a, __m256) {
+                    return _mm256_min_ps(_mm256_set1_ps(g), _mm256_max_ps(_mm256_set1_ps(f), a));
+                });
+            case TURN: return turn(op, me, of);
+            case KEEP: return keep(op, me, of);
+            case ATTEND: return attend(op, me, of);
+        }
+    }
+};
+
+}  // namespace native_step
+
+extern "C" {
+int64_t size_of_instruction() { return sizeof(native_step::Instruction); }
+
+// 0; 1 without memory, 2 for a row of negative length. `inner`: the largest of rounded rows; 0 if none is.
+int32_t run_native_step(
+    const native_step::Instruction* list, int64_t count, int64_t rows, float* values, const native_step::Cache* caches,
+    const native_step::Table* tables, const int64_t* lengths, int64_t inner, int64_t threads
+) {
+    int64_t longest = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+        if (lengths[r] < 0) return 2;
+        longest = std::max(longest, lengths[r]);
+    }
+    try {
+        few_rows::Rounded in(rows, inner, true);
+        in.q.reset(new int16_t[rows * inner]);
+        std::vector<std::vector<float>> scores(threads, std::vector<float>(longest + 1));
+        const native_step::Step step{values, caches, tables, lengths, rows, &in, scores.data()};
+#pragma omp parallel num_threads(threads)
+        {
+            const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
+            for (int64_t k = 0; k < count; ++k) {
+                step.run(list[k], me, of);
+#pragma omp barrier
+            }
+        }
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+}

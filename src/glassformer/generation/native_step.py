@@ -1,0 +1,492 @@
+"""One decoding step as a list of instructions that C++ goes through at once.
+
+Eagerly a step spends four fifths of its time between its operations, and compiled it waits a minute for a compiler.
+Here the list is written in milliseconds, by sending a symbol through the model's own wirings, and `native_step.cpp` is
+built once for a machine, in seconds. The definition is the model itself: a step equals `model(tokens, state)` up to
+rounding, as numbers between the operations are fp32. A part that has no instructions (`_WRITERS`) leaves the model to
+the eager path.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import WorkError
+from glassformer.machine import native
+from glassformer.model import Inputs, Model, locate
+from glassformer.parts import few_rows
+from glassformer.parts.core.running import thread
+from glassformer.parts.ffn import Glu, Mlp
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear
+from glassformer.parts.mixer.attention import Attention
+from glassformer.parts.mixer.kv import KVState, WindowState
+from glassformer.parts.mixer.qk_norm import QKNorm
+from glassformer.parts.norm import Identity, LayerNorm, RMSNorm
+from glassformer.parts.position import Alibi, Rotary
+from glassformer.parts.projection import Projection
+from glassformer.parts.quantized import Int4Linear, Int8Linear
+from glassformer.parts.state import ModelState
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""Numbers of the dtypes, as `native_step.cpp` has them."""
+INT4, NONE = 3, 4
+NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND = range(10)
+PHI = {"": 0, "relu": 1, "relu2": 2, "sigmoid": 3, "silu": 4, "gelu": 5, "gelu_tanh": 6}
+
+
+class _Place(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("offset", "stride", "column")]
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in (
+            "kind", "code", "phi", "centred", "heads", "groups", "width", "value_width", "cache", "table", "turned",
+            "interleaved", "plus_one", "both", "bias_code", "window",
+        )),
+        ("inner", ctypes.c_int64), ("outer", ctypes.c_int64), ("f", ctypes.c_float), ("g", ctypes.c_float),
+        *((name, _Place) for name in ("a", "b", "c", "out")),
+        *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias")),
+    ]  # fmt: skip
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, ctypes.c_int64) for name in ("slots", "key_stride", "value_stride", "scale_stride")),
+        ("code", ctypes.c_int32), ("unused", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("rows", ctypes.c_int64)]
+
+
+class Unwritten(Exception):
+    """A part of the model that has no instructions here."""
+
+
+class _Buffer:
+    """Memory of one value: `width` numbers a row, used by instructions `first` to `last`."""
+
+    def __init__(self, width: int, first: int):
+        self.width, self.first, self.last, self.offset = width, first, first, 0
+
+
+class Value:
+    """A vector of `width` numbers in each row, as an instruction leaves it: columns of a buffer.
+
+    Wirings and projections compute with it as with a tensor (b, 1, width)."""
+
+    def __init__(self, program: Program, buffer: _Buffer, width: int, column: int = 0):
+        self.program, self.buffer, self.width, self.column = program, buffer, width, column
+
+    def part(self, column: int, width: int) -> Value:
+        """Returns `width` columns from `column` on, in the same memory."""
+        return Value(self.program, self.buffer, width, self.column + column)
+
+    def __add__(self, other: Value) -> Value:
+        return self.program.sum(self, other)
+
+    def __mul__(self, factor: float) -> Value:
+        return self.program.write(ADD, self.width, a=self, outer=self.width, f=float(factor))
+
+    __rmul__ = __mul__
+
+    def clamp(self, low: float, high: float) -> Value:
+        return self.program.write(CLAMP, self.width, a=self, outer=self.width, f=low, g=high)
+
+    def unflatten(self, axis: int, sizes: tuple[int, ...]) -> Value:
+        """Returns the same numbers: heads lie one behind the other."""
+        return self
+
+
+@dataclass
+class Program:
+    """Instructions of a step, in their order, and everything that they read."""
+
+    instructions: list[dict[str, Any]] = field(default_factory=list)
+    held: list[tuple[Tensor, int]] = field(default_factory=list)
+    """Tensors whose addresses are in the list, and these."""
+    tables: list[Rotary] = field(default_factory=list)
+    """Positions of which a step makes tables of cos and sin."""
+    parts: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    """Parts with the dictionaries and the names that lead to them."""
+    hooks: list[dict[int, Any]] = field(default_factory=list)
+    """Hooks of torch, of which there are none while this list serves."""
+    inner: int = 0
+    """Largest width of rounded rows."""
+    _rounded: tuple[Any, ...] | None = None
+
+    def buffer(self, width: int) -> Value:
+        return Value(self, _Buffer(width, len(self.instructions)), width)
+
+    def write(self, kind: int, size: int, /, out: Value | None = None, **fields: Any) -> Value:
+        """Appends an instruction; returns its result, a new value of `size` numbers unless `out` is given."""
+        out = out or self.buffer(size)
+        places = {name: value for name, value in fields.items() if isinstance(value, Value)}
+        for value in (*places.values(), out):
+            value.buffer.last = len(self.instructions)
+        self.instructions.append({"kind": kind, "code": NONE, "bias_code": NONE, **fields, "out": out})
+        return out
+
+    def sum(self, a: Value, b: Value) -> Value:
+        """a + b; a product with a number that made one of them is part of the same instruction."""
+        return self.write(ADD, a.width, a=a, b=b, both=1, outer=a.width, f=1.0, g=1.0)
+
+    def address(self, tensor: Tensor | None, also: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
+        """Returns code and address of a parameter in fp32, bf16 or a dtype of `also`; nothing of None."""
+        if tensor is None:
+            return {}
+        if tensor.dtype not in (torch.float32, torch.bfloat16, *also) or not tensor.is_contiguous():
+            raise Unwritten(f"{tensor.dtype} of {tuple(tensor.shape)}")
+        self.held.append((tensor, tensor.data_ptr()))
+        return {"weight": tensor.data_ptr(), "code": CODES.get(tensor.dtype, INT4)}
+
+    def bias(self, tensor: Tensor | None) -> dict[str, Any]:
+        found = self.address(tensor)
+        return {"bias": found["weight"], "bias_code": found["code"]} if found else {}
+
+    def watch(self, model: nn.Module) -> None:
+        """Notes the parts of a model and their hooks."""
+        for one in model.modules():
+            self.parts.extend((one._modules, name, part) for name, part in one._modules.items())
+            self.hooks.extend((one._forward_hooks, one._forward_pre_hooks))
+
+    @property
+    def changed(self) -> bool:
+        """Returns True if a part or a tensor has been replaced since the list was written."""
+        if [held.get(name) for held, name, _ in self.parts] != [part for *_, part in self.parts]:
+            return True
+        return [tensor.data_ptr() for tensor, _ in self.held] != [address for _, address in self.held]
+
+    def finished(self) -> tuple[Any, int]:
+        """Returns the instructions for C++ and the numbers a row of all buffers, which share memory in turn."""
+        free: list[_Buffer] = []
+        used: list[_Buffer] = []
+        total = 0
+        made: set[int] = set()
+        result = (_Instruction * len(self.instructions))()
+        for number, fields in enumerate(self.instructions):
+            for ended in [one for one in used if one.last < number]:
+                used.remove(ended)
+                free.append(ended)
+            values = {name: value for name, value in fields.items() if isinstance(value, Value)}
+            for value in values.values():
+                buffer = value.buffer
+                if id(buffer) in made:
+                    continue
+                made.add(id(buffer))
+                used.append(buffer)
+                fitting = next((one for one in free if one.width == buffer.width), None)
+                if fitting is not None:
+                    free.remove(fitting)
+                    buffer.offset = fitting.offset
+                else:
+                    buffer.offset, total = total, total + -(-buffer.width // 16) * 16
+            for name, value in fields.items():
+                if isinstance(value, Value):
+                    value = _Place(value.buffer.offset, value.buffer.width, value.column)
+                setattr(result[number], name, value)
+        return result, total
+
+
+# Instructions of parts. Types are met exactly: a subclass may compute something else.
+
+
+def _norm(program: Program, norm: Any, x: Value, heads: int = 1) -> Value:
+    own = norm.weight
+    sets = own is not None and own.dim() == 2
+    return program.write(
+        NORM, x.width, a=x, heads=heads, width=x.width // heads, f=norm.eps, both=int(sets),
+        centred=int(isinstance(norm, LayerNorm)), plus_one=int(getattr(norm, "unit_offset", False)),
+        **program.address(own), **program.bias(getattr(norm, "bias", None)),
+    )  # fmt: skip
+
+
+def _identity(program: Program, norm: Identity, x: Value, heads: int = 1) -> Value:
+    return x
+
+
+def _linear(program: Program, linear: Any, x: Value) -> Value:
+    if linear.reparam is not None or linear.leave is not None:
+        raise Unwritten("a linear map that is made anew, or shared")
+    return _product(program, linear.weight, linear.bias, x)
+
+
+def _product(program: Program, weight: Tensor, bias: Tensor | None, x: Value) -> Value:
+    o, i = weight.shape
+    return program.write(LINEAR, o, a=x, inner=i, outer=o, **program.address(weight), **program.bias(bias))
+
+
+def _packed(program: Program, linear: Any, x: Value) -> Value:
+    """A product of 8 or 4 bits, whose rows are rounded first, once for all that read them."""
+    if not linear.own:
+        raise Unwritten("a matrix that torch has packed")
+    halves, inner = int(linear.bits == 4), x.width + linear.missing
+    rounded = (x.buffer, x.column, x.width, halves)
+    if program._rounded != rounded:
+        program.write(ROUND, 0, out=x, a=x, inner=inner, outer=x.width, both=halves)
+        program._rounded = rounded
+    program.inner = max(program.inner, inner)
+    rows = linear.packed.shape[0] * (few_rows.ROWS if halves else 1)
+    made = program.write(
+        LINEAR, rows, a=x, inner=inner, outer=linear.rows, scales=program.address(linear.scales)["weight"],
+        **program.address(linear.packed, (torch.int8, torch.uint8)), **program.bias(linear.bias),
+    )  # fmt: skip
+    return made.part(0, linear.rows)
+
+
+def _mlp(program: Program, ffn: Mlp, x: Value) -> Value:
+    up = _write(program, ffn.up_proj, x)
+    return _write(program, ffn.down_proj, _activated(program, ffn.activation, up))
+
+
+def _glu(program: Program, ffn: Glu, x: Value) -> Value:
+    if ffn.clamp is not None:
+        raise Unwritten("a bounded gate")
+    gate, up = _write(program, ffn.gate_proj, x), _write(program, ffn.up_proj, x)
+    return _write(program, ffn.down_proj, _activated(program, ffn.activation, gate, up))
+
+
+def _activated(program: Program, name: str, a: Value, b: Value | None = None) -> Value:
+    """phi(a), or phi(a) b."""
+    if name not in PHI:
+        raise Unwritten(f"activation={name}")
+    more = {} if b is None else {"b": b, "both": 1}
+    return program.write(ACTIVATE, a.width, a=a, outer=a.width, phi=PHI[name], **more)
+
+
+class _Maps:
+    """The linear maps of a mixer as a projection calls them, each of which writes instructions."""
+
+    def __init__(self, program: Program, mixer: nn.Module):
+        self._program, self._mixer = program, mixer
+
+    def __getattr__(self, name: str) -> Any:
+        linear: Any = getattr(self._mixer, name)
+        write = partial(_write, self._program, linear)
+
+        class Map:
+            __call__ = staticmethod(write)
+
+            @staticmethod
+            def split(y: Value) -> list[Value]:
+                ends = [sum(linear.outs[: i + 1]) for i in range(len(linear.outs))]
+                return [y.part(end - width, width) for end, width in zip(ends, linear.outs, strict=True)]
+
+        return Map()
+
+
+def _attention(program: Program, mixer: Any, x: Value, cache: int) -> Value:
+    n, g, h = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
+    seen, projection, position = mixer.visibility, mixer.projection, mixer.position
+    if not (seen.only_order and seen.causal and seen.sees_itself) or mixer.gain_control or mixer.shares is not None:
+        raise Unwritten("a visibility of another kind, a gain, or keys that layers share")
+    if type(projection).expand is not Projection.expand or projection.kept_shapes != (
+        (g, h),
+        (g, projection.value_dim),
+    ):
+        raise Unwritten("a projection that keeps less than keys and values")
+    q, k, v = projection(_Maps(program, mixer), x, None)
+    for adjust in mixer._adjust:
+        if type(adjust) is QKNorm:
+            q, k = (
+                _write(program, norm, one, heads=1 if adjust.full else heads)
+                for norm, one, heads in ((adjust.q_norm, q, n), (adjust.k_norm, k, g))
+            )
+        elif type(adjust) is Rotary:
+            q, k = (_turned(program, adjust, one, heads, h) for one, heads in ((q, n), (k, g)))
+        elif type(adjust) is not Alibi or adjust.rounded:
+            raise Unwritten(type(adjust).__name__)
+    width = projection.value_dim
+    how = {"heads": n, "groups": g, "width": h, "value_width": width, "cache": cache}
+    program.write(KEEP, 0, out=k, b=k, c=v, **how)
+    slopes = {}
+    if type(position) is Alibi:
+        found = torch.tensor(position.slopes) * position.scale
+        slopes = {"scales": program.address(found)["weight"]}
+    sinks = {} if mixer.sinks is None else program.address(mixer.sinks.weight)
+    z = program.write(
+        ATTEND, n * width, a=q, f=mixer.scale, g=mixer.softcap or 0.0, window=seen.reach or 0, **how, **sinks, **slopes
+    )
+    if mixer.gate_proj is not None:
+        z = _activated(program, "sigmoid", _write(program, mixer.gate_proj, x), z)
+    return _write(program, mixer.output, z)
+
+
+def _turned(program: Program, rotary: Rotary, x: Value, heads: int, width: int) -> Value:
+    same = [i for i, one in enumerate(program.tables) if one._key == rotary._key]
+    if not same:
+        program.tables.append(rotary)
+    table = same[0] if same else len(program.tables) - 1
+    interleaved = int(rotary.pairing == "interleaved")
+    return program.write(
+        TURN, 0, out=x, a=x, heads=heads, width=width, turned=rotary.dim, interleaved=interleaved, table=table
+    )
+
+
+def _head(program: Program, head: Head, x: Value, embedding: Any) -> Value:
+    if head.pool is not None or head.transform is not None or head.vector or head.vocabulary is not None:
+        raise Unwritten("a head that transforms, pools, or is shared")
+    x = head.scaled(x)  # type: ignore[arg-type, assignment]
+    if head.packed is not None:
+        logits = _write(program, head.packed, x)
+    elif head.reparam is not None:
+        raise Unwritten("a head that is made anew")
+    else:
+        logits = _product(program, head.applied(embedding), head._added, x)
+    if head.softcap is None:
+        return logits
+    return program.write(CAP, logits.width, a=logits, outer=logits.width, f=head.softcap)
+
+
+_WRITERS: dict[type, Callable[..., Value]] = {
+    RMSNorm: _norm, LayerNorm: _norm, Identity: _identity, Linear: _linear, Int8Linear: _packed, Int4Linear: _packed,
+    Mlp: _mlp, Glu: _glu, Attention: _attention, Head: _head,
+}  # fmt: skip
+"""Parts that have instructions."""
+
+
+def _write(program: Program, part: Any, x: Value, **how: Any) -> Value:
+    """Writes the instructions of a part; raises Unwritten if it has none."""
+    writer = _WRITERS.get(type(part))
+    if writer is None or getattr(part, "enter", None) is not None:
+        raise Unwritten(type(part).__name__)
+    return writer(program, part, x, **how)
+
+
+def _wired(program: Program, wiring: nn.Module, x: Value, mixer: Any, ffn: Any) -> Value:
+    """Sends the symbol through a wiring, whose norms write instructions in place of computing."""
+    own = copy.copy(wiring)
+    parts = {name: part if part is None else partial(_write, program, part) for name, part in wiring._modules.items()}
+    own.__dict__.update(_modules={**parts, "resid_mid": None}, dropout=0.0, training=False)
+    own.__dict__["resid_mid"] = lambda x: x
+    return own(x, mixer, ffn)  # type: ignore[no-any-return]
+
+
+def written(model: Model) -> tuple[Program, Value, Value]:
+    """Returns the instructions of a model's step, the value that they start from and the logits.
+
+    Raises Unwritten for a model with other parts."""
+    if model.encoder is not None or model.context is not None or model.sequence is not None or not model.causal:
+        raise Unwritten("a model with an encoder, or whose layers are shared")
+    program = Program()
+    program.watch(model)
+    begin = x = program.buffer(model.embedding.weight.shape[1])
+    layers: list[Any] = list(model.layers)
+    for number, layer in enumerate(layers):
+        mixer = partial(_write, program, layer.mixer, cache=number)
+        ffn = None if layer.ffn is None else partial(_write, program, layer.ffn)
+        try:
+            x = _wired(program, layer.residual, x, mixer, ffn)
+        except (TypeError, AttributeError) as problem:
+            raise Unwritten(f"{type(layer.residual).__name__}: {problem}") from problem
+        if not isinstance(x, Value):
+            raise Unwritten(type(layer.residual).__name__)
+    if model.final_norm is not None:
+        x = _write(program, model.final_norm, x)
+    return program, begin, _write(program, model.head, x, embedding=model.embedding)
+
+
+@cache
+def _library() -> Any:
+    """Returns the C++, or None without a kernel or a compiler."""
+    name = few_rows.kernel()
+    if not name:
+        return None
+    try:
+        library = native.shared_object(SOURCE, name, few_rows.SOURCE)
+    except WorkError as problem:
+        warnings.warn(f"steps run one operation at a time: {problem}")
+        return None
+    library.size_of_instruction.restype = ctypes.c_int64
+    assert library.size_of_instruction() == ctypes.sizeof(_Instruction)
+    run = library.run_native_step
+    run.argtypes = [
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64,
+    ]  # fmt: skip
+    run.restype = ctypes.c_int32
+    return library
+
+
+class NativeStep:
+    """step(tokens (b, 1), state) -> logits (b, v) fp32 of the token after each, equal to `model(tokens, state)[:, -1]`
+    up to rounding, for any number of rows and any state of the model's own."""
+
+    def __init__(self, model: Model):
+        """Raises Unwritten for a model with parts that have no instructions."""
+        self.program, self.begin, self.logits = written(model)
+        self.listed, self.width = self.program.finished()
+
+    def serves(self, state: ModelState) -> bool:
+        """Returns True if the state is of kinds that the instructions read, and no part has a hook."""
+        if state.documents is not None or state.positions is not None or any(self.program.hooks):
+            return False
+        return all(type(one) in (KVState, WindowState) and one.k.values.dtype in CODES for one in state.layers)
+
+    def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
+        rows, start = len(tokens), state.length
+        pass_ = locate(model.embedding.places(tokens), Inputs(tokens, state))
+        x = model.embedding(tokens, pass_)
+        values = torch.empty(self.width * rows)
+        begin = self.begin.buffer
+        first = begin.offset * rows
+        values[first : first + rows * begin.width].view(rows, -1).copy_(x[:, 0])
+        lengths = torch.full((rows,), start) if state.rows is None else state.rows.contiguous()
+        caches = (_Cache * len(state.layers))()
+        states: list[Any] = state.layers
+        for mine, layer in zip(caches, states, strict=True):
+            (keys, *key_scales), (cells, *value_scales) = layer.k.tensors(), layer.v.tensors()
+            mine.keys, mine.values, mine.slots = keys.data_ptr(), cells.data_ptr(), keys.shape[2]
+            mine.key_stride, mine.value_stride, mine.code = keys.stride(0), cells.stride(0), CODES[keys.dtype]
+            if key_scales:
+                mine.key_scales, mine.value_scales = key_scales[0].data_ptr(), value_scales[0].data_ptr()
+                mine.scale_stride = key_scales[0].stride(0)
+            layer.mark(start + 1)
+        made = [[part.flatten(-3).reshape(-1, part.shape[-1] * part.shape[-2]).contiguous() for part in one.tables(pass_)]
+                for one in self.program.tables]  # fmt: skip
+        tables = (_Table * max(len(made), 1))()
+        for table, (cosine, sine) in zip(tables, made, strict=False):
+            table.cosine, table.sine, table.rows = cosine.data_ptr(), sine.data_ptr(), len(cosine)
+        failed = _library().run_native_step(
+            self.listed, len(self.listed), rows, values.data_ptr(), caches, tables, lengths.data_ptr(),
+            self.program.inner, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"a step of {rows} rows")
+        state.advance(start + 1, 1)
+        made_at = self.logits.buffer
+        first = made_at.offset * rows
+        return values[first : first + rows * made_at.width].view(rows, -1)[:, : self.logits.width]
+
+
+_steps: weakref.WeakKeyDictionary[Model, NativeStep | None] = weakref.WeakKeyDictionary()
+
+
+def native_step(model: Model, state: ModelState) -> NativeStep | None:
+    """Returns the step of a model for this state; None if the eager path serves: another device or processor, parts
+    without instructions, and a model that is looked at, edited or trained."""
+    if torch.is_grad_enabled() or model.training or thread.now.taps is not None or model.device.type != "cpu":
+        return None
+    step = _steps.get(model)
+    if model not in _steps or (step is not None and step.program.changed):
+        try:
+            step = NativeStep(model) if _library() is not None else None
+        except Unwritten:
+            step = None
+        _steps[model] = step
+    return step if step is not None and step.serves(state) else None
