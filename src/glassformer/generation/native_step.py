@@ -124,7 +124,9 @@ class Program:
     tables: list[Rotary] = field(default_factory=list)
     """Positions of which a step makes tables of cos and sin."""
     parts: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
-    """Parts with the dictionaries and the names that lead to them."""
+    """Parts and parameters with the dictionaries and the names that lead to them."""
+    sizes: list[tuple[dict[str, Any], int]] = field(default_factory=list)
+    """Dictionaries of parts, and the number of parts in each."""
     hooks: list[dict[int, Any]] = field(default_factory=list)
     """Hooks of torch, of which there are none while this list serves."""
     inner: int = 0
@@ -163,13 +165,17 @@ class Program:
     def watch(self, model: nn.Module) -> None:
         """Notes the parts of a model and their hooks."""
         for one in model.modules():
-            self.parts.extend((one._modules, name, part) for name, part in one._modules.items())
+            for held in (one._modules, one._parameters):
+                self.parts.extend((held, name, part) for name, part in held.items())
+            self.sizes.append((one._modules, len(one._modules)))
             self.hooks.extend((one._forward_hooks, one._forward_pre_hooks))
 
     @property
     def changed(self) -> bool:
         """Returns True if a part or a tensor has been replaced since the list was written."""
-        if [held.get(name) for held, name, _ in self.parts] != [part for *_, part in self.parts]:
+        if [len(held) for held, _ in self.sizes] != [size for _, size in self.sizes]:
+            return True
+        if [id(held.get(name)) for held, name, _ in self.parts] != [id(part) for *_, part in self.parts]:
             return True
         return [tensor.data_ptr() for tensor, _ in self.held] != [address for _, address in self.held]
 
@@ -198,9 +204,9 @@ class Program:
                 else:
                     buffer.offset, total = total, total + -(-buffer.width // 16) * 16
             for name, value in fields.items():
-                if isinstance(value, Value):
-                    value = _Place(value.buffer.offset, value.buffer.width, value.column)
-                setattr(result[number], name, value)
+                symbol = isinstance(value, Value)
+                place = _Place(value.buffer.offset, value.buffer.width, value.column) if symbol else value
+                setattr(result[number], name, place)
         return result, total
 
 
@@ -266,7 +272,7 @@ def _activated(program: Program, name: str, a: Value, b: Value | None = None) ->
     """phi(a), or phi(a) b."""
     if name not in PHI:
         raise Unwritten(f"activation={name}")
-    more = {} if b is None else {"b": b, "both": 1}
+    more: dict[str, Any] = {} if b is None else {"b": b, "both": 1}
     return program.write(ACTIVATE, a.width, a=a, outer=a.width, phi=PHI[name], **more)
 
 
@@ -342,7 +348,7 @@ def _turned(program: Program, rotary: Rotary, x: Value, heads: int, width: int) 
 def _head(program: Program, head: Head, x: Value, embedding: Any) -> Value:
     if head.pool is not None or head.transform is not None or head.vector or head.vocabulary is not None:
         raise Unwritten("a head that transforms, pools, or is shared")
-    x = head.scaled(x)  # type: ignore[arg-type, assignment]
+    x = x if head.scale == 1.0 else x * head.scale
     if head.packed is not None:
         logits = _write(program, head.packed, x)
     elif head.reparam is not None:
@@ -423,6 +429,11 @@ def _library() -> Any:
     return library
 
 
+def _by_row(table: Tensor) -> Tensor:
+    """Returns a table of a position (1, 1, i, j), or with rows (b, 1, 1, i, j), as (rows, i j)."""
+    return table.reshape(-1, table.shape[-2] * table.shape[-1]).contiguous()
+
+
 class NativeStep:
     """step(tokens (b, 1), state) -> logits (b, v) fp32 of the token after each, equal to `model(tokens, state)[:, -1]`
     up to rounding, for any number of rows and any state of the model's own."""
@@ -436,7 +447,8 @@ class NativeStep:
         """Returns True if the state is of kinds that the instructions read, and no part has a hook."""
         if state.documents is not None or state.positions is not None or any(self.program.hooks):
             return False
-        return all(type(one) in (KVState, WindowState) and one.k.values.dtype in CODES for one in state.layers)
+        layers: list[Any] = state.layers
+        return all(type(one) in (KVState, WindowState) and one.k.values.dtype in CODES for one in layers)
 
     def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
         rows, start = len(tokens), state.length
@@ -457,8 +469,7 @@ class NativeStep:
                 mine.key_scales, mine.value_scales = key_scales[0].data_ptr(), value_scales[0].data_ptr()
                 mine.scale_stride = key_scales[0].stride(0)
             layer.mark(start + 1)
-        made = [[part.flatten(-3).reshape(-1, part.shape[-1] * part.shape[-2]).contiguous() for part in one.tables(pass_)]
-                for one in self.program.tables]  # fmt: skip
+        made = [[_by_row(part) for part in rotary.tables(pass_)] for rotary in self.program.tables]
         tables = (_Table * max(len(made), 1))()
         for table, (cosine, sine) in zip(tables, made, strict=False):
             table.cosine, table.sine, table.rows = cosine.data_ptr(), sine.data_ptr(), len(cosine)
