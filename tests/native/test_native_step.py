@@ -35,11 +35,11 @@ WRITTEN = [
     "llama@1m+parallel", "llama@1m+gqa:2+sandwich", "llama@1m+post", "llama@1m+deepnorm", "llama@1m+geglu",
     "llama@1m+relu2", "llama@1m+respost", "llama@1m+noresidual", "llama@1m+mqa+nonorm", "gpt2@1m+d_model=36+heads=3",
 ]  # fmt: skip
-"""Models of which every part has instructions."""
+"""Models with instructions for every part."""
 
 
 def model_of(expression: str, dtype: torch.dtype = torch.float32) -> Model:
-    """Returns a model whose norms and biases are no ones and zeros."""
+    """Returns a model with random norms and biases."""
     torch.manual_seed(0)
     model: Model = gf.preset(expression).build().to(dtype).eval().requires_grad_(False)
     for weight in model.parameters():
@@ -251,7 +251,7 @@ def test_without_a_kernel_the_model_decodes_as_before(tmp_path: Path) -> None:
 @runs_avx2
 @pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """These tests themselves, with C++ that the compiler watches."""
+    """The tests above, with C++ that checks its own reads and writes."""
     target = tmp_path / "step.so"
     native.build(module.SOURCE, target, (*SANITIZED, *native.KERNELS["avx2"].options, "-fopenmp", "-fPIC", "-shared"))
     libraries = [

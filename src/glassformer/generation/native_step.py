@@ -76,7 +76,7 @@ class _Table(ctypes.Structure):
 
 
 class Unwritten(Exception):
-    """A part of the model that has no instructions here."""
+    """A part of the model without instructions."""
 
 
 class _Buffer:
@@ -110,7 +110,7 @@ class Value:
         return self.program.write(CLAMP, self.width, a=self, outer=self.width, f=low, g=high)
 
     def unflatten(self, axis: int, sizes: tuple[int, ...]) -> Value:
-        """Returns the same numbers: heads lie one behind the other."""
+        """Returns itself, because the heads are columns in their order."""
         return self
 
 
@@ -122,13 +122,13 @@ class Program:
     held: list[tuple[Tensor, int]] = field(default_factory=list)
     """Tensors whose addresses are in the list, and these."""
     tables: list[Rotary] = field(default_factory=list)
-    """Positions of which a step makes tables of cos and sin."""
+    """Rotary positions, for which each step makes tables of cos and sin."""
     parts: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
     """Parts and parameters with the dictionaries and the names that lead to them."""
     sizes: list[tuple[dict[str, Any], int]] = field(default_factory=list)
     """Dictionaries of parts, and the number of parts in each."""
     hooks: list[dict[int, Any]] = field(default_factory=list)
-    """Hooks of torch, of which there are none while this list serves."""
+    """Hooks of torch by part; the model itself serves while one of them is set."""
     inner: int = 0
     """Largest width of rounded rows."""
     _rounded: tuple[Any, ...] | None = None
@@ -146,7 +146,7 @@ class Program:
         return out
 
     def sum(self, a: Value, b: Value) -> Value:
-        """a + b; a product with a number that made one of them is part of the same instruction."""
+        """Returns a + b."""
         return self.write(ADD, a.width, a=a, b=b, both=1, outer=a.width, f=1.0, g=1.0)
 
     def address(self, tensor: Tensor | None, also: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _identity(program: Program, norm: Identity, x: Value, heads: int = 1) -> Val
 
 def _linear(program: Program, linear: Any, x: Value) -> Value:
     if linear.reparam is not None or linear.leave is not None:
-        raise Unwritten("a linear map that is made anew, or shared")
+        raise Unwritten("a linear map with a reparametrisation, or of several ranks")
     return _product(program, linear.weight, linear.bias, x)
 
 
@@ -277,7 +277,7 @@ def _activated(program: Program, name: str, a: Value, b: Value | None = None) ->
 
 
 class _Maps:
-    """The linear maps of a mixer as a projection calls them, each of which writes instructions."""
+    """Linear maps of a mixer for its projection: a call writes the instructions of the map."""
 
     def __init__(self, program: Program, mixer: nn.Module):
         self._program, self._mixer = program, mixer
@@ -352,7 +352,7 @@ def _head(program: Program, head: Head, x: Value, embedding: Any) -> Value:
     if head.packed is not None:
         logits = _write(program, head.packed, x)
     elif head.reparam is not None:
-        raise Unwritten("a head that is made anew")
+        raise Unwritten("a head with a reparametrisation")
     else:
         logits = _product(program, head.applied(embedding), head._added, x)
     if head.softcap is None:
@@ -368,7 +368,7 @@ _WRITERS: dict[type, Callable[..., Value]] = {
 
 
 def _write(program: Program, part: Any, x: Value, **how: Any) -> Value:
-    """Writes the instructions of a part; raises Unwritten if it has none."""
+    """Writes the instructions of a part. Raises Unwritten for a part without a writer."""
     writer = _WRITERS.get(type(part))
     if writer is None or getattr(part, "enter", None) is not None:
         raise Unwritten(type(part).__name__)
@@ -381,7 +381,7 @@ def _wired(program: Program, wiring: nn.Module, x: Value, mixer: Any, ffn: Any) 
     parts = {name: part if part is None else partial(_write, program, part) for name, part in wiring._modules.items()}
     own.__dict__.update(_modules={**parts, "resid_mid": None}, dropout=0.0, training=False)
     own.__dict__["resid_mid"] = lambda x: x
-    return own(x, mixer, ffn)  # type: ignore[no-any-return]
+    return own(x, mixer, ffn)
 
 
 def written(model: Model) -> tuple[Program, Value, Value]:
@@ -490,7 +490,7 @@ _steps: weakref.WeakKeyDictionary[Model, NativeStep | None] = weakref.WeakKeyDic
 
 def native_step(model: Model, state: ModelState) -> NativeStep | None:
     """Returns the step of a model for this state; None if the eager path serves: another device or processor, parts
-    without instructions, and a model that is looked at, edited or trained."""
+    without instructions, and a model with hooks, captures, edits or gradients."""
     if torch.is_grad_enabled() or model.training or thread.now.taps is not None or model.device.type != "cpu":
         return None
     step = _steps.get(model)
