@@ -16,7 +16,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.generation import native_step as module
-from glassformer.generation.native_step import NativeStep, Unwritten, native_step
+from glassformer.generation.native_step import NativeStep, NoInstructions, native_step
 from glassformer.generation.steps import decode, prefill_rows
 from glassformer.machine import native
 from glassformer.model import Model
@@ -170,7 +170,7 @@ def served(model: Model, rows: int = 1) -> bool:
 @pytest.mark.parametrize("expression", ["llama@1m+mamba", "llama@1m+moe:4:2", "llama@1m+retention", "llama@1m+mla"])
 def test_parts_without_instructions_are_left_to_the_eager_path(expression: str) -> None:
     model = model_of(expression)
-    with pytest.raises(Unwritten):
+    with pytest.raises(NoInstructions):
         NativeStep(model)
     assert not served(model)
 

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +30,13 @@ from glassformer.parts.ffn import Glu, Mlp
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.mixer.attention import Attention
-from glassformer.parts.mixer.kv import KVState, WindowState
 from glassformer.parts.mixer.qk_norm import QKNorm
 from glassformer.parts.norm import Identity, LayerNorm, RMSNorm
 from glassformer.parts.position import Alibi, Rotary
-from glassformer.parts.projection import Projection
 from glassformer.parts.quantized import Int4Linear, Int8Linear
 from glassformer.parts.state import ModelState
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCE = few_rows.SOURCE.with_name("native_step.cpp")
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """Numbers of the dtypes, as `native_step.cpp` has them."""
 INT4, NONE = 3, 4
@@ -72,10 +69,10 @@ class _Cache(ctypes.Structure):
 
 
 class _Table(ctypes.Structure):
-    _fields_ = [("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("rows", ctypes.c_int64)]
+    _fields_ = [("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
-class Unwritten(Exception):
+class NoInstructions(Exception):
     """A part of the model without instructions."""
 
 
@@ -86,7 +83,7 @@ class _Buffer:
         self.width, self.first, self.last, self.offset = width, first, first, 0
 
 
-class Value:
+class Symbol:
     """A vector of `width` numbers in each row, as an instruction leaves it: columns of a buffer.
 
     Wirings and projections compute with it as with a tensor (b, 1, width)."""
@@ -94,22 +91,22 @@ class Value:
     def __init__(self, program: Program, buffer: _Buffer, width: int, column: int = 0):
         self.program, self.buffer, self.width, self.column = program, buffer, width, column
 
-    def part(self, column: int, width: int) -> Value:
+    def part(self, column: int, width: int) -> Symbol:
         """Returns `width` columns from `column` on, in the same memory."""
-        return Value(self.program, self.buffer, width, self.column + column)
+        return Symbol(self.program, self.buffer, width, self.column + column)
 
-    def __add__(self, other: Value) -> Value:
+    def __add__(self, other: Symbol) -> Symbol:
         return self.program.sum(self, other)
 
-    def __mul__(self, factor: float) -> Value:
+    def __mul__(self, factor: float) -> Symbol:
         return self.program.write(ADD, self.width, a=self, outer=self.width, f=float(factor))
 
     __rmul__ = __mul__
 
-    def clamp(self, low: float, high: float) -> Value:
+    def clamp(self, low: float, high: float) -> Symbol:
         return self.program.write(CLAMP, self.width, a=self, outer=self.width, f=low, g=high)
 
-    def unflatten(self, axis: int, sizes: tuple[int, ...]) -> Value:
+    def unflatten(self, axis: int, sizes: tuple[int, ...]) -> Symbol:
         """Returns itself, because the heads are columns in their order."""
         return self
 
@@ -133,19 +130,19 @@ class Program:
     """Largest width of rounded rows."""
     _rounded: tuple[Any, ...] | None = None
 
-    def buffer(self, width: int) -> Value:
-        return Value(self, _Buffer(width, len(self.instructions)), width)
+    def buffer(self, width: int) -> Symbol:
+        return Symbol(self, _Buffer(width, len(self.instructions)), width)
 
-    def write(self, kind: int, size: int, /, out: Value | None = None, **fields: Any) -> Value:
+    def write(self, kind: int, size: int, /, out: Symbol | None = None, **fields: Any) -> Symbol:
         """Appends an instruction; returns its result, a new value of `size` numbers unless `out` is given."""
         out = out or self.buffer(size)
-        places = {name: value for name, value in fields.items() if isinstance(value, Value)}
+        places = {name: value for name, value in fields.items() if isinstance(value, Symbol)}
         for value in (*places.values(), out):
             value.buffer.last = len(self.instructions)
         self.instructions.append({"kind": kind, "code": NONE, "bias_code": NONE, **fields, "out": out})
         return out
 
-    def sum(self, a: Value, b: Value) -> Value:
+    def sum(self, a: Symbol, b: Symbol) -> Symbol:
         """Returns a + b."""
         return self.write(ADD, a.width, a=a, b=b, both=1, outer=a.width, f=1.0, g=1.0)
 
@@ -154,7 +151,7 @@ class Program:
         if tensor is None:
             return {}
         if tensor.dtype not in (torch.float32, torch.bfloat16, *also) or not tensor.is_contiguous():
-            raise Unwritten(f"{tensor.dtype} of {tuple(tensor.shape)}")
+            raise NoInstructions(f"{tensor.dtype} of {tuple(tensor.shape)}")
         self.held.append((tensor, tensor.data_ptr()))
         return {"weight": tensor.data_ptr(), "code": CODES.get(tensor.dtype, INT4)}
 
@@ -190,7 +187,7 @@ class Program:
             for ended in [one for one in used if one.last < number]:
                 used.remove(ended)
                 free.append(ended)
-            values = {name: value for name, value in fields.items() if isinstance(value, Value)}
+            values = {name: value for name, value in fields.items() if isinstance(value, Symbol)}
             for value in values.values():
                 buffer = value.buffer
                 if id(buffer) in made:
@@ -204,7 +201,7 @@ class Program:
                 else:
                     buffer.offset, total = total, total + -(-buffer.width // 16) * 16
             for name, value in fields.items():
-                symbol = isinstance(value, Value)
+                symbol = isinstance(value, Symbol)
                 place = _Place(value.buffer.offset, value.buffer.width, value.column) if symbol else value
                 setattr(result[number], name, place)
         return result, total
@@ -213,35 +210,41 @@ class Program:
 # Instructions of parts. Types are met exactly: a subclass may compute something else.
 
 
-def _norm(program: Program, norm: Any, x: Value, heads: int = 1) -> Value:
-    own = norm.weight
-    sets = own is not None and own.dim() == 2
+def _rms_norm(program: Program, norm: RMSNorm, x: Symbol, heads: int = 1) -> Symbol:
+    return _norm(program, norm, x, heads, plus_one=int(norm.unit_offset), **program.address(norm.weight))
+
+
+def _layer_norm(program: Program, norm: LayerNorm, x: Symbol, heads: int = 1) -> Symbol:
+    return _norm(program, norm, x, heads, centred=1, **program.address(norm.weight), **program.bias(norm.bias))
+
+
+def _norm(program: Program, norm: Any, x: Symbol, heads: int, **how: Any) -> Symbol:
+    """Writes a norm of each of `heads` parts of x, with separate weights for each if they have sets."""
+    sets = norm.weight is not None and norm.weight.dim() == 2
     return program.write(
-        NORM, x.width, a=x, heads=heads, width=x.width // heads, f=norm.eps, both=int(sets),
-        centred=int(isinstance(norm, LayerNorm)), plus_one=int(getattr(norm, "unit_offset", False)),
-        **program.address(own), **program.bias(getattr(norm, "bias", None)),
+        NORM, x.width, a=x, heads=heads, width=x.width // heads, f=norm.eps, both=int(sets), **how
     )  # fmt: skip
 
 
-def _identity(program: Program, norm: Identity, x: Value, heads: int = 1) -> Value:
+def _identity(program: Program, norm: Identity, x: Symbol, heads: int = 1) -> Symbol:
     return x
 
 
-def _linear(program: Program, linear: Any, x: Value) -> Value:
+def _linear(program: Program, linear: Any, x: Symbol) -> Symbol:
     if linear.reparam is not None or linear.leave is not None:
-        raise Unwritten("a linear map with a reparametrisation, or of several ranks")
+        raise NoInstructions("a linear map with a reparametrisation, or of several ranks")
     return _product(program, linear.weight, linear.bias, x)
 
 
-def _product(program: Program, weight: Tensor, bias: Tensor | None, x: Value) -> Value:
+def _product(program: Program, weight: Tensor, bias: Tensor | None, x: Symbol) -> Symbol:
     o, i = weight.shape
     return program.write(LINEAR, o, a=x, inner=i, outer=o, **program.address(weight), **program.bias(bias))
 
 
-def _packed(program: Program, linear: Any, x: Value) -> Value:
+def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
     """A product of 8 or 4 bits, whose rows are rounded first, once for all that read them."""
     if not linear.own:
-        raise Unwritten("a matrix that torch has packed")
+        raise NoInstructions("a matrix that torch has packed")
     halves, inner = int(linear.bits == 4), x.width + linear.missing
     rounded = (x.buffer, x.column, x.width, halves)
     if program._rounded != rounded:
@@ -256,22 +259,30 @@ def _packed(program: Program, linear: Any, x: Value) -> Value:
     return made.part(0, linear.rows)
 
 
-def _mlp(program: Program, ffn: Mlp, x: Value) -> Value:
+def _whole(part: Any) -> None:
+    """Raises NoInstructions for a part that several ranks share."""
+    if part.enter is not None:
+        raise NoInstructions("a part of several ranks")
+
+
+def _mlp(program: Program, ffn: Mlp, x: Symbol) -> Symbol:
+    _whole(ffn)
     up = _write(program, ffn.up_proj, x)
     return _write(program, ffn.down_proj, _activated(program, ffn.activation, up))
 
 
-def _glu(program: Program, ffn: Glu, x: Value) -> Value:
+def _glu(program: Program, ffn: Glu, x: Symbol) -> Symbol:
+    _whole(ffn)
     if ffn.clamp is not None:
-        raise Unwritten("a bounded gate")
+        raise NoInstructions("a bounded gate")
     gate, up = _write(program, ffn.gate_proj, x), _write(program, ffn.up_proj, x)
     return _write(program, ffn.down_proj, _activated(program, ffn.activation, gate, up))
 
 
-def _activated(program: Program, name: str, a: Value, b: Value | None = None) -> Value:
+def _activated(program: Program, name: str, a: Symbol, b: Symbol | None = None) -> Symbol:
     """phi(a), or phi(a) b."""
     if name not in PHI:
-        raise Unwritten(f"activation={name}")
+        raise NoInstructions(f"activation={name}")
     more: dict[str, Any] = {} if b is None else {"b": b, "both": 1}
     return program.write(ACTIVATE, a.width, a=a, outer=a.width, phi=PHI[name], **more)
 
@@ -290,41 +301,31 @@ class _Maps:
             __call__ = staticmethod(write)
 
             @staticmethod
-            def split(y: Value) -> list[Value]:
+            def split(y: Symbol) -> list[Symbol]:
                 ends = [sum(linear.outs[: i + 1]) for i in range(len(linear.outs))]
                 return [y.part(end - width, width) for end, width in zip(ends, linear.outs, strict=True)]
 
         return Map()
 
 
-def _attention(program: Program, mixer: Any, x: Value, cache: int) -> Value:
+def _attention(program: Program, mixer: Any, x: Symbol, cache: int) -> Symbol:
+    _whole(mixer)
     n, g, h = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
     seen, projection, position = mixer.visibility, mixer.projection, mixer.position
     if not (seen.only_order and seen.causal and seen.sees_itself) or mixer.gain_control or mixer.shares is not None:
-        raise Unwritten("a visibility of another kind, a gain, or keys that layers share")
-    if type(projection).expand is not Projection.expand or projection.kept_shapes != (
+        raise NoInstructions("a visibility of another kind, a gain, or keys that layers share")
+    if not projection.kept_as_read or projection.kept_shapes != (
         (g, h),
         (g, projection.value_dim),
     ):
-        raise Unwritten("a projection that keeps less than keys and values")
+        raise NoInstructions("a projection that keeps less than keys and values")
     q, k, v = projection(_Maps(program, mixer), x, None)
     for adjust in mixer._adjust:
-        if type(adjust) is QKNorm:
-            q, k = (
-                _write(program, norm, one, heads=1 if adjust.full else heads)
-                for norm, one, heads in ((adjust.q_norm, q, n), (adjust.k_norm, k, g))
-            )
-        elif type(adjust) is Rotary:
-            q, k = (_turned(program, adjust, one, heads, h) for one, heads in ((q, n), (k, g)))
-        elif type(adjust) is not Alibi or adjust.rounded:
-            raise Unwritten(type(adjust).__name__)
+        q, k = _write(program, adjust, (q, n), k=(k, g))
     width = projection.value_dim
     how = {"heads": n, "groups": g, "width": h, "value_width": width, "cache": cache}
     program.write(KEEP, 0, out=k, b=k, c=v, **how)
-    slopes = {}
-    if type(position) is Alibi:
-        found = torch.tensor(position.slopes) * position.scale
-        slopes = {"scales": program.address(found)["weight"]}
+    slopes = {} if position is None else _BIASES.get(type(position), _no_bias)(program, position)
     sinks = {} if mixer.sinks is None else program.address(mixer.sinks.weight)
     z = program.write(
         ATTEND, n * width, a=q, f=mixer.scale, g=mixer.softcap or 0.0, window=seen.reach or 0, **how, **sinks, **slopes
@@ -334,7 +335,39 @@ def _attention(program: Program, mixer: Any, x: Value, cache: int) -> Value:
     return _write(program, mixer.output, z)
 
 
-def _turned(program: Program, rotary: Rotary, x: Value, heads: int, width: int) -> Value:
+def _normed(program: Program, norm: QKNorm, q: tuple[Symbol, int], k: tuple[Symbol, int]) -> tuple[Symbol, Symbol]:
+    one, other = (
+        _write(program, each, x, heads=1 if norm.full else heads)
+        for each, (x, heads) in ((norm.q_norm, q), (norm.k_norm, k))
+    )
+    return one, other
+
+
+def _turn(program: Program, rotary: Rotary, q: tuple[Symbol, int], k: tuple[Symbol, int]) -> tuple[Symbol, Symbol]:
+    one, other = (_turned(program, rotary, x, heads, x.width // heads) for x, heads in (q, k))
+    return one, other
+
+
+def _unmoved(program: Program, alibi: Alibi, q: tuple[Symbol, int], k: tuple[Symbol, int]) -> tuple[Symbol, Symbol]:
+    return q[0], k[0]
+
+
+def _slopes(program: Program, alibi: Alibi) -> dict[str, Any]:
+    """Returns what a score loses by each token of distance, for every head."""
+    if alibi.rounded:
+        raise NoInstructions("slopes rounded to bf16")
+    return {"scales": program.address(torch.tensor(alibi.slopes) * alibi.scale)["weight"]}
+
+
+def _no_bias(program: Program, position: Any) -> dict[str, Any]:
+    return {}
+
+
+_BIASES: dict[type, Callable[..., dict[str, Any]]] = {Alibi: _slopes}
+"""Positions that change scores."""
+
+
+def _turned(program: Program, rotary: Rotary, x: Symbol, heads: int, width: int) -> Symbol:
     same = [i for i, one in enumerate(program.tables) if one._key == rotary._key]
     if not same:
         program.tables.append(rotary)
@@ -345,14 +378,14 @@ def _turned(program: Program, rotary: Rotary, x: Value, heads: int, width: int) 
     )
 
 
-def _head(program: Program, head: Head, x: Value, embedding: Any) -> Value:
+def _head(program: Program, head: Head, x: Symbol, embedding: Any) -> Symbol:
     if head.pool is not None or head.transform is not None or head.vector or head.vocabulary is not None:
-        raise Unwritten("a head that transforms, pools, or is shared")
+        raise NoInstructions("a head that transforms, pools, or is shared")
     x = x if head.scale == 1.0 else x * head.scale
     if head.packed is not None:
         logits = _write(program, head.packed, x)
     elif head.reparam is not None:
-        raise Unwritten("a head with a reparametrisation")
+        raise NoInstructions("a head with a reparametrisation")
     else:
         logits = _product(program, head.applied(embedding), head._added, x)
     if head.softcap is None:
@@ -360,22 +393,24 @@ def _head(program: Program, head: Head, x: Value, embedding: Any) -> Value:
     return program.write(CAP, logits.width, a=logits, outer=logits.width, f=head.softcap)
 
 
-_WRITERS: dict[type, Callable[..., Value]] = {
-    RMSNorm: _norm, LayerNorm: _norm, Identity: _identity, Linear: _linear, Int8Linear: _packed, Int4Linear: _packed,
+_WRITERS: dict[type, Callable[..., Any]] = {
+    RMSNorm: _rms_norm, LayerNorm: _layer_norm, Identity: _identity, Linear: _linear, Int8Linear: _packed,
+    Int4Linear: _packed,
     Mlp: _mlp, Glu: _glu, Attention: _attention, Head: _head,
+    QKNorm: _normed, Rotary: _turn, Alibi: _unmoved,
 }  # fmt: skip
 """Parts that have instructions."""
 
 
-def _write(program: Program, part: Any, x: Value, **how: Any) -> Value:
-    """Writes the instructions of a part. Raises Unwritten for a part without a writer."""
+def _write(program: Program, part: Any, x: Any, **how: Any) -> Any:
+    """Writes the instructions of a part. Raises NoInstructions for a part without a writer."""
     writer = _WRITERS.get(type(part))
-    if writer is None or getattr(part, "enter", None) is not None:
-        raise Unwritten(type(part).__name__)
+    if writer is None:
+        raise NoInstructions(type(part).__name__)
     return writer(program, part, x, **how)
 
 
-def _wired(program: Program, wiring: nn.Module, x: Value, mixer: Any, ffn: Any) -> Value:
+def _wired(program: Program, wiring: nn.Module, x: Symbol, mixer: Any, ffn: Any) -> Symbol:
     """Sends the symbol through a wiring, whose norms write instructions in place of computing."""
     own = copy.copy(wiring)
     parts = {name: part if part is None else partial(_write, program, part) for name, part in wiring._modules.items()}
@@ -384,12 +419,12 @@ def _wired(program: Program, wiring: nn.Module, x: Value, mixer: Any, ffn: Any) 
     return own(x, mixer, ffn)
 
 
-def written(model: Model) -> tuple[Program, Value, Value]:
+def written(model: Model) -> tuple[Program, Symbol, Symbol]:
     """Returns the instructions of a model's step, the value that they start from and the logits.
 
-    Raises Unwritten for a model with other parts."""
+    Raises NoInstructions for a model with other parts."""
     if model.encoder is not None or model.context is not None or model.sequence is not None or not model.causal:
-        raise Unwritten("a model with an encoder, or whose layers are shared")
+        raise NoInstructions("a model with an encoder, or whose layers are shared")
     program = Program()
     program.watch(model)
     begin = x = program.buffer(model.embedding.weight.shape[1])
@@ -400,9 +435,9 @@ def written(model: Model) -> tuple[Program, Value, Value]:
         try:
             x = _wired(program, layer.residual, x, mixer, ffn)
         except (TypeError, AttributeError) as problem:
-            raise Unwritten(f"{type(layer.residual).__name__}: {problem}") from problem
-        if not isinstance(x, Value):
-            raise Unwritten(type(layer.residual).__name__)
+            raise NoInstructions(f"{type(layer.residual).__name__}: {problem}") from problem
+        if not isinstance(x, Symbol):
+            raise NoInstructions(type(layer.residual).__name__)
     if model.final_norm is not None:
         x = _write(program, model.final_norm, x)
     return program, begin, _write(program, model.head, x, embedding=model.embedding)
@@ -439,7 +474,7 @@ class NativeStep:
     up to rounding, for any number of rows and any state of the model's own."""
 
     def __init__(self, model: Model):
-        """Raises Unwritten for a model with parts that have no instructions."""
+        """Raises NoInstructions for a model with parts that have no instructions."""
         self.program, self.begin, self.logits = written(model)
         self.listed, self.width = self.program.finished()
 
@@ -447,8 +482,8 @@ class NativeStep:
         """Returns True if the state is of kinds that the instructions read, and no part has a hook."""
         if state.documents is not None or state.positions is not None or any(self.program.hooks):
             return False
-        layers: list[Any] = state.layers
-        return all(type(one) in (KVState, WindowState) and one.k.values.dtype in CODES for one in layers)
+        rings = [None if one is None else one.ring for one in state.layers]
+        return all(ring is not None and ring[0].values.dtype in CODES for ring in rings)
 
     def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
         rows, start = len(tokens), state.length
@@ -458,11 +493,11 @@ class NativeStep:
         begin = self.begin.buffer
         first = begin.offset * rows
         values[first : first + rows * begin.width].view(rows, -1).copy_(x[:, 0])
-        lengths = torch.full((rows,), start) if state.rows is None else state.rows.contiguous()
+        lengths = state.lengths()
         caches = (_Cache * len(state.layers))()
         states: list[Any] = state.layers
         for mine, layer in zip(caches, states, strict=True):
-            (keys, *key_scales), (cells, *value_scales) = layer.k.tensors(), layer.v.tensors()
+            (keys, *key_scales), (cells, *value_scales) = (one.tensors() for one in layer.ring)
             mine.keys, mine.values, mine.slots = keys.data_ptr(), cells.data_ptr(), keys.shape[2]
             mine.key_stride, mine.value_stride, mine.code = keys.stride(0), cells.stride(0), CODES[keys.dtype]
             if key_scales:
@@ -472,7 +507,7 @@ class NativeStep:
         made = [[_by_row(part) for part in rotary.tables(pass_)] for rotary in self.program.tables]
         tables = (_Table * max(len(made), 1))()
         for table, (cosine, sine) in zip(tables, made, strict=False):
-            table.cosine, table.sine, table.rows = cosine.data_ptr(), sine.data_ptr(), len(cosine)
+            table.cosine, table.sine, table.count = cosine.data_ptr(), sine.data_ptr(), len(cosine)
         failed = _library().run_native_step(
             self.listed, len(self.listed), rows, values.data_ptr(), caches, tables, lengths.data_ptr(),
             self.program.inner, torch.get_num_threads(),
@@ -497,7 +532,7 @@ def native_step(model: Model, state: ModelState) -> NativeStep | None:
     if model not in _steps or (step is not None and step.program.changed):
         try:
             step = NativeStep(model) if _library() is not None else None
-        except Unwritten:
+        except NoInstructions:
             step = None
         _steps[model] = step
     return step if step is not None and step.serves(state) else None

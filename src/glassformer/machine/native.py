@@ -104,7 +104,7 @@ def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
 def shared_object(source: Path, name: str, *included: Path) -> ctypes.CDLL:
     """Returns the shared object of a C++ file for the kernel of this name, built if it is not in the cache folder yet.
 
-    included   files of which the C++ is made besides
+    included   other files that the C++ includes
 
     Raises WorkError if it can be neither built nor loaded."""
     options = (*OPTIONS, *KERNELS[name].options, "-fPIC", "-shared")

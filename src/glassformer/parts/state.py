@@ -11,6 +11,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ class State(ABC):
     def mark(self, length: int) -> None:
         """Records that `length` tokens have been read, if other code than this state's methods wrote them."""
         return
+
+    @property
+    def ring(self) -> tuple[Any, Any] | None:
+        """Keys and values of slots in which token i has slot i mod their number; None for a state of another kind."""
+        return None
 
     @property
     @abstractmethod
@@ -215,6 +221,10 @@ class ModelState:
         self.length = end
         if self.rows is not None and tokens:
             self.rows += tokens
+
+    def lengths(self) -> Tensor:
+        """Returns the tokens that each row has read, (b,) int64."""
+        return torch.full((self.batch,), self.length) if self.rows is None else self.rows.contiguous()
 
     def seek(self, length: int, furthest: int = 0) -> None:
         """Sets the length of all rows to `length` tokens, already in the layers: another state, a file or compiled code

@@ -118,6 +118,10 @@ class KVState(State):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
+    @property
+    def ring(self) -> tuple[Cells, Cells] | None:
+        return self.k, self.v
+
     def tensors(self) -> dict[str, Tensor]:
         named = (("k", self.k), ("v", self.v))
         return {f"{name}{i or ''}": tensor for name, cells in named for i, tensor in enumerate(cells.tensors())}
@@ -254,6 +258,10 @@ class PinnedState(WindowState):
         self.k, self.v = (Cells(batch, self.slots + pinned, *shape, dtype, device) for shape in (k, v))
         self.begun: Tensor | None = None
         """Furthest start of a document; tokens pinned before it are gone."""
+
+    @property
+    def ring(self) -> None:
+        return None
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
         """Appends tokens; a pinned token that is still in the ring counts there, and its pinned copy counts as a future

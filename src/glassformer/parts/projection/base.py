@@ -85,6 +85,11 @@ class Projection(ABC):
         _, g, h = self.heads
         return (g, h), (g, self.value_dim)
 
+    @property
+    def kept_as_read(self) -> bool:
+        """True if the decode state keeps the k and v that the kernel reads."""
+        return type(self).expand is Projection.expand
+
     def expand(self, maps: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from the kept ones."""
         return k, v
