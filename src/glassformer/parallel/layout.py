@@ -22,18 +22,18 @@ WORDS = "fsdp, replicate, dp, tp, pp, ep, cp, zero, micro, interleave, sp, recom
 
 
 class Layout(Value):
-    """How `ranks` = dp cp tp pp processes share a step.
+    """Division of a step among `ranks` = dp cp tp pp processes.
 
     dp          copies of the model, each with its share of the batch
     cp          slices of a sequence, for every copy
     tp          owners of each matrix, divided as modules declare (`parts/core/shard.py`; Shoeybi et al. 2019,
                 1909.08053)
     pp          stages of layers, by the schedule 1F1B (Narayanan et al. 2021, 2104.04473)
-    ep          owners of the experts, among the dp copies: they trade tokens
-    zero        what the dp cp ranks share besides: 1 optimizer state, 2 gradients, 3 weights (Rajbhandari et al. 2020,
-                1910.02054); stage 3 is FSDP
-    replicate   groups of dp / replicate ranks, each of which shares the weights among its own ranks alone (hybrid
-                sharding, 2304.11277)
+    ep          owners of the experts, among the dp copies, which exchange tokens
+    zero        ZeRO stage, sharded over the dp cp ranks: 1 optimizer state, 2 also gradients, 3 also weights
+                (Rajbhandari et al. 2020, 1910.02054); stage 3 is FSDP
+    replicate   number of groups of dp / replicate ranks, each with a copy of the weights, sharded within the group
+                (hybrid sharding, 2304.11277)
     micro       sequences of a microbatch, accumulated by a rank; if None, all of a rank's at once
     interleave  chunks of layers on each stage
     sp          tp divides the residual stream by tokens too (Korthikanti et al. 2022, 2205.05198)

@@ -93,7 +93,7 @@ def buckets(sizes: Iterable[int], most: int) -> Iterator[list[tuple[int, slice]]
 
 
 def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:
-    """Adds b to a for each pair, in place of a; None is a missing gradient."""
+    """Adds b to a for each pair, in place of a; a missing gradient is None."""
     pairs = [(a, b) for a, b in zip(kept, more, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_add_([local(a) for a, _ in pairs], [local(b) for _, b in pairs])

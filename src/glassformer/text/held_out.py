@@ -183,7 +183,7 @@ def _divide(parts: Split, documents: int, total: int) -> SplitPlan:
 
 
 def _line_end(document: Document, target: int, characters: int) -> int:
-    """Returns the first index from `target` on that follows a line end; `target` if none is near."""
+    """Returns the first index from `target` on that follows a line end; `target` if no line end is near."""
     target = max(target, 1)
     # Near: at most a quarter of the held-out share moves to the training side.
     near = min(target + (characters - target) // 4, target + LOOKAHEAD)

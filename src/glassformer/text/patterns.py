@@ -3,7 +3,7 @@
 The library's engine (Oniguruma) backtracks. Refused is a pattern that may do so more often than a text is long from one
 position: `(x+x+)y` or `(x|x)*y`, where a repetition can be divided in many ways before something fails. The remaining
 patterns take at most quadratic time in the length of a text. Such a repetition is safe at the end of an alternative,
-where nothing can fail afterwards (`\s*[\r\n]+`), before a character that it cannot hold, or if it is possessive (`x++`,
+if nothing can fail afterwards (`\s*[\r\n]+`), before a character that it cannot hold, or if it is possessive (`x++`,
 `(?>x+)`).
 
 >>> check(r" ?\p{L}+|\s+(?!\S)|\s+")

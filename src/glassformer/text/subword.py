@@ -353,7 +353,7 @@ def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> It
 
 
 def byte_alphabet() -> list[str]:
-    """Returns the character by which byte-level BPE writes each byte, 0 to 255 (GPT-2's `bytes_to_unicode`).
+    """Returns the character that byte-level BPE writes for each byte, 0 to 255 (GPT-2's `bytes_to_unicode`).
 
     Printable Latin-1 maps to itself; the other 68 bytes take the code points from U+0100 on, in order.
     """

@@ -25,7 +25,7 @@ class Tokenizer(ABC):
     """Text to token ids and back.
 
     `kind` names the rule (`byte`, `char`, `bpe`, ...); ids are in [0, vocab_size); `eos_id` is appended after each
-    document, and is None if documents are concatenated without it.
+    document; None if documents are concatenated without one.
     """
 
     kind: str
