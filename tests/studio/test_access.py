@@ -19,9 +19,17 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/choices": {"expression": "llama@1m", "axis": "norm"},
     "/api/change": {"expression": "llama@1m", "change": "mqa"},
     "/api/cost": {"expression": "llama@1m"},
+    "/api/model": {"model": "tiny"},
+    "/api/next": {"model": "tiny", "text": "a"},
 }
+SERVED = {
+    "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 1},
+    "/tokenize": {"model": "tiny", "prompt": "a"},
+}
+"""Routes of `glassformer serve`, of which tests/serving has the rest."""
+BODIES |= SERVED
 OPEN = ["/", "/page/main.js", "/health"]
-ROUTES = [*OPEN, "/api/start", *BODIES, "/nothing"]
+ROUTES = [*OPEN, "/api/start", "/api/models", "/v1/models", *BODIES, "/nothing"]
 every_route = pytest.mark.parametrize("route", ROUTES)
 
 
@@ -33,7 +41,7 @@ def ask(client: Any, route: str, **headers: str) -> Any:
 
 def test_list_of_routes_is_complete(pages: Pages) -> None:
     paths = {route.path.replace("{name}", "main.js") for route in pages.routes()}
-    assert paths == {*ROUTES} - {"/nothing"}
+    assert paths == {*ROUTES} - {"/nothing", "/v1/models", *SERVED}
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in (*OPEN, LOGIN)])
@@ -83,6 +91,13 @@ def test_no_other_file_is_sent(page: Any, name: str) -> None:
 def test_no_request_names_a_file(page: Any, route: str, expression: str) -> None:
     response = page(route, {**BODIES[route], "expression": expression})
     assert response.status_code == 400 and response.json()["error"]["param"] == "expression"
+
+
+@pytest.mark.parametrize("route", ["/api/model", "/api/next"])
+@pytest.mark.parametrize("model", ["/etc/passwd", "../run", "hf:a/b", "smollm2/../x", "llama@1m"])
+def test_only_models_of_the_studio_are_loaded(page: Any, route: str, model: str) -> None:
+    response = page(route, {**BODIES[route], "model": model})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "model"
 
 
 def test_login_sets_a_cookie_that_scripts_and_other_sites_cannot_use(studio: Any) -> None:

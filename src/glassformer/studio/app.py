@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +17,8 @@ from starlette.routing import Route
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.serving.body import body_of
-from glassformer.serving.guard import HEALTH, Access, Guard, Refused
-from glassformer.serving.streams import Gone, Json
+from glassformer.serving.guard import HEALTH, Access, Guard, Receive, Refused, Scope, Send
+from glassformer.serving.streams import Gone, Json, unless_gone
 from glassformer.serving.wire import error_body, refusal
 from glassformer.studio.bodies import (
     ChangeRequest,
@@ -26,6 +28,8 @@ from glassformer.studio.bodies import (
     DifferenceRequest,
     ExpressionRequest,
     LoginRequest,
+    ModelRequest,
+    NextRequest,
 )
 from glassformer.studio.desk import Desk
 from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
@@ -47,7 +51,30 @@ class Pages:
     def __init__(self, access: Access, expression: str | None = None) -> None:
         self.access, self.expression = access, expression
         self.own = () if expression is None else (name_of(expression),)
-        self.desk = Desk()
+        self.desk, self.shelf = Desk(), Desk()
+        """Threads that answer questions about configs, and that load models."""
+        self._models: Any = None
+        self._making = threading.Lock()
+
+    def models(self) -> Any:
+        """Returns the models with weights; the first call imports what computes."""
+        with self._making:
+            if self._models is None:
+                from glassformer.studio.models import Models
+
+                self._models = Models(self.expression)
+            return self._models
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.desk.close()
+        self.shelf.close()
+        if self._models is not None:
+            self._models.close()
+
+    async def others(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the routes of `glassformer serve`."""
+        await (await run_in_threadpool(self.models)).app(scope, receive, send)
 
     def routes(self) -> list[Route]:
         """Returns all routes."""
@@ -63,6 +90,9 @@ class Pages:
             Route("/api/choices", self.choices, methods=["POST"]),
             Route("/api/change", self.change, methods=["POST"]),
             Route("/api/cost", self.cost, methods=["POST"]),
+            Route("/api/models", self.list_models),
+            Route("/api/model", self.model, methods=["POST"]),
+            Route("/api/next", self.next, methods=["POST"]),
         ]
 
     # Files and the start
@@ -178,6 +208,34 @@ class Pages:
 
         return await self._answer(request, question)
 
+    # Models with weights
+
+    async def list_models(self, request: Request) -> Response:
+        """Lists the models that can be loaded, whether or not they are."""
+        models = await self.shelf.answer(self.models, request.receive)
+        return Json({"models": models.names, "loaded": list(models.api.models)})
+
+    async def model(self, request: Request) -> Response:
+        """Loads a model and describes it."""
+        given = await body_of(request, ModelRequest)
+        return Json(await self.shelf.answer(lambda: self.models().about(given.model), request.receive))
+
+    async def _served(self, request: Request, name: str) -> Any:
+        return await self.shelf.answer(lambda: self.models().served(name), request.receive)
+
+    async def next(self, request: Request) -> Response:
+        """Returns the distribution of the next token, before and after the sampling settings."""
+        given = await body_of(request, NextRequest)
+        served = await self._served(request, given.model)
+        models = self.models()
+
+        def question() -> Any:
+            from glassformer.studio.models import distribution
+
+            return distribution(models.api, served, given.text, given.settings())
+
+        return Json(await unless_gone(models.api.computer.call(question), request.receive))
+
 
 def make_studio(pages: Pages, log: Callable[[str], None] | None = None) -> Guard:
     """Returns the application for an ASGI server: the routes behind the guard."""
@@ -205,12 +263,13 @@ def make_studio(pages: Pages, log: Callable[[str], None] | None = None) -> Guard
         try:
             yield
         finally:
-            pages.desk.close()
+            await run_in_threadpool(pages.close)
 
     handlers: Any = dict.fromkeys([RequestError, WorkError, Refused, HTTPException], refused)
     handlers |= {Gone: gone, Exception: failed}
     app = Starlette(routes=pages.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
+    app.router.default = pages.others
     return Guard(app, pages.access, log)
 
 

@@ -68,3 +68,24 @@ class CostRequest(Body):
         """Returns the keywords of `gf.plan` that are given."""
         found = self.model_dump(exclude={"expression"}, exclude_none=True)
         return {name: value for name, value in found.items() if value is not False}
+
+
+class ModelRequest(Body):
+    """A model with weights."""
+
+    model: Expression
+
+
+class NextRequest(Body):
+    """A text, and the settings with which its next token would be drawn."""
+
+    model: Expression
+    text: Annotated[str, Field(min_length=1, max_length=100_000)]
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_k: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    min_p: Annotated[float | None, Field(gt=0, le=1)] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the fields of `gf.Sampling` that are given."""
+        return self.model_dump(exclude={"model", "text"}, exclude_none=True)

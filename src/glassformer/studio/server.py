@@ -99,7 +99,7 @@ def start(
     Raises
     ------
     RequestError
-        For a model that does not exist, and a port that cannot be opened.
+        For a port that cannot be opened, and with `dry` for a model that does not exist; otherwise the page says so.
 
     Examples
     --------
@@ -112,11 +112,11 @@ def start(
     if port > 65535:
         raise RequestError(code="range", field="port", value=port, expected="from 0 to 65,535")
     need_libraries()
-    if expression is not None:
-        from glassformer.naming.models import preset
-
-        preset(expression)
     if dry:
+        if expression is not None:
+            from glassformer.naming.models import preset
+
+            preset(expression)
         return Studio(f"http://127.0.0.1:{port}/", expression)
     with listening("127.0.0.1", port) as sock:
         found = _opened(sock.getsockname()[1], expression)

@@ -2,8 +2,9 @@
 import { ask, h, place, refusal, t, words } from "./dom.js";
 import { gallery } from "./gallery.js";
 import { compose } from "./compose.js";
+import { chat } from "./chat.js";
 
-const PAGES = { gallery, compose };
+const PAGES = { gallery, compose, chat };
 const NAMES = { en: "English", zh: "中文" };
 const main = document.getElementById("content");
 

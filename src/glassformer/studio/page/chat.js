@@ -1,0 +1,185 @@
+// Texts written by a model: each token with its alternatives, which can be taken, and what the settings do to the next one.
+import { ask, h, how, region, refusal, remember, t, Refusal } from "./dom.js";
+
+const SURPRISES = [0.7, 1.6, 3, 5];
+/** Nats from which a token is shaded one step darker. */
+
+export async function chat(main, query) {
+  const known = region(t("model")), next = region(t("next")), answer = region(t("answer"));
+  const models = h("select", { id: "model", onchange: () => open() });
+  const mode = h("select", { id: "mode", onchange: () => begin() },
+    ...["complete", "talk"].map((one) => h("option", { value: one, selected: query.get("mode") === one }, t(one))));
+  const prompt = h("textarea", { id: "prompt", rows: "4", maxlength: "100000" });
+  prompt.value = query.get("prompt") ?? t("prompt-example");
+  const settings = h("form", { class: "options", onsubmit: (event) => event.preventDefault(), onchange: () => distribution() },
+    number("temperature", 0.8, 0, 10, 0.1), number("top_p", 0.95, 0.01, 1, 0.01), number("top_k", "", 1, 1000, 1),
+    number("min_p", "", 0.01, 1, 0.01), number("max_tokens", 40, 1, 2000, 1), number("seed", 1, 0, 1e9, 1));
+  const write = h("button", { type: "button", onclick: () => start() }, t("write"));
+  const stop = h("button", { type: "button", disabled: true, onclick: () => running?.abort() }, t("stop"));
+  const text = h("div", { class: "tokens", role: "group", "aria-label": t("answer") });
+  const others = h("div", { class: "others", role: "region", "aria-label": t("alternatives"), "aria-live": "polite" });
+  const status = h("p", { class: "quiet", role: "status" });
+  const said = h("ol", { class: "said" });
+  let running = null, tokens = [], messages = [], about = null, base = "";
+
+  function number(name, value, min, max, step) {
+    return h("label", {}, t(`setting-${name}`), h("input", { name, type: "number", value, min, max, step }));
+  }
+
+  function given(names) {
+    const form = new FormData(settings);
+    return Object.fromEntries(names.filter((name) => form.get(name) !== "").map((name) => [name, Number(form.get(name))]));
+  }
+
+  async function open() {
+    remember({ model: models.value });
+    about = await known.show((signal) => ask("/api/model", { model: models.value }, signal), (one) =>
+      h("p", { class: "quiet" }, t("about-model", one)));
+    write.disabled = !about?.generates;
+    mode.disabled = !about?.chats;
+    if (!about?.chats) mode.value = "complete";
+    begin();
+  }
+
+  /** A new text. */
+  function begin() {
+    running?.abort();
+    [tokens, messages, base] = [[], [], ""];
+    said.replaceChildren();
+    draw();
+    remember({ mode: mode.value === "talk" ? "talk" : "" });
+    distribution();
+  }
+
+  /** The text that the model reads before its answer. */
+  async function read() {
+    if (mode.value === "complete") return prompt.value;
+    const messages_ = [...messages, { role: "user", content: prompt.value }];
+    return (await ask("/apply-template", { model: models.value, messages: messages_ })).prompt;
+  }
+
+  async function start() {
+    if (mode.value === "talk" && tokens.length) {
+      messages.push({ role: "user", content: said.dataset.asked }, { role: "assistant", content: written() });
+      said.append(h("li", {}, h("b", {}, t("you")), ` ${said.dataset.asked}`), h("li", {}, h("b", {}, models.value), ` ${written()}`));
+    }
+    tokens = [];
+    said.dataset.asked = prompt.value;
+    try {
+      base = await read();
+    } catch (problem) {
+      text.replaceChildren(refusal(problem));
+      return;
+    }
+    await go();
+  }
+
+  const written = () => tokens.map((one) => one.text).join("");
+
+  /** Continues the text from its tokens so far. */
+  async function go() {
+    running?.abort();
+    const mine = (running = new AbortController());
+    [stop.disabled, others.textContent] = [false, ""];
+    const began = performance.now(), before = tokens.length;
+    draw();
+    try {
+      const response = await fetch("/v1/completions", {
+        method: "POST", signal: mine.signal, headers: { "content-type": "application/json", "x-glassformer": "1" },
+        body: JSON.stringify({ model: models.value, prompt: base + written(), stream: true, logprobs: 8, ...given(["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"]) }),
+      });
+      if (!response.ok) throw new Refusal((await response.json()).error.message);
+      for await (const event of events(response.body)) {
+        if (event.error) throw new Refusal(event.error.message);
+        const one = event.choices?.[0];
+        one?.logprobs?.tokens.forEach((token, i) => tokens.push({ text: token, logprob: one.logprobs.token_logprobs[i], top: one.logprobs.top_logprobs[i] }));
+        draw();
+      }
+      const speed = (tokens.length - before) / ((performance.now() - began) / 1000);
+      status.textContent = t("written", { n: tokens.length - before, speed: speed.toFixed(1) });
+    } catch (problem) {
+      if (problem.name !== "AbortError") text.append(refusal(problem));
+    } finally {
+      if (running === mine) stop.disabled = true;
+    }
+    distribution();
+  }
+
+  function draw() {
+    const shown = text.children.length > tokens.length || !tokens.length ? [] : [...text.children];
+    if (!shown.length) text.replaceChildren();
+    tokens.slice(shown.length).forEach((one, j) => {
+      const at = shown.length + j;
+      const surprise = -one.logprob;
+      text.append(h("span", {
+        class: `token s${SURPRISES.filter((least) => surprise > least).length}`, role: "button", tabindex: at ? "-1" : "0",
+        onclick: () => choose(at), onmouseenter: () => choose(at), onfocus: () => choose(at),
+        onkeydown: (event) => {
+          const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+          if (step) text.children[at + step]?.focus();
+          else if (event.key === "Enter" || event.key === " ") others.querySelector("button")?.focus();
+          else return;
+          event.preventDefault();
+        },
+      }, one.text));
+    });
+  }
+
+  /** Shows what the model could have written in the place of a token. */
+  function choose(at) {
+    [...text.children].forEach((one, i) => one.classList.toggle("chosen", i === at));
+    const best = Object.entries(tokens[at].top).sort((a, b) => b[1] - a[1]);
+    others.replaceChildren(h("p", { class: "quiet" }, t("instead", { token: visible(tokens[at].text) })),
+      h("ul", {}, ...best.map(([word, logprob]) => h("li", {}, h("button", {
+        type: "button", disabled: word.includes("�"), "aria-pressed": String(word === tokens[at].text), onclick: () => {
+          tokens = [...tokens.slice(0, at), { text: word, logprob, top: tokens[at].top }];
+          text.replaceChildren();
+          go();
+        } }, visible(word)), ` ${(100 * Math.exp(logprob)).toFixed(1)} %`))));
+  }
+
+  async function distribution() {
+    if (!about?.generates) return;
+    await next.show(async (signal) => ask("/api/next", { model: models.value, text: tokens.length ? base + written() : await read(), ...given(["temperature", "top_p", "top_k", "min_p"]) }, signal), (found) => [
+      h("p", { class: "quiet" }, t("kept", found)),
+      h("table", { class: "bars" }, h("thead", {}, h("tr", {}, ...["token", "of-model", "after-settings"].map((key) => h("th", { scope: "col" }, t(key))), h("td"))),
+        h("tbody", {}, ...found.tokens.map((one) => h("tr", {}, h("td", {}, h("code", {}, visible(one.token))), h("td", { class: "number" }, one.before),
+          h("td", { class: "number" }, one.after), h("td", {}, h("meter", { value: one.share, max: "1", "aria-label": `${visible(one.token)} ${one.after}` })))))),
+      how(found)]);
+  }
+
+  prompt.addEventListener("change", () => { tokens = []; text.replaceChildren(); distribution(); });
+  main.append(h("h1", {}, t("chat")), h("p", { class: "lead" }, t("chat-lead")),
+    h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "mode" }, t("kind"), mode)), known.element,
+    h("div", { class: "columns two" },
+      h("section", {}, said, h("label", { for: "prompt" }, t("prompt")), prompt, settings, h("p", {}, write, " ", stop), text, status, answer.element, others),
+      h("section", {}, h("h2", {}, t("next")), next.element)));
+  try {
+    const found = await ask("/api/models");
+    models.replaceChildren(...found.models.map((one) => h("option", { value: one, selected: one === query.get("model") }, one)));
+    if (found.models.length) await open();
+    else known.element.append(h("p", {}, t("no-models")));
+  } catch (problem) {
+    known.element.replaceChildren(refusal(problem));
+  }
+}
+
+/** A token with its spaces and line ends to be seen. */
+function visible(token) {
+  return token.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣").replaceAll("\u00a0", "⍽");
+}
+
+/** The JSON of each server-sent event of a stream. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+    }
+  }
+}
