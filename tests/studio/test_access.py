@@ -26,7 +26,7 @@ SERVED = {
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 1},
     "/tokenize": {"model": "tiny", "prompt": "a"},
 }
-"""Routes of `glassformer serve`, of which tests/serving has the rest."""
+"""Two routes of `glassformer serve`; tests/serving has the others."""
 BODIES |= SERVED
 OPEN = ["/", "/page/main.js", "/health"]
 ROUTES = [*OPEN, "/api/start", "/api/models", "/v1/models", *BODIES, "/nothing"]

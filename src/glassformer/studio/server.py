@@ -99,7 +99,7 @@ def start(
     Raises
     ------
     RequestError
-        For a port that cannot be opened, and with `dry` for a model that does not exist; otherwise the page says so.
+        For a port that cannot be opened, and with `dry` for a model that does not exist.
 
     Examples
     --------
