@@ -18,13 +18,17 @@ from glassformer.cli import app, main, program
 from glassformer.cli.program import VERBS
 from glassformer.comparison import Comparison, Design
 from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
 from glassformer.naming import preset
+from glassformer.naming.loading import load
 from glassformer.runs.events import Begin, Kept, Step
 from glassformer.runs.executor import Local
+from glassformer.runs.files import write_results
 from glassformer.runs.live import ComparisonView
 from glassformer.runs.request import place_of
 from glassformer.runs.results import Results
 from glassformer.training import MuonConfig, Recipe, request
+from tests.refused import refused
 from tests.runs.stand_in import Stand
 from tests.runs.test_results import finished
 
@@ -518,3 +522,29 @@ def test_a_diverged_arm_and_contexts_that_a_model_cannot_take_are_told_once() ->
     assert "a, b: cannot: position=learned ends at 32 tokens; use at most 32" in told
     place = place_of(Path("out"), "c d", 0)
     assert told.splitlines()[-1] == f"next: glassformer why {place}"
+
+
+def test_a_comparison_is_loaded_and_other_folders_are_told_by_their_kind(tmp_path: Path) -> None:
+    place = tmp_path / "all"
+    runs = [{**finished(), "name": "gpt2@1m", "seed": 0}]
+    results = Results.of({"schema": 1, "data": {"name": "x"}, "budget": {"seeds": 1}, "runs": runs, "verdicts": []})
+    design = Design.of(["gpt2@1m"], "x", tokens=1000)
+    (place / "runs" / "gpt2@1m-seed0" / "run").mkdir(parents=True)
+    write_results(results, place)
+    design.save(place)
+    found = Comparison.load(place)
+    assert (found.results, found.design, found.folder) == (results, design, place)
+    with refused(code="missing", field="name"):
+        load(place)
+    run = place / "runs" / "gpt2@1m-seed0" / "run"
+    (run / "latest").write_text("step_1")
+    with pytest.raises(RequestError, match=r"gf\.Comparison\.load") as caught:
+        load(place)
+    assert str(run) in str(caught.value) and caught.value.code == "conflict"
+    (run / "recipe.yaml").write_text("")
+    for folder, code in ((tmp_path / "nowhere", "missing"), (run, "conflict"), (tmp_path, "conflict")):
+        with refused(code=code, field="folder"):
+            Comparison.load(folder)
+    (place / "design.yaml").write_text("verb: ablate\nbase: gpt2\n")
+    with refused(code="conflict", field="folder"):
+        Comparison.load(place)

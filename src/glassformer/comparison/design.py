@@ -35,6 +35,7 @@ from glassformer.files import SCHEMAS, check_schema, replace_text
 from glassformer.naming.models import undone_by
 from glassformer.naming.resolve import ModelLike
 from glassformer.parts.core.base import PartConfig, part_classes, to_plain
+from glassformer.parts.core.outside import naming_imports
 from glassformer.runs.power import check_effect
 from glassformer.runs.results import Budget
 from glassformer.text import DataLike, Tokens, named_or_read
@@ -459,7 +460,9 @@ class Design:
         >>> gf.Design.from_file("design.yaml") == design
         True
         """
-        return cls.from_dict(read_tree(path), str(path))
+        tree = read_tree(path)
+        with naming_imports(Path(path).parent):
+            return cls.from_dict(tree, str(path))
 
 
 def design_of(

@@ -10,11 +10,14 @@ from typing import Any, Self
 
 from rich.console import RenderableType
 
-from glassformer.comparison.design import Design
+from glassformer.comparison.design import FILE, VERB, Design
 from glassformer.comparison.terminal import comparison_lines
-from glassformer.errors import WorkError
+from glassformer.config import read_tree
+from glassformer.errors import Code, RequestError, WorkError, shown
 from glassformer.figures.terminal import Reported, Tabular, unbroken
+from glassformer.names.places import CONFIG
 from glassformer.report import render
+from glassformer.runs.files import RESULTS, read_results
 from glassformer.runs.request import place_of
 from glassformer.runs.results import Power, Results, RunResult, Tuning, Verdict
 
@@ -42,6 +45,40 @@ class Comparison(Reported, Tabular):
     results: Results
     design: Design
     folder: Path | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Reads the comparison in a folder.
+
+        Parameters
+        ----------
+        folder
+            Folder of results.json and design.yaml, as `compare` writes them.
+
+        Returns
+        -------
+        Comparison
+            The comparison.
+
+        Raises
+        ------
+        RequestError
+            For a folder of another kind or without a comparison, and for damaged files.
+
+        Examples
+        --------
+        >>> gf.Comparison.load("comparison").best  # doctest: +SKIP
+        """
+        place = Path(folder)
+        if not (place / RESULTS).is_file():
+            raise _other_kind(place)
+        tree = read_tree(place / FILE) if (place / FILE).is_file() else {}
+        if isinstance(tree, dict) and (verb := tree.get("verb", VERB)) != VERB:
+            message = f"{place} holds results of {shown(verb)}, not of compare; open {place / 'report.html'}"
+            raise RequestError(message, code="conflict", field="folder", value=str(place))
+        results = read_results(place)
+        assert results is not None  # the file exists
+        return cls(results, Design.from_file(place / FILE), place)
 
     @property
     def page(self) -> Path | None:
@@ -149,3 +186,18 @@ def row_of(run: RunResult) -> dict[str, Any]:
         "state_bytes_per_token": None if generation is None else generation.state_bytes_per_token,
         "error": run.error,
     }
+
+
+def _other_kind(place: Path) -> RequestError:
+    """Returns the refusal of a folder without results, with the kind of its content."""
+    found = (
+        "does not exist" if not place.exists()
+        else "is a file" if not place.is_dir()
+        else "is a run: gf.load reads its model, gf.why its records" if (place / "recipe.yaml").is_file()
+        else "is a checkpoint: gf.load reads it" if (place / CONFIG).is_file()
+        else f"holds no {RESULTS}"
+    )  # fmt: skip
+    kind: Code = "missing" if not place.exists() else "conflict"
+    return RequestError(
+        f"{place} {found}; name a folder that compare has written", code=kind, field="folder", value=str(place)
+    )

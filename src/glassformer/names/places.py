@@ -215,6 +215,9 @@ def no_config(folder: Path) -> RequestError:
     if why := _unfinished(folder):
         return RequestError(f"{folder} is not whole: {why}", code="damaged", field=CONFIG, value=str(folder))
     with suppress(OSError):
+        if (folder / "results.json").is_file() and (runs := sorted(folder.glob("runs/*/run/latest"))):
+            message = f"{folder} is a comparison (gf.Comparison.load reads it); name a run, such as {runs[0].parent}"
+            return RequestError(message, code="conflict", field="model", value=str(folder))
         files = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.suffix in WEIGHTS]
         if files and not {SINGLE, INDEX} & {*files}:
             return RequestError(no_weights(folder), code="missing", field=SINGLE)

@@ -15,6 +15,7 @@ from glassformer.figures.terminal import Tabular, clock, decimals, unbroken
 from glassformer.loaded import Loaded
 from glassformer.machine import Settings
 from glassformer.model import Model
+from glassformer.names.places import no_config
 from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import import_options
 from glassformer.text import Tokenizer, load_tokenizer
@@ -238,6 +239,8 @@ def load_run(path: str | Path) -> Loaded:
     folder = Path(path)
     if not folder.is_dir():
         raise RequestError(f"there is no run folder {folder}", code="missing", field="run", value=str(folder))
+    if not (folder / "config.yaml").is_file():
+        raise no_config(folder)
     config = ModelConfig.from_file(folder / "config.yaml")
     found = checkpoint.latest(folder)
     if found is None:
