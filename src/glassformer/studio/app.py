@@ -28,15 +28,19 @@ from glassformer.studio.bodies import (
     DifferenceRequest,
     ExpressionRequest,
     LoginRequest,
+    LookRequest,
     ModelRequest,
     NextRequest,
 )
 from glassformer.studio.desk import Desk
 from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
+from glassformer.studio.kept import PageShelf
 from glassformer.studio.known import check_name, name_of
 from glassformer.version import __version__
 
 LOGIN = "/api/login"
+FRAMED = "sandbox allow-scripts; frame-ancestors 'self'"
+"""Policy of a page in a frame, next to the policy that the page has itself."""
 
 
 def open_routes() -> frozenset[tuple[str, str]]:
@@ -54,6 +58,7 @@ class Pages:
         self.desk, self.shelf = Desk(), Desk()
         """Threads that answer questions about configs, and that load models."""
         self._models: Any = None
+        self.kept = PageShelf()
         self._making = threading.Lock()
 
     def models(self) -> Any:
@@ -93,6 +98,8 @@ class Pages:
             Route("/api/models", self.list_models),
             Route("/api/model", self.model, methods=["POST"]),
             Route("/api/next", self.next, methods=["POST"]),
+            Route("/api/look", self.look, methods=["POST"]),
+            Route("/api/pages/{name}", self.kept_page),
         ]
 
     # Files and the start
@@ -235,6 +242,26 @@ class Pages:
             return distribution(models.api, served, given.text, given.settings())
 
         return Json(await unless_gone(models.api.computer.call(question), request.receive))
+
+    async def look(self, request: Request) -> Response:
+        """Returns what a model does while it reads a text, without some of its components."""
+        given = await body_of(request, LookRequest)
+        served = await self._served(request, given.model)
+
+        def question() -> Any:
+            from glassformer.studio.look import look
+
+            return look(served, given.text, tuple(given.ablate), self.kept)
+
+        return Json(await self.shelf.answer(question, request.receive))
+
+    async def kept_page(self, request: Request) -> Response:
+        """Returns a page of the library, for a frame that may run its script and nothing else."""
+        page = self.kept.get(request.path_params["name"])
+        if page is None:
+            raise HTTPException(404)
+        headers = {"content-security-policy": FRAMED, "referrer-policy": "no-referrer"}
+        return Response(page, media_type=media_type(INDEX), headers=headers)
 
 
 def make_studio(pages: Pages, log: Callable[[str], None] | None = None) -> Guard:

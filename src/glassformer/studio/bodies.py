@@ -89,3 +89,11 @@ class NextRequest(Body):
     def settings(self) -> dict[str, Any]:
         """Returns the fields of `gf.Sampling` that are given."""
         return self.model_dump(exclude={"model", "text"}, exclude_none=True)
+
+
+class LookRequest(Body):
+    """A text that a model reads, without some of its components."""
+
+    model: Expression
+    text: Annotated[str, Field(min_length=1, max_length=20_000)]
+    ablate: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)] = []

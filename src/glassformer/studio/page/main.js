@@ -3,8 +3,9 @@ import { ask, h, place, refusal, t, words } from "./dom.js";
 import { gallery } from "./gallery.js";
 import { compose } from "./compose.js";
 import { chat } from "./chat.js";
+import { look } from "./look.js";
 
-const PAGES = { gallery, compose, chat };
+const PAGES = { gallery, compose, chat, look };
 const NAMES = { en: "English", zh: "中文" };
 const main = document.getElementById("content");
 
