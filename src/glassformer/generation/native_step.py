@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from glassformer.machine import native
 from glassformer.model import Inputs, Model, locate
 from glassformer.parts import few_rows
 from glassformer.parts.core.running import thread
+from glassformer.parts.core.site import Site
 from glassformer.parts.ffn import Glu, Mlp
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
@@ -116,14 +118,11 @@ class Program:
     """Instructions of a step, in their order, and everything that they read."""
 
     instructions: list[dict[str, Any]] = field(default_factory=list)
-    held: list[tuple[Tensor, int]] = field(default_factory=list)
-    """Tensors whose addresses are in the list, and these."""
+    held: list[Tensor] = field(default_factory=list)
+    """Tensors whose addresses are in the list."""
+    addresses: list[int] = field(default_factory=list)
     tables: list[Rotary] = field(default_factory=list)
     """Rotary positions, for which each step makes tables of cos and sin."""
-    parts: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
-    """Parts and parameters with the dictionaries and the names that lead to them."""
-    sizes: list[tuple[dict[str, Any], int]] = field(default_factory=list)
-    """Dictionaries of parts, and the number of parts in each."""
     hooks: list[dict[int, Any]] = field(default_factory=list)
     """Hooks of torch by part; the model itself serves while one of them is set."""
     inner: int = 0
@@ -152,7 +151,8 @@ class Program:
             return {}
         if tensor.dtype not in (torch.float32, torch.bfloat16, *also) or not tensor.is_contiguous():
             raise NoInstructions(f"{tensor.dtype} of {tuple(tensor.shape)}")
-        self.held.append((tensor, tensor.data_ptr()))
+        self.held.append(tensor)
+        self.addresses.append(tensor.data_ptr())
         return {"weight": tensor.data_ptr(), "code": CODES.get(tensor.dtype, INT4)}
 
     def bias(self, tensor: Tensor | None) -> dict[str, Any]:
@@ -160,21 +160,24 @@ class Program:
         return {"bias": found["weight"], "bias_code": found["code"]} if found else {}
 
     def watch(self, model: nn.Module) -> None:
-        """Notes the parts of a model and their hooks."""
-        for one in model.modules():
-            for held in (one._modules, one._parameters):
-                self.parts.extend((held, name, part) for name, part in held.items())
-            self.sizes.append((one._modules, len(one._modules)))
-            self.hooks.extend((one._forward_hooks, one._forward_pre_hooks))
+        """Notes the parts and parameters of a model, and their hooks."""
+        parts = [one for one in model.modules() if not isinstance(one, Site)]
+        named = [(held, name) for one in parts for held in (one._modules, one._parameters) for name in held]
+        self._dicts, self._names = [held for held, _ in named], [name for _, name in named]
+        self._values = [held[name] for held, name in named]
+        self._children = [one._modules for one in parts]
+        self._sizes = [len(held) for held in self._children]
+        self.hooks = [held for one in model.modules() for held in (one._forward_hooks, one._forward_pre_hooks)]
 
     @property
     def changed(self) -> bool:
-        """Returns True if a part or a tensor has been replaced since the list was written."""
-        if [len(held) for held, _ in self.sizes] != [size for _, size in self.sizes]:
-            return True
-        if [id(held.get(name)) for held, name, _ in self.parts] != [id(part) for *_, part in self.parts]:
-            return True
-        return [tensor.data_ptr() for tensor, _ in self.held] != [address for _, address in self.held]
+        """Returns True if a part or a tensor has been replaced since the list was written.
+
+        Every step asks, so the loops over a thousand parts are C's."""
+        get: Any = dict.get
+        same_parts = all(map(is_, map(get, self._dicts, self._names), self._values))
+        same_sizes = [*map(len, self._children)] == self._sizes
+        return not (same_parts and same_sizes and [*map(Tensor.data_ptr, self.held)] == self.addresses)
 
     def finished(self) -> tuple[Any, int]:
         """Returns the instructions for C++ and the numbers a row of all buffers, which share memory in turn."""
