@@ -232,3 +232,12 @@ def test_batch_that_ranks_cannot_share_names_one_that_they_can():
             gf.plan("llama@1m", train=True, layout=layout, batch=batch)
         assert caught.value.code == "conflict" and f"--batch {enough})" in str(caught.value)
         gf.plan("llama@1m", train=True, layout=layout, batch=enough, context=64)
+
+
+def test_a_plan_shows_shares_and_the_option_that_adds_cost(capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "llama-2-70b"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split(": ")[1].startswith("ffn 81.7%, mixer 17.5%, ")
+    step = ["plan", "llama-3-8b", "--train", "--batch", "8", "--machine", "h100:8"]
+    for more, told in (([], True), (["--tokens", "1T"], False)):
+        assert main([*step, *more]) == 0
+        assert ("add --tokens" in capsys.readouterr().out) == told

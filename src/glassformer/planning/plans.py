@@ -250,6 +250,14 @@ class Plan(PrintedPlan):
         for one in plans:
             if one.explain:
                 yield from one.explained()
+            else:
+                yield dim(f"parameters{f' of {one.name}' if others else ''}: {one.shares}")
+
+    @property
+    def shares(self) -> str:
+        """Shares of the components, the largest first, as text."""
+        found = sorted(self.components, key=lambda part: -part.parameters)
+        return ", ".join(f"{part.name} {part.share:.1%}" for part in found if part.share >= 0.0005)
 
     def explained(self) -> Iterator[str | RenderableType]:
         """Yields every value with its formula: parameters by component, one layer of each kind by matrix, training

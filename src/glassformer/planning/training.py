@@ -196,6 +196,8 @@ class TrainingPlan(PrintedPlan):
         for one in plans:
             if one.explain:
                 yield from one.explained()
+        if any(steps) and not any(runs):
+            yield dim("add --tokens N for days and cost")
 
     @property
     def conditions(self) -> str:
