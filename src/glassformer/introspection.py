@@ -112,7 +112,7 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
                 f"{what}s={given!r}: give a whole number, or several", code="type", field=what, value=given
             ) from None
     if not indices:
-        raise RequestError(f"{what}s={given} names none; leave it out for all of them", code="missing", field=what)
+        raise RequestError(f"{what}s={given} is empty; leave it out for all of them", code="missing", field=what)
     for index in indices:
         if not -count <= index < count:
             raise RequestError(
@@ -376,7 +376,7 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
     those of the definition."""
     with eager_regions() as eagerly:
         if _give_way([model, *eager(model).modules()]) and eagerly.first("models"):
-            warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
+            warnings.warn("this model is compiled; while observed or edited, it runs eagerly")
         yield
 
 

@@ -307,7 +307,7 @@ class Model(Tower):
             pass_.targets = targets
         if given.global_tokens is not None and pass_.start:
             raise RequestError(
-                f"global_tokens are of a text's beginning, and the state has read {pass_.start} tokens; leave them out",
+                f"global_tokens belong to a text's start, and the state has read {pass_.start} tokens; leave them out",
                 code="conflict", field="global_tokens", expected="None",
             )  # fmt: skip
         self.check_source(len(tokens), state, given.memory, source)
@@ -355,7 +355,7 @@ class Model(Tower):
             )  # fmt: skip
         if self.encoder is not None and _needs_source(source, memory, state):
             raise RequestError(
-                "this model reads a source beside its own text: give source=(b, t) token ids",
+                "this model reads a source in addition to its text: give source=(b, t) token ids",
                 code="missing", field="source", expected="token ids (b, t)",
             )  # fmt: skip
 
@@ -467,7 +467,7 @@ def _placed(tokens: Tensor, state: ModelState | None, positions: Tensor | None, 
     if state.rows is not None and documents is None:
         if given is not None:
             raise RequestError(
-                "rows that go on at lengths of their own count their own positions; give none",
+                "rows that continue from different lengths count positions separately; leave positions out",
                 code="conflict", field="positions",
             )  # fmt: skip
         return Pass(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])

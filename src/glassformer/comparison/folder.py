@@ -119,7 +119,7 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
             raise _another(f"--out {folder} holds a run of {wanted['name']} with another {key}", change)
     if run.get("config") and run.get("pretrained") != wanted.get("pretrained"):
         raise RequestError(
-            f"--out {folder} holds a run of {wanted['name']} that began with other weights; name another folder",
+            f"--out {folder} holds a run of {wanted['name']} that started from other weights; name another folder",
             code="conflict", field="pretrained", value=wanted.get("pretrained"),
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ def check_begun(models: Sequence[object], tokenizer: object) -> None:
         raise RequestError(message, code="type", field="pretrained", value=type(other).__name__, expected="expressions")
     if tokenizer != "auto":
         raise RequestError(
-            f"--tokenizer {tokenizer}: weights that were trained before know the tokens of their own tokenizer only; "
+            f"--tokenizer {tokenizer}: pretrained weights fit only the tokens of the checkpoint's tokenizer; "
             "leave it out",
             code="conflict", field="tokenizer", value=tokenizer, expected="left out",
         )  # fmt: skip

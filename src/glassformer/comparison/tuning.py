@@ -129,7 +129,7 @@ def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
         raise RequestError(
             f"seed {both[0]} would be of the verdict and of the trials that the rates are chosen on, in {folder}: a "
             "verdict needs fresh seeds; name another folder",
-            code="conflict", field="seed", value=choosing.start, expected="the seed of the comparison that is there",
+            code="conflict", field="seed", value=choosing.start, expected="the seed of the existing comparison",
         )  # fmt: skip
 
 

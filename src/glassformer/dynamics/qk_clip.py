@@ -97,7 +97,7 @@ def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
         ) from None
     if not any(clipped):
         raise RequestError(
-            f"qk_clip={threshold:g} is about attention, and the model has none; leave it out",
+            f"qk_clip={threshold:g} applies to attention, and the model has no attention; leave it out",
             code="unsupported", field="qk_clip", value=threshold,
         )  # fmt: skip
     if config.reparam is not None:

@@ -97,7 +97,7 @@ def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
                 series.update((name, where) for name, places in row.get("statistics", {}).items() for where in places)
                 if len(series) > MOST_SERIES:
                     raise RequestError(
-                        f"{path} names more than {MOST_SERIES:,} statistics at their places; no model has so many",
+                        f"{path} names more than {MOST_SERIES:,} statistics at their places, more than any model has",
                         code="range", field=path.name,
                     )  # fmt: skip
     except FileNotFoundError:

@@ -298,7 +298,7 @@ def dead_layer(e: Evidence) -> Iterator[Cause]:
         yield Cause(
             "dead layer", 0.95,
             f"since step {steps[first]} layer {layer} gets {values[-1] / near[-1]:.1g} of the gradient of the layers "
-            f"beside it: its weights are zero, or what it computes is cut off",
+            f"next to it: its weights are zero, or what it computes is cut off",
             _again(e, int(steps[first])),
             layer, f"layers.{layer}", "gradient_norm", None, int(steps[first]),
             own.sigmas(int(np.searchsorted(own.steps, steps[first]))),

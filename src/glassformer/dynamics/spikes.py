@@ -51,7 +51,7 @@ class Spikes:
             raise RequestError(f"sigma={sigma} must be above 0", code="range", field="sigma", value=sigma)
         if not times >= 1:
             raise RequestError(
-                f"times={times} must be at least 1: a spike is so many times the expected",
+                f"times={times} must be at least 1: a spike is this multiple of the expected",
                 code="range", field="times", value=times,
             )  # fmt: skip
         self.sigma, self.least, self.log, self.times = sigma, least, log, times

@@ -269,8 +269,8 @@ def _read_pattern(word: str, text: str) -> dict[str, Any]:
 
     def refuse(item: str) -> RequestError:
         return RequestError(
-            f"{word}:{text}: {item!r} is no layer of a pattern; use WORD, WORD*N or, last, WORD* for the layers that "
-            "are left, separated by commas, such as mamba2*3,attention",
+            f"{word}:{text}: {item!r} is not a layer of a pattern; use WORD, WORD*N or, last, WORD* for the layers "
+            "that are left, separated by commas, such as mamba2*3,attention",
             code="range", field=word, value=text, expected="WORD[*N], ...",
         )  # fmt: skip
 

@@ -128,7 +128,7 @@ class Embedding(nn.Module):
         least, most = int(given.min()), int(given.max())
         known = 1 if self.segments is None else len(self.segments.weight)
         if least < 0 or most >= known:
-            right = "segment 0 alone; leave segments out" if known == 1 else f"segments 0 to {known - 1}"
+            right = "only segment 0; leave segments out" if known == 1 else f"segments 0 to {known - 1}"
             wrong = least if least < 0 else most
             raise RequestError(
                 f"segments holds {wrong}, and this model knows {right}",

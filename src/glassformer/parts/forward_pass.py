@@ -138,8 +138,8 @@ class Pass:
         """Returns the memory. Raises RequestError without one."""
         if self.memory is None:
             raise RequestError(
-                "this model reads another sequence beside its own: give a source, memory=Memory(x), or a state that "
-                "has read one",
+                "this model reads another sequence in addition to its own: give a source, memory=Memory(x), or a "
+                "state that has read one",
                 code="missing", field="memory", expected="Memory(x (b, t, m), documents (b, t) or None)",
             )  # fmt: skip
         return self.memory

@@ -306,7 +306,7 @@ class HeadConfig(
     def _consistent(self) -> HeadConfig:
         if self.tied and self.classes:
             raise RequestError(
-                f"classes={self.classes} have no rows in the embedding, so tied=False is right",
+                f"classes={self.classes} have no rows in the embedding, so tied must be False",
                 code="conflict", field="tied", value=self.tied,
             )  # fmt: skip
         if self.labels is not None and len(self.labels) != self.classes:

@@ -138,7 +138,7 @@ class GroupedLinear(Linear):
         """Keeps only the layers `first` .. `last`-1."""
         if self.reparam is not None:
             raise RequestError(
-                "the maps of experts lie with several ranks, and their reparametrisation needs all of them; use ep=1",
+                "the maps of experts are divided among ranks, and their reparametrisation needs all of them; use ep=1",
                 code="conflict", field="ep", value=last - first, expected="1",
             )  # fmt: skip
         rows = self.outs[0]

@@ -211,7 +211,7 @@ class ModelState:
         """Returns only row i, in the same memory; `put` afterwards sets its length. Raises ValueError if rows were
         padded."""
         if self.documents is not None or self.positions is not None:
-            raise ValueError("rows that were padded on the left do not go on alone")
+            raise ValueError("rows that were padded on the left cannot continue separately")
         other = self.over({name: tensor[i : i + 1] for name, tensor in self.tensors().items()})
         other.batch, other.length = 1, self.length if self.rows is None else int(self.rows[i])
         return other

@@ -459,7 +459,7 @@ def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[
     if not ends:
         return []
     opening = "No layer shows two signs of collapse at once: "
-    return [join([opening, join(ends, "; "), ". One of them alone is no alarm: all move in healthy training, too."])]
+    return [join([opening, join(ends, "; "), ". A single one is not an alarm: all move in healthy training, too."])]
 
 
 def _happened(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup:

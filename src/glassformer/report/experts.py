@@ -33,7 +33,7 @@ def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
         "figure", tag("h3", "Load of the experts"),
         tag("div", switch("load", "Load of", options), class_="switches"),
         *(_panel(key, maps, scale) for key, maps in panels.items()),
-        caption("Mean over the last quarter of the run, for the tokens that --watch looks at; the first layer is at "
+        caption("Mean over the last quarter of the run, for the tokens that --watch reads; the first layer is at "
                 "the bottom. Ranks take the experts in order, as under --layout ep=2, whether or not this run had "
                 "several ranks."),
         _table(found), class_="heats",

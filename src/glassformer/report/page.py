@@ -169,7 +169,7 @@ def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
     return tag(
         "p",
         tag("strong", f"{len(asked) - len(missing)} of {len(asked)} runs so far. "),
-        f"Everything below is about these alone and may change. Still to come: {', '.join(names)}{more}.",
+        f"Everything below covers only these and may change. Still to come: {', '.join(names)}{more}.",
         class_="notice",
         role="note",
     )

@@ -212,7 +212,7 @@ class Index(Printed):
             name = shown(self.meta["encoder"]["name"]) or "one without a name"
             raise RequestError(
                 f"{self.folder} was made by another encoder ({name}), whose vectors do not compare; give that one, or "
-                "index the data anew",
+                "index the data again",
                 code="conflict", field="encoder", expected=name,
             )  # fmt: skip
 
@@ -343,7 +343,7 @@ def check_files(folder: Path, meta: dict[str, Any]) -> None:
 
 def damaged(folder: Path, name: str) -> RequestError:
     return RequestError(
-        f"{folder} is damaged: its {name} is not as it was written; delete the folder and index the data anew",
+        f"{folder} is damaged: its {name} is not as it was written; delete the folder and index the data again",
         code="damaged", field="index", value=name, expected="the file that was written",
     )  # fmt: skip
 

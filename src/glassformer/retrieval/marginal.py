@@ -76,7 +76,7 @@ def rag_loss(
     if bool((lengths != lengths[:, :1]).any()):
         raise RequestError(
             "the documents of a row have answers of different lengths; give the same answer behind each",
-            code="conflict", field="targets", expected="as many tokens that count for each document of a row",
+            code="conflict", field="targets", expected="the same number of counted tokens for each document of a row",
         )  # fmt: skip
     flat = [None if one is None else one.flatten(0, 1) for one in (targets, documents, source, source_documents)]
     wanted, own, read, padding = flat

@@ -88,7 +88,7 @@ class Local:
         """Raises RequestError for more workers than this process has cores."""
         cores = available_cores()
         if not 1 <= workers <= cores:
-            message = f"workers={workers}: a number from 1 to {cores} is right, the cores that this process may use"
+            message = f"workers={workers}: the number must be from 1 to {cores}, the cores that this process may use"
             raise RequestError(message, code="range", field="workers", value=workers, expected=f"1 to {cores}")
         self.workers, self.shared = workers, workers > 1
 

@@ -51,7 +51,7 @@ def look_notes(seen: Sequence[int], planned: Sequence[int]) -> list[str]:
     if len(set(levels)) == 1:  # the first look already had the level of all
         own = " and ".join(str(look) for look in looks if look not in planned)
         return [
-            f"Verdicts are seen at {told}, of which {own} was not planned: each has the level {level}, and together "
+            f"Verdicts are seen at {told}, and {own} was not planned: each has the level {level}, and together "
             "they have 5 %."
         ]
     return [

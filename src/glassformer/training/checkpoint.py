@@ -230,7 +230,7 @@ def latest(run: Path) -> Path | None:
         raise RequestError(f"{pointer} cannot be read: {error}", code="damaged", field="latest") from None
     found = run / "checkpoints" / name
     if "/" in name or "\\" in name or not name.startswith("step_") or not (found / "state.json").is_file():
-        wrong = f"{pointer} names {name!r}, which is no checkpoint in {run / 'checkpoints'}"
+        wrong = f"{pointer} names {name!r}, which is not a checkpoint in {run / 'checkpoints'}"
         raise RequestError(wrong + _way_on(run, name), code="missing", field="latest", value=name)
     return found
 
@@ -311,7 +311,9 @@ def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
         numbers = None
     if not isinstance(numbers, dict) or any(isinstance(value, (dict, list, str)) for value in numbers.values()):
         where = checkpoint / file_name(OPTIMIZER, 0, 1)
-        raise RequestError(f"{where} is damaged: {NUMBERS} of its header are no numbers", code="damaged", field=NUMBERS)
+        raise RequestError(
+            f"{where} is damaged: {NUMBERS} of its header are not numbers", code="damaged", field=NUMBERS
+        )
     return numbers
 
 
@@ -377,8 +379,8 @@ def _way_on(run: Path, damaged: str) -> str:
     damage."""
     for other in sorted((run / "checkpoints").glob("step_*"), reverse=True):
         if other.name != damaged and is_whole(other):
-            return f"; {other.name} is whole: to go on from there, write {other.name} into {run / 'latest'}"
-    return "; no other checkpoint of this run is whole, so begin anew in another folder"
+            return f"; {other.name} is whole: to continue from it, write {other.name} into {run / 'latest'}"
+    return "; no other checkpoint of this run is whole, so start in another folder"
 
 
 def is_whole(checkpoint: Path) -> bool:

@@ -62,7 +62,7 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
     begun = found is not None or _begun(folder)
     if not begun and (is_folder(folder) or has_params(folder)):
         raise RequestError(
-            f"{folder} holds a model that is no run, and its tokenizer; name another folder",
+            f"{folder} holds a model that is not a run, and its tokenizer; name another folder",
             code="exists", field="out", value=str(folder),
         )  # fmt: skip
     refuse_foreign(folder, *HELD, ours=begun)

@@ -78,7 +78,7 @@ class Pretrained:
             raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=Path(path).name) from None
         if held.fingerprint != fingerprint:
             raise RequestError(
-                f"{path} no longer holds the weights that its runs begin with; name another folder",
+                f"{path} no longer holds the initial weights of its runs; name another folder",
                 code="changed", field=Path(path).name,
             )  # fmt: skip
         return held

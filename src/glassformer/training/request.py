@@ -221,7 +221,7 @@ def check_alike(request: Request) -> None:
     groups.alike("the model and recipe", _digest(request.describe()))
     groups.alike("the text", request.text.tokenizer.fingerprint() + request.text.train.folder.name)
     groups.alike("dtype", request.how.dtype)
-    groups.alike("step to go on from", request.steps_done)
+    groups.alike("step to continue from", request.steps_done)
     _check_folder(groups, request.folder)
 
 

@@ -59,7 +59,7 @@ def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str |
         what = f"reparam={config.reparam.kind} follows its weights with every pass, and each process makes fewer"
         raise _no("reparam", config.reparam.kind, f"{what}; use one process", "None")
     if recipe.qk_clip is not None:
-        what = f"qk_clip={recipe.qk_clip:g} shrinks heads by the largest score of a step, which no rank sees alone"
+        what = f"qk_clip={recipe.qk_clip:g} shrinks heads by the largest score of a step, which no single rank sees"
         raise _no("qk_clip", recipe.qk_clip, f"{what}; leave it out, or use one process", "None")
     if not recipe.optimizer.by_value and (layout.fsdp > 1 or layout.tp > 1):
         what = f"optimizer={recipe.optimizer.kind} moves whole matrices, and {layout} divides them"
@@ -92,16 +92,16 @@ def _check_stages(config: ModelConfig, recipe: Recipe, layout: Layout) -> None:
     refuse_unstaged(config.outline(), layout.pp * layout.interleave)
     if layout.fsdp > 1 or layout.tp > 1 or layout.cp > 1:
         what = f"{layout}: stages keep their weights whole"
-        raise _no("pp", layout.pp, f"{what}; use pp={layout.pp},replicate={layout.dp}", "replicate beside it")
+        raise _no("pp", layout.pp, f"{what}; use pp={layout.pp},replicate={layout.dp}", "replicate with it")
     if recipe.objective != NextTokenConfig():
-        raise _no("objective", recipe.objective.kind, f"pp={layout.pp} trains on next tokens alone", "next_token")
+        raise _no("objective", recipe.objective.kind, f"pp={layout.pp} trains only on next tokens", "next_token")
     for word, value in {"watch": recipe.watch, "qk_clip": recipe.qk_clip}.items():
         if value is not None:
-            raise _no(word, value, f"pp={layout.pp}: {word} looks at a whole model, which no rank has", "None")
+            raise _no(word, value, f"pp={layout.pp}: {word} reads a whole model, which no rank has", "None")
     each = recipe.atoms // layout.dp
     if each < layout.pp or (layout.interleave > 1 and each % layout.pp):
         micro = max(1, recipe.batch_size // (layout.dp * layout.pp))
-        what = f"pp={layout.pp} stages need as many micro-batches at least, and a rank has {each}"
+        what = f"pp={layout.pp} stages need at least that number of micro-batches, and a rank has {each}"
         raise _no("micro_batch", recipe.micro_batch, f"{what}; use micro_batch={micro}", str(micro))
 
 
@@ -124,8 +124,8 @@ def _check_atoms(recipe: Recipe, layout: Layout) -> None:
     part = atoms // copies
     if dp & (dp - 1) or (copies > 1 and part & (part - 1)):
         warnings.warn(
-            f"{atoms} pieces of a step on {dp} ranks are no tree of powers of two: the run is the same each time, and "
-            "equal to that of one process within rounding, not bit for bit"
+            f"{atoms} pieces of a step on {dp} ranks do not form a tree of powers of two: the run is the same each "
+            "time, and equal to that of one process within rounding, not bit for bit"
         )
 
 

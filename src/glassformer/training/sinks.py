@@ -98,7 +98,7 @@ def check_sinks(names: Iterable[str]) -> None:
     for name in names:
         if name not in SINKS:
             raise RequestError(
-                f"log_to={name} is no sink; use {', '.join(list(SINKS)[:-1])} or {list(SINKS)[-1]}",
+                f"log_to={name} is not a sink; use {', '.join(list(SINKS)[:-1])} or {list(SINKS)[-1]}",
                 code="unknown", field="log_to", value=name,
             )  # fmt: skip
         if name in seen:

@@ -313,7 +313,7 @@ def check_order(order: Order, groups: ProcessGroups, found: Path) -> None:
     if order != "tree" and groups.world > 1:
         raise RequestError(
             f"{found} is of a run whose gradients are added up one after the other, as was done before there were "
-            f"trees, and {groups.world} processes cannot share that; go on in one process",
+            f"trees, and {groups.world} processes cannot share that; continue in one process",
             code="conflict", field="layout", value=str(groups.layout), expected="one process",
         )  # fmt: skip
 

@@ -57,7 +57,7 @@ def modules_of(classes: Iterable[type]) -> dict[str, str]:
         if name == "__main__" or file is None or "<locals>" in one.__qualname__:
             raise RequestError(
                 f"{one.__qualname__} is defined in {name}, where another process cannot import it; put it into a file "
-                "of its own and import that",
+                "by itself and import that",
                 code="unsupported", field="part", value=one.__qualname__,
             )  # fmt: skip
         depth = name.count(".") + (Path(file).name == "__init__.py")

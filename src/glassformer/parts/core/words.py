@@ -96,13 +96,13 @@ def number(word: str, text: str) -> float:
 def positive_number(word: str, text: str) -> float:
     value = number(word, text)
     if not 0 < value < float("inf"):
-        message = f"{word}:{text}: a number above 0 is right"
+        message = f"{word}:{text}: the value must be a number above 0"
         raise RequestError(message, code="range", field=word, value=text, expected="a number above 0")
     return value
 
 
 def whole_number(word: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        message = f"{word}:{text}: a whole number from 1 up is right"
+        message = f"{word}:{text}: the value must be a whole number from 1 up"
         raise RequestError(message, code="range", field=word, value=text, expected="an integer >= 1")
     return int(text)

@@ -156,7 +156,7 @@ def _read(word: str, text: str) -> dict[str, Any]:
     if found is None or found[1].axis != "mixer" or not found[1].kind or found[0].change:
         known = sorted(one for one, (w, part) in WORDS.items() if part.axis == "mixer" and part.kind and not w.change)
         raise RequestError(
-            f"{word}:{text}: {name!r} is no mixer; known: {', '.join(known)}",
+            f"{word}:{text}: {name!r} is not a mixer; known: {', '.join(known)}",
             code="unknown", field=word, value=text, expected="a mixer",
         )  # fmt: skip
     return {"of": found[1], "fields": found[0].given(value if colon else None)}

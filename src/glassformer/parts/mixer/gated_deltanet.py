@@ -160,7 +160,7 @@ def widths(
     n = n_v_heads or g
     if n % g:
         raise RequestError(
-            f"n_v_heads={n} is no multiple of n_heads={g}: heads of values share those of keys",
+            f"n_v_heads={n} is not a multiple of n_heads={g}: heads of values share those of keys",
             code="range", field="mixer.n_v_heads", value=n, expected=f"a multiple of {g}",
         )  # fmt: skip
     return g, n, h, v_head_dim or h

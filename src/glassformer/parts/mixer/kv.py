@@ -341,7 +341,7 @@ class PinnedState(WindowState):
             self.begun = None
         elif self.begun is not None and self.read > self.slots and length <= int(self.begun):
             raise RequestError(
-                f"the first tokens of a document that began at {int(self.begun)} are pinned, and those before it "
+                f"the first tokens of a document that starts at {int(self.begun)} are pinned, and those before it "
                 f"forgotten; it cannot go back to {length}",
                 code="unsupported", field="length", value=length,
             )  # fmt: skip

@@ -182,7 +182,7 @@ class LatentAttention(SoftmaxAttention):
         """Shows k and v of the new tokens to observers. Raises RequestError if they are edited."""
         if self.k.edited or self.v.edited:
             raise RequestError(
-                "mixer.k and mixer.v are not made where the latent alone is kept; edit mixer.latent",
+                "mixer.k and mixer.v are not computed when only the latent is stored; edit mixer.latent",
                 code="unsupported", field="mixer.k" if self.k.edited else "mixer.v",
             )  # fmt: skip
         if self.k.watched or self.v.watched:
@@ -249,7 +249,7 @@ class LatentAttentionConfig(
         """Returns this choice in place of `old`. Raises RequestError for a mixer without heads."""
         if not hasattr(old, "n_heads"):
             raise RequestError(
-                f"mla takes the heads of the mixer that it replaces, and {old.kind} has none; begin with attention",
+                f"mla takes the heads of the mixer that it replaces, and {old.kind} has no heads; start from attention",
                 code="conflict", field="mixer.kind", value=old.kind, expected="a mixer with n_heads",
             )  # fmt: skip
         return super().replacing(old, **fields)

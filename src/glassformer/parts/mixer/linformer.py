@@ -137,7 +137,7 @@ class Linformer(Mixer):
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> State:
         raise RequestError(
-            f"linformer cannot go on from a state: {WHY}", code="conflict", field="mixer.kind", value="linformer"
+            f"linformer cannot continue from a state: {WHY}", code="conflict", field="mixer.kind", value="linformer"
         )
 
     @torch.no_grad()
@@ -196,7 +196,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
             kind = getattr(new(None), "kind", "")
             if kind != "bidirectional":
                 raise RequestError(
-                    f"visibility={kind}: linformer is bidirectional alone, as {WHY}",
+                    f"visibility={kind}: linformer must be bidirectional, as {WHY}",
                     code="conflict", field="mixer.visibility", value=kind, expected="bidirectional",
                 )  # fmt: skip
             return self

@@ -183,7 +183,7 @@ class MatrixMixerConfig(MixerConfig):
     def refuse_mup(self, ctx: BuildContext) -> None:
         if ctx.mup is not None:
             raise RequestError(
-                f"mup has no rule for the mixer {self.kind}, whose products are no scores; leave mup out",
+                f"mup has no rule for the mixer {self.kind}, whose products are not attention scores; leave mup out",
                 code="conflict", field="mup", value=self.kind,
             )  # fmt: skip
 

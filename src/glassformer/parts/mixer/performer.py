@@ -91,7 +91,7 @@ class Performer(MatrixMixer):
         for name, number in (("features", features), ("redraw", redraw)):
             if number is not None and number < 1:
                 raise RequestError(
-                    f"mixer.{name}={number}: a number from 1 up is right",
+                    f"mixer.{name}={number} must be a number from 1 up",
                     code="range", field=f"mixer.{name}", value=number, expected="an integer >= 1",
                 )  # fmt: skip
         self.causal, self.redraw = plain(visibility or Causal()), redraw

@@ -167,7 +167,7 @@ class RGLRU(Recurrence):
 def blocks_of(channels: int, n_heads: int) -> int:
     if channels % n_heads:
         raise RequestError(
-            f"n_heads={n_heads} does not divide the {channels} channels, whose gates are made in so many blocks",
+            f"n_heads={n_heads} does not divide the {channels} channels, whose gates are made in this number of blocks",
             code="range", field="mixer.n_heads", value=n_heads, expected=f"a divisor of {channels}",
         )  # fmt: skip
     return n_heads

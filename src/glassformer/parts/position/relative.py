@@ -123,7 +123,7 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
         near = self.buckets // (4 if both_sides else 2)
         if near >= self.furthest:
             raise RequestError(
-                f"position.furthest={self.furthest} lies among the {near} distances that have buckets of their own; "
+                f"position.furthest={self.furthest} is one of the {near} distances with separate buckets; "
                 f"use {near + 1} or more, or fewer buckets",
                 code="range", field="position.furthest", value=self.furthest, expected=f"> {near}",
             )  # fmt: skip

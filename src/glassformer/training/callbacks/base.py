@@ -176,5 +176,5 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises RequestError for a value that is not a callback, such as a plain function."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            message = f"callbacks: {callback!r} is no training.Callback; wrap a function in training.Reporter(f)"
+            message = f"callbacks: {callback!r} is not a training.Callback; wrap a function in training.Reporter(f)"
             raise RequestError(message, code="type", field="callbacks", value=callback, expected="training.Callback")

@@ -45,7 +45,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
         if config.encoder is not None:
             raise RequestError(
                 "objective=contrastive gives a model one text at a time, and the encoder of this one reads another "
-                "beside it",
+                "with it",
                 code="conflict", field="objective", value=self.kind, expected="a model without an encoder",
             )  # fmt: skip
 
@@ -63,7 +63,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
         pairs = len(Pairs(text.train.tokens, text.tokenizer, Apart()))
         if not 2 <= batch <= pairs:  # with fewer pairs one would be a negative of itself
             raise RequestError(
-                f"batch_size={batch}: each pair is told from the others of its batch, and the training text has "
+                f"batch_size={batch}: each pair is contrasted with the others of its batch, and the training text has "
                 f"{pairs}; use from 2 to {pairs}",
                 code="range", field="batch_size", value=batch, expected=f"2 to {pairs}",
             )  # fmt: skip

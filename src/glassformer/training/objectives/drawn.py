@@ -41,7 +41,7 @@ def _task_in(text: Tokens) -> Task | None:
 
 def _other(task: Task | None, objective: str, kind: type) -> RequestError:
     names = " or ".join(name for name, known in TASKS.items() if issubclass(known, kind))
-    what = "is no task" if task is None else f"is {task.kind}"
+    what = "is not a task" if task is None else f"is {task.kind}"
     return RequestError(
         f"objective={objective} draws the rows of a task, and this data {what}; give --data {names}",
         code="conflict", field="data", value=None if task is None else str(task), expected=names,

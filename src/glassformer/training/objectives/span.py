@@ -82,7 +82,7 @@ class SpanConfig(ObjectiveConfig, kind="span"):
             found = sizes if needed <= context else found
         if found is None:
             raise RequestError(
-                f"context={context} is too short for a span and what stands around it; use 8 or more",
+                f"context={context} is too short for a span and the text around it; use 8 or more",
                 code="range", field="context", value=context, expected=">= 8",
             )  # fmt: skip
         return found
