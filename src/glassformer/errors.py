@@ -19,7 +19,7 @@ Code = Literal[
 
 CODES: dict[Code, str] = {
     "causal": "The work needs a model in which no token sees a later one, or one in which every token does.",
-    "changed": "A file, a model or a setting is another than the one that the work began with.",
+    "changed": "A file, a model or a setting differs from the one at the start of the work.",
     "conflict": "Two things that were asked for exclude each other.",
     "damaged": "A file does not hold what its kind of file holds.",
     "disk": "The operating system refuses to read, write or map a file.",

@@ -16,7 +16,7 @@ from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 
 WRITTEN = ("report.html", "tokenizer", "design.yaml", "runs", SOURCES)
-"""Files of a comparison besides results.json, which is written first"""
+"""Files of a comparison in addition to results.json, which is written first"""
 BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 
 

@@ -247,7 +247,7 @@ class _Work:
         return results
 
     def held(self) -> list[int]:
-        """Returns the powers for which runs were begun before."""
+        """Returns the powers with runs from an earlier call."""
         results = read_results(self.folder / TRIALS)
         asked = {name for name, _ in results.asked} if results else set()
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)

@@ -45,8 +45,8 @@ LARGE_SPIKE = 12.0
 USUAL_FIRST = 0.3
 """Relative size of an update at the peak rate to a newly initialised matrix in healthy runs, 0.15 to 0.5."""
 ABSURD_FIRST, ABSURD_TIMES = 10.0, 100.0
-"""First update in units of the weights, and multiple of the usual learning rate, from which the rate explains any move
-of weights."""
+"""Least first update in units of the weights, and least multiple of the usual learning rate, at which the rate explains
+any move of weights."""
 RATES_OF_ADAMW = ("adamw", "muon")
 """Optimizers whose updates have the size of AdamW's at the same learning rate."""
 SHOWN_CAUSES = 6

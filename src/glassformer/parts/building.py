@@ -38,8 +38,8 @@ class InitialWeights:
     >>> initial = config.initial_weights(seed=0)
     >>> initial.piece("layers.0.ffn.up_proj.weight", rows=slice(0, 64))  # equal to those rows of config.build(seed=0)
 
-    What `Init` fills is drawn for the rows asked for alone. What a part computes otherwise (a norm's weights, a bias, a
-    spectral norm) is made by filling that one part.
+    Weights filled by `Init` are drawn only for the requested rows. Other values of a part (a norm's weights, a bias, a
+    spectral norm) are made by filling this one part.
     """
 
     def __init__(self, outline: nn.Module, init: Init):
