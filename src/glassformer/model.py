@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -316,6 +316,23 @@ class Model(Tower):
         if state is not None:
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return x
+
+    @property
+    def reads_by_layer(self) -> bool:
+        """True if `states_by_layer` can compute its hidden states: no encoder, and no tokens shared among owners."""
+        return self.encoder is None and self.sequence is None
+
+    def states_by_layer(self, tokens: Tensor, state: ModelState) -> Iterator[Float[Tensor, "b s d"]]:
+        """Computes `hidden_states(tokens, state)` in pieces, with the same bits: yields the residual stream after each
+        layer, and last the hidden states, once the state has read the tokens."""
+        pass_ = locate(self.embedding.places(tokens), Inputs(tokens, state))
+        x = self.embed(self.embedding(tokens, pass_, None))
+        for layer, kept in zip(self.layers, state.layers, strict=True):
+            x = layer(x, pass_, kept)
+            yield x
+        x = self.final(x if self.final_norm is None else self.final_norm(x))
+        state.advance(pass_.start + pass_.tokens, pass_.tokens)
+        yield x
 
     def encode(
         self,

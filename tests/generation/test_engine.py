@@ -478,3 +478,93 @@ def test_a_prompt_read_under_an_edit_is_not_kept():
         edited = says()
         assert edited == generate(model, torch.tensor([prompt]), 6)[0, 4:].tolist()
     assert edited != plain and says() == plain
+
+
+class Ticks:
+    """A clock that counts: each layer takes 1, and each decoding `decoding`."""
+
+    def __init__(self, engine: Engine, decoding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.log = 0, ""
+        run, decode = engine.model.states_by_layer, engine._decode
+
+        def layers(tokens: torch.Tensor, *rest: Any) -> Iterator[torch.Tensor]:
+            for x in run(tokens, *rest):
+                self.now += 1
+                self.log += "l"
+                yield x
+
+        def decoded(tokens: torch.Tensor) -> torch.Tensor:
+            self.now += decoding
+            self.log += "."
+            return decode(tokens)
+
+        monkeypatch.setattr(engine.model, "states_by_layer", layers)
+        monkeypatch.setattr(engine, "_decode", decoded)
+        engine.clock = lambda: self.now
+
+
+@pytest.mark.parametrize("expression", ["llama", "gpt2", "bloom", "mistral+window:5", "llama+mamba", "llama+mla"])
+@pytest.mark.parametrize("decoding", [1, 2, 100])
+def test_a_prompt_read_by_layers_gives_the_bits_of_one_read_at_once(
+    expression: str, decoding: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A prompt that joins a running text, in any division of time, and the same prompt without company."""
+    prompt = [(7 * i) % 31 for i in range(29)]
+    model = tiny(expression)
+    quiet = Engine(model, slots=3, context=64, piece=8)
+    expected = quiet.submit(prompt, 6, seed=1, temperature=1.0, logprobs=True)
+    drain(quiet)
+    engine = Engine(model, slots=3, context=64, piece=8)
+    ticks = Ticks(engine, decoding, monkeypatch)
+    running = engine.submit([1, 2, 3], 60, seed=1, temperature=1.0, stop_at_eos=False)
+    engine.step()
+    asked = [engine.submit(prompt, 6, seed=1, temperature=1.0, logprobs=True), engine.submit(prompt[::-1], 2)]
+    drain(engine)
+    assert "l" in ticks.log and running.finish == "length"
+    assert asked[0].tokens == expected.tokens and asked[0].logprobs[0] == expected.logprobs[0]
+    assert asked[1].tokens == alone(model, asked[1])
+
+
+def test_a_running_text_waits_one_step_for_a_prompt(monkeypatch: pytest.MonkeyPatch):
+    """Decoding takes 4, so at most ceil(0.9 * 4) = 4 layers come between two tokens, and a piece is not begun with the
+    layers of the piece before it."""
+    engine = Engine(tiny("llama+layers=6"), slots=3, context=64, piece=8)
+    ticks = Ticks(engine, 4, monkeypatch)
+    engine.submit([1, 2, 3], 60, stop_at_eos=False)
+    engine.step()
+    long = engine.submit([(7 * i) % 31 for i in range(29)], 2)
+    while not long.tokens:
+        engine.step()
+    turns = ticks.log.strip(".").split(".")
+    assert max(map(len, turns)) == 4 and "".join(turns) == "l" * 4 * 7  # six layers and the norm, of four pieces
+    assert turns == ["llll", "lll"] * 4
+
+
+def test_a_text_that_runs_alone_reads_whole_pieces(monkeypatch: pytest.MonkeyPatch):
+    engine = Engine(tiny(), slots=3, context=64, piece=8)
+    ticks = Ticks(engine, 4, monkeypatch)
+    engine.submit([(7 * i) % 31 for i in range(29)], 2)
+    drain(engine)
+    assert "l" not in ticks.log
+
+
+@pytest.mark.parametrize("end", ["cancel", "error"])
+def test_a_prompt_that_ends_between_its_layers_leaves_nothing(end: str, monkeypatch: pytest.MonkeyPatch):
+    model = tiny("llama+layers=6")
+    engine = Engine(model, slots=3, context=64, piece=8)
+    Ticks(engine, 2, monkeypatch)
+    running = engine.submit([1, 2, 3], 30, stop_at_eos=False)
+    engine.step()
+    long = engine.submit([(7 * i) % 31 for i in range(29)], 2)
+    engine.step()
+    assert engine._piece_reader is not None and engine._piece_reader.hidden is None
+    if end == "cancel":
+        long.cancel()
+        engine.step()
+    else:
+        engine._piece_reader.read = lambda enough: 1 / 0  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    assert engine._piece_reader is None and engine._reading is None
+    drain(engine)
+    assert running.tokens == alone(model, running) and (end == "cancel" or long.tokens == alone(model, long))

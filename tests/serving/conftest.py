@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -93,15 +94,13 @@ def locked(computer: Computer, log: Logged) -> Any:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def live(letters: Loaded, talker: Loaded, encoder: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server on a free port."""
+@contextmanager
+def listening_to(models: Sequence[Served]) -> Iterator[str]:
+    """Gives the address of a server on a free port."""
     ready, stopping = threading.Event(), threading.Event()
 
     async def serve(sock: Any) -> None:
-        task = asyncio.create_task(
-            run(served(letters, talker, encoder), access_of("127.0.0.1", None, ()), sock, 1.0, ready.set)
-        )
+        task = asyncio.create_task(run(models, access_of("127.0.0.1", None, ()), sock, 1.0, ready.set))
         while not stopping.is_set() and not task.done():
             await asyncio.sleep(0.05)
         task.cancel()
@@ -114,3 +113,10 @@ def live(letters: Loaded, talker: Loaded, encoder: Loaded, tmp_path_factory: pyt
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         stopping.set()
         thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def live(letters: Loaded, talker: Loaded, encoder: Loaded) -> Iterator[str]:
+    """Address of a server on a free port."""
+    with listening_to(served(letters, talker, encoder)) as address:
+        yield address

@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import glassformer as gf
+from glassformer.generation.session import Session
+from glassformer.loaded import Loaded
 from glassformer.serving import computing, connections
-from glassformer.serving.computing import Computer
-from tests.serving.conftest import served
+from glassformer.serving.computing import Computer, Served
+from glassformer.text import CharTokenizer
+from tests.serving.conftest import LETTERS, TINY, listening_to, served
 
 httpx = pytest.importorskip("httpx", reason="pip install httpx")
 
@@ -72,7 +77,8 @@ def test_row_is_free_once_the_client_of_a_stream_left(live: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
-def test_row_is_free_once_a_client_was_killed(live: str) -> None:
+def test_row_is_free_once_a_client_was_killed(live: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of its text is free after the step in which the server learns of it."""
     wait_for(live, 0)
     raw = json.dumps(body(max_tokens=200, stream=True))
     program = (
@@ -81,16 +87,40 @@ def test_row_is_free_once_a_client_was_killed(live: str) -> None:
         f"c.request('POST', '/v1/completions', {raw!r}, {{'Content-Type': 'application/json'}})\n"
         "r = c.getresponse(); r.read(10); print('reading', flush=True); sys.stdin.read()"
     )
+    steps: list[bool] = []
+    """Whether a text ran after each step of a session."""
+    known: list[int] = []
+    """Number of steps at which the server ended a text."""
+    step, cancel = Session.step, computing.ServedTask.cancel
+
+    def slow_step(session: Session) -> bool:
+        found = step(session)
+        if found:
+            time.sleep(0.02)  # so that 200 tokens take longer than the kill
+            steps.append(bool(session._engine.running))
+        return found
+
+    def counted(task: computing.ServedTask) -> None:
+        known.append(len(steps))
+        cancel(task)
+
+    monkeypatch.setattr(Session, "step", slow_step)
+    monkeypatch.setattr(computing.ServedTask, "cancel", counted)
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stdout.readline() == b"reading\n"
+        assert steps[-1]
     finally:
         process.kill()  # SIGKILL
+        began = time.monotonic()
         process.wait()
     wait_for(live, 0, 5)
+    print(f"the row was free {1000 * (time.monotonic() - began):.0f} ms after the kill")
+    assert sum(steps[known[0] :]) <= 1, (known, steps)
 
 
-def test_a_thousand_requests_leave_nothing_behind(live: str) -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_thousand_requests_leave_nothing_behind(live: str, count: int) -> None:
     """Open files, threads, tasks of the model and texts are as before."""
     psutil = pytest.importorskip("psutil", reason="pip install psutil")
     own = psutil.Process()
@@ -112,10 +142,11 @@ def test_a_thousand_requests_leave_nothing_behind(live: str) -> None:
     wait_for(live, 0)
     before = own.num_fds() if hasattr(own, "num_fds") else 0, threading.active_count(), own.memory_info().rss
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, [250] * 4))
+        list(pool.map(ask, [count // 4] * 4))
     wait_for(live, 0)
     time.sleep(0.1)
     after = own.num_fds() if hasattr(own, "num_fds") else 0, threading.active_count(), own.memory_info().rss
+    print(f"{count} requests: files, threads, bytes {before} before and {after} after")
     assert after[0] <= before[0] + 4 and after[1] <= before[1] + 8  # threads of the pool of the event loop
     assert after[2] < before[2] + (64 << 20), (before, after)
 
@@ -181,6 +212,49 @@ def test_model_that_fails_gives_an_error_and_the_next_request_works(
     assert client.post("/v1/completions", json=body()).status_code == 200
 
 
+Z = int(CharTokenizer(LETTERS).encode("z")[0])
+BUT_Z, THEN_Z = ({"logit_bias": {str(Z): bias}} for bias in (-100, 100))
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Loaded:
+    """Continues texts; its logits are not numbers after a z, which other texts are kept from by `BUT_Z`."""
+    config = gf.preset(f"llama@1m+{TINY}+head.tied=false+vocab_size={len(LETTERS)}")
+    model = config.build(seed=1).eval()
+    with torch.no_grad():
+        model.embedding.weight[Z] = float("nan")
+    return Loaded(model, config, CharTokenizer(LETTERS))
+
+
+def test_logits_that_are_not_numbers_fail_one_request(fragile: Loaded) -> None:
+    """In its prompt, in a row next to others, in a stream and in a prompt that is read in pieces: the others' texts
+    are as without company, and rows and kept prompts work again."""
+    with listening_to([Served("letters", fragile, slots=4)]) as address:
+        good = [{"prompt": f"once {name}", "seed": i, "max_tokens": 150, **BUT_Z} for i, name in enumerate("abc")]
+        expected = [text(address, **one) for one in good]
+        bad = [
+            {"prompt": "fuzz"},
+            {"prompt": "once ", **THEN_Z},
+            {"prompt": "a" * 150 + "z"},
+            {"prompt": "once ", "stream": True, **THEN_Z},
+        ]
+
+        def fail(one: dict[str, Any]) -> tuple[int, str]:
+            found = httpx.post(f"{address}/v1/completions", json=body(**one), timeout=120)
+            return found.status_code, found.text
+
+        with ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(text, address, **one) for one in good]
+            failed = [fail(one) for one in bad + bad]
+            assert [one.result() for one in running] == expected
+        for one, (status, answer) in zip(bad + bad, failed, strict=True):
+            assert status == (200 if one.get("stream") else 500) and "server_error" in answer, (one, answer)
+            assert "NaN" not in answer and "Traceback" not in answer and "[DONE]" not in answer
+        wait_for(address, 0)
+        assert [text(address, **one) for one in good] == expected
+        assert text(address, prompt="once ", max_tokens=5, **BUT_Z)
+
+
 def test_long_prompt_is_read_between_tokens(
     letters: Any, talker: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +268,8 @@ def test_long_prompt_is_read_between_tokens(
     monkeypatch.setattr(
         model, "hidden_states", lambda part, *a, **k: (sizes.append(part.shape[1]), run(part, *a, **k))[1]
     )
+    by_layer = model.states_by_layer  # while another text runs
+    monkeypatch.setattr(model, "states_by_layer", lambda part, *a: (sizes.append(part.shape[1]), by_layer(part, *a))[1])
     decode = session._engine._decode
     monkeypatch.setattr(session._engine, "_decode", lambda tokens: (sizes.append(0), decode(tokens))[1])
     running = session.submit("once", max_new_tokens=60)

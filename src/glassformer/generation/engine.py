@@ -20,7 +20,7 @@ from glassformer.generation.prompt_cache import check_keeps
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
 from glassformer.generation.speculate import Speculation, agreeing
-from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
+from glassformer.generation.steps import CHUNK, PieceReader, check_tokens, decode, new_state, prefill
 from glassformer.generation.text import GrowingText, special_stops
 from glassformer.introspection import at_rest, rows_of, sites
 from glassformer.model import Model
@@ -54,6 +54,12 @@ def check_text(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer:
         )  # fmt: skip
     utf8(prompt, "the prompt")
     return tokenizer
+
+
+SHARE = 0.9
+"""Time that a step spends on prompts while texts run, as a share of the time of its decoding."""
+SMOOTH = 0.25
+"""Weight of the latest step in the smoothed time of decoding."""
 
 
 class Read(NamedTuple):
@@ -196,8 +202,10 @@ class Engine:
     are kept after an answer instead, for prompts that continue it: what was decoded token by token is then not read
     again, so it may round differently from a prompt that is read at once.
 
-    With `piece`, a step reads at most this many tokens of prompts, in pieces that end at its multiples, so that a long
-    prompt delays other texts by one piece a token; prompts that a model must read at once are read at once.
+    With `piece`, a step reads at most this many tokens of prompts, in pieces that end at its multiples. While other
+    texts run, a piece is read some layers at a time, in at most `SHARE` of the time of a decoding step (and one layer),
+    so that a long prompt delays other texts by one step a token; the bits are those of a piece that is read at once.
+    Prompts that a model must read at once are read at once.
     """
 
     def __init__(
@@ -231,6 +239,12 @@ class Engine:
         """Requests whose tokens do not come from the batch; the first one runs."""
         self._reading: tuple[GenerationRequest, ModelState] | None = None
         """The first waiting request, with a state that has read the first part of its prompt."""
+        self._piece_reader: PieceReader | None = None
+        """The piece of that prompt that is being read, or the last one, whose logits are needed."""
+        self.clock: Callable[[], float] = time.perf_counter
+        """Seconds, by which a step divides its time."""
+        self._pace: float | None = None
+        """Smoothed seconds of decoding one token for the texts that run."""
         self._alone: ModelState | None = None
         """State of the only request that runs."""
         self._batch: ModelState | None = None
@@ -376,20 +390,25 @@ class Engine:
                 self._end(one)
         self.waiting = deque(one for one in self.waiting if not one.finish)
         if self._reading is not None and self._reading[0].finish:
-            self._reading = None
+            self._reading = self._piece_reader = None
         self.guests = deque(one for one in self.guests if not one.finish)
 
     def _step(self) -> None:
         self.settle()
+        until: float | None = None
         if self.running:
+            began = self.clock()
             tokens = [[one.tokens[-1]] for one in self.running]
             logits = self._decode(torch.tensor(tokens, device=self.model.device))
             self._lengths = [length + 1 for length in self._lengths]
             self._choose(self.running, logits)
+            now = self.clock()
+            self._pace = now - began if self._pace is None else self._pace + SMOOTH * (now - began - self._pace)
+            until = now + SHARE * self._pace
             self._let_go()
         left = self.piece
         for _ in range(min(len(self.waiting), self.slots - len(self.running))):
-            if left is not None and (left := self._read_piece(self.waiting[0], left)) is None:
+            if left is not None and (left := self._read_piece(self.waiting[0], left, until)) is None:
                 break
             self._join(self.waiting[0])
             self.waiting.popleft()
@@ -397,8 +416,9 @@ class Engine:
             self._serve(self.guests[0])
         self.settle()
 
-    def _read_piece(self, request: GenerationRequest, left: int) -> int | None:
-        """Reads the next piece of a prompt if it has at most `left` tokens; a piece that ends it is left to `_join`.
+    def _read_piece(self, request: GenerationRequest, left: int, until: float | None) -> int | None:
+        """Reads the next piece of a prompt if it has at most `left` tokens, as far as it gets `until` then, a time of
+        the clock; None reads all of it. A piece that ends the prompt is left to `_join` where no text runs.
 
         Returns the number of tokens that the step may read after it, or None if this request cannot join yet."""
         assert self.piece is not None
@@ -410,9 +430,20 @@ class Engine:
             return left
         if self._reading is None or self._reading[0] is not request:
             self._reading = request, self._begun(text) if self._keeps else self._new_state(1)
-        state = self._reading[1]
+            self._piece_reader = None
+        state, reader = self._reading[1], self._piece_reader
         end = min(len(text), (state.length // self.piece + 1) * self.piece)
         if (size := end - state.length) > left:
+            return None
+        if reader is None and until is not None and self.model.reads_by_layer:
+            ids = torch.tensor([text[state.length : end]], device=self.model.device)
+            reader = self._piece_reader = PieceReader(self.model, ids, state)
+        if reader is not None:
+            if not reader.read(lambda: until is not None and self.clock() >= until):
+                return None
+            if end == len(text):
+                return left - size
+            self._piece_reader = None
             return None
         if end == len(text):
             return left - size
@@ -446,6 +477,7 @@ class Engine:
         """Makes the running requests wait again, before the others: what their rows have read is unknown."""
         self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
         self.running, self._lengths, self._alone, self._reading = [], [], None, None
+        self._piece_reader = None
         for tensor in () if self._batch is None else self._batch.tensors().values():
             tensor.zero_()
 
@@ -523,16 +555,17 @@ class Engine:
         """Returns the state after the prompt, and the logits that follow. Tokens shared with a kept prompt are not read
         again, nor those that earlier steps read."""
         begun = None if self._reading is None or self._reading[0] is not request else self._reading[1]
-        self._reading = None
+        reader = None if begun is None else self._piece_reader
+        self._reading = self._piece_reader = None
         if not self._keeps:
             state = begun or self._new_state(1)
-            return state, self._go_on(prompt, state)
+            return state, self._go_on(prompt, state) if reader is None else reader.logits()
         same = next((one for one in self._reads if one.tokens == prompt), None)
         if same is not None and same.logits is not None:
             state, logits = same.state, same.logits
         else:
             state = begun or self._begun(prompt)
-            logits = self._go_on(prompt, state)
+            logits = self._go_on(prompt, state) if reader is None else reader.logits()
         if not self.answers:
             self._keep(Read(prompt, state, logits))
         return state, logits

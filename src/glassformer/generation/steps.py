@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,38 @@ def prefill(
                 logits = model.logits(model.unembed(x[:, -1:]))[:, -1]
         memory = None
     return logits
+
+
+class PieceReader:
+    """Reading of a piece of a prompt in turns of some layers each, with the bits of `prefill`.
+
+    tokens (1, s) follow those of `state`, which has them once `hidden` is there."""
+
+    def __init__(self, model: Model, tokens: Int[Tensor, "1 s"], state: ModelState) -> None:
+        self.model, self.state, self.size = model, state, tokens.shape[1]
+        self.end = state.length + self.size
+        self.hidden: Tensor | None = None
+        """Hidden states (1, s, d) once all layers have read the piece."""
+        self._layers = model.states_by_layer(tokens, state)
+
+    def read(self, enough: Callable[[], bool]) -> bool:
+        """Computes layers until `enough` or the end of the piece, at least one. Returns True at the end."""
+        kind = ("prefill", self.size.bit_length())
+        count = len(self.model.layers)
+        with paced(self.model, kind, self.size / count, same_bits(self.model)):
+            x = next(self._layers)
+        while self.state.length < self.end:
+            if enough():
+                return False
+            with paced(self.model, kind, self.size / count, same_bits(self.model)):
+                x = next(self._layers)
+        self.hidden = x
+        return True
+
+    def logits(self) -> Float[Tensor, "1 v"]:
+        """Logits of the token after the piece, which has been read."""
+        assert self.hidden is not None
+        return self.model.logits(self.model.unembed(self.hidden[:, -1:]))[:, -1]
 
 
 def prefill_rows(
