@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
@@ -39,7 +40,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await unless_gone(all_of_them(), receive)
+        with suppress(Gone):  # nothing can be sent any more
+            await unless_gone(all_of_them(), receive)
 
 
 class Gone(Exception):
