@@ -104,21 +104,21 @@ async def joined(port: int, model: str, short: str, long: str, new: int) -> dict
     """Returns the time between tokens of a running stream, before and while a long prompt is read."""
     running = asyncio.create_task(stream(port, model, short, new))
     await asyncio.sleep(1.5)
-    began = time.perf_counter()
+    start = time.perf_counter()
     other = await stream(port, model, long, 2)
     times = await running
-    return gaps(times, began, other[1])
+    return gaps(times, start, other[1])
 
 
-def gaps(times: Sequence[float], began: float, ended: float) -> dict[str, float]:
-    """Returns the median time between tokens until `began`, and the longest one between `began` and `ended`."""
+def gaps(times: Sequence[float], start: float, ended: float) -> dict[str, float]:
+    """Returns the median time between tokens until `start`, and the longest one between `start` and `ended`."""
     pairs = list(pairwise(times[1:]))
-    before = [b - a for a, b in pairs if b <= began]
-    during = [b - a for a, b in pairs if began < b and a < ended]
+    before = [b - a for a, b in pairs if b <= start]
+    during = [b - a for a, b in pairs if start < b and a < ended]
     if len(before) < 3 or not during:
         raise WorkError("the running stream is too short for the prompt that joins it", code="failed")
     step = statistics.median(before)
-    return {"step": step, "gap": max(during), "steps": max(during) / step, "reading": ended - began}
+    return {"step": step, "gap": max(during), "steps": max(during) / step, "reading": ended - start}
 
 
 class SessionSide:
@@ -135,11 +135,11 @@ class SessionSide:
         self.facts: dict[str, Any] = {}
 
     def together(self, texts: list[str], new: int) -> list[list[float]]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         asked = [
             self.session.submit(text, max_new_tokens=new, temperature=0.0, stop_at_eos=False) for text in texts
         ]  # fmt: skip
-        stamps = [[began] for _ in asked]
+        stamps = [[start] for _ in asked]
         while self.session.step():
             now = time.perf_counter()
             for times, reply in zip(stamps, asked, strict=True):
@@ -148,19 +148,19 @@ class SessionSide:
 
     def joined(self, short: str, long: str, new: int) -> dict[str, float]:
         running = self.session.submit(short, max_new_tokens=new, temperature=0.0, stop_at_eos=False)
-        times, other, began, ended = [time.perf_counter()], None, 0.0, 0.0
+        times, other, start, ended = [time.perf_counter()], None, 0.0, 0.0
         while self.session.step():
             now = time.perf_counter()
             times.extend(now for piece in running.take() if piece.id is not None)
             if other is None and len(times) == 12:
-                began, other = now, self.session.submit(long, max_new_tokens=2, temperature=0.0, stop_at_eos=False)
+                start, other = now, self.session.submit(long, max_new_tokens=2, temperature=0.0, stop_at_eos=False)
             if other is not None and not ended and other.take():
                 ended = now
-        return gaps(times, began, ended)
+        return gaps(times, start, ended)
 
 
 class LlamaSide:
-    """llama.cpp's server, which listens on a port of its own."""
+    """llama.cpp's server, which listens on a free port."""
 
     def __init__(self, threads: int):
         import xllamacpp

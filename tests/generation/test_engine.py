@@ -526,8 +526,8 @@ def test_a_prompt_read_by_layers_gives_the_bits_of_one_read_at_once(
 
 
 def test_a_running_text_waits_one_step_for_a_prompt(monkeypatch: pytest.MonkeyPatch):
-    """Decoding takes 4, so at most ceil(0.9 * 4) = 4 layers come between two tokens, and a piece is not begun with the
-    layers of the piece before it."""
+    """Decoding takes 4, so at most ceil(0.9 * 4) = 4 layers come between two tokens, and no step has layers of two
+    pieces."""
     engine = Engine(tiny("llama+layers=6"), slots=3, context=64, piece=8)
     ticks = Ticks(engine, 4, monkeypatch)
     engine.submit([1, 2, 3], 60, stop_at_eos=False)

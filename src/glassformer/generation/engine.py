@@ -242,7 +242,7 @@ class Engine:
         self._piece_reader: PieceReader | None = None
         """The piece of that prompt that is being read, or the last one, whose logits are needed."""
         self.clock: Callable[[], float] = time.perf_counter
-        """Seconds, by which a step divides its time."""
+        """Clock of seconds that divides a step's time."""
         self._pace: float | None = None
         """Smoothed seconds of decoding one token for the texts that run."""
         self._alone: ModelState | None = None
@@ -397,13 +397,13 @@ class Engine:
         self.settle()
         until: float | None = None
         if self.running:
-            began = self.clock()
+            start = self.clock()
             tokens = [[one.tokens[-1]] for one in self.running]
             logits = self._decode(torch.tensor(tokens, device=self.model.device))
             self._lengths = [length + 1 for length in self._lengths]
             self._choose(self.running, logits)
             now = self.clock()
-            self._pace = now - began if self._pace is None else self._pace + SMOOTH * (now - began - self._pace)
+            self._pace = now - start if self._pace is None else self._pace + SMOOTH * (now - start - self._pace)
             until = now + SHARE * self._pace
             self._let_go()
         left = self.piece
@@ -418,7 +418,7 @@ class Engine:
 
     def _read_piece(self, request: GenerationRequest, left: int, until: float | None) -> int | None:
         """Reads the next piece of a prompt if it has at most `left` tokens, as far as it gets `until` then, a time of
-        the clock; None reads all of it. A piece that ends the prompt is left to `_join` where no text runs.
+        the clock; None reads all of it. A piece that ends the prompt is left to `_join` if no text runs.
 
         Returns the number of tokens that the step may read after it, or None if this request cannot join yet."""
         assert self.piece is not None
