@@ -48,7 +48,8 @@ LEVELS: list[set[str]] = [
     {"report"},
     {"comparison", "planning", "retrieval"},
     {"laboratory", "serving"},
-    {"agents", "studio"},
+    {"agents"},
+    {"studio"},
     {"cli"},
     {"__main__"},
 ]

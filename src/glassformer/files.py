@@ -456,6 +456,23 @@ def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
         os.close(handle)
 
 
+def being_written(folder: Path) -> bool:
+    """Returns True while a process holds the lock of `only_writer` on a folder; always False on Windows."""
+    try:
+        import fcntl
+
+        handle = os.open(folder / ".lock", os.O_RDWR)
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 class OwnerWatch:
     """Observes the owner of a folder"""
 

@@ -205,6 +205,25 @@ def test_head_is_removed_by_a_click_and_the_page_of_the_lens_is_shown(studio: Op
     assert wide <= room
 
 
+def test_comparison_is_started_and_a_reload_loses_nothing(studio: Open, axe: Any) -> None:
+    page = studio("/train?models=gpt2@0.05m+gpt2@0.05m%2Brope")
+    page.wait_for_selector("[name=data] option", state="attached")
+    page.locator("[name=data]").select_option("number-words")
+    page.locator("[name=minutes]").fill("0.1")
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_function("() => location.hash.includes('run=')", timeout=SLOW)
+    page.reload()
+    page.wait_for_function("() => document.querySelector('[role=status] b')", timeout=SLOW)
+    page.wait_for_function("() => document.querySelector('[role=status] b').textContent === 'complete'", timeout=SLOW)
+    assert page.locator(".drawing.wide svg path").count() > 3
+    page.locator("summary", has_text="Report").click()
+    page.frame_locator("iframe").locator("h1").wait_for()
+    assert axe(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
+
+
 @pytest.mark.parametrize("how", [{}, {"scheme": "dark"}, {"width": 390}, {"forced": True}, {"language": "zh-CN"}])
 @pytest.mark.parametrize("place", ["/gallery?a=gpt2&b=llama-7b", "/compose?e=llama@10m%2Bgqa:2&base=gpt2"])
 def test_axe_finds_nothing_and_nothing_runs_over_the_edge(

@@ -25,9 +25,9 @@ COOKIE = "glassformer_8600"
 
 
 @pytest.fixture(scope="session")
-def pages() -> Pages:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     access = replace(Access(token=TOKEN), open=open_routes(), cookie=COOKIE)
-    return Pages(access, "llama@10m+gqa:2")
+    return Pages(access, "llama@10m+gqa:2", tmp_path_factory.mktemp("comparisons"))
 
 
 @pytest.fixture(scope="session")

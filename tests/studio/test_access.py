@@ -23,14 +23,20 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/next": {"model": "tiny", "text": "a"},
     "/api/look": {"model": "tiny", "text": "the cat"},
 }
+REFUSED = {
+    "/api/runs/start": {"models": ["gpt2@0.1m"], "data": "python-docs"},
+    "/api/runs/stop": {"name": "nothing"},
+    "/api/runs/resume": {"name": "nothing"},
+}
+"""Bodies that are read and refused, so that no process is started."""
 SERVED = {
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 1},
     "/tokenize": {"model": "tiny", "prompt": "a"},
 }
 """Two routes of `glassformer serve`; tests/serving has the others."""
-BODIES |= SERVED
+BODIES |= SERVED | REFUSED
 OPEN = ["/", "/page/main.js", "/health"]
-ROUTES = [*OPEN, "/api/start", "/api/models", "/v1/models", *BODIES, "/nothing"]
+ROUTES = [*OPEN, "/api/start", "/api/models", "/v1/models", "/api/runs", *BODIES, "/nothing"]
 every_route = pytest.mark.parametrize("route", ROUTES)
 
 
@@ -42,7 +48,9 @@ def ask(client: Any, route: str, **headers: str) -> Any:
 
 def test_list_of_routes_is_complete(pages: Pages) -> None:
     paths = {route.path.replace("{name}", "main.js") for route in pages.routes()}
-    assert paths == {*ROUTES} - {"/nothing", "/v1/models", *SERVED} | {"/api/pages/main.js"}
+    assert paths == {*ROUTES} - {"/nothing", "/v1/models", *SERVED} | {
+        "/api/pages/main.js", "/api/runs/main.js/events", "/api/runs/main.js/report"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in (*OPEN, LOGIN)])
@@ -54,7 +62,8 @@ def test_token_is_required(studio: Any, route: str, headers: dict[str, str]) -> 
 @pytest.mark.parametrize("route", [route for route in BODIES if route != LOGIN])
 def test_cookie_changes_nothing_without_the_header_of_the_page(studio: Any, route: str) -> None:
     assert ask(studio, route, cookie=f"{COOKIE}={TOKEN}").status_code == 401
-    assert ask(studio, route, cookie=f"{COOKIE}={TOKEN}", **{"x-glassformer": "1"}).status_code == 200
+    found = ask(studio, route, cookie=f"{COOKIE}={TOKEN}", **{"x-glassformer": "1"})
+    assert found.status_code == (400 if route in REFUSED else 200)
 
 
 @every_route
@@ -101,6 +110,14 @@ def test_only_models_of_the_studio_are_loaded(page: Any, route: str, model: str)
     assert response.status_code == 400 and response.json()["error"]["param"] == "model"
 
 
+@pytest.mark.parametrize("name", ["../x", "..", "%2e%2e", "a/b", "x" * 200, "nothing"])
+def test_only_comparisons_of_the_folder_are_read(page: Any, name: str) -> None:
+    for what in ("events", "report"):
+        assert page(f"/api/runs/{name}/{what}").status_code in (400, 404)
+    for what in ("stop", "resume"):
+        assert page(f"/api/runs/{what}", {"name": name}).status_code == 400
+
+
 def test_login_sets_a_cookie_that_scripts_and_other_sites_cannot_use(studio: Any) -> None:
     response = studio.post(LOGIN, json={"token": TOKEN})
     assert response.status_code == 200
@@ -112,7 +129,7 @@ def test_login_sets_a_cookie_that_scripts_and_other_sites_cannot_use(studio: Any
 @every_route
 def test_answers_are_not_kept_by_the_browser(page: Any, studio: Any, route: str) -> None:
     response = page(route, BODIES.get(route))
-    assert response.status_code == (404 if route == "/nothing" else 200)
+    assert response.status_code == (404 if route == "/nothing" else 400 if route in REFUSED else 200)
     assert response.headers["cache-control"] == "no-store" and response.headers["x-content-type-options"] == "nosniff"
     studio.cookies.clear()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -20,14 +22,14 @@ import yaml
 from glassformer.comparison import Design
 from glassformer.comparison.result import row_of
 from glassformer.errors import RequestError, WorkError, shown
-from glassformer.files import replace_text
+from glassformer.files import being_written, replace_text
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results
 
 NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
 """Names of comparisons: no path can be made of one."""
-ASKED, ANSWER, PROGRESS = "asked.yaml", "answer.json", "progress.txt"
-"""Files of a comparison that an agent asked for: its design, the output of the process and its progress."""
+ASKED, ANSWER, PROGRESS, PROCESS = "asked.yaml", "answer.json", "progress.txt", "process.txt"
+"""Files of a comparison that was asked for: its design, the output of the process, its progress and its number."""
 MOST_LISTED = 200
 """Comparisons that are listed at most."""
 MOST_ROWS = 400
@@ -44,6 +46,8 @@ class Comparisons:
 
     folder: Path
     minutes: float = 60.0
+    detached: bool = False
+    """Let the process outlive this one, without a limit of its time."""
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _name: str = field(init=False, default="")
     _timer: threading.Timer | None = field(init=False, default=None)
@@ -82,8 +86,9 @@ class Comparisons:
         return {}
 
     def running(self, name: str) -> bool:
-        """Returns True while a process of this server computes the comparison."""
-        return self._name == name and self._process is not None and self._process.poll() is None
+        """Returns True while a process computes the comparison."""
+        mine = self._name == name and self._process is not None and self._process.poll() is None
+        return mine or being_written(self.place(name))
 
     def state(self, name: str, found: Results | None) -> State:
         """Returns how far a comparison is."""
@@ -114,12 +119,7 @@ class Comparisons:
         """Starts a process that computes a comparison, and returns its name, its design and similar comparisons.
 
         Its seeds are drawn here. Raises RequestError for a name that is taken, and while another one is computed."""
-        if self._process is not None and self._process.poll() is None:
-            raise RequestError(
-                f"{self._name} is being computed, and two at once would share the processor; ask again once results "
-                "says that it is complete",
-                code="conflict", field="name", value=self._name,
-            )  # fmt: skip
+        self._refuse_second()
         design = design.replace(seed=secrets.randbelow(1 << 31))
         name = name or f"comparison-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         place = self.place(name)
@@ -131,24 +131,56 @@ class Comparisons:
         similar = self.similar(name, design.to_dict())
         place.mkdir(parents=True)
         replace_text(place / ASKED, yaml.safe_dump(design.to_dict(), sort_keys=False))
-        command = [sys.executable, "-m", "glassformer", "run", str(place / ASKED), "--out", str(place), "--json"]
-        with (place / ANSWER).open("wb") as answer, (place / PROGRESS).open("wb") as progress:
-            try:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=answer, stderr=progress
-                )  # fmt: skip
-            except OSError as problem:
-                raise WorkError(f"the comparison could not be started: {problem.strerror}", code="process") from None
-        self._name = name
-        self._timer = threading.Timer(60 * self.minutes, self.stop)
-        self._timer.daemon = True
-        self._timer.start()
+        self._spawn(name)
         first = design.first_seed
         return {
             "name": name, "state": "running", "design": design.to_dict(),
             "seeds": list(range(first, first + design.seeds)), "similar": similar,
             "most_minutes": self.minutes,
         }  # fmt: skip
+
+    def resume(self, name: str) -> None:
+        """Starts a process that continues a comparison; finished runs are kept. Raises RequestError while another one
+        is computed, and for a comparison that was not started here."""
+        self._refuse_second()
+        if not (self.place(name) / ASKED).is_file():
+            raise RequestError(
+                f"{shown(repr(name))} was not started here; glassformer run continues it", code="unknown", field="name",
+                value=name,
+            )  # fmt: skip
+        self._spawn(name)
+
+    def _refuse_second(self) -> None:
+        if busy := next((one for one in self.names() if self.running(one)), None):
+            raise RequestError(
+                f"{busy} is being computed, and two at once would share the processor; ask again once results says "
+                "that it is complete",
+                code="conflict", field="name", value=busy,
+            )  # fmt: skip
+
+    def _spawn(self, name: str) -> None:
+        place = self.place(name)
+        command = [sys.executable, "-m", "glassformer", "run", str(place / ASKED), "--out", str(place), "--json"]
+        with (place / ANSWER).open("wb") as answer, (place / PROGRESS).open("wb") as progress:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=answer, stderr=progress, start_new_session=self.detached
+                )
+            except OSError as problem:
+                raise WorkError(f"the comparison could not be started: {problem.strerror}", code="process") from None
+        self._name = name
+        replace_text(place / PROCESS, f"{self._process.pid}\n")
+        if not self.detached:
+            self._timer = threading.Timer(60 * self.minutes, self.stop)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def stop_named(self, name: str) -> None:
+        """Asks the process of a comparison to save its run and end, also if another server started it."""
+        if not self.running(name):
+            return
+        with suppress(OSError, ValueError):
+            os.kill(int((self.place(name) / PROCESS).read_text()), signal.SIGTERM)
 
     def similar(self, name: str, design: dict[str, Any]) -> list[str]:
         """Returns the names of other comparisons of the same models on the same text, whatever their seeds and budget.

@@ -116,7 +116,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
         "studio": Verb(
             "serving",
-            "Open the pages in a browser: compare published models, compose one part by part, and see its costs.",
+            "Open the pages in a browser: compose a model and see its costs, train and compare, write, look inside.",
             "studio llama@10m+gqa:2",
             ("ui", "gui", "web", "browser"),
         ),

@@ -6,6 +6,7 @@ import hmac
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,6 +24,7 @@ from glassformer.serving.wire import error_body, refusal
 from glassformer.studio.bodies import (
     ChangeRequest,
     ChoicesRequest,
+    CompareRequest,
     ComposeRequest,
     CostRequest,
     DifferenceRequest,
@@ -31,6 +33,7 @@ from glassformer.studio.bodies import (
     LookRequest,
     ModelRequest,
     NextRequest,
+    RunRequestBody,
 )
 from glassformer.studio.desk import Desk
 from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
@@ -52,8 +55,9 @@ def open_routes() -> frozenset[tuple[str, str]]:
 class Pages:
     """The routes over the models that the studio was started with."""
 
-    def __init__(self, access: Access, expression: str | None = None) -> None:
-        self.access, self.expression = access, expression
+    def __init__(self, access: Access, expression: str | None = None, folder: Path = Path("comparisons")) -> None:
+        self.access, self.expression, self.folder = access, expression, folder
+        self._runs: Any = None
         self.own = () if expression is None else (name_of(expression),)
         self.desk, self.shelf = Desk(), Desk()
         """Threads that answer questions about configs, and that load models."""
@@ -70,8 +74,17 @@ class Pages:
                 self._models = Models(self.expression)
             return self._models
 
+    def runs(self) -> Any:
+        """Returns the comparisons; the first call imports what reads them."""
+        with self._making:
+            if self._runs is None:
+                from glassformer.studio.runs import Runs
+
+                self._runs = Runs(self.folder)
+            return self._runs
+
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads; comparisons continue in their processes."""
         self.desk.close()
         self.shelf.close()
         if self._models is not None:
@@ -100,6 +113,12 @@ class Pages:
             Route("/api/next", self.next, methods=["POST"]),
             Route("/api/look", self.look, methods=["POST"]),
             Route("/api/pages/{name}", self.kept_page),
+            Route("/api/runs", self.list_runs),
+            Route("/api/runs/start", self.start_run, methods=["POST"]),
+            Route("/api/runs/stop", self.stop_run, methods=["POST"]),
+            Route("/api/runs/resume", self.resume_run, methods=["POST"]),
+            Route("/api/runs/{name}/events", self.run_events),
+            Route("/api/runs/{name}/report", self.run_report),
         ]
 
     # Files and the start
@@ -260,8 +279,69 @@ class Pages:
         page = self.kept.get(request.path_params["name"])
         if page is None:
             raise HTTPException(404)
-        headers = {"content-security-policy": FRAMED, "referrer-policy": "no-referrer"}
-        return Response(page, media_type=media_type(INDEX), headers=headers)
+        return framed(page)
+
+    # Comparisons
+
+    async def list_runs(self, request: Request) -> Response:
+        """Lists the comparisons and the texts."""
+
+        def question() -> Any:
+            from glassformer.studio.runs import texts
+
+            return {**self.runs().listed(), "texts": texts()}
+
+        return await self._answer(request, question)
+
+    async def start_run(self, request: Request) -> Response:
+        """Starts a comparison in a separate process."""
+        given = await body_of(request, CompareRequest)
+        return await self._answer(request, lambda: self.runs().start(given))
+
+    async def stop_run(self, request: Request) -> Response:
+        """Asks a comparison to save its run and end."""
+        given = await body_of(request, RunRequestBody)
+
+        def question() -> Any:
+            runs = self.runs()
+            runs.comparisons.stop_named(runs.known(given.name))
+            return {"name": given.name}
+
+        return await self._answer(request, question)
+
+    async def resume_run(self, request: Request) -> Response:
+        """Continues a comparison in a separate process."""
+        given = await body_of(request, RunRequestBody)
+
+        def question() -> Any:
+            runs = self.runs()
+            runs.comparisons.resume(runs.known(given.name))
+            return {"name": given.name}
+
+        return await self._answer(request, question)
+
+    async def run_events(self, request: Request) -> Response:
+        """Sends the curves of a comparison while it is computed."""
+        name = request.path_params["name"]
+        runs = await run_in_threadpool(self.runs)
+        await run_in_threadpool(runs.known, name)
+        from glassformer.studio.runs import RunEvents
+
+        return RunEvents(runs.events(name, request.headers.get("last-event-id")))
+
+    async def run_report(self, request: Request) -> Response:
+        """Returns the report of a comparison, for a frame."""
+        runs = await run_in_threadpool(self.runs)
+        page = await run_in_threadpool(runs.report, request.path_params["name"])
+        if page is None:
+            raise HTTPException(404)
+        return framed(page)
+
+
+def framed(page: str) -> Response:
+    """Returns a page of the library that may run its own script in a frame and nothing else."""
+    headers = {"content-security-policy": FRAMED, "referrer-policy": "no-referrer"}
+    return Response(page, media_type=media_type(INDEX), headers=headers)
 
 
 def make_studio(pages: Pages, log: Callable[[str], None] | None = None) -> Guard:

@@ -97,3 +97,20 @@ class LookRequest(Body):
     model: Expression
     text: Annotated[str, Field(min_length=1, max_length=20_000)]
     ablate: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)] = []
+
+
+class CompareRequest(Body):
+    """A comparison to start: two or more models, a text that the library holds, and the budget of each run."""
+
+    models: Annotated[list[Expression], Field(min_length=2, max_length=8)]
+    data: Annotated[str, Field(max_length=64)]
+    minutes: Annotated[float | None, Field(gt=0, le=10_000)] = None
+    tokens: Whole = None
+    seeds: Annotated[int, Field(ge=1, le=20)] = 1
+    allow_unmatched: bool = False
+
+
+class RunRequestBody(Body):
+    """A comparison by its name."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]

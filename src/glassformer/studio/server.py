@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -69,6 +70,7 @@ def start(
     expression: str | None = None,
     *,
     port: int = PORT,
+    folder: str | Path = "comparisons",
     no_open: bool = False,
     dry: bool = False,
     grace: float = 2.0,
@@ -82,6 +84,8 @@ def start(
         Model that is open at first. A file is opened only if it is named here.
     port : int
         Port of 127.0.0.1; 0 takes a free one.
+    folder : str or Path
+        Folder of the comparisons that pages start and show.
     no_open : bool
         Do not open the browser.
     dry : bool
@@ -120,7 +124,7 @@ def start(
         return Studio(f"http://127.0.0.1:{port}/", expression)
     with listening("127.0.0.1", port) as sock:
         found = _opened(sock.getsockname()[1], expression)
-        asyncio.run(_run(found, sock, grace, no_open, on_start or _print))
+        asyncio.run(_run(found, Path(folder), sock, grace, no_open, on_start or _print))
     return found
 
 
@@ -136,7 +140,9 @@ def _opened(port: int, expression: str | None) -> _Opened:
     return _Opened(f"http://127.0.0.1:{port}/#token={token}{place}", expression, token, port)
 
 
-async def _run(found: _Opened, sock: Any, grace: float, no_open: bool, on_start: Callable[[Studio], object]) -> None:
+async def _run(
+    found: _Opened, folder: Path, sock: Any, grace: float, no_open: bool, on_start: Callable[[Studio], object]
+) -> None:
     from dataclasses import replace
 
     from glassformer.studio.app import Pages, make_studio, open_routes
@@ -150,7 +156,7 @@ async def _run(found: _Opened, sock: Any, grace: float, no_open: bool, on_start:
         if not no_open:
             webbrowser.open(found.address)
 
-    await run_app(make_studio(Pages(rules, found.expression)), rules.requests, sock, grace, started)
+    await run_app(make_studio(Pages(rules, found.expression, folder)), rules.requests, sock, grace, started)
 
 
 def _print(found: Studio) -> None:

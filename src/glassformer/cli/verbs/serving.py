@@ -140,12 +140,13 @@ def studio(
     /,
     *,
     port: int = 8600,
+    folder: str = "comparisons",
     no_open: Flag = False,
     grace: float = 2.0,
     dry: Flag = False,
     json: Json = False,
 ) -> None:
-    """Open the pages in a browser: compare published models, compose one part by part, and see its costs.
+    """Open the pages in a browser: compose a model and see its costs, train and compare, write, look inside.
 
     They are served on this machine until Ctrl-C or SIGTERM, and load nothing from the network. The address holds a
     token that the browser exchanges for a cookie; without it, no question is answered.
@@ -156,6 +157,8 @@ def studio(
         Model that is open at first. A file is opened only if it is named here.
     port
         Port of 127.0.0.1; 0 takes a free one.
+    folder
+        Folder of the comparisons that pages start and show.
     no_open
         Print the address, but do not open the browser.
     grace
@@ -172,7 +175,7 @@ def studio(
         waiting.end()
         print_result(found, json)
 
-    found = start(expression, port=port, no_open=no_open, grace=grace, dry=dry, on_start=show)
+    found = start(expression, port=port, folder=folder, no_open=no_open, grace=grace, dry=dry, on_start=show)
     if dry:
         show(found)
 

@@ -4,8 +4,9 @@ import { gallery } from "./gallery.js";
 import { compose } from "./compose.js";
 import { chat } from "./chat.js";
 import { look } from "./look.js";
+import { train } from "./train.js";
 
-const PAGES = { gallery, compose, chat, look };
+const PAGES = { gallery, compose, train, chat, look };
 const NAMES = { en: "English", zh: "中文" };
 const main = document.getElementById("content");
 
