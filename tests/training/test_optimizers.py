@@ -28,6 +28,7 @@ from glassformer.training import (
     default_learning_rate,
     train,
 )
+from glassformer.training.optimizers import muon
 from glassformer.training.overrides import with_recipe
 from tests.refused import refused
 from tests.training.test_loop import TEN, interrupt_at, told
@@ -79,23 +80,59 @@ def test_lion_is_algorithm_2_of_its_paper() -> None:
 
 
 def test_muon_moves_matrices_along_their_momentums_polar_factor() -> None:
-    """One step: of the matrices of the layers -lr 0.2 sqrt(max(n, m)) U V^T, with singular values of Newton-Schulz
-    between 0.5 and 1.5; of all else AdamW's first step, -lr sign(g)."""
+    """One step: of each map of the layers -lr 0.2 sqrt(max(n, m)) U V^T, with singular values of Newton-Schulz between
+    0.5 and 1.5; of all else AdamW's first step, -lr sign(g). The maps of q, k and v are apart, though one weight."""
     built, begun = stepped(MuonConfig(), steps=1, decay=0.0)
     seen = 0
     named = zip(built.named_parameters(), begun.parameters(), gradients(begun, 0), strict=True)
     for (name, now), before, g in named:
         moved = (now - before).detach()
-        if is_matrix(name):
-            seen += 1
-            u, _, vt = torch.linalg.svd(g, full_matrices=False)
-            scale = 1e-2 * 0.2 * max(g.shape) ** 0.5
-            along = u.T @ moved @ vt.T / -scale  # diagonal: the same singular vectors
-            assert along.diagonal().min() > 0.5 and along.diagonal().max() < 1.5, name
-            assert (along - along.diagonal().diag()).abs().max() < 0.1, name
-        else:
+        if not is_matrix(name):
             torch.testing.assert_close(moved, -1e-2 * g.sign(), rtol=1e-3, atol=1e-6, msg=name)
-    assert seen == 2 * 5  # qkv, output, gate, up, down
+            continue
+        maps = built.get_submodule(name.removesuffix(".weight")).outs
+        for grad, step in zip(g.split(maps), moved.split(maps), strict=True):  # type: ignore[no-untyped-call, arg-type]
+            seen += 1
+            u, size, vt = torch.linalg.svd(grad, full_matrices=False)
+            scale = 1e-2 * 0.2 * max(grad.shape) ** 0.5
+            along = u.T @ step @ vt.T / -scale  # diagonal: the same singular vectors
+            reached = along.diagonal()[size > 0.01 * size.norm()]  # five iterations lift a value 480 times, at most
+            assert reached.min() > 0.5 and along.diagonal().max() < 1.5, name
+            assert (along - along.diagonal().diag()).abs().max() < 0.1, name
+    assert seen == 2 * 7  # q, k, v, output, gate, up, down
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_is_torchs_of_each_matrix(nesterov: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.optim.Muon iterates in bf16: so does ours here, one matrix or several at once."""
+    monkeypatch.setattr(muon, "iterated_in", lambda device: torch.bfloat16)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(8, 12), (12, 8), (8, 12), (5, 5)]
+    ours = [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
+    theirs = [torch.nn.Parameter(one.detach().clone()) for one in ours]
+    how: dict[str, Any] = {"momentum": 0.9, "nesterov": nesterov}
+    groups = [{"params": ours, "lr": 0.02, "weight_decay": 0.1}]
+    both = (
+        muon.Muon(groups, {one: (len(one),) for one in ours}, **how),
+        torch.optim.Muon(theirs, 0.02, 0.1, adjust_lr_fn="match_rms_adamw", **how),
+    )
+    for _ in range(4):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=draw)
+            other.grad = mine.grad.clone()
+        for optimizer in both:
+            optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0.02 * 0.2 * 12**0.5 * 4 * 2**-6)
+
+
+def test_muon_in_fp32_and_in_bf16_are_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for dtype in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(muon, "iterated_in", lambda device, dtype=dtype: dtype)
+        made.append(stepped(MuonConfig())[0])
+    for one, other in zip(made[0].parameters(), made[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-2 * 0.2 * 10 * 3 * 2**-6)
 
 
 @pytest.mark.parametrize(

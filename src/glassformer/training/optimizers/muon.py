@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from glassformer.machine.device import bf16_gain
 from glassformer.model import Model
 from glassformer.parts.mup import GROWING
+from glassformer.parts.precision import onednn_in_bf16
 from glassformer.training.optimizers.base import Beta, Groups, OptimizerConfig
 
 
@@ -16,11 +19,12 @@ class MuonConfig(OptimizerConfig, kind="muon"):
     2024, https://kellerjordan.github.io/posts/muon.
 
     m = momentum m + g;  w -= lr (0.2 sqrt(max(n, m)) O + decay w), O = U V^T of momentum m + g = U S V^T, found by
-    `steps` Newton-Schulz iterations in bf16.
+    `steps` Newton-Schulz iterations.
 
     The factor 0.2 sqrt(max(n, m)) gives updates the RMS of AdamW's, so that its learning rate and weight decay hold,
-    and muP's rates with them (Liu et al. 2025, 2502.16982, section 2.2). A fused projection is one matrix. AdamW
-    updates the parameters of convolutions, and all others that are not the matrix of a linear layer.
+    and muP's rates with them (Liu et al. 2025, 2502.16982, section 2.2). Each map of a fused projection, and of stacked
+    experts, is a matrix (n, m). AdamW updates the parameters of convolutions, and all others that are not the matrix of
+    a linear layer.
     """
 
     by_value: ClassVar[bool] = False
@@ -40,16 +44,20 @@ class MuonConfig(OptimizerConfig, kind="muon"):
         }
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns, for a matrix (n, m) with m <= n, the elements of: Nesterov momentum, two X in bf16, two (m, m)."""
-        matrices = {id(weight) for weight in layer_matrices(model)}
-        return {
-            name: 2 * weight.numel() + min(weight.shape) ** 2
-            for name, weight in model.named_parameters()
-            if id(weight) in matrices
-        }
+        """Returns, for the batch (k, n, m), m <= n, of each matrix, the fp32 elements of its momentum, of two X and of
+        two (k, m, m)."""
+        maps, half = layer_matrices(model), iterated_in(device) == torch.bfloat16
+        most: dict[int, int] = {}
+        for shape, pieces in batches(maps.items()):
+            n, m = max(shape), min(shape)
+            values = len(pieces) * (2 * n * m + (1 if half else 2) * m * m)
+            for weight, _ in pieces:
+                most[id(weight)] = max(values, most.get(id(weight), 0))
+        return {name: most[id(weight)] for name, weight in model.named_parameters() if id(weight) in most}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
-        matrices = {id(weight) for weight in layer_matrices(model)}
+        maps = layer_matrices(model)
+        matrices = {id(weight) for weight in maps}
         own, others = (
             [
                 {**group, "params": some}
@@ -58,16 +66,88 @@ class MuonConfig(OptimizerConfig, kind="muon"):
             ]
             for wanted in (True, False)
         )
-        muon = torch.optim.Muon(
-            own, momentum=self.momentum, nesterov=self.nesterov, ns_steps=self.steps, adjust_lr_fn="match_rms_adamw"
-        )
+        muon = Muon(own, maps, momentum=self.momentum, nesterov=self.nesterov, steps=self.steps)
         return Joined(muon, torch.optim.AdamW(others, betas=self.betas, eps=self.eps, fused=True))
 
 
-def layer_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the weights of the linear layers inside the blocks, by the roles that their modules declare."""
-    linear = [module for module in model.modules() if set(getattr(module, "roles", ())) & set(GROWING)]
-    return [module.weight for module in linear if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 2]
+Maps = Mapping[nn.Parameter, tuple[int, ...]]
+"""Weight (o, i) -> the rows of each map that is stacked in it."""
+MOST = 1 << 20
+"""Elements of a batch of matrices, at most, unless a single one has more: the memory of a step is a few times that."""
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""a, b, c of X <- a X + (b G + c G G) X, G = X X^T, which brings singular values to 0.7 .. 1.2 in five steps."""
+
+
+def layer_matrices(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
+    """Returns the weights of the linear layers inside the blocks, by the roles that their modules declare, with the
+    rows of their maps."""
+    linear: list[Any] = [one for one in model.modules() if set(getattr(one, "roles", ())) & set(GROWING)]
+    found = [one for one in linear if isinstance(one.weight, nn.Parameter) and one.weight.ndim == 2]
+    return {one.weight: tuple(getattr(one, "outs", (len(one.weight),))) for one in found}
+
+
+def batches(maps: Iterable[tuple[nn.Parameter, tuple[int, ...]]]) -> Iterator[tuple[torch.Size, list[Piece]]]:
+    """Yields (n, m) and the matrices of that shape, at most `MOST` elements together."""
+    found: dict[torch.Size, list[Piece]] = {}
+    for weight, outs in maps:
+        first = 0
+        for rows in outs:
+            found.setdefault(torch.Size((rows, weight.shape[1])), []).append((weight, slice(first, first + rows)))
+            first += rows
+    for shape, pieces in found.items():
+        count = max(MOST // max(shape.numel(), 1), 1)
+        for start in range(0, len(pieces), count):
+            yield shape, pieces[start : start + count]
+
+
+Piece = tuple[nn.Parameter, slice]
+"""A weight and the rows of one of its maps."""
+
+
+def iterated_in(device: str) -> torch.dtype:
+    """Returns the dtype of the iterations on this type of device: bf16, which suffices, unless fp32 is faster."""
+    return torch.float32 if device == "cpu" and not (onednn_in_bf16() and bf16_gain() > 1) else torch.bfloat16
+
+
+def orthogonalized(x: Tensor, steps: int) -> Tensor:
+    """Returns about U V^T of each x = U S V^T by Newton-Schulz iterations; x (k, n, m)."""
+    a, b, c = COEFFICIENTS
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon optimizer: `MuonConfig` has its formula. Matrices of one shape are computed as a batch."""
+
+    def __init__(self, params: Any, maps: Maps, momentum: float = 0.95, nesterov: bool = True, steps: int = 5):
+        super().__init__(params, {"momentum": momentum, "nesterov": nesterov, "steps": steps})
+        self.maps = maps
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            own = [weight for weight in group["params"] if weight.grad is not None]
+            for weight in own:
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+            for shape, pieces in batches((weight, self.maps[weight]) for weight in own):
+                along = torch.stack([self._direction(*piece, group) for piece in pieces])
+                made = orthogonalized(along.to(iterated_in(along.device.type)), group["steps"])
+                for (weight, rows), one in zip(pieces, made, strict=True):
+                    weight[rows].add_(one, alpha=-group["lr"] * 0.2 * max(shape) ** 0.5)
+
+    def _direction(self, weight: nn.Parameter, rows: slice, group: dict[str, Any]) -> Tensor:
+        assert weight.grad is not None
+        momentum: Tensor = self.state[weight]["momentum_buffer"][rows]
+        return weight.grad[rows].lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
 
 class Joined(torch.optim.Optimizer):
