@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
 from glassformer.figures import Markup, tag
 from glassformer.generation.session import Completion, Prompt, Session, Source, TextPiece
 from glassformer.generation.spans import Span
@@ -186,6 +187,13 @@ class Loaded:
         if beams is None and not speculate and draft is None and state is None:
             found = self.session.complete(prompts, sources=sources, n=1 if n is None else n, **options)
         else:
+            ways = {"beams": beams is not None, "speculate": speculate, "draft": draft is not None}
+            if is_several(source):
+                way = next((name for name, asked in ways.items() if asked), "state")
+                raise RequestError(
+                    f"{way} takes one source, and {len(sources or [])} were given; generate from each in turn",
+                    code="conflict", field="source", value=len(sources or []), expected="one source",
+                )  # fmt: skip
             defaults = {} if beams is not None else self.generation
             how = DecodingOptions.of(
                 defaults, n=1 if n is None else n, source=source, beams=beams, speculate=speculate, state=state,

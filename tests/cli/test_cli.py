@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -548,3 +549,10 @@ def test_a_comparison_is_loaded_and_other_folders_are_told_by_their_kind(tmp_pat
     (place / "design.yaml").write_text("verb: ablate\nbase: gpt2\n")
     with refused(code="conflict", field="folder"):
         Comparison.load(place)
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is not None, reason="lm-eval is installed")
+def test_tasks_without_their_harness_are_one_sentence() -> None:
+    module = [sys.executable, "-m", "glassformer.laboratory.lm_eval"]
+    done = subprocess.run(module, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (2, "glassformer: lm_eval is not installed; pip install lm-eval\n")

@@ -384,3 +384,13 @@ def test_a_source_is_bounded_and_ends() -> None:
     for text in ("", "abc"):
         with refused(code="range", field="source"):
             source_ids(ByteTokenizer(), text, 3)
+
+
+def test_a_search_takes_one_source() -> None:
+    """The sentence names the search, which several prompts with a source each are not."""
+    config = gf.preset("marian@0.1m+context=32+vocab_size=257")
+    model = gf.Loaded(config.build(seed=0).eval(), config, ByteTokenizer())
+    assert len(model.generate(["a", "b"], source=["c", "d"], max_new_tokens=2)) == 2
+    with refused(code="conflict", field="source") as caught:
+        model.generate(["a", "b"], source=["c", "d"], beams=2, max_new_tokens=2)
+    assert "beams" in str(caught.value) and caught.value.value == 2

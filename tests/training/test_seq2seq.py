@@ -173,3 +173,16 @@ def test_a_step_learns_from_both_sides(tmp_path: Any):
     for name, weight in fitted.named_parameters():
         if name.endswith("weight") and "norm" not in name:
             assert not torch.equal(weight, run.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("different", [1, 40])
+def test_pairs_that_are_alike_cannot_be_held_out_whole(different: int, tmp_path: Any):
+    lines = [f"cats {n % different}\tdogs" for n in range(40)]
+    (tmp_path / "pairs.txt").write_text("<|endoftext|>".join(lines))
+    train_on = {"steps": 1, "batch_size": 2, "context": 32, "objective": "seq2seq", "tokenizer": "byte", "threads": 1}
+    if different > 1:
+        assert gf.train("marian@0.1m", str(tmp_path / "pairs.txt"), **train_on).status == "ok"
+        return
+    with refused(code="conflict", field="data") as caught:
+        gf.train("marian@0.1m", str(tmp_path / "pairs.txt"), **train_on)
+    assert "different" in str(caught.value.expected)

@@ -31,9 +31,11 @@ try:  # the harness looks for its own models only while none is registered: they
     from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
 except ImportError as missing:
-    raise RequestError(
-        f"{missing.name} is not installed; pip install lm-eval", code="missing", field="lm_eval"
-    ) from None
+    refusal = RequestError(f"{missing.name} is not installed; pip install lm-eval", code="missing", field="lm_eval")
+    if __name__ == "__main__":
+        print(f"glassformer: {refusal}", file=sys.stderr)
+        sys.exit(refusal.exit_status)
+    raise refusal from None
 
 Request = tuple[Any, list[int], list[int]]
 """What was asked, the ids of its context, the ids of its continuation."""

@@ -23,6 +23,8 @@ from glassformer.text.storage import digest
 FEW = 10  # below this number of different documents, each is divided
 LEAST = 1 / 3  # of the text to be held out: if whole documents make less than this, each is divided too
 LOOKAHEAD = 64 * 1024  # characters searched for a line end after the target of a cut
+CUT = "the last"
+"""Start of the rule of a split that cuts each document."""
 VERSION = 1  # version of the rule; part of every fingerprint
 
 
@@ -69,7 +71,7 @@ class Split:
         share = size["validation"] / sum(size.values())
         near = abs(share - self.fraction) < 0.05 * self.fraction
         told = f"{self.fraction:g}" if near else f"{share:.2g}"
-        rule = f"the last {told} of each document" if self.plan.cuts else f"whole documents, {told} of the bytes"
+        rule = f"{CUT} {told} of each document" if self.plan.cuts else f"whole documents, {told} of the bytes"
         rule += "" if near else f" ({self.fraction:g} asked for)"
         task = {} if self.corpus.task is None else {"task": self.corpus.task}
         return {"held_out": rule, "documents": self.plan.documents, "split_seed": self.seed, **task}

@@ -15,7 +15,7 @@ from glassformer.model import Model
 from glassformer.text import Batch, FedBatch, Tokenizer, Tokens
 from glassformer.text.pairs import added_around
 from glassformer.training.objectives.base import Answered, ObjectiveConfig
-from glassformer.training.objectives.pairs import PairBatches, PairWindows, RecordStream
+from glassformer.training.objectives.pairs import PairBatches, PairWindows, RecordStream, refuse_cut
 
 ROWS = 32
 """Held-out texts of a batch."""
@@ -50,6 +50,7 @@ class ClassesConfig(ObjectiveConfig, kind="classes"):
             )  # fmt: skip
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        refuse_cut(text)
         labels = labels_of(text)
         room = LabelledTexts(text.train.tokens, text.tokenizer, context, labels).room
         if room < 1:

@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.loss import IGNORED
-from glassformer.text import Batch, EvaluationBatch, EvaluationWindows, FedBatch, Tokenizer
+from glassformer.text import Batch, EvaluationBatch, EvaluationWindows, FedBatch, Tokenizer, Tokens
 from glassformer.text.documents import BETWEEN
+from glassformer.text.held_out import CUT, FEW
 from glassformer.text.permutation import keyed, permute
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -71,6 +72,17 @@ class SourceLayout:
             return Batch(padded(inputs, end), padded(asked, IGNORED))
         front = [np.arange(len(row)) <= len(source) for row, source in zip(inputs, sources, strict=True)]
         return FedBatch.of(padded(inputs, end), padded(asked, IGNORED), global_tokens=padded(front, 0).bool())
+
+
+def refuse_cut(text: Tokens) -> None:
+    """Raises RequestError if the text has so few different documents that each was cut, so that no record is whole."""
+    notes = text.train.info.get("notes")
+    if isinstance(notes, dict) and str(notes.get("held_out", "")).startswith(CUT):
+        raise RequestError(
+            f"the text has fewer than {FEW} different documents, or a few hold nearly all of it, so that whole ones "
+            f"cannot be held out; give {FEW} or more that differ",
+            code="conflict", field="data", value=notes.get("documents"), expected=f"{FEW} different documents",
+        )  # fmt: skip
 
 
 class RecordStream:

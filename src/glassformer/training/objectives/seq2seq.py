@@ -7,7 +7,7 @@ import numpy as np
 from glassformer.config import ModelConfig
 from glassformer.text import Tokens
 from glassformer.training.objectives.base import Asked, ObjectiveConfig, Opening, check_reading_on
-from glassformer.training.objectives.pairs import PairBatches, Pairs, PairWindows, SourceLayout, check_pairs
+from glassformer.training.objectives.pairs import PairBatches, Pairs, PairWindows, SourceLayout, check_pairs, refuse_cut
 
 
 class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
@@ -28,6 +28,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
         check_reading_on(config)
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        refuse_cut(text)
         for name, side in (("training", text.train), ("held-out", text.validation)):
             check_pairs(Pairs(side.tokens, text.tokenizer, SourceLayout.of(config)), context, name)
 

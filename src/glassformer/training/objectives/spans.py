@@ -18,7 +18,7 @@ from glassformer.text.pairs import added_around, question_row
 from glassformer.text.shards import TokenShards
 from glassformer.training.objectives.base import Answered, ObjectiveConfig, check_reading_all
 from glassformer.training.objectives.classes import check_one_text, padded, spread
-from glassformer.training.objectives.pairs import PairBatches, PairWindows, RecordStream
+from glassformer.training.objectives.pairs import PairBatches, PairWindows, RecordStream, refuse_cut
 
 
 class SpansConfig(ObjectiveConfig, kind="spans"):
@@ -43,6 +43,7 @@ class SpansConfig(ObjectiveConfig, kind="spans"):
         check_reading_all(self, config)
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        refuse_cut(text)
         for name, side in (("training", text.train), ("held-out", text.validation)):
             questions = Questions(side, text)
             for number in range(len(questions)):
