@@ -846,3 +846,11 @@ def test_a_key_that_is_given_the_same_value_twice_is_let_pass(tmp_path: Path):
 def test_limits_are_those_of_the_file_format():
     """Loosening them is a decision, not an accident."""
     assert (module.MAX_FILE_BYTES, module.MAX_LAYERS, module.MAX_PARAMETERS) == (4 << 20, 4096, 1 << 44)
+
+
+def test_an_encoder_is_a_row_of_a_printed_config():
+    config = preset("marian@1m")
+    shown = str(config).splitlines()
+    counts = [int(row[12:28].replace(",", "")) for row in shown[1:]]
+    assert shown[1].startswith("encoder") and sum(counts[:-1]) == counts[-1] == config.num_params()
+    assert "encoder" not in str(preset("llama@1m"))

@@ -515,7 +515,12 @@ class ModelConfig(TowerConfig):
     def _summary(self) -> tuple[str, list[tuple[str, str, int]]]:
         """Returns the sizes, and (part, description, parameters) of each part."""
         ctx, kinds = self.ctx, [(n, block) for n, block in self._kinds()]
-        rows = [("embedding", told(self.embedding), self.embedding.num_params(ctx))]
+        rows: list[tuple[str, str, int]] = []
+        if (encoder := self.encoder) is not None:
+            count = Cost.of(encoder.costs_within(self.encoder_ctx, Shape())).parameters
+            blocks = f"{encoder.n_layers} layers, {told(encoder.stack[0].blocks[0].mixer)}"
+            rows.append(("encoder", blocks, count))
+        rows.append(("embedding", told(self.embedding), self.embedding.num_params(ctx)))
         for n, block in kinds[:SHOWN_BLOCKS]:
             wiring = block.residual.num_params(block.within(ctx))
             rows.append((f"mixer × {n}", told(block.mixer), n * block.mixer.num_params(ctx)))

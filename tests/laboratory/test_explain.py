@@ -15,7 +15,7 @@ from glassformer.cli import main
 from glassformer.dynamics.diagnosis import HEADINGS
 from glassformer.errors import RequestError
 from glassformer.laboratory.evidence import known
-from glassformer.names.explained import terms, texts
+from glassformer.names.explained import check_explained, terms, texts
 from glassformer.names.known import SHORT_NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +114,10 @@ def test_words_of_printed_tables_are_explained():
         assert len(gf.explain(word).what) > 30, word
     assert gf.explain("temperature").what.startswith(terms()["temperature"])
     assert gf.explain("kv cache").formula
+
+
+def test_words_of_a_comparison_are_explained():
+    from glassformer.comparison.terminal import HEADS
+
+    for word in (*HEADS, "equivalent", "no difference shown", "barely trained", "diverged", "interval", "seed"):
+        assert check_explained(word) in terms() or check_explained(word) in texts(), word
