@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-from glassformer.figures import script, stylesheet
+from glassformer.figures import stylesheet
 
 TYPES = {
     "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
@@ -22,10 +22,10 @@ POLICY = (
 
 @cache
 def page_files() -> dict[str, bytes]:
-    """Returns the content of each file of the page by name, with the styles and the script of the figures."""
+    """Returns the content of each file of the page by name, with the styles of the figures."""
     folder = files(__package__).joinpath("page")
     found = {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in TYPES}
-    return found | {"figures.css": stylesheet().encode(), "interact.js": script().encode()}
+    return found | {"figures.css": stylesheet().encode()}
 
 
 def media_type(name: str) -> str:

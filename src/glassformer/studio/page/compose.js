@@ -96,9 +96,9 @@ export function compose(main, query) {
     return h("li", { class: one.current ? "choice current" : "choice" },
       h("div", { class: "line" },
         h("button", { type: "button", disabled: Boolean(one.refused) && !one.takes_value, "aria-pressed": String(one.current), onclick: put }, one.word), value,
-        one.refused ? null : h("dl", { class: "effect" }, ...["parameters", "flops", "state"].flatMap((name) => [
+        one.refused ? null : h("dl", { class: "effect" }, ...["parameters", "flops", "state"].map((name) => h("div", {},
           h("dt", {}, t(`short-${name}`)),
-          h("dd", {}, one[name].after, " ", h("b", { class: one[name].grows ? "more" : "less" }, one[name].share))]))),
+          h("dd", {}, one[name].after, " ", h("b", { class: one[name].grows ? "more" : "less" }, one[name].share)))))),
       one.refused || one.takes_value ? said : null,
       one.dropped?.length ? h("p", { class: "note" }, t("drops", { changes: one.dropped.map((x) => `+${x}`).join(" ") })) : null,
       one.meaning ? h("details", {}, h("summary", {}, t("what-is", { word: one.word })), h("p", {}, one.meaning), one.formula ? h("code", {}, one.formula) : null) : null);
