@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import platform
 import sysconfig
 import warnings
@@ -35,12 +36,11 @@ def standard_library() -> Path:
 
 def sources(root: Path) -> list[Path]:
     """Returns the .py files of the library in sorted order, without tests and machine-dependent files."""
-    found = []
-    for path in root.rglob("*.py"):
-        parts = path.relative_to(root).parts
-        generated = parts[0].startswith(("config-", "_sysconfigdata"))
-        if not generated and LEFT_OUT.isdisjoint(parts):
-            found.append(path)
+    found: list[Path] = []
+    for place, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]  # site-packages may be large
+        found += [Path(place, name) for name in files if name.endswith(".py")]
+    found = [path for path in found if not path.relative_to(root).parts[0].startswith(("config-", "_sysconfigdata"))]
     if not found:
         raise WorkError(
             f"the source files of Python's standard library are not in {root}, "
