@@ -41,7 +41,7 @@ WRITTEN = [
 def model_of(expression: str, dtype: torch.dtype = torch.float32) -> Model:
     """Returns a model with random norms and biases."""
     torch.manual_seed(0)
-    model: Model = gf.preset(expression).build().to(dtype).eval().requires_grad_(False)
+    model: Model = gf.preset(f"{expression}+vocab_size=300").build().to(dtype).eval().requires_grad_(False)
     for weight in model.parameters():
         if weight.dim() == 1:
             weight.add_(torch.randn(weight.shape).to(dtype) / 10)
