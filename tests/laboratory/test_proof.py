@@ -527,3 +527,9 @@ def test_rows_so_far_come_out(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert found["error"]["code"] == "stopped"
     assert main(command) == 130
     assert "cached" in capsys.readouterr().out
+
+
+def test_files_of_a_check_have_no_bar_of_their_own():
+    seen: list[str] = []
+    check("llama@0.3m+layers=1+vocab_size=65", progress=lambda event: seen.append(getattr(event, "stage", "")))
+    assert seen and all(stage.startswith("checks of ") for stage in seen), seen

@@ -44,6 +44,7 @@ from glassformer.naming.resolve import ModelLike, has_weights, name_of, resolve
 from glassformer.parts.building import generator_of
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
+from glassformer.progress import listened, silent
 from glassformer.runs.events import Notify, ReadingEvent
 from glassformer.runs.live import shown
 from glassformer.typed import typed
@@ -264,8 +265,10 @@ def checks(
             if kept:
                 yield Row("round trip", "weights", "skipped", note=kept)
             else:
-                save(ours, None, folder)
-                yield _round_trip(ours, folder, size)
+                with listened(silent):  # the bar of the checks is shown
+                    save(ours, None, folder)
+                    row = _round_trip(ours, folder, size)
+                yield row
             lies = source or (None if kept else Path(folder))
             yield from _reference(ours, given, lies, reference is not None, kept, tolerance)
     finally:
@@ -463,7 +466,8 @@ def _is_ours(source: Path) -> bool:
 def _computed_by_us(source: Path) -> Any:
     from glassformer.conversion import transformers as ours
 
-    model = fold(load(source, dtype=torch.float32).model)
+    with listened(silent):
+        model = fold(load(source, dtype=torch.float32).model)
     return getattr(ours, own.OWN.architecture_of(model.config)).of(model)
 
 
