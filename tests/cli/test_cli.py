@@ -481,7 +481,7 @@ def test_a_vocabulary_that_the_expression_names_pads_the_tokenizers(
     [
         ("", ["--device", "cuda:99"], "device='cuda:99' is not on this machine"),
         ("+bidirectional", [], "is not causal"),
-        ("+mamba", ["--qk-clip", "100"], "qk_clip=100 is about attention"),
+        ("+mamba", ["--qk-clip", "100"], "qk_clip=100 applies to attention"),
         ("+learned+embedding.position.length=8", [], "embedding.position.length=8 is shorter than context=32"),
         ("", ["--out", ""], "--out is empty"),
     ],
@@ -539,9 +539,9 @@ def test_a_comparison_is_loaded_and_other_folders_are_told_by_their_kind(tmp_pat
         load(place)
     run = place / "runs" / "gpt2@1m-seed0" / "run"
     (run / "latest").write_text("step_1")
-    with pytest.raises(RequestError, match=r"gf\.Comparison\.load") as caught:
+    with pytest.raises(RequestError) as caught:
         load(place)
-    assert str(run) in str(caught.value) and caught.value.code == "conflict"
+    assert str(run) in str(caught.value) and "gf.Comparison.load" in str(caught.value) and caught.value.code == "conflict"
     (run / "recipe.yaml").write_text("")
     for folder, code in ((tmp_path / "nowhere", "missing"), (run, "conflict"), (tmp_path, "conflict")):
         with refused(code=code, field="folder"):

@@ -1,4 +1,4 @@
-"""Regular expressions of an untrusted tokenizer.json: a check of their running time.
+r"""Regular expressions of an untrusted tokenizer.json: a check of their running time.
 
 The library's engine (Oniguruma) backtracks. Refused is a pattern that may do so more often than a text is long from one
 position: `(x+x+)y` or `(x|x)*y`, where a repetition can be divided in many ways before something fails. The remaining

@@ -81,9 +81,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def layer_matrices(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
     """Returns the weights of the linear layers inside the blocks, by the roles that their modules declare, with the
     rows of their maps."""
-    linear: list[Any] = [one for one in model.modules() if set(getattr(one, "roles", ())) & set(GROWING)]
-    found = [one for one in linear if isinstance(one.weight, nn.Parameter) and one.weight.ndim == 2]
-    return {one.weight: tuple(getattr(one, "outs", (len(one.weight),))) for one in found}
+    linear: list[Any] = [module for module in model.modules() if set(getattr(module, "roles", ())) & set(GROWING)]
+    matrices = [module for module in linear if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 2]
+    return {module.weight: tuple(getattr(module, "outs", (len(module.weight),))) for module in matrices}
 
 
 def batches(maps: Iterable[tuple[nn.Parameter, tuple[int, ...]]]) -> Iterator[tuple[torch.Size, list[Piece]]]:
