@@ -541,7 +541,8 @@ def test_a_comparison_is_loaded_and_other_folders_are_told_by_their_kind(tmp_pat
     (run / "latest").write_text("step_1")
     with pytest.raises(RequestError) as caught:
         load(place)
-    assert str(run) in str(caught.value) and "gf.Comparison.load" in str(caught.value) and caught.value.code == "conflict"
+    said = str(caught.value)
+    assert str(run) in said and "gf.Comparison.load" in said and caught.value.code == "conflict"
     (run / "recipe.yaml").write_text("")
     for folder, code in ((tmp_path / "nowhere", "missing"), (run, "conflict"), (tmp_path, "conflict")):
         with refused(code=code, field="folder"):
