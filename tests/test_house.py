@@ -553,6 +553,7 @@ PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "r
 ASKED_FREELY = {
     ("parts/building.py", "getattr"): "init_weights and reset_parameters are optional methods of any module",
     ("config.py", "getattr"): "shows every field of a part's config",
+    ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
     ("conversion/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
     ("conversion/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
     ("conversion/gguf.py", "AttentionConfig"): "llama.cpp's fields are those of attention",
