@@ -25,7 +25,8 @@ from glassformer.figures.terminal import Printed
 from glassformer.training import Recipe
 from glassformer.training.recipe import BUDGETS
 
-ELSEWHERE = {"schema": "ModelConfig.json_schema", "generate": "Loaded.generate", "studio": "studio.start"}
+ELSEWHERE = {"schema": "ModelConfig.json_schema", "generate": "Loaded.generate", "mcp": "agents.serve_tools",
+             "studio": "studio.start"}  # fmt: skip
 """Verbs whose function is a method."""
 
 ONLY_TYPED = {

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from glassformer.agents.comparisons import Comparisons
+from glassformer.agents.tools import Toolbox, ToolList
 from glassformer.errors import RequestError
 from glassformer.version import __version__
 
@@ -27,8 +29,10 @@ def check_library() -> None:
         )  # fmt: skip
 
 
-def serve_tools(folder: str | Path = "comparisons", allow_runs: bool = False, minutes: float = 60.0) -> None:
-    """Answers an agent on standard input and output until it closes them.
+def serve_tools(
+    folder: str | Path = "comparisons", *, allow_runs: bool = False, most_minutes: float = 60.0, dry: bool = False
+) -> ToolList:
+    """Answers an agent on standard input and output until it closes them; returns the tools.
 
     Parameters
     ----------
@@ -36,25 +40,31 @@ def serve_tools(folder: str | Path = "comparisons", allow_runs: bool = False, mi
         Folder of the comparisons that tools list, report and, with `allow_runs`, add to.
     allow_runs
         Offer `compare`, which starts training and writes into `folder`.
-    minutes
-        Longest time of one comparison in minutes; it is then stopped and saved.
+    most_minutes
+        Longest time of one comparison, which is then stopped and saved.
+    dry
+        Return the tools, but answer no agent.
 
     Raises
     ------
     RequestError
-        If the `mcp` package is missing.
+        If the `mcp` package is missing, or `most_minutes` is no time.
     """
+    if not 0 < most_minutes <= 1e6:
+        raise RequestError(
+            code="range", field="most_minutes", value=most_minutes, expected="a number of minutes above 0"
+        )
+    comparisons = Comparisons(Path(folder), most_minutes)
+    toolbox = Toolbox(comparisons, allow_runs)
+    tools = ToolList(toolbox.described())
+    if dry:
+        return tools
     check_library()
     import anyio
     import mcp_types as types  # type: ignore[import-not-found]
     from mcp.server import Server  # type: ignore[import-not-found]
     from mcp.server.stdio import stdio_server  # type: ignore[import-not-found]
 
-    from glassformer.agents.comparisons import Comparisons
-    from glassformer.agents.tools import Toolbox
-
-    comparisons = Comparisons(Path(folder), minutes)
-    toolbox = Toolbox(comparisons, allow_runs)
     turn = anyio.Lock()  # calls that compute are answered one after the other
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
@@ -90,3 +100,4 @@ def serve_tools(folder: str | Path = "comparisons", allow_runs: bool = False, mi
         anyio.run(answer)
     finally:
         comparisons.stop()
+    return tools

@@ -114,25 +114,16 @@ def mcp(
     dry
         Print the tools, and stop.
     """
-    if not 0 < most_minutes <= 1e6:
-        raise RequestError(
-            code="range", field="most_minutes", value=most_minutes, expected="a number of minutes above 0"
-        )
-    if dry:
-        from pathlib import Path
-
-        from glassformer.agents.comparisons import Comparisons
-        from glassformer.agents.tools import Toolbox, ToolList
-        from glassformer.cli.show import show
-
-        show(ToolList(Toolbox(Comparisons(Path(folder)), allow_runs).described()), json)
-        return
     from glassformer.agents.stdio import check_library, serve_tools
     from glassformer.cli import waiting
+    from glassformer.cli.show import show
 
-    check_library()
-    waiting.end()
-    serve_tools(folder, allow_runs, most_minutes)
+    if not dry:
+        check_library()
+        waiting.end()
+    found = serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes, dry=dry)
+    if dry:
+        show(found, json)
 
 
 def studio(
