@@ -44,7 +44,7 @@ SHOWN_BLOCKS = 12
 
 
 class BlockConfig(Value):
-    """Config of one layer: a mixer, a feed-forward network or None, and the norm that the residual wiring places"""
+    """Config of one layer: a mixer, a feed-forward network or None, and the norm that the residual wiring places."""
 
     mixer: MixerConfig
     ffn: FFNConfig | None
@@ -84,14 +84,14 @@ class BlockConfig(Value):
 
 
 class Stage(Value):
-    """A sequence of blocks, repeated `repeat` times: for uniform stacks, alternations, and hybrids"""
+    """A sequence of blocks, repeated `repeat` times: for uniform stacks, alternations, and hybrids."""
 
     repeat: int = Field(1, gt=0, le=MAX_LAYERS)
     blocks: tuple[BlockConfig, ...] = Field(min_length=1)
 
 
 class TowerConfig(Value):
-    """Embedding, layers and final norm: an encoder, or a model without its head"""
+    """Embedding, layers and final norm: an encoder, or a model without its head."""
 
     vocab_size: int | None = Field(None, gt=0, le=1 << 28)
     """Vocabulary size; if None, the surrounding model's, as for d_model and context"""
@@ -136,7 +136,7 @@ class TowerConfig(Value):
 
     @property
     def reads_memory(self) -> bool:
-        """True if a layer reads another sequence in addition to its input"""
+        """True if a layer reads another sequence in addition to its input."""
         return any(block.mixer.reads_memory for _, block in self._kinds())
 
     def parts_within(self, ctx: BuildContext) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def ctx(self) -> BuildContext:
-        """Context for building and counting the parts of the model"""
+        """Context for building and counting the parts of the model."""
         return BuildContext(
             self.d_model, self.vocab_size, self.context, self.n_layers,
             reparam=self.reparam, mup=self.mup, branches=self.n_branches,
@@ -284,7 +284,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def encoder_ctx(self) -> BuildContext:
-        """Context for building and counting the parts of the encoder"""
+        """Context for building and counting the parts of the encoder."""
         assert self.encoder is not None
         it = self.encoder
         return BuildContext(
@@ -300,7 +300,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def takes_prefix(self) -> bool:
-        """True if the tokens of a prefix may attend to each other and everything else is causal"""
+        """True if the tokens of a prefix may attend to each other and everything else is causal."""
         blocks = [block for _, block in self._kinds()]
         found = [(block.mixer.causal(self.ctx), block.mixer.takes_prefix(self.ctx)) for block in blocks]
         reads_on = all(causal or takes for causal, takes in found)
@@ -313,7 +313,7 @@ class ModelConfig(TowerConfig):
 
     @property
     def rates(self) -> dict[Role, float]:
-        """Factors on the recipe's learning rate by role of a weight; 1 for roles that are absent"""
+        """Factors on the recipe's learning rate by role of a weight; 1 for roles that are absent."""
         return self.mup.rates(self.d_model) if self.mup else {}
 
     def resolved(self) -> ModelConfig:
@@ -902,7 +902,7 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _NoAliases(yaml.SafeLoader):
-    """Loader that refuses anchors: a small file must not expand into a large tree"""
+    """Loader that refuses anchors: a small file must not expand into a large tree."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):

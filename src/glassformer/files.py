@@ -474,7 +474,7 @@ def being_written(folder: Path) -> bool:
 
 
 class OwnerWatch:
-    """Observes the owner of a folder"""
+    """Observes the owner of a folder."""
 
     def __init__(self, place: Path, patience: float = PATIENCE):
         self.path, self.patience = place / OWNER, patience
@@ -613,13 +613,13 @@ def check_schema(kind: str, found: object, path: str | Path) -> None:
 
 
 class Written(BaseModel):
-    """Part of a file of this package: types are exact, numbers finite; unknown keys are ignored"""
+    """Part of a file of this package: types are exact, numbers finite; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Measures(Written):
-    """Loss on held-out text in nats per token, and measures derived from it; see `training.evaluate`"""
+    """Loss on held-out text in nats per token, and measures derived from it; see `training.evaluate`."""
 
     loss: float
     perplexity: float

@@ -360,7 +360,7 @@ def eager(model: Any) -> Any:
 
 
 class _GivesWay:
-    """A compiled call together with the eager one, which is used in threads that observe or edit sites"""
+    """A compiled call together with the eager one, which is used in threads that observe or edit sites."""
 
     def __init__(self, compiled: Callable[..., Any], written: Callable[..., Any]):
         self.compiled, self.written = compiled, written
@@ -432,7 +432,7 @@ class OfHeads:
 
 
 class Gather:
-    """Observer that keeps the values in `kept`: selected heads and positions, reduced or pooled at the site"""
+    """Observer that keeps the values in `kept`: selected heads and positions, reduced or pooled at the site."""
 
     def __init__(
         self,
@@ -525,7 +525,7 @@ def _select(x: Tensor, axis: int, indices: list[int]) -> Tensor:
 
 
 class Tiles:
-    """Maximum of each tile of a map (b, n, s, t) that is passed in blocks of rows: (b, n, S, T)"""
+    """Maximum of each tile of a map (b, n, s, t) that is passed in blocks of rows: (b, n, S, T)."""
 
     def __init__(self, like: Tensor, rows: int, size: int):
         b, n, _, t = like.shape

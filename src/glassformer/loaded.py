@@ -74,7 +74,7 @@ class Loaded:
 
     @property
     def adapted(self) -> list[str]:
-        """Differences from the checkpoint, one clause each"""
+        """Differences from the checkpoint, one clause each."""
         told = []
         if self.regrouped:
             told.append(f"{len(self.regrouped):,} parameters have keys and values made of other numbers of heads")

@@ -30,7 +30,7 @@ STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, tor
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments of a model's call as one value; `Model.forward` explains them"""
+    """Arguments of a model's call as one value; `Model.forward` explains them."""
 
     tokens: Tensor
     state: ModelState | None = None
@@ -91,7 +91,7 @@ class Tower(nn.Module):
 
     @property
     def takes_prefix(self) -> bool:
-        """True if the caller may name a prefix whose tokens attend to each other and everything else is causal"""
+        """True if the caller may name a prefix whose tokens attend to each other and everything else is causal."""
         mixers: list[Any] = [layer.mixer for layer in self.layers]
         networks: list[Any] = [layer.ffn for layer in self.layers]
         reads_on = all(mixer.causal or mixer.takes_prefix for mixer in mixers)
@@ -443,7 +443,7 @@ class Model(Tower):
 
 
 class _Reading(Model):
-    """A model with a default source; everything else is shared with the original model"""
+    """A model with a default source; everything else is shared with the original model."""
 
     source: Tensor
 

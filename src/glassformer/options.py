@@ -23,7 +23,7 @@ LONGEST_PROMPT = 10_000_000
 
 @dataclass(frozen=True)
 class Bounds:
-    """Smallest and largest value of a number; `above` excludes the smallest"""
+    """Smallest and largest value of a number; `above` excludes the smallest."""
 
     least: float
     most: float = math.inf
@@ -61,7 +61,7 @@ LONGEST_STOPS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Choice of the next token; by default the most likely one"""
+    """Choice of the next token; by default the most likely one."""
 
     temperature: Temperature = 0.0
     """Sampling temperature; 0 takes the most likely token."""
@@ -144,7 +144,7 @@ class GenerationOptions(SamplingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(GenerationOptions):
-    """Options of generating texts, and of the decoding method"""
+    """Options of generating texts, and of the decoding method."""
 
     source: str | Sequence[int] | None = None
     """Input of the encoder of an encoder-decoder; the prompt is then an optional start of the decoder's text."""
@@ -200,7 +200,7 @@ class DecodingOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of loading and running a model"""
+    """Options of loading and running a model."""
 
     quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
     """Quantisation of the weights: int8 or int4; keep uses those of a .gguf file as they are stored, which takes the
@@ -219,7 +219,7 @@ class ModelOptions:
 
 
 class GenerationKeywords(TypedDict, total=False):
-    """Fields of `GenerationOptions` without `n`, as keyword arguments"""
+    """Fields of `GenerationOptions` without `n`, as keyword arguments."""
 
     temperature: float
     top_k: int | None
@@ -239,7 +239,7 @@ class GenerationKeywords(TypedDict, total=False):
 
 
 class ModelKeywords(GenerationKeywords, total=False):
-    """Fields of `GenerationOptions` without `n`, and of `ModelOptions`, as keyword arguments"""
+    """Fields of `GenerationOptions` without `n`, and of `ModelOptions`, as keyword arguments."""
 
     quantize: Literal["bf16", "int8", "int4", "keep"] | None
     dtype: Literal["float32", "bfloat16"] | None
@@ -250,7 +250,7 @@ class ModelKeywords(GenerationKeywords, total=False):
 
 
 class RecipeKeywords(TypedDict, total=False):
-    """Fields of a `Recipe` without its budget, as keyword arguments; None means the default"""
+    """Fields of a `Recipe` without its budget, as keyword arguments; None means the default."""
 
     batch_size: int | None
     micro_batch: int | None
@@ -276,7 +276,7 @@ class RecipeKeywords(TypedDict, total=False):
 
 
 class RunKeywords(RecipeKeywords, total=False):
-    """Fields of a `Recipe` as keyword arguments"""
+    """Fields of a `Recipe` as keyword arguments."""
 
     tokens: int | str | None
     flops: float | str | None
@@ -286,7 +286,7 @@ class RunKeywords(RecipeKeywords, total=False):
 
 
 class DesignKeywords(RecipeKeywords, total=False):
-    """Fields of a `Design` and of a `Recipe` that are not parameters of `compare`, as keyword arguments"""
+    """Fields of a `Design` and of a `Recipe` that are not parameters of `compare`, as keyword arguments."""
 
     tokenizer: Any
     allow_unmatched: bool
@@ -296,14 +296,14 @@ class DesignKeywords(RecipeKeywords, total=False):
 
 
 class CellKeywords(DesignKeywords, total=False):
-    """Keyword arguments of `scale` for the comparison at each size and budget"""
+    """Keyword arguments of `scale` for the comparison at each size and budget."""
 
     seeds: int | None
     recipe: Any
 
 
 class LadderKeywords(DesignKeywords, total=False):
-    """Keyword arguments of `ablate` for its comparison"""
+    """Keyword arguments of `ablate` for its comparison."""
 
     tokens: int | str | None
     minutes: float | None
@@ -318,7 +318,7 @@ class LadderKeywords(DesignKeywords, total=False):
 
 
 class TuneKeywords(DesignKeywords, total=False):
-    """Keyword arguments of `compare` without `tune`"""
+    """Keyword arguments of `compare` without `tune`."""
 
     tokens: int | str | None
     minutes: float | None

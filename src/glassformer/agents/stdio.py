@@ -48,7 +48,7 @@ def serve_tools(
     Raises
     ------
     RequestError
-        If the `mcp` package is missing, or `most_minutes` is no time.
+        If the `mcp` package is missing, or `most_minutes` is not a positive number.
     """
     if not 0 < most_minutes <= 1e6:
         raise RequestError(

@@ -85,7 +85,7 @@ def recipe_defaults() -> dict[str, Any]:
 
 
 class FixedFields(dict[Any, Any]):
-    """Immutable, hashable mapping"""
+    """Immutable, hashable mapping."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -102,7 +102,7 @@ class FixedFields(dict[Any, Any]):
 
 @dataclass(frozen=True)
 class DesignArm:
-    """A model of an experiment, with its changes of the recipe"""
+    """A model of an experiment, with its changes of the recipe."""
 
     name: str
     model: str | ModelConfig
@@ -134,7 +134,7 @@ class DesignArm:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's config, without a vocabulary; raises RequestError"""
+        """The model's config, without a vocabulary; raises RequestError."""
         return self.model if isinstance(self.model, ModelConfig) else preset(self.model)
 
     def own(self, name: str) -> Any:
@@ -162,7 +162,7 @@ class DesignArm:
 
     @property
     def told(self) -> Any:
-        """The model as written to a file: an expression, or a tree"""
+        """The model as written to a file: an expression, or a tree."""
         if isinstance(self.model, str):
             whole = "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
             recipe_last = sorted(CHANGES.split(self.name), key=lambda change: change.startswith(f"{RECIPE}."))
@@ -172,7 +172,7 @@ class DesignArm:
 
     @property
     def entry(self) -> Any:
-        """The arm as written to a file: an expression that is its own name, or a mapping from the name to the model"""
+        """The arm as written to a file: an expression that is its own name, or a mapping from the name to the model."""
         return self.told if self.told == self.name else {self.name: self.told}
 
 

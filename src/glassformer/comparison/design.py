@@ -276,39 +276,39 @@ class Design:
 
     @cached_property
     def named(self) -> dict[str, DesignArm]:
-        """Arms by name"""
+        """Arms by name."""
         return {arm.name: arm for arm in self.arms}
 
     @property
     def parts(self) -> tuple[type[PartConfig], ...]:
-        """Classes of the parts of all models and recipes"""
+        """Classes of the parts of all models and recipes."""
         plans = self.plans(self.configs, vocab_size=1)
         return tuple(dict.fromkeys(chain(*map(part_classes, (*self.configs.values(), *plans.values())))))
 
     @cached_property
     def configs(self) -> dict[str, ModelConfig]:
-        """Configs of the models by name, without a vocabulary"""
+        """Configs of the models by name, without a vocabulary."""
         return {arm.name: arm.config for arm in self.arms}
 
     @cached_property
     def context(self) -> int:
-        """Context length of all arms, in tokens"""
+        """Context length of all arms, in tokens."""
         return common_context(self.named, self.recipe.get("context"))
 
     @property
     def first_seed(self) -> int:
-        """Seed of the first run of each arm; the next ones count up from it"""
+        """Seed of the first run of each arm; the next ones count up from it."""
         return self.recipe.get("seed", 0)
 
     @cached_property
     def amounts(self) -> dict[str, Any]:
-        """The budget in tokens, minutes and FLOPs; None for the two that are not given"""
+        """The budget in tokens, minutes and FLOPs; None for the two that are not given."""
         tokens = tokens_of_steps(self.steps, self.tokens, self.recipe.get("batch_size"), self.context)
         return {"tokens": tokens, "minutes": self.minutes, "flops": self.flops}
 
     @property
     def equal(self) -> Match | None:
-        """Quantity that is equal between arms; None if the design leaves it to the budget"""
+        """Quantity that is equal between arms; None if the design leaves it to the budget."""
         return self.match or ("minutes" if self.minutes is not None else None)
 
     @cached_property
@@ -321,17 +321,17 @@ class Design:
 
     @cached_property
     def all_fields(self) -> dict[str, Any]:
-        """All fields of the arms' common recipe, with the budget"""
+        """All fields of the arms' common recipe, with the budget."""
         return {**recipe_defaults(), **self.recipe, **self.amounts, "context": self.context}
 
     @cached_property
     def common(self) -> Recipe:
-        """Recipe of all arms, before amounts are matched between them"""
+        """Recipe of all arms, before amounts are matched between them."""
         return Recipe.of(**self.all_fields)
 
     @property
     def budget(self) -> Budget:
-        """The budget as results.json holds it"""
+        """The budget as results.json holds it."""
         common = self.common
         return Budget(
             match=self.match or given_budget(self.amounts),

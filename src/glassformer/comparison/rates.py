@@ -27,7 +27,7 @@ Curve = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True)
 class Choice:
-    """The best rate of an arm, as a power of FACTOR that need not be an integer"""
+    """The best rate of an arm, as a power of FACTOR that need not be an integer."""
 
     power: float
     best: int
@@ -37,7 +37,7 @@ class Choice:
 
     @property
     def between(self) -> bool:
-        """True if the chosen rate is between rates that were tried"""
+        """True if the chosen rate is between rates that were tried."""
         return self.power != self.best
 
 

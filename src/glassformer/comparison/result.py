@@ -82,32 +82,32 @@ class Comparison(Reported, Tabular):
 
     @property
     def page(self) -> Path | None:
-        """Path of the report; None if nothing was written"""
+        """Path of the report; None if nothing was written."""
         return None if self.folder is None else self.folder / "report.html"
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Verdicts on pairs of arms, with simultaneous intervals"""
+        """Verdicts on pairs of arms, with simultaneous intervals."""
         return self.results.verdicts
 
     @property
     def runs(self) -> list[RunResult]:
-        """Runs, sorted by seed and then in the order of the arms"""
+        """Runs, sorted by seed and then in the order of the arms."""
         return self.results.runs
 
     @property
     def best(self) -> str | None:
-        """Name of the model with a verdict of better against every other model; otherwise None"""
+        """Name of the model with a verdict of better against every other model; otherwise None."""
         return self.results.best
 
     @property
     def tuning(self) -> Tuning | None:
-        """Record of how the learning rates were chosen; None if they were not"""
+        """Record of how the learning rates were chosen; None if they were not."""
         return self.results.tuning
 
     @property
     def power(self) -> Power | None:
-        """Seeds and hours needed to show a difference; None unless asked for"""
+        """Seeds and hours needed to show a difference; None unless asked for."""
         return self.results.power
 
     def html(self) -> str:

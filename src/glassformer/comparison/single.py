@@ -112,7 +112,7 @@ class Course(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class SingleRun:
-    """A requested run, checked as far as this is possible without reading the text"""
+    """A requested run, checked as far as this is possible without reading the text."""
 
     name: str
     config: ModelConfig
@@ -194,7 +194,7 @@ class SingleRun:
 
     @property
     def arguments(self) -> tuple[ModelConfig, Any, Recipe, Any, bool, str | Tokenizer, int | None]:
-        """First arguments of `training.prepare_run`"""
+        """First arguments of `training.prepare_run`."""
         return self.config, self.data, self.recipe, self.out, self.resume, self.tokenizer, self.vocab_size
 
     def train(self, notify: Notify, callbacks: Sequence[Callback] = ()) -> Run:

@@ -34,7 +34,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """Map from values to pixels; values far outside stay finite"""
+    """Map from values to pixels; values far outside stay finite."""
 
     kind: Literal["linear", "log"]
     low: float
@@ -53,7 +53,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Frame:
-    """Rectangle of a chart's data area in pixels, with its two scales"""
+    """Rectangle of a chart's data area in pixels, with its two scales."""
 
     width: int
     height: int

@@ -52,7 +52,7 @@ class HeatColumn:
 
 @dataclass(frozen=True)
 class Mark:
-    """An event at x, drawn above the map in the shape of `style.marker`"""
+    """An event at x, drawn above the map in the shape of `style.marker`."""
 
     x: float
     shape: int

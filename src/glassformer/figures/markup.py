@@ -12,7 +12,7 @@ _VOID = frozenset(["br", "hr", "img", "input", "link", "meta"])
 
 
 class Markup(str):
-    """Text that a page can contain without escaping"""
+    """Text that a page can contain without escaping."""
 
     __slots__ = ()
 

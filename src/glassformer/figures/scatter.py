@@ -19,7 +19,7 @@ NEAR = 20.0  # pixels; a name within this distance of its marker needs no line
 
 @dataclass(frozen=True)
 class Dot:
-    """One arm at (x, y); the ranges are its lowest and highest value over seeds"""
+    """One arm at (x, y); the ranges are its lowest and highest value over seeds."""
 
     label: str
     x: float

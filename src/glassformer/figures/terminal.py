@@ -25,7 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class TextTable(Table):
-    """Table with literal cells and headings: brackets in a name are not read as rich's markup"""
+    """Table with literal cells and headings: brackets in a name are not read as rich's markup."""
 
     def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
         """Adds a row; a cell with a style is a rich `Text`."""
@@ -186,7 +186,7 @@ class Printed:
 
 
 class Reported(Printed):
-    """Base of printed results that have a page"""
+    """Base of printed results that have a page."""
 
     def html(self) -> str:
         """Returns the page, which loads no other files.
@@ -231,7 +231,7 @@ class Reported(Printed):
 
 
 class Tabular(Printed):
-    """Base of printed results that have a table"""
+    """Base of printed results that have a table."""
 
     def records(self) -> Iterable[dict[str, Any]]:
         """Returns the rows of the table.

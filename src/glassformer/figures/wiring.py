@@ -61,7 +61,7 @@ class BlockSketch:
 
 @dataclass(frozen=True)
 class StageSketch:
-    """Blocks that are repeated together"""
+    """Blocks that are repeated together."""
 
     repeat: int = 1
     blocks: Sequence[BlockSketch] = field(default_factory=tuple)
@@ -70,7 +70,7 @@ class StageSketch:
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A whole model; `position` names the position that is added to the embedding, if any"""
+    """A whole model; `position` names the position that is added to the embedding, if any."""
 
     embedding: Box | None = None
     position: str = ""
@@ -87,7 +87,7 @@ class ModelSketch:
 
 
 class _Pen:
-    """Draws upwards from y = 0; `y` is the level reached so far, negative and decreasing"""
+    """Draws upwards from y = 0; `y` is the level reached so far, negative and decreasing."""
 
     def __init__(self, within: Place | None = None) -> None:
         self.within = within

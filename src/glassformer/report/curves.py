@@ -29,7 +29,7 @@ Kind = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class CurveView:
-    """View of the curves: the x axis and its range"""
+    """View of the curves: the x axis and its range."""
 
     key: str
     curve: Callable[[RunResult], Points]
@@ -115,7 +115,7 @@ def extremes(curve: Points, kind: Kind, count: int = 90) -> Points:
 
 @dataclass(frozen=True)
 class CurveSpike:
-    """A point of a curve that is `height` nats above the points before and after it"""
+    """A point of a curve that is `height` nats above the points before and after it."""
 
     x: float
     level: float
@@ -360,7 +360,7 @@ def _rates(arm: Arm) -> Points:
 
 @dataclass(frozen=True)
 class ContextLoss:
-    """Loss of one arm at one context, or the reason why it is missing"""
+    """Loss of one arm at one context, or the reason why it is missing."""
 
     loss: float | None
     reason: str

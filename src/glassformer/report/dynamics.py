@@ -41,7 +41,7 @@ SMALL = {"width": 340, "height": 236, "end_labels": False}
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic and the scale of its drawing; `merge` combines several values"""
+    """A statistic and the scale of its drawing; `merge` combines several values."""
 
     name: str
     words: str
@@ -75,7 +75,7 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Happening:
-    """A kind of event: its mark as a shape of `style.marker` and as a sign, its name in singular and plural"""
+    """A kind of event: its mark as a shape of `style.marker` and as a sign, its name in singular and plural."""
 
     shape: int
     sign: str
@@ -348,7 +348,7 @@ def _event_row(arm: Arm, seen: RecordedDynamics, event: dict[str, Any]) -> Marku
 
 @dataclass(frozen=True)
 class TimedValue:
-    """A value with its place: the layers, and the last step of its window"""
+    """A value with its place: the layers, and the last step of its window."""
 
     value: float
     layer: str

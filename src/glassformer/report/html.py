@@ -14,7 +14,7 @@ from ..runs.arms import Arm
 
 @dataclass(frozen=True)
 class Absent:
-    """A section without content: the reason, in half a sentence, and the command that would fill it"""
+    """A section without content: the reason, in half a sentence, and the command that would fill it."""
 
     title: str
     reason: str

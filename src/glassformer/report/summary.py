@@ -35,7 +35,7 @@ _PLAIN = ((1.0, ""),)
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity with its title and units; `counted` selects the page's format of counts"""
+    """A quantity with its title and units; `counted` selects the page's format of counts."""
 
     quantity: Quantity
     title: str
@@ -77,7 +77,7 @@ def _head(title: str, unit: str, ascending: bool = False) -> Markup:
 
 
 class _Cells:
-    """One column, with one unit for all arms"""
+    """One column, with one unit for all arms."""
 
     def __init__(self, column: Column, arms: Sequence[Arm]) -> None:
         self.column = column

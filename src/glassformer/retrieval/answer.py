@@ -83,7 +83,7 @@ class Answer(Printed):
 
 
 class AnswerReply:
-    """An answer during generation: its sources, and an iterator over its pieces of text"""
+    """An answer during generation: its sources, and an iterator over its pieces of text."""
 
     def __init__(self, sources: list[Source], reply: Reply, answer: Callable[[Completion], Answer]):
         self.sources, self._reply, self._answer = sources, reply, answer
@@ -103,7 +103,7 @@ class AnswerReply:
 
 @dataclass
 class Prompt:
-    """Token ids for the model, and the sources with the part of each that fits"""
+    """Token ids for the model, and the sources with the part of each that fits."""
 
     ids: list[int]
     sources: list[Source] = field(default_factory=list)

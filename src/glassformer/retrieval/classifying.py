@@ -18,7 +18,7 @@ from glassformer.typed import typed
 
 @dataclass(repr=False)
 class Classes(Printed):
-    """Classes of texts, in the order of the texts"""
+    """Classes of texts, in the order of the texts."""
 
     texts: list[str]
     """Classified texts"""

@@ -58,7 +58,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A passage, its number in the index, and its cosine similarity with the question"""
+    """A passage, its number in the index, and its cosine similarity with the question."""
 
     score: float
     number: int

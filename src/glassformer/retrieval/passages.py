@@ -22,7 +22,7 @@ token."""
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a document; `text` starts at the document's character `start`"""
+    """A part of a document; `text` starts at the document's character `start`."""
 
     document: str
     start: int

@@ -122,7 +122,7 @@ def orthogonalized(x: Tensor, steps: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon optimizer: `MuonConfig` has its formula. Matrices of one shape are computed as a batch."""
+    """Muon updates, computed for all matrices of one shape at once."""
 
     def __init__(self, params: Any, maps: Maps, momentum: float = 0.95, nesterov: bool = True, steps: int = 5):
         super().__init__(params, {"momentum": momentum, "nesterov": nesterov, "steps": steps})
