@@ -50,7 +50,7 @@ def _plain(word: str) -> str:
 
 
 def check_explained(word: str) -> str:
-    """Returns the known word that is meant: `+GQA:2` is gqa. Raises RequestError for an unknown one."""
+    """Returns the known word meant: `+GQA:2` is gqa. Raises RequestError for one that no part can have."""
     known = {_plain(name): name for name in (*terms(), *SHORT_NAMES, *texts())}
     for one in (_plain(word), _plain(word).removesuffix("s")):
         if one in known:

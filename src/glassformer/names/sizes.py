@@ -74,7 +74,7 @@ def shape(size: str) -> tuple[int, int, int]:
 
 
 def _layers(params: float) -> float:
-    """Between the sizes of the table by logarithms, below them as the third root."""
+    """Returns layers: by logarithms between the table's sizes, by the third root below."""
     known = sorted((12 * layers * width**2, layers) for layers, width, _ in SIZES.values())
     if params <= known[0][0]:
         return known[0][1] * (params / known[0][0]) ** (1 / 3)

@@ -84,7 +84,7 @@ def divide(model: Model, group: Any) -> Model:
 
 
 class Context:
-    """Implementation of `parts.core.owner.Along` for a group of ranks."""
+    """Division of sequences over ranks; a `parts.forward_pass.Along`."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0

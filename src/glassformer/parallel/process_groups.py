@@ -156,7 +156,7 @@ class ProcessGroups:
         return range(first + self.at["fsdp"], first + part, self.layout.fsdp)
 
     def in_order(self, mine: Tensor) -> Tensor:
-        """Gathers numbers (k,) of this rank's microbatches to (K,) of all data ranks, in microbatch order (`mine`)."""
+        """Gathers numbers (k,) of this rank's microbatches to (K,) of all data ranks, by index of the microbatch."""
         group = self.group("dp")
         if group is None:
             return mine

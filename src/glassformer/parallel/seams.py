@@ -108,7 +108,7 @@ class _Pair(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Seams:
-    """Functions of a group, by the names of the table above."""
+    """Collectives with gradients, as in the module's table."""
 
     group: Group
 

@@ -125,7 +125,7 @@ def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]
 def _cut_part(
     part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: SpreadTokens | None
 ) -> None:
-    """Divides a part and all inside it; `tokens`, if its result leaves in slices of a sequence."""
+    """Divides a part and all inside it; with `tokens`, its result is slices of a sequence."""
     if tokens is not None:
         owner = replace(owner, enter=tokens.enter, leave=tokens.leave)
     part.divide(owner)

@@ -76,8 +76,8 @@ class Seen:
 
 
 def verdict(seen: Sequence[Seen], now: float, patience: float) -> str | None:
-    """Returns a sentence that names the missing rank and its place, if no rank has moved for `patience` seconds and
-    some wait for others. None if some rank moves, or all compute."""
+    """Returns a sentence on a standstill of `patience` seconds, with the rank, if one, that is silent or late, and its
+    place. None if some rank moves, or all answer and compute."""
     still = now - max(one.moved for one in seen)
     if still < patience:
         return None
@@ -287,9 +287,9 @@ Follow = Callable[[Callable[[], int]], None]
 
 @contextmanager
 def watched(groups: ProcessGroups, again: str) -> Iterator[Follow]:
-    """Runs a watchdog inside the context: a rank that hangs ends the job with a sentence that names it, and one that
-    has died is named by those that have lost it: WorkError. `again`: command to resume. Yields a function that sets the
-    counter of finished steps."""
+    """Runs a watchdog inside the context: a rank that hangs ends the job with a sentence that names it; a dead one is
+    named by those that have lost it: WorkError. `again`: command to resume. Yields a function that takes the counter
+    of finished steps, itself a function."""
     if groups.world == 1 or groups.store is None:
         yield lambda position: None
         return

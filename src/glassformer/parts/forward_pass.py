@@ -76,7 +76,7 @@ class Pass:
 
     @property
     def slots(self) -> Tensor:
-        """Slot of each token, (s,); (b, s) if rows differ."""
+        """Index of each token in its row, (s,); (b, s) with `rows`."""
 
         def make() -> Tensor:
             if self.rows is None:

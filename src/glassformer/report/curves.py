@@ -84,7 +84,7 @@ def mean_curve(curves: Sequence[Points], kind: Kind) -> Points:
 
 
 def _window(curves: Sequence[Points], a: float, b: float, last: bool) -> tuple[float, float] | None:
-    """Returns (mean x, mean over seeds of their means) within [a, b); None without recorded points."""
+    """Returns (mean x, mean over seeds) in [a, b), if `last` [a, b]; fills in seeds without points. None if all are."""
     inside = [[p for p in curve if a <= p[0] < b or (last and p[0] == b)] for curve in curves]
     xs = [p[0] for seed in inside for p in seed]
     if not xs:
@@ -123,8 +123,8 @@ class CurveSpike:
 
 
 def spikes(curve: Points) -> list[CurveSpike]:
-    """Returns the points that are spikes, with adjacent high points: more than six times the noise of the curve above
-    the medians before and after them, and more than SPIKE nats."""
+    """Returns each point of a spike: one more than six times the noise of the curve, and more than SPIKE nats, above
+    the medians before and after it."""
     levels = [y for _, y in curve]
     reach = max(5, len(curve) // 20)
     steps = [b - a for a, b in itertools.pairwise(levels)]

@@ -223,7 +223,7 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
 
 
 def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
-    """Returns the seed of the drawing, and its status."""
+    """Returns the drawn run's seed, if of several, and status, if not ok."""
     seed = f"seed {seen.run.seed}" if len(arm.runs) > 1 else ""
     status = seen.run.status
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))

@@ -176,7 +176,7 @@ def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
-    """Returns a notice if some arm has one seed, so that chance was not measured."""
+    """Returns a notice on unmeasured chance if some arm has one seed and gets no more."""
     alone = [arm for arm in arms if len(arm.runs) < 2]
     if not alone:
         return None

@@ -26,7 +26,7 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def sequence(value: object) -> list[Any]:
-    """Returns the value as a list if it is one, otherwise []."""
+    """Returns a list or tuple as a list, and [] for all else."""
     return list(value) if isinstance(value, list | tuple) else []
 
 

@@ -166,8 +166,8 @@ def _embedded(model: ModelLike, texts: Sequence[str], progress: bool | Notify) -
 
 
 def read_texts(file: str | Path) -> list[str]:
-    """Returns the texts of a file, one per line, without empty lines. Only a newline ends a text; it may contain U+2028
-    or a form feed. Raises RequestError."""
+    """Returns a file's lines, or the `text` of each in .jsonl, without empty ones. Only a newline ends a line, not
+    U+2028 or a form feed. Raises RequestError."""
     path = Path(file)
     try:
         read = path.read_bytes().decode("utf-8").split("\n")

@@ -59,8 +59,7 @@ class Splitter:
         yield from self.joined(document.name, waiting)
 
     def joined(self, name: str, paragraphs: list[tuple[int, str]]) -> Iterator[Passage]:
-        """Yields the paragraphs as one passage, or as two if the tokenizer makes more tokens of the joined text than of
-        its parts."""
+        """Yields the paragraphs as one passage; if it has more than `most` tokens, joins each half separately."""
         if not paragraphs:
             return
         text = JOINT.join(text for _, text in paragraphs)

@@ -76,7 +76,7 @@ def without_length(reason: str) -> str:
 
 
 def failures(results: Results) -> Iterator[str]:
-    """Yields the number and reason of an arm's failures, and that the arm has no verdict for it."""
+    """Yields a sentence on each arm with failures: number, reasons, and a missing verdict."""
     for name in dict.fromkeys(run.name for run in results.runs):
         ended = [run for run in results.runs if run.name == name]
         errors = dict.fromkeys(run.error or "unknown" for run in ended if run.status == "failed")

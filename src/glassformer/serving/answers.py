@@ -97,7 +97,7 @@ class ChatFormat(AnswerFormat):
         finish: str | None,
         calls: Sequence[Call] = (),
     ) -> dict[str, Any]:
-        """Returns a message."""
+        """Returns a choice with its message."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(one) for one in calls]}

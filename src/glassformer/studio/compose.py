@@ -139,7 +139,7 @@ def _state(config: ModelConfig, context: int) -> int:
 
 
 def _change(before: float, after: float, words: Any) -> dict[str, Any]:
-    """Returns a difference in words: the value after, and by how much it differs."""
+    """Returns the new value in words, its change in per cent, and if it grows."""
     share = f"{(after - before) / before:+.1%}".replace("-", "−") if before and after != before else ""
     return {"after": words(after), "share": share, "grows": after > before}
 

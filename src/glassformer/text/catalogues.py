@@ -127,8 +127,8 @@ def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus
 
 
 def _files(language: str, folders: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """Returns (program, catalogue), sorted. Programs with equal names up to the first non-letter share messages:
-    pg_dump and pg_restore count as one."""
+    """Returns (program, catalogue), sorted; a program is the letters at the start of its name, because pg_dump and
+    pg_restore share messages."""
     found = []
     for folder in folders:
         for path in Path(folder).glob(f"{language}/LC_MESSAGES/*.mo"):

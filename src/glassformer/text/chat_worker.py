@@ -130,7 +130,7 @@ class Refusal(Exception):
 
 
 class TooLong(Exception):
-    """Of a rendered chat."""
+    """Refusal of a rendered chat over `LARGEST_OUTPUT`."""
 
 
 def bounded(pieces: Iterator[str]) -> bytes:

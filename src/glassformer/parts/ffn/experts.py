@@ -261,7 +261,7 @@ class Experts(FFN):
         return self.router.outs[0]
 
     def keep(self, first: int, last: int, exchange: Exchange) -> None:
-        """Keeps only some experts, as `parts.exchange.Exchanging` defines."""
+        """Keeps only some experts, as `parts.core.exchange.Exchanging` defines."""
         for linear in (self.gate_proj, self.up_proj, self.down_proj):
             if linear is not None:
                 linear.keep(first, last)
@@ -312,7 +312,7 @@ class Experts(FFN):
     def mix(
         self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]
     ) -> Float[Tensor, "*b d"]:
-        """Returns sum_k w_k E_k(x). The rows of an expert are brought together, so that its matrices are read once."""
+        """Returns sum_k w_k E_k(x), or sum_k E_k(w_k x) by weigh="input"; reads an expert once, its rows together."""
         by_expert, order = chosen.flatten().sort(stable=True)
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))

@@ -39,7 +39,7 @@ LEAST_DECAY = 1e-30
 
 class GateMaps(Linear):
     """Linear layer of one input to all gates, at least fp32. Weights are initialised as in `torch.nn.LSTM`, uniform
-    between -1/sqrt(c) and 1/sqrt(c) for c channels; biases are zero, but one for the gate `opened`."""
+    between -1/sqrt(c) and 1/sqrt(c) for c channels; biases are 0, those of the gate `opened` 1."""
 
     packable = False
     in_half = False
