@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from glassformer.generation.native_step import NativeStep
 from glassformer.model import Inputs, Model
 from glassformer.parts.core.running import NOTHING, thread
 from tests.quick import EXAMPLES, PHASE, PHASES, left_out, phase
@@ -91,13 +92,18 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of tokens of each pass of a model."""
+    """Number of tokens of each pass of a model, by its own code or by native instructions."""
     lengths: list[int] = []
-    whole = Model.states_of
+    whole, native = Model.states_of, NativeStep.__call__
 
     def noted(self: Model, given: Inputs, *rest: Any) -> torch.Tensor:
         lengths.append(given.tokens.shape[1])
         return whole(self, given, *rest)
 
+    def noted_step(self: NativeStep, model: Model, tokens: torch.Tensor, state: Any) -> torch.Tensor:
+        lengths.append(tokens.shape[1])
+        return native(self, model, tokens, state)
+
     monkeypatch.setattr(Model, "states_of", noted)
+    monkeypatch.setattr(NativeStep, "__call__", noted_step)
     return lengths

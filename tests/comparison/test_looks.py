@@ -159,6 +159,6 @@ def test_the_command_line_plans_and_tells(
 
 def test_a_first_look_that_was_not_planned_is_no_seed_added_after_one() -> None:
     (note,) = look_notes([3], [4, 8])
-    assert "of which 3 was not planned" in note and "added" not in note and f"{constant_level([3, 4, 8]):.2%}" in note
+    assert "and 3 was not planned" in note and "added" not in note and f"{constant_level([3, 4, 8]):.2%}" in note
     (late,) = look_notes([3, 4], [])
     assert "Seeds were added after a verdict had been seen" in late

@@ -163,12 +163,12 @@ def test_a_part_among_many_is_named(change: str, family: str, path: str, both: t
 
 def test_a_refusal_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(fields: Fields) -> ModelConfig:
-        raise fields.refuse("n", 3, "2 is right")
+        raise fields.refuse("n", 3, "expected 2")
 
     monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], read=read))
     seen = export_targets(gf.preset("llama@1m+alibi"))
     index = next(i for i, one in enumerate(seen) if one.family.model_type == "llama")
-    assert seen[index].blockers == {"config": ("config.json: n='3': 2 is right", None)}
+    assert seen[index].blockers == {"config": ("config.json: n='3': expected 2", None)}
     assert index > max(i for i, one in enumerate(seen) if one.whole)
 
 

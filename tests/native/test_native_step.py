@@ -182,6 +182,10 @@ def test_hooks_looks_and_edits_reach_every_step() -> None:
     assert not served(model)
     hook.remove()
     assert served(model)
+    layer: Any = model.layers[1]
+    layer.forward = layer.forward
+    assert not served(model)
+    del layer.forward
     site: Any = model.layers[0].mixer.z  # type: ignore[union-attr]
     with look_at([(site, lambda *_: None)]):
         assert not served(model)

@@ -21,6 +21,7 @@ from glassformer.cli import main
 from glassformer.comparison import compare
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.laboratory.experiments import steps_of
 from glassformer.laboratory.proof import check
 from glassformer.lens import inspect
 from glassformer.naming import parse, resize, words

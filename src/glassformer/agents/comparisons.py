@@ -99,7 +99,7 @@ class Comparisons:
         return "failed" if self._failure(name) else "incomplete"
 
     def listed(self) -> list[dict[str, Any]]:
-        """Returns name, state, models and number of seeds of each comparison."""
+        """Returns name, state, models, seeds and date of each; of a damaged one name, state and error."""
         rows: list[dict[str, Any]] = []
         for name in self.names():
             try:
@@ -116,9 +116,9 @@ class Comparisons:
         return rows
 
     def start(self, design: Design, name: str | None) -> dict[str, Any]:
-        """Starts a process that computes a comparison, and returns its name, its design and similar comparisons.
+        """Starts a process that computes a comparison; returns name, state, design, seeds, minutes and similar ones.
 
-        Its seeds are drawn here. Raises RequestError for a name that is taken, and while another one is computed."""
+        Seeds are drawn here. Raises RequestError for a name that is taken, and while another one is computed."""
         self._refuse_second()
         design = design.replace(seed=secrets.randbelow(1 << 31))
         name = name or f"comparison-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

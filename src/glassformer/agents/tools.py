@@ -150,7 +150,7 @@ class CompareTool(Arguments):
     """Name of the comparison; by default the server gives one."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Starts the comparison and returns its name, its design and its seeds."""
+        """Starts the comparison; returns as `Comparisons.start`."""
         for model in self.models:
             check_published(model)
             for change in grammar.parse(model, names_a_model)[2]:
@@ -188,7 +188,7 @@ class ResultsTool(Arguments):
     """Seconds to wait for the end."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns the report."""
+        """Returns `Comparisons.report`."""
         return comparisons.report(self.name, self.wait)
 
 

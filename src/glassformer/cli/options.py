@@ -308,7 +308,7 @@ def watch_interval(watch: bool, every: int | None) -> int | None:
 
 @contextmanager
 def standard_input() -> Iterator[None]:
-    """Around what reads it as text. Raises RequestError where it is none."""
+    """Raises RequestError if standard input, read inside, is not text."""
     try:
         yield
     except UnicodeDecodeError as problem:

@@ -101,8 +101,7 @@ def _unknown_option(verb: str, problem: UnknownOptionError) -> RequestError:
 
 
 def _also_missing(arguments: list[str]) -> list[str]:
-    """Returns the names of a folder and a length that training needs and that are not given. A plan of it (--dry) needs
-    neither."""
+    """Returns what is missing of --out (train) and a budget (train, compare); nothing with --dry."""
     typed = {word.partition("=")[0] for word in arguments}
     if arguments[0] not in ("train", "compare") or typed & {"--dry", "--help", "-h"}:
         return []

@@ -25,7 +25,7 @@ from glassformer.version import __version__
 
 class Verb(NamedTuple):
     """A verb in the list of them: its file in `verbs`, the first line of its docstring, an example to copy, and names
-    that other programs have for it, which are answered with this one."""
+    that other programs have for it, whose error suggests this one."""
 
     file: str
     line: str
@@ -253,7 +253,7 @@ def described(arguments: list[str]) -> Iterator[None]:
 
 
 def _refuse_ranks(arguments: list[str]) -> None:
-    """`refuse_ranks` for a command, where it may be one of several processes."""
+    """Calls `refuse_ranks` where several processes may have been started."""
     several = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or "SLURM_PROCID" in os.environ
     if several and arguments and not arguments[0].startswith("-"):
         from glassformer.cli.ranks import refuse_ranks

@@ -113,7 +113,7 @@ class _View:
 
 
 class _Lines:
-    """Prints a line of JSON for each text, in the order of the prompts, as soon as those before it are complete."""
+    """Printer of one line of JSON per text, in prompt order, each once it and all before it are complete."""
 
     def __init__(self, run: TextRun, records: list[dict[str, Any]]):
         self.run, self.printed = run, 0

@@ -27,12 +27,8 @@ from glassformer.training.trained import reading
 def finished(
     ask: Callable[[], SingleRun], out: str | Path | None, pretrained: bool, progress: OnProgress
 ) -> Run | None:
-    """Returns the finished run in `out`, with a model without values. Returns None if steps are left or if anything
-    differs from the request; resuming then refuses the folder with the reason.
-
-    ask           returns the requested run, with its config in place of weights
-    pretrained    the run starts from the weights that its expression names
-    """
+    """Returns the finished run in `out`, with a model without values. Returns None if steps are left, or if anything
+    differs from the request, which resuming then refuses with the reason."""
     try:
         found = None if out is None or joined() is not None else checkpoint.latest(Path(out))
         return None if found is None else _finished(ask(), Path(out or ""), found, pretrained, progress)

@@ -22,7 +22,7 @@ Part = tuple[Matrix | None, Matrix, bool]
 
 
 def mean(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the mean of each group's heads, the best start in the paper."""
+    """Returns the mean of each group's heads, best in Ainslie et al. 2023."""
     return heads.mean(1)
 
 

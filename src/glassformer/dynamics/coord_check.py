@@ -39,9 +39,8 @@ LEVEL = 0.1
 
 @dataclass(frozen=True)
 class CoordinateCheck(Tabular):
-    """Result of a coordinate check: mean |x| and mean |x_t - x_0| of every kind of site (`mixer.q`, `resid_post`, ...;
-    averaged over layers, seeds and elements), by step 0 ... `steps` and width: `sizes["mixer.q"][step][width
-    index]`."""
+    """Result of a coordinate check: mean |x| (`sizes`) and mean |x_t - x_0| (`changes`) by kind of site (`mixer.q`,
+    ...;     over layers, seeds, elements), step 0 ... `steps` and width: `sizes["mixer.q"][step][width index]`."""
 
     widths: tuple[int, ...]
     steps: int

@@ -122,7 +122,7 @@ def _triangle(x: float, top: float) -> str:
 
 
 def _end(frame: Frame, one: Series) -> Point | None:
-    """Returns the pixel where a series ends, or where it leaves the frame for the last time."""
+    """Returns the pixel where a series ends or last leaves the frame; None without points."""
     line = next((line for line in (one.points, *one.thin, one.markers) if line), None)
     if line is None:
         return None

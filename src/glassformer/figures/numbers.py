@@ -25,7 +25,7 @@ def finite(value: object) -> float | None:
 
 
 def widen(low: float, high: float) -> tuple[float, float]:
-    """Returns a range of positive width: a single value gets a margin of a twentieth of itself."""
+    """Returns a range of positive width: a single value gets a margin of 5 % of itself, 0 of 0.5."""
     if high < low:
         low, high = high, low
     if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):

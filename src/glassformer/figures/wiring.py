@@ -334,7 +334,7 @@ def _become_trunk(pen: _Pen, y: float) -> None:
 
 
 def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> None:
-    """Draws the branch back to the trunk, with the sign of addition."""
+    """Draws the branch at `y` back to the trunk, an addition, and the trunk from `start`."""
     pen.line((branch, y), (TRUNK + 9, y))
     pen.line((TRUNK, start), (TRUNK, y - 20))
     pen.add(y)

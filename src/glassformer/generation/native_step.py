@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -168,6 +169,12 @@ class Program:
         self._children = [one._modules for one in parts]
         self._sizes = [len(held) for held in self._children]
         self.hooks = [held for one in model.modules() for held in (one._forward_hooks, one._forward_pre_hooks)]
+        self._own = [one.__dict__ for one in parts]
+
+    @property
+    def intercepted(self) -> bool:
+        """True if a part has a hook, or a `forward` set on the module itself."""
+        return any(self.hooks) or any(map(dict.__contains__, self._own, repeat("forward")))
 
     @property
     def changed(self) -> bool:
@@ -473,8 +480,8 @@ def _by_row(table: Tensor) -> Tensor:
 
 
 class NativeStep:
-    """step(tokens (b, 1), state) -> logits (b, v) fp32 of the token after each, equal to `model(tokens, state)[:, -1]`
-    up to rounding, for any number of rows and any state of the model's own."""
+    """Native step(model, tokens (b, 1), state) -> logits (b, v) fp32 of the next token, equal to `model(tokens,
+    state)[:, -1]` up to rounding, for any number of rows and a state that it `serves`."""
 
     def __init__(self, model: Model):
         """Raises NoInstructions for a model with parts that have no instructions."""
@@ -483,7 +490,7 @@ class NativeStep:
 
     def serves(self, state: ModelState) -> bool:
         """Returns True if the state is of kinds that the instructions read, and no part has a hook."""
-        if state.documents is not None or state.positions is not None or any(self.program.hooks):
+        if state.documents is not None or state.positions is not None or self.program.intercepted:
             return False
         rings = [None if one is None else one.ring for one in state.layers]
         return all(ring is not None and ring[0].values.dtype in CODES for ring in rings)

@@ -27,7 +27,7 @@ class PromptScores:
 
     @torch.inference_mode()
     def read(self, model: Model, ids: Sequence[int], state: ModelState, piece: int | None) -> Iterator[None]:
-        """Reads all tokens but the last into a state, at most `piece` of them before each None that it yields."""
+        """Reads all tokens but the last into a state, `piece` at a time, and stores scores; yields None after each."""
         tokens = torch.tensor([ids], device=model.device)
         for part, target in zip(
             tokens[:, :-1].split(piece or CHUNK, 1), tokens[0, 1:].split(piece or CHUNK), strict=True

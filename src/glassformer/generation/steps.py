@@ -110,8 +110,8 @@ def prefill_rows(
 
 
 def new_state(model: Model, batch: int, max_len: int, *rest: Any, **more: Any) -> ModelState:
-    """`model.init_state`, on one thread where others have the cores: threads that meet at each of its tensors wait
-    there for a busy core, a third of a prompt's time."""
+    """Returns `model.init_state`, on fewer threads where others have the cores: at each of its tensors threads wait for
+    a busy core, a third of a prompt's time."""
     with paced(model, "state", batch * max_len):
         return model.init_state(batch, max_len, *rest, **more)
 

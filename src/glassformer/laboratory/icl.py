@@ -245,7 +245,7 @@ def one_step(
 
 
 def _scores(model: Model) -> np.ndarray:
-    """Returns W_Q^T W_K between elements of x, (d, d)."""
+    """Returns W_Q^T W_K of x's features, without y's, (d, d)."""
     q, k, _ = mixer_of(model).qkv.weight.detach().double().chunk(3)
     return (q.T @ k)[:-1, :-1].numpy()
 

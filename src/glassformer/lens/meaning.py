@@ -154,7 +154,7 @@ def sentence(kind: str, row: int, draw: Random) -> Pieces:
 
 
 def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str, list[int]]]:
-    """Returns the tokens of a sentence, and the positions of each role: of a query, the last token of each word.
+    """Returns the tokens of a sentence, and role -> positions of its tokens; of a query word only the last one.
 
     Raises RequestError if the tokenizer joins marked words with their neighbours."""
     texts = list(accumulate(text for text, _ in pieces))

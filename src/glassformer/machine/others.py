@@ -24,7 +24,7 @@ class Others:
         self._found: float | None = None
 
     def __call__(self, worked: bool = False) -> float | None:
-        """Returns the cores in use by others; `worked`: there was no pause since the last sample."""
+        """Returns cores that others use, None if unknown; `worked`: no pause since the last sample."""
         if self._look is None or (seconds := self._stat.clock() - self._look[0]) < self.LEAST:
             return self._found
         then, self._look = self._look, self._stat.counted()

@@ -30,8 +30,8 @@ class Way(NamedTuple):
 
 
 def ways(most: int, free: bool) -> list[Way]:
-    """Returns the ways of work whose bits are `free` of the number of threads, or else depend on it; from fewest
-    threads to most."""
+    """Returns the ways of work, least first: numbers of threads if its bits are `free` of them, else `most` threads,
+    asleep or spinning."""
     if not free:
         return [Way(most, sleep=True), Way(most)]
     halves = {most >> k for k in range(most.bit_length())}
@@ -149,8 +149,8 @@ class Pace:
             self._try(self.at + 1, found)
 
     def _begin(self, now: float, unit: float, others: Callable[[], float | None]) -> None:
-        """Plans the first trials after the first way was timed: its neighbours at once, or later if earlier processes
-        compared them and the use of cores is known."""
+        """Plans the first trials after the first way was timed: more threads, and fewer for short units; later if
+        earlier processes compared them and the use of cores is known."""
         known = (self.at in self.gains or self.at + 1 in self.gains) and others() is not None
         if unit <= SHORT:
             self._first = now + SURE if known else now

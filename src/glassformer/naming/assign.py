@@ -25,8 +25,8 @@ OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
 
 def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     """Returns the config with the value at a path. A path that starts at a part of a block (norm.eps, position.base)
-    sets it in every block that has it, also in an encoder; norm also in the final norm and the embedding's. Raises
-    RequestError."""
+    sets it in every block that has it, in an encoder too (but visibility); norm also in the final norm and the
+    embedding's. Raises RequestError."""
     tree = config.to_dict()
     first, *rest = steps = ALIASES.get(path, path).split(".")
     if first == RECIPE:

@@ -130,8 +130,7 @@ def _mixer(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """Sets the position at the embedding or in the mixers, and removes it from the other place; a word of the axis
-    itself removes both."""
+    """Sets the position at the embedding or in the mixers, and removes it from the other place; +nope removes both."""
 
     def at(place: str, old: Any) -> Any:
         return choice.replacing(old, **fields) if choice.place == place else None

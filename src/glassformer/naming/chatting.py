@@ -86,7 +86,7 @@ def state_dtype(options: ModelOptions) -> torch.dtype | None:
 
 
 def device_of(options: ModelOptions) -> str:
-    """Returns the named device; for `auto`, the CPU if only the CPU supports the options."""
+    """Returns the named device; for `auto`, the best one that supports the options."""
     chosen = machine.device_named(options.device)
     only_here = options.quantize == "bf16" or (options.compile and not machine.can_compile(chosen))
     return "cpu" if options.device == "auto" and only_here else chosen

@@ -57,7 +57,7 @@ def preset(expression: str | Path) -> ModelConfig:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Suppresses warnings of changes inside the context, which are only tried."""
+    """Suppresses all warnings inside the context, for changes only tried."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

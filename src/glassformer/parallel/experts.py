@@ -114,7 +114,7 @@ def own(model: Model) -> Iterator[tuple[str, nn.Parameter]]:
 
 @dataclass
 class Trade:
-    """Exchange of rows of tokens and results between the owners of `experts` experts (`parts.core.exchange.Exchange`)."""
+    """Exchange of rows of tokens and results between owners of `experts` experts (`parts.core.exchange.Exchange`)."""
 
     group: Group
     experts: int

@@ -121,7 +121,7 @@ def largest(row: np.ndarray) -> int:
 
 
 def as_row(ids: TokenIds, name: str = "") -> np.ndarray:
-    """Returns two or more ids as one array (n,) of integers; a mapped file stays mapped. Raises RequestError otherwise."""
+    """Returns two or more ids as integers (n,); a mapped file stays mapped. Raises RequestError otherwise."""
     try:
         if not hasattr(ids, "__array__"):
             ids = _joined(ids)

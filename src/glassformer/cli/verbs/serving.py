@@ -118,12 +118,13 @@ def mcp(
     from glassformer.cli import waiting
     from glassformer.cli.show import show
 
-    if not dry:
-        check_library()
-        waiting.end()
-    found = serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes, dry=dry)
+    found = serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes, dry=True)
     if dry:
         show(found, json)
+        return
+    check_library()
+    waiting.end()
+    serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes)
 
 
 def studio(

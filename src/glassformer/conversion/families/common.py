@@ -93,8 +93,8 @@ def read_routing(
 def read_model(
     fields: Fields, context: int, block: BlockConfig, tokens: HeadConfig | None = None, **own: Any
 ) -> ModelConfig:
-    """Reads a model of equal blocks, with the block's norm also as the final one and a head for `tokens`, tied by
-    default; `own` replaces fields of the config."""
+    """Reads a model of equal blocks, whose norm is also the final one; `tokens` is its head, tied as the fields or else
+    `tokens` say; `own` replaces fields of the config."""
     head = tokens or HeadConfig()
     said: dict[str, Any] = {
         "vocab_size": fields.whole("vocab_size"),

@@ -42,9 +42,9 @@ def named(
     pooler: str = "pooler.dense",
     classes: Mapping[str, str] | None = None,
 ) -> Callable[[ModelConfig], Names]:
-    """Returns a function from a config to the names of its class: bare for a model of vectors, below `stem` for one
-    with a head; a checkpoint of masked language modelling may also hold a pooler. `classes`: names of a classification
-    head, if it is not the pooler and a matrix."""
+    """Returns a function from a config to the names in its checkpoint: bare if the head gives vectors, else below
+    `stem`,     where a pooler is ignored. `classes`: names of a classification head, by default `pooler` and
+    "classifier"."""
     classes = classes or {"head.transform.dense": f"{stem}.{pooler}", "head": "classifier"}
 
     def names(config: ModelConfig) -> Names:
@@ -133,7 +133,7 @@ def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def written_behind_padding(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Returns `written` for positions that start after the padding's row. Raises Blocked."""
+    """Returns the fields of `written`, for learned positions after a padding row. Raises Blocked."""
     position = config.embedding.position
     if not isinstance(position, LearnedConfig) or not position.offset:
         raise Blocked({"embedding.position": getattr(position, "offset", None)})

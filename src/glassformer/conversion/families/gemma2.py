@@ -113,8 +113,8 @@ def written(config: ModelConfig) -> dict[str, Any]:
 
 
 def scaled_by(said: Mapping[str, Any], largest: int) -> dict[str, Any]:
-    """Returns the field of the scale: the largest model, recognised by its number of layers, divides by the root of
-    d/n, which is not its head_dim."""
+    """Returns {"query_pre_attn_scalar": width / heads for the largest model, recognised by its number of layers, else
+    head_dim}."""
     width, n_heads, h = (said.get(key) for key in ("embedding_length", "attention.head_count", "attention.key_length"))
     wide = said.get("block_count") == largest and isinstance(width, int) and isinstance(n_heads, int) and n_heads > 0
     return {"query_pre_attn_scalar": width // n_heads if wide else h}  # type: ignore[operator]

@@ -77,7 +77,7 @@ class Packed:
     bytes: Tensor
 
     def __getitem__(self, rows: slice) -> Packed:
-        """Returns some of the rows, without a copy. Raises RequestError if a block of a 1-D tensor would be cut."""
+        """Returns consecutive rows, without a copy. Raises RequestError for a step, and to cut a block."""
         shape, begin, nbytes = _rows(self.dtype, self.shape, rows)
         return Packed(self.dtype, shape, self.bytes[begin : begin + nbytes])
 

@@ -232,7 +232,7 @@ E8M0_SCALES = torch.tensor([2.0 ** (byte - 128) for byte in range(256)], dtype=t
 
 
 def _e4m3(byte: int) -> float:
-    """Returns half of an unsigned float of 4 exponent and 3 mantissa bits; the highest bit is ignored, 0x7F is NaN."""
+    """Returns half of an unsigned float of 4 exponent and 3 mantissa bits, without the top bit; 0x7F, a NaN, is 0."""
     exponent, mantissa = byte >> 3 & 15, byte & 7
     value = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa * 2.0**-9
     return 0.0 if byte == 0x7F else value / 2
