@@ -289,7 +289,7 @@ def test_scores_that_flex_attention_bends_are_not_kept_on_a_gpu(word: str):
 
 @pytest.mark.parametrize("one", [*TRAINED, *recorded()], ids=lambda one: f"{one.model} {one.batch} {one.dtype}")
 def test_process_on_a_cpu_takes_what_was_measured(one: Process):
-    """One record lies outside: of five processes with 32,000 tokens, which took 672 to 755 MB, it is the fourth."""
+    """One record is outside: of five processes with 32,000 tokens, which took 672 to 755 MB, it is the fourth."""
     outside = (one.model, one.measured) == ("llama@1m+vocab_size=32000", 742)  # libraries copy large operands
     assert one.planned == pytest.approx(one.measured, rel=0.15 if outside else 0.1)
 

@@ -273,18 +273,17 @@ def speculate(
     ahead: int = AHEAD,
     state: ModelState | None = None,
 ) -> Speculation:
-    """The tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` go on from where it
-    stands; windows and recurrences in it need `rewind=ahead`.
+    """Returns the tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` continue what
+    it has read; windows and recurrences in it need `rewind=ahead`.
 
     At temperature 0 they are those of `stream`, as far as a pass over several tokens rounds as one over a single token
     does. Else a guess x stands with probability min(1, p(x) / q(x)), where p is the model's distribution after all
     warpers and q the one x was drawn from; at the first that falls, a token is drawn from max(p - q, 0), normalised. So
     each token has the distribution p, though a seed gives another text than `stream` makes of it.
 
-    At most `ahead` tokens are guessed at once: 4 at first; after all stood twice as many, else half as many, or one
-    more than stood where that is more. Where fewer than 0.6 tokens stood in the mean of about the last four guesses, a
-    guess that falls is followed by 1 pass without a guess, then 4, then 16 each time: a proposer that is never right is
-    soon asked for one token in 17 passes.
+    At most `ahead` tokens are guessed at once: 4 at first; twice as many after a guess that was accepted whole, else
+    half as many, but at least one more than were accepted. If fewer than 0.6 tokens of the last four guesses were
+    accepted in the mean, each guess that fails is followed by passes without one: 1, then 4, then 16.
 
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
     return Speculation(model, tokens, proposer, max_new_tokens, sampling, seed, ahead, state)
