@@ -88,6 +88,6 @@ def test_verdicts_and_report_come_at_the_end(tmp_path: Path) -> None:
     last = views[-1]
     assert last["state"] == "complete" and last["runs_ended"] == 2 and last["report"] and last["verdicts"]
     assert all(model in last["legend"].replace("<wbr>", "") for model in MODELS) and "<path" in last["figure"]
-    report = runs.report(name)
+    report = runs.page(name)
     assert report is not None and report.startswith("<!doctype html>")
     assert runs.listed()["runs"][0]["state"] == "complete"

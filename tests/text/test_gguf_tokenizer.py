@@ -738,7 +738,7 @@ TWICE = {
     ("make", "message"),
     [
         (lambda: CharTokenizer("ab", separator=True), "a char tokenizer .* none of that kind"),
-        (lambda: changed(BPE, pre_tokenizer=described((("split", r"\w+"), BYTES))), r"merges alone and cuts .*w\+"),
+        (lambda: changed(BPE, pre_tokenizer=described((("split", r"\w+"), BYTES))), r"merges only and cuts .*w\+"),
         (lambda: changed(BPE, pre_tokenizer=described((("split", r"\w+"), ("bytes", True)))), "add_prefix_space"),
         (lambda: changed(BPE, model={"ignore_merges": True}), "takes words that are tokens whole"),
         (lambda: changed(BPE, model={"dropout": 0.1}), "BPE with dropout=0.1"),

@@ -194,7 +194,7 @@ class Comparisons:
 
         return [one for one in self.names() if one != name and kind(self.design_of(one)) == kind(design)]
 
-    def report(self, name: str, seconds: float = 0.0) -> dict[str, Any]:
+    def outcome(self, name: str, seconds: float = 0.0) -> dict[str, Any]:
         """Returns the state of a comparison, and once it is complete its verdicts, notes and runs.
 
         No loss is shown before all runs have ended, so that no one stops at a result that suits them. `seconds` is the

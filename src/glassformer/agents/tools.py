@@ -188,8 +188,8 @@ class ResultsTool(Arguments):
     """Seconds to wait for the end."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns `Comparisons.report`."""
-        return comparisons.report(self.name, self.wait)
+        """Returns `Comparisons.outcome`."""
+        return comparisons.outcome(self.name, self.wait)
 
 
 TOOLS: dict[str, type[Arguments]] = {

@@ -57,7 +57,12 @@ def checked_folder(out: str | Path) -> Path:
 
 def command_of(origin: Saved, folder: Path, *options: str) -> str:
     """Returns the command that repeats an experiment from the file in its folder."""
-    return shlex.join(["glassformer", "run", str(folder / FILE), *options, *import_options(origin.parts)])
+    return run_command(folder / FILE, *options, *import_options(origin.parts))
+
+
+def run_command(file: Path, *options: str) -> str:
+    """Returns the command that runs the experiment of a file."""
+    return shlex.join(["glassformer", "run", str(file), *options])
 
 
 def again(design: Design, folder: Path) -> dict[str, str]:

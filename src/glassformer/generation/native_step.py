@@ -269,20 +269,20 @@ def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
     return made.part(0, linear.rows)
 
 
-def _whole(part: Any) -> None:
+def _undivided(part: Any) -> None:
     """Raises NoInstructions for a part that several ranks share."""
     if part.enter is not None:
         raise NoInstructions("a part of several ranks")
 
 
 def _mlp(program: Program, ffn: Mlp, x: Symbol) -> Symbol:
-    _whole(ffn)
+    _undivided(ffn)
     up = _write(program, ffn.up_proj, x)
     return _write(program, ffn.down_proj, _activated(program, ffn.activation, up))
 
 
 def _glu(program: Program, ffn: Glu, x: Symbol) -> Symbol:
-    _whole(ffn)
+    _undivided(ffn)
     if ffn.clamp is not None:
         raise NoInstructions("a bounded gate")
     gate, up = _write(program, ffn.gate_proj, x), _write(program, ffn.up_proj, x)
@@ -319,7 +319,7 @@ class _Maps:
 
 
 def _attention(program: Program, mixer: Any, x: Symbol, cache: int) -> Symbol:
-    _whole(mixer)
+    _undivided(mixer)
     n, g, h = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
     seen, projection, position = mixer.visibility, mixer.projection, mixer.position
     if not (seen.only_order and seen.causal and seen.sees_itself) or mixer.gain_control or mixer.shares is not None:

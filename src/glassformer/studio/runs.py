@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from glassformer.agents.comparisons import Comparisons
 from glassformer.agents.tools import CompareTool
+from glassformer.comparison.experiment import run_command
 from glassformer.errors import RequestError, shown
 from glassformer.figures import Axis, Series, legend, line_chart
 from glassformer.names.known import CORPORA, TASKS
@@ -60,7 +61,7 @@ class Runs:
         """Returns the state of a comparison, its curves so far, and once all its runs have ended its verdicts.
 
         Raises RequestError."""
-        found = self.comparisons.report(self.known(name))
+        found = self.comparisons.outcome(self.known(name))
         series = self._series(name)
         axes = Axis("Training tokens seen", unit="tokens"), Axis("Loss, nats per token")
         title = f"Training loss of {name} against tokens"
@@ -73,10 +74,10 @@ class Runs:
             "figure": line_chart(series, *axes, title), "narrow": line_chart(series, *axes, title, 380, 300, False),
             "legend": legend(series),
             "verdicts": [] if results is None else [best_words(results), *map(verdict_sentence, results.verdicts)],
-            "report": self.report(name) is not None, **_how(self.comparisons.folder / name, design),
+            "report": self.page(name) is not None, **_how(self.comparisons.folder / name, design),
         }  # fmt: skip
 
-    def report(self, name: str) -> str | None:
+    def page(self, name: str) -> str | None:
         """Returns the page of a comparison; None before it is written."""
         with suppress(OSError):
             return (self.comparisons.place(self.known(name)) / "report.html").read_text(encoding="utf-8")
@@ -134,7 +135,7 @@ def _how(place: Path, design: dict[str, Any]) -> dict[str, list[str]]:
     keywords = "".join(f", {name}={value}" for name, value in options.items())
     command = ["glassformer", "compare", *map(str, names), "--data", data, *flags]
     return {
-        "commands": [shlex.join(command), shlex.join(["glassformer", "run", str(place / "asked.yaml")])],
+        "commands": [shlex.join(command), run_command(place / "asked.yaml")],
         "python": [f"gf.compare({list(map(str, names))}, {data!r}{keywords})"],
     }
 
