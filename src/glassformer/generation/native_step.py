@@ -536,7 +536,9 @@ _steps: weakref.WeakKeyDictionary[Model, NativeStep | None] = weakref.WeakKeyDic
 def native_step(model: Model, state: ModelState) -> NativeStep | None:
     """Returns the step of a model for this state; None if the eager path serves: another device or processor, parts
     without instructions, and a model with hooks, captures, edits or gradients."""
-    if torch.is_grad_enabled() or model.training or thread.now.taps is not None or model.device.type != "cpu":
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or model.training or model.device.type != "cpu":
+        return None
+    if thread.now.taps is not None:
         return None
     step = _steps.get(model)
     if model not in _steps or (step is not None and step.program.changed):

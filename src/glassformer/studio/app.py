@@ -332,7 +332,7 @@ class Pages:
     async def run_report(self, request: Request) -> Response:
         """Returns the report of a comparison, for a frame."""
         runs = await run_in_threadpool(self.runs)
-        page = await run_in_threadpool(runs.report, request.path_params["name"])
+        page = await run_in_threadpool(runs.page, request.path_params["name"])
         if page is None:
             raise HTTPException(404)
         return framed(page)
