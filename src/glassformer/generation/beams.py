@@ -26,7 +26,7 @@ LARGEST_PENALTY = 10
 
 @dataclass(frozen=True)
 class Beam:
-    """The new tokens, with the one that ended them, and their log-probability over length ** length_penalty."""
+    """New tokens of a text, its end token included, and its score: log-probability / length ** length_penalty."""
 
     tokens: list[int]
     score: float
@@ -47,18 +47,17 @@ def beams(
     repetition_penalty: float = 1.0,
     renormalize_logits: bool = False,
 ) -> list[Beam]:
-    """The n best continuations that were found, best first; fewer where there are no more.
+    """Returns the n best continuations found, best first; fewer if the search finds fewer.
 
-    A text is complete with a token of `ends` (if None, the model's), or at max_new_tokens. The search is over when
-    `width` texts are, and
-    early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
-    at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
-    is that of the state; `source` is what an encoder reads, `rules` are as for `stream`. `repetition_penalty` divides
-    the log-probabilities of tokens in the text as `gf.Sampling` does; `renormalize_logits` gives the tokens that rules
-    and penalty leave probabilities that add up to 1.
+    A text is complete with a token of `ends` (if None, the model's), or at max_new_tokens. After `width` texts are
+    complete, the search ends at once (early_stopping=True), when no open text at its present length would beat the
+    worst complete one (False), or when none would at any length that it may reach ("never"). Choices, scores and ends
+    are those of `transformers`' generate(num_beams=width). `dtype` is the dtype of the decode state; `source` holds the
+    token ids for the encoder, `rules` are as for `stream`. `repetition_penalty` divides the log-probabilities of tokens
+    in the text as `gf.Sampling` does; `renormalize_logits` renormalises the distribution after rules and penalty.
 
-    Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers. A search that
-    ends early has its best beams, complete or open, as `error.so_far`."""
+    Raises RequestError for a request that cannot be generated, WorkError if the model's logits are not numbers. If a
+    search ends early, `error.so_far` has its best beams, complete or open."""
     tokens = check_tokens(model, tokens)
     if len(tokens) != 1:
         raise RequestError(
@@ -119,8 +118,8 @@ def _search(
     state = new_state(model, 1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
     logits = prefill(model, tokens, state, memory=memory).expand(width, -1)
     state = state.repeated(new_state(model, width, state.max_len, dtype, memory_len=room))
-    scores = torch.full((width,), -math.inf, device=logits.device)  # -inf: this row is no text
-    scores[0] = 0  # all rows hold the prompt, one counts
+    scores = torch.full((width,), -math.inf, device=logits.device)  # -inf: a copy of the prompt
+    scores[0] = 0  # all rows hold the prompt, and only one counts
     texts: list[list[int]] = [[]] * width
     complete: list[Beam] = []
     open_beams: list[Beam] = []
@@ -131,7 +130,7 @@ def _search(
 
     vocab_size = logits.shape[1]
     ending = torch.tensor(sorted(ends), dtype=torch.long, device=logits.device)
-    candidates = min(max(2, 1 + len(ends)) * width, width * vocab_size)  # `width` of them at least go on
+    candidates = min(max(2, 1 + len(ends)) * width, width * vocab_size)  # at least `width` of them end no text
     with keeping(best):
         for length in range(1, max_new_tokens + 1):
             if not logits.max(-1).values.isfinite().all():

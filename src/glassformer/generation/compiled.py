@@ -1,9 +1,9 @@
 """One decoding step as machine code, kept on disk.
 
-Eagerly a step of a small model spends more time between its operations than in them. `torch.export` and AOTInductor
-turn the same `forward` into a library once (one to three minutes), which later processes load in a moment; weights stay
-outside it. Attention reads the filled part of the state only, so one library serves every length. Products of one row
-have code of their own (`one_row.py`), which reads weights two to four times as fast as torch's kernels for many rows.
+An eager step of a small model spends more time between its operations than in them. `torch.export` and AOTInductor
+compile `forward` into a library once (one to three minutes), which later processes load in a moment; the library holds
+no weights. Attention reads only the filled part of the state, so one library serves every length. Products of one row
+have separate code (`one_row.py`), which reads weights two to four times as fast as torch's kernels for many rows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from glassformer.parts.quantized import GROUP, Bf16Linear
 from glassformer.parts.state import ModelState
 
 SHORTEST = 8
-"""Slots looked at at least: one size is one case for the compiler, and so is a single key."""
+"""Smallest number of slots that a step attends to, because the compiler specialises code for a size of 1."""
 
 
 class CompiledStep:
-    """step(tokens (b, 1), state) -> logits (b, v) of the token after each, equal to `model(tokens, state)[:, -1]`.
+    """Compiled decoding step: called with tokens (b, 1) and a state, it returns the logits (b, v) of the next tokens,
+    equal to `model(tokens, state)[:, -1]`.
 
-    For `batch` rows and states of `init_state` here. On a GPU it is recorded as a CUDA graph in each process, which
-    looks at all slots at every step; on one it has run in Triton, and not yet as such a graph."""
+    Takes `batch` rows and a state from its `init_state`. On a GPU each process records the step as a CUDA graph, which
+    attends to all slots at every step; it has been tested on a GPU with Triton, not yet as such a graph."""
 
     def __init__(self, model: Model, batch: int, max_len: int, dtype: torch.dtype | None = None):
         if max_len < 2 * SHORTEST:
@@ -58,7 +59,7 @@ class CompiledStep:
         self._keys = torch.arange(max_len, device=model.device)
         self._run: Callable[..., Tensor] | None = None
         self._same = False
-        """Whether one thread computes the same bits as all."""
+        """True if one thread computes the same bits as all threads."""
         self._sites = list(sites(model).values())
 
     def init_state(self) -> ModelState:
@@ -74,8 +75,8 @@ class CompiledStep:
         if state.rows is None:
             state.spread([state.length] * self.batch)
         seen = self.max_len if self._graph else max(state.length + 1, SHORTEST)
-        watched = any(site.watched for site in self._sites)  # the library does not stop at them
-        # The very last token is another case for the compiler.
+        watched = any(site.watched for site in self._sites)  # the library calls no observer
+        # The library excludes the last slot (`seen` in `_compile`), which the compiler would treat as another case.
         if watched or (seen == self.max_len and not self._graph):
             return self.model(tokens, state)[:, -1].float()
         with paced(self, "step", free=self._same):
@@ -89,7 +90,7 @@ class CompiledStep:
 
     @property
     def path(self) -> Path:
-        """Where the library lies, named by all it depends on but the weights."""
+        """Path of the library; its name hashes all that the code depends on, not the values of the weights."""
         weights = {name: [str(w.dtype), *w.shape] for name, w in _constants(self.model).items()}
         source = hashlib.sha256()
         for file in sorted(Path(__file__).parents[1].rglob("*.[pc][yp]*")):
@@ -108,7 +109,7 @@ class CompiledStep:
         return self.path.is_file()
 
     def load(self) -> CompiledStep:
-        """Takes the library from the disk, building it where it is not there yet (`ready` says)."""
+        """Loads the library from the disk and returns this step; builds the library first unless `ready`."""
         if self._graph:
             self._run = self._recorded(mode="reduce-overhead")
             return self
@@ -118,16 +119,16 @@ class CompiledStep:
         package: Any = torch._inductor.aoti_load_package(str(path))
         held, names = {f"model.{name}": w for name, w in _constants(self.model).items()}, package.get_constant_fqns()
         held |= load_file(path.with_suffix(".safetensors"))
-        group = torch.tensor(GROUP)  # what the 4-bit product is told, the only other constant
-        self._constants = {name: held.get(name, group) for name in names}  # the package has their addresses alone
+        group = torch.tensor(GROUP)  # argument of the 4-bit product, the only other constant
+        self._constants = {name: held.get(name, group) for name in names}  # the package holds only their addresses
         package.load_constants(self._constants, check_full_update=True, user_managed=True)
         self._run = package
         self._check(path)
         return self
 
     def _recorded(self, **how: Any) -> Callable[..., Tensor]:
-        """A step that `torch.compile` has traced, called as the library is. It takes a state, because torch 2.11 cannot
-        trace how a state is copied."""
+        """Returns a step traced by `torch.compile`, with the library's arguments. The traced function takes a state,
+        because torch 2.11 cannot trace the copy of one."""
         like, model = self.init_state(), self.model
         own = torch.zeros(self.batch, dtype=torch.int64, device=self._keys.device)
         torch._dynamo.mark_static_address(own)  # a graph may write only into memory that stays in place
@@ -154,7 +155,7 @@ class CompiledStep:
                     if not has_vnni():
                         raise
                     self._compile(str(temporary), path.with_suffix(".safetensors"), False)  # the compiler may be older
-        except (RequestError, WorkError):  # of the disk
+        except (RequestError, WorkError):  # from the disk, with a message that needs no other
             raise
         except Exception as problem:
             first = (str(problem).strip() or type(problem).__name__).splitlines()[0]
@@ -176,7 +177,7 @@ class CompiledStep:
         }
         with warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
-            # Where this is torch's number, Inductor's loops take as many threads as it is set to later; else as now.
+            # If both counts are equal, Inductor's loops use torch's number of threads at run time; otherwise today's.
             stack.enter_context(patch("os.cpu_count", torch.get_num_threads))
             program = torch.export.export(_Step(self.model, state), given, dynamic_shapes=shapes, strict=False)
             program = program.run_decompositions(products(vnni))
@@ -186,8 +187,10 @@ class CompiledStep:
 
     @torch.no_grad()
     def _check(self, path: Path) -> None:
-        """The library against the model itself: it depends on more than its name can say. What is wrong is wrong by as
-        much as it is large; in bf16 right ones differ by some per cent, as other sums round otherwise."""
+        """Compares the library's logits with the model's, because the library depends on more than its name hashes.
+
+        Raises WorkError, and deletes the file, if they differ by over 30 %: a wrong library is off by about 100 %, a
+        correct one in bf16 by some per cent, because it sums in another order."""
         vocab_size = self.model.vocab_size
         mine, theirs, again = self.init_state(), self.init_state(), self.init_state()
         self._same, same = False, True

@@ -15,7 +15,7 @@ from glassformer.generation.session import Ready, Session
 from glassformer.options import GenerationOptions
 
 STATE_TOKENS = 4096
-"""Tokens up to which the state is made once; for a longer context it grows, and the conversation is read again then."""
+"""Largest context, in tokens, whose state is allocated at once; a longer one grows, and rereads the conversation."""
 
 
 class Conversation(Printed):
@@ -66,22 +66,22 @@ class Conversation(Printed):
         self.session = Session(
             loaded, slots=1, dtype=dtype, compiled=compiled, kept=1, answers=True, on_build=on_build
         )  # fmt: skip
-        _ = self.session.template  # or it is refused
+        _ = self.session.template  # raises RequestError if it is missing
         Sampling.of(options).check(loaded.model.vocab_size)
         if compiled or context is not None or self.context <= STATE_TOKENS:
             self.session.reserve(self.context)
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the messages but for the system message."""
+        """Forgets all messages except the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self.new = 0
         """Number of tokens of the last answer."""
         self.finish: str | None = None
-        """Reason for which the last answer ended."""
+        """Finish reason of the last answer, as in `Completion`; None before the first."""
 
     def lines(self) -> Iterator[str]:
-        """Yields the messages, each after its role."""
+        """Yields each message as a line, "role: text"."""
         return (f"{one['role']}: {one['content']}" for one in self.messages)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Conversation(Printed):
         return {"messages": self.messages, "finish": self.finish}
 
     def answer(self, text: str) -> Iterator[str]:
-        """Yields the answer in pieces of whole characters; one that is interrupted is kept as far as it came."""
+        """Yields the answer in pieces of whole characters; the part before an interruption is kept as the answer."""
         asked = {"role": "user", "content": text}
         ids, _ = self.session.read([*self.messages, asked])
         if (room := self.context - len(ids)) <= 1:
@@ -99,7 +99,7 @@ class Conversation(Printed):
             )  # fmt: skip
         most = min(self.options.max_new_tokens or room, room)
         reply = self.session.submit(ids, replace(self.options, max_new_tokens=most))
-        self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn
+        self.messages.append(asked)  # only now: a message that the template refuses would break every later turn
         try:
             yield from (piece.text for piece in reply if piece.text)
         finally:

@@ -1,4 +1,4 @@
-"""Requests that join and leave a running batch."""
+"""Continuous batching: requests join and leave a running batch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from glassformer.text import Tokenizer
 from glassformer.text.documents import utf8
 
 MOST_READ = 4
-"""Prompts whose states are kept for those that begin alike,"""
+"""Largest number of prompts whose states are kept, for later prompts that start with the same tokens."""
 MOST_READ_BYTES = 1 << 30
-"""as long as they fit into this, and one in any case."""
+"""Bytes that the kept states may take; one state is kept even if it is larger."""
 
 STEP, REST = 128, 32
-"""In 16 bits a prompt goes on from so many tokens of another, or from twice, three times as many, and at least `REST`
-are read: kernels tile from there on as they would from the beginning, and every bit is as if all had been read."""
+"""Granularity of the tokens that a prompt in 16 bits takes from a kept one, and the least number that it reads itself:
+kernels then tile as they do for the whole prompt, and every bit is the same."""
 
 
 def check_text(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer:
@@ -57,22 +57,25 @@ def check_text(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer:
 
 
 SHARE = 0.9
-"""Time that a step spends on prompts while texts run, as a share of the time of its decoding."""
+"""Time that a step may spend on prompts while texts run, as a fraction of its decoding time."""
 SMOOTH = 0.25
-"""Weight of the latest step in the smoothed time of decoding."""
+"""Weight of the latest step in the exponential moving average of the decoding time."""
 
 
 class Read(NamedTuple):
+    """Tokens that were read, with the decode state that is kept for later prompts."""
+
     tokens: list[int]
     state: ModelState
-    """After them."""
+    """Decode state after the tokens."""
     logits: Tensor | None
-    """Of the next, where they are known."""
+    """Logits (1, v) of the next token; None if unknown."""
     any_length: bool = False
     """True if a text that shares any number of these tokens may be continued from here."""
 
     def shared(self, prompt: list[int], step: int, rest: int) -> int:
-        """With how many of its tokens a prompt can begin, so as to go on from there."""
+        """Returns the number of leading tokens of `prompt` that need not be read again, a multiple of `step` that
+        leaves at least `rest` tokens."""
         length = agreeing(self.tokens, prompt[:-1])
         return length if self.any_length else min(length, max(0, len(prompt) - rest)) // step * step
 
@@ -105,7 +108,7 @@ class TextPiece:
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """A prompt that is to be continued, and its new tokens so far."""
+    """A prompt with its options, and the new tokens so far."""
 
     prompt: list[int]
     sampling: Sampling
@@ -120,7 +123,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     """Tokens that may follow in this text; None allows all."""
     own: Iterator[Tensor | Sampled | int | None] | None = None
-    """Source of the new tokens, which gives None for a step without one; None takes them from the batch."""
+    """Iterator that computes the new tokens, None for a step without one; if None, the batch computes them."""
     pieces: deque[TextPiece] = field(default_factory=deque)
     """Pieces in order, until a reader removes them."""
     piece: str = ""
@@ -130,7 +133,7 @@ class GenerationRequest:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     """Log-probabilities of the most likely tokens at each step, best first."""
     finish: str | None = None
-    """None while it runs; then stop, length, cancelled or failed."""
+    """Reason of the end: stop, length, cancelled or failed; None while the request runs."""
     closed: bool = False
     """True once the text is complete: no piece follows."""
     error: str | None = None
@@ -140,7 +143,7 @@ class GenerationRequest:
     """Counts of guessed tokens; None if no tokens are guessed."""
     asked: float = field(default_factory=time.perf_counter)
     first: float | None = None
-    """`time.perf_counter` at the first new token."""
+    """`time.perf_counter` at the first new token; None before it."""
 
     @property
     def tokens(self) -> list[int]:
@@ -171,7 +174,7 @@ class GenerationRequest:
         self.finish, self.error, self.failure = "failed", why, failure
 
     def _close(self) -> None:
-        """Shows the characters that were held back; nothing follows."""
+        """Adds the last piece, with the characters that were held back, and closes the text."""
         if self.closed:
             return
         if rest := self.written.close():
@@ -186,26 +189,26 @@ class GenerationRequest:
 
 
 class Engine:
-    """Decodes up to `slots` requests at once; the others wait.
+    """Decoder of up to `slots` requests in one batch; further requests wait for a row.
 
     >>> engine = Engine(loaded.model, loaded.tokenizer)
     >>> one, two = engine.submit("Once upon a time"), engine.submit("The answer is", temperature=1.0, stop="\\n")
     >>> for changed in engine: print([request.piece for request in changed])
 
-    A prompt is read alone and its state put into the batch, so a row's text depends on nothing but its own request.
-    `context` bounds a prompt and its answer together; `dtype` is that of the state. `ends` are ids at which a text
-    ends; if None, those of the model.
+    Each prompt is read by itself, and its state is put into the batch, so a row's text depends only on its request.
+    `context` bounds the tokens of a prompt and its answer; `dtype` is the dtype of the state. `ends` are ids at which a
+    text ends; if None, those of the model.
 
-    A request that is the only one decodes in the state that its prompt was read into, exactly as `stream` does; the
-    state of the batch is made when a second one joins. `kept` is the largest number of prompts whose states are kept
-    for prompts that start alike: the weights of the model must not change while they are kept. With `answers`, states
-    are kept after an answer instead, for prompts that continue it: what was decoded token by token is then not read
-    again, so it may round differently from a prompt that is read at once.
+    A single request decodes in the state into which its prompt was read, exactly as `stream` does; the state of the
+    batch is allocated when a second request joins. `kept` is the largest number of prompts whose states are kept for
+    prompts that start alike; the weights must not change while they are kept. With `answers`, states are kept after an
+    answer instead, for prompts that continue it: tokens decoded one by one are then not read again, so they may round
+    differently from a prompt that is read at once.
 
-    With `piece`, a step reads at most this many tokens of prompts, in pieces that end at its multiples. While other
-    texts run, a piece is read some layers at a time, in at most `SHARE` of the time of a decoding step (and one layer),
-    so that a long prompt delays other texts by one step a token; the bits are those of a piece that is read at once.
-    Prompts that a model must read at once are read at once.
+    `piece` is the largest number of prompt tokens that a step reads; pieces end at its multiples. While other texts
+    run, a piece is read some layers at a time, in at most `SHARE` of the time of a decoding step (at least one layer),
+    so that a long prompt delays other texts by at most one step a token; the bits equal those of a piece that is read
+    at once. A prompt that a model must read as a whole is not split.
     """
 
     def __init__(
@@ -234,28 +237,28 @@ class Engine:
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
         self.waiting: deque[GenerationRequest] = deque()
         self.running: list[GenerationRequest] = []
-        """In the order of their rows."""
+        """Requests that are decoded, in the order of their rows."""
         self.guests: deque[GenerationRequest] = deque()
-        """Requests whose tokens do not come from the batch; the first one runs."""
+        """Requests outside the batch, whose `own` iterator computes the tokens; each step serves the first."""
         self._reading: tuple[GenerationRequest, ModelState] | None = None
-        """The first waiting request, with a state that has read the first part of its prompt."""
+        """First waiting request, with a state that has read a part of its prompt; None before any part is read."""
         self._piece_reader: PieceReader | None = None
-        """The piece of that prompt that is being read, or the last one, whose logits are needed."""
+        """Reader of the current piece of the prompt in `_reading`; None if pieces are read at once."""
         self.clock: Callable[[], float] = time.perf_counter
-        """Clock of seconds that divides a step's time."""
+        """Clock in seconds, for the division of a step's time between decoding and prompts."""
         self._pace: float | None = None
-        """Smoothed seconds of decoding one token for the texts that run."""
+        """Moving average of the seconds that decoding a token for all running texts takes; None before the first."""
         self._alone: ModelState | None = None
-        """State of the only request that runs."""
+        """State of a single running request; None with several, or without one."""
         self._batch: ModelState | None = None
-        """State of several."""
+        """State of all rows of the batch; None until a second request joins."""
         self._lengths: list[int] = []
         self._changed: dict[GenerationRequest, None] = {}
-        """Requests whose change no step has told yet, in order."""
+        """Requests that changed since the last step returned, in order (the values mean nothing)."""
         self._reads: list[Read] = []
         """Kept states, the latest first."""
         self._samplings: WeakValueDictionary[str, Sampling] = WeakValueDictionary()
-        """Those of requests that anyone still holds."""
+        """Samplings of the living requests, by key, so that equal ones are one object."""
         self._sites = list(sites(self.model).values())
 
     def _new_state(self, batch: int) -> ModelState:
@@ -263,13 +266,13 @@ class Engine:
         return new_state(self.model, batch, max_len, self.dtype)
 
     def submit(self, *prompt: Any, **options: Any) -> GenerationRequest:
-        """Returns a request as `request` makes it; it starts when a row is free."""
+        """Makes a request with the arguments of `request`, adds it to the queue, and returns it."""
         request = self.request(*prompt, **options)
         self.enter(request)
         return request
 
     def enter(self, request: GenerationRequest) -> None:
-        """Lets a request wait for its turn."""
+        """Appends a request to those that wait for a row."""
         (self.waiting if request.own is None else self.guests).append(request)
 
     def request(
@@ -288,12 +291,12 @@ class Engine:
         constraint: Constraint | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
-        """Returns a request that `enter` takes. `n` is the index of the sample among several of one prompt. `logprobs`
-        asks for log-probabilities of the chosen tokens, `top_logprobs` also for those of this many most likely ones.
-        `rules` are as for `stream`; `constraint` excludes tokens at each step. `own` makes the new tokens of a request
-        that does not join the batch. `context` bounds this prompt and its answer; if None, the engine's does.
+        """Returns a request for `enter`. `n` is the index of the sample among several of one prompt. `logprobs` adds
+        log-probabilities of the chosen tokens, `top_logprobs` those of this many most likely tokens. `rules` are as for
+        `stream`; `constraint` excludes tokens at each step. `own` computes the new tokens of a request that does not
+        join the batch. `context` bounds this prompt and its answer; if None, the engine's bound holds.
 
-        Raises RequestError, before anything is computed, for what cannot be served."""
+        Raises RequestError, before anything is computed, for a request that cannot be served."""
         if isinstance(prompt, str):
             prompt = check_text(self.tokenizer, prompt).encode_prompt(prompt).tolist()
             if not prompt:
@@ -332,7 +335,7 @@ class Engine:
         ends |= special_stops(self.tokenizer, stop)
         request = GenerationRequest(
             ids,
-            self._samplings.setdefault(rule.key, rule),  # equal ones warp together
+            self._samplings.setdefault(rule.key, rule),  # equal samplings share an object, to warp rows together
             most,
             ends,
             row_generator(seed, n, self.model.device),
@@ -346,12 +349,12 @@ class Engine:
 
     @property
     def requests(self) -> list[GenerationRequest]:
-        """Requests that run or wait."""
+        """Requests that run or wait for a row."""
         return [*self.running, *self.waiting, *self.guests]
 
     def remember(self, tokens: Sequence[int], state: ModelState) -> None:
-        """A state of one row that has read these tokens: prompts that begin with them, and go on, need not read them
-        again. Raises RequestError for a model with a prefix."""
+        """Keeps a state of one row that has read `tokens`, for prompts that start with them. Raises RequestError for a
+        model with a prefix."""
         check_keeps(self.model)
         self._keep(Read(list(tokens), state, None, any_length=True))
 
@@ -362,18 +365,18 @@ class Engine:
         self.context, self.compiled, self._batch, self._reads = context, None, None, []
 
     def __iter__(self) -> Iterator[list[GenerationRequest]]:
-        """Steps until nothing is left to do; each gives the requests that changed."""
+        """Yields the requests that each step changed, until all are complete."""
         while changed := self.step():
             yield changed
 
     @torch.inference_mode()
     def step(self) -> list[GenerationRequest]:
-        """Frees the rows of those cancelled, decodes one token for the others, and lets waiting requests join. What
-        ends is told once. Empty: nothing to do.
+        """Frees the rows of cancelled requests, decodes one token for the others, and lets waiting requests join.
 
-        An exception, such as an interrupt, loses nobody: the next step reads again what is running, and goes on."""
+        Returns the requests that changed, a complete one for the last time; empty if there is nothing to do. An
+        exception, such as an interrupt, loses no request: the next step reads the running ones again."""
         try:
-            with at_rest(self.model) if self.model.training else nullcontext():  # asked before each token
+            with at_rest(self.model) if self.model.training else nullcontext():  # cheap, as each token asks
                 self._step()
         except BaseException:
             self._start_again()
@@ -417,10 +420,10 @@ class Engine:
         self.settle()
 
     def _read_piece(self, request: GenerationRequest, left: int, until: float | None) -> int | None:
-        """Reads the next piece of a prompt if it has at most `left` tokens, as far as it gets `until` then, a time of
-        the clock; None reads all of it. A piece that ends the prompt is left to `_join` if no text runs.
+        """Reads the next piece of a prompt if it has at most `left` tokens, layer by layer until the time `until`; if
+        None, as a whole. The last piece of a prompt is left to `_join` if no text runs.
 
-        Returns the number of tokens that the step may read after it, or None if this request cannot join yet."""
+        Returns the number of tokens that the step may still read, or None if the request cannot join yet."""
         assert self.piece is not None
         self._note(request)  # a step without a token is progress
         text = request.prompt + request.tokens
@@ -462,7 +465,7 @@ class Engine:
             guest._fail(str(problem))
         except Exception as problem:
             guest._fail(reason(problem), problem)
-        except BaseException:  # a generator cannot be resumed
+        except BaseException:  # a generator that raised cannot be resumed
             guest.cancel()
             raise
         else:
@@ -474,7 +477,7 @@ class Engine:
 
     @torch.inference_mode()
     def _start_again(self) -> None:
-        """Makes the running requests wait again, before the others: what their rows have read is unknown."""
+        """Moves the running requests to the front of the queue, because the contents of their states are unknown."""
         self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
         self.running, self._lengths, self._alone, self._reading = [], [], None, None
         self._piece_reader = None
@@ -482,13 +485,13 @@ class Engine:
             tensor.zero_()
 
     def _note(self, request: GenerationRequest) -> None:
-        """The next step that returns tells of it."""
+        """Adds a request to those that the step returns."""
         if request not in self._changed:
             request.piece = ""
             self._changed[request] = None
 
     def _let_go(self) -> None:
-        """Those that have ended leave."""
+        """Ends the finished requests and frees their rows."""
         for row in reversed(range(len(self.running))):
             if self.running[row].finish:
                 self._end(self.running[row])
@@ -512,7 +515,7 @@ class Engine:
         return self.compiled(filled, self._batch)[:k]
 
     def _join(self, request: GenerationRequest) -> None:
-        text = request.prompt + request.tokens  # it may have run before
+        text = request.prompt + request.tokens  # tokens: it ran before an exception
         if self.model.takes_prefix:
             state, logits = self._prompt_and_answer(request)
         else:
@@ -521,11 +524,11 @@ class Engine:
         self.running.append(request)
         self._lengths.append(len(text))
         self._choose([request], logits)
-        if request.error:  # what is not a number spreads through all that was read with it
+        if request.error:  # a kept state with NaN would spoil later prompts
             self._reads = [one for one in self._reads if one.tokens != text]
 
     def _seat(self, state: ModelState) -> None:
-        """Gives a state the next row. The only one needs no batch."""
+        """Puts a state into the next row of the batch; a state of the only request is used as it is."""
         if not self.running and (self.compiled is None or self.slots == 1):
             self._alone = self._copied(state) if any(one.state is state for one in self._reads) else state
             return
@@ -544,7 +547,7 @@ class Engine:
 
     @property
     def _keeps(self) -> bool:
-        """True if states are kept: not under an edit, which is not what the model itself reads."""
+        """True if states are kept. Under an edit they are not, because they differ from the model's own."""
         return self.kept > 0 and not any(site.edited for site in self._sites)
 
     def _keep(self, read: Read) -> None:
@@ -552,8 +555,8 @@ class Engine:
         self._reads = [read, *(one for one in self._reads if one.tokens != read.tokens)][:most]
 
     def _prefilled(self, prompt: list[int], request: GenerationRequest) -> tuple[ModelState, Tensor]:
-        """Returns the state after the prompt, and the logits that follow. Tokens shared with a kept prompt are not read
-        again, nor those that earlier steps read."""
+        """Returns the state after the prompt, and the logits (1, v) of the next token. Tokens shared with a kept prompt
+        and tokens read by earlier steps are not read again."""
         begun = None if self._reading is None or self._reading[0] is not request else self._reading[1]
         reader = None if begun is None else self._piece_reader
         self._reading = self._piece_reader = None
@@ -571,22 +574,22 @@ class Engine:
         return state, logits
 
     def _prompt_and_answer(self, request: GenerationRequest) -> tuple[ModelState, Tensor]:
-        """The state after both, where a prompt is read as a whole: its beginning tells nothing of another's, and what
-        it has written goes on from it."""
+        """Returns the state after prompt and answer, and the logits (1, v) of the next token, in a model with a prefix:
+        the prompt is read as a whole, because its tokens attend to later ones."""
         state = self._new_state(1)
         logits = self._go_on(request.prompt, state)
         return state, self._go_on(request.prompt + request.tokens, state) if request.tokens else logits
 
     def _begun(self, prompt: list[int]) -> ModelState:
-        """Returns a state that has read as much of the prompt, short of its last token, as a kept one can give. With a
-        single slot, a state that was kept to be continued is taken itself, not copied."""
+        """Returns a state that has read the leading tokens which a kept state shares with the prompt, except the last.
+        With a single slot, a state that was kept after an answer is taken itself, not copied."""
         step, rest = (STEP, REST) if self.model.dtype.itemsize < 4 else (1, 1)
         if self.chunk % step:
             step = self.chunk
         shared = [(one.shared(prompt, step, rest), -len(one.tokens), one) for one in self._reads]
         settled = self.model.settled
         for length, _, one in sorted(shared, key=lambda found: found[:2], reverse=True):
-            if length == 0 or (settled is not None and len(prompt) > settled):  # all of it is encoded otherwise
+            if length == 0 or (settled is not None and len(prompt) > settled):  # every position is encoded otherwise
                 break
             if self.slots == 1 and one.any_length:
                 self._reads = [other for other in self._reads if other is not one]
@@ -595,7 +598,7 @@ class Engine:
                 state = self._copied(one.state)
             try:
                 state.truncate(length)
-            except ValueError:  # a window or a recurrence has forgotten
+            except ValueError:  # a window or a recurrence cannot go back
                 continue
             return state
         return self._new_state(1)
@@ -605,7 +608,7 @@ class Engine:
         return prefill(self.model, tokens, state, self.chunk)
 
     def _leave(self, row: int) -> None:
-        """Frees a row: the last row takes its place, and leaves nothing behind."""
+        """Frees a row: moves the last row into its place, and clears the last row."""
         last, alone, one = len(self.running) - 1, self._alone, self.running[row]
         if self.answers and self._keeps and one.error is None and not self.model.takes_prefix:
             self._keep_answer((one.prompt + one.tokens)[: self._lengths[row]], row)
@@ -629,7 +632,7 @@ class Engine:
             state, rows = self._new_state(1), self._batch.first(len(self.running))
             rows.spread(self._lengths)
             state.put(0, rows.row(row))
-        state.seek(len(tokens))  # a compiled step spreads the one row, and marks nothing in the layers
+        state.seek(len(tokens))  # after a compiled step the layers do not know the length
         self._keep(Read(tokens, state, None, any_length=True))
 
     def _choose(self, requests: list[GenerationRequest], logits: Tensor) -> None:
@@ -638,7 +641,7 @@ class Engine:
             self._draw(requests, logits)
         except BaseException:
             for one, count, state in before:
-                if len(one.tokens) == count:  # it may have drawn, and draws again
+                if len(one.tokens) == count:  # its draw was lost, and is repeated
                     one.generator.set_state(state)
                     del one.logprobs[count:], one.top_logprobs[count:]
             raise
@@ -659,18 +662,18 @@ class Engine:
                 continue
             try:
                 self._draw_rows(requests, [row], logits)
-            except Exception as problem:  # of the caller's function: no other row heard of it
+            except Exception as problem:  # from the caller's function: other rows are unaffected
                 self._note(one)
                 one._fail(reason(problem), problem)
 
     def _draw_rows(self, requests: list[GenerationRequest], rows: list[int], logits: Tensor) -> None:
-        """Gives some rows their next tokens."""
+        """Draws the next token of each row in `rows`, and adds it to the row's request."""
         masks: list[Tensor | None] = []
         for row in rows.copy():
             try:
                 constraint = requests[row].constraint
                 masks.append(None if constraint is None else constraint.allowed())
-            except WorkError as problem:  # of this row's grammar
+            except WorkError as problem:  # from this row's grammar
                 rows.remove(row)
                 self._note(requests[row])
                 requests[row]._fail(str(problem))
@@ -703,7 +706,7 @@ class Engine:
             self._tell(one, tokens[row])
 
     def _record(self, one: GenerationRequest, chosen: Sampled, row: int) -> None:
-        """Keeps the log-probabilities that were asked for."""
+        """Adds the requested log-probabilities of the token in row `row` of `chosen` to a request."""
         if one.top is not None and chosen.logprobs is not None:
             one.logprobs.append(float(chosen.logprobs[row]))
         if one.top and chosen.top_ids is not None and chosen.top_logprobs is not None:
@@ -713,7 +716,7 @@ class Engine:
     def _tell(self, one: GenerationRequest, token: int) -> None:
         try:
             one._take(token)
-        except BaseException as problem:  # its text may be half decoded; those of others are not
+        except BaseException as problem:  # only this text may be half decoded
             one._fail(f"the token {token} cannot be shown: {reason(problem)}")
             if not isinstance(problem, Exception):
                 raise

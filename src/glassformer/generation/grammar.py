@@ -25,11 +25,11 @@ __all__ = ["Constraint", "Grammar", "Grammars"]
 
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 LONGEST = 1 << 18
-"""Characters of a description."""
+"""Largest number of characters of a description."""
 DEEPEST = 64
 """Largest nesting of a JSON schema."""
 KEPT = 64
-"""Compiled descriptions that are kept."""
+"""Number of compiled descriptions that are kept."""
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 500, "initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "step_max_items": 20_000,
     "max_lexer_states": 50_000, "max_grammar_size": 50_000, "verbose_errors": False,
@@ -39,7 +39,7 @@ SPACING: Any = {
     "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False,
     "coerce_one_of": False,
 }  # fmt: skip
-"""JSON on one line, as `json.dumps` writes it: a model cannot fill an answer with white space."""
+"""Options of llguidance for JSON on one line, as `json.dumps` writes it, so that white space cannot fill an answer."""
 
 
 class Constraint:
@@ -49,7 +49,7 @@ class Constraint:
         self._matcher, self._vocab_size = matcher, vocab_size
 
     def allowed(self) -> Bool[Tensor, "v"]:
-        """Returns True for each token that may follow. Raises WorkError past the bounds of a step."""
+        """Returns a mask (v,), True for each token that may follow. Raises WorkError past the bounds of a step."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise WorkError("the grammar takes too long at this point of the text", code="failed")
@@ -65,7 +65,7 @@ class Constraint:
 
 
 class Grammar:
-    """Compiled description of texts."""
+    """Compiled description of the texts that an answer may be."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
@@ -148,7 +148,7 @@ class Grammars:
                 source = guidance.LLMatcher.grammar_from_lark(source)
         except RequestError:
             raise
-        except Exception as problem:  # the converter of GBNF has errors of many kinds
+        except Exception as problem:  # the converter of GBNF raises errors of many types
             raise refusal(field, str(problem)) from None
         matcher = guidance.LLMatcher(self._tokens, source, log_level=0, limits=guidance.LLParserLimits(**LIMITS))
         if matcher.is_error():
@@ -164,7 +164,7 @@ class Grammars:
 
 
 class _Tokens:
-    """Tokens as llguidance reads them; a model without an end has one more, which is never drawn."""
+    """Vocabulary in the form that llguidance reads; for a model without an end token it has one more, never drawn."""
 
     def __init__(self, spelling: Spelling, vocab_size: int, ends: list[int]) -> None:
         self._tokenizer = spelling.tokenizer

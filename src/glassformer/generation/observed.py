@@ -1,4 +1,4 @@
-"""A text whose model is observed, and changed, while it is computed; no other request meets either."""
+"""A text whose model is observed, and edited, while it is computed, without an effect on other requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from glassformer.parts.state import ModelState
 
 
 class Observer(Protocol):
-    """Reader of values inside a model."""
+    """Reader, and editor, of values inside a model."""
 
     def watching(self) -> AbstractContextManager[None]:
-        """Shows, and changes, the values of the passes inside a `with` block."""
+        """Returns a context in which this observer sees, and may edit, the values of each pass."""
 
     def token(self, token: int, logits: Tensor) -> None:
         """Takes a new token and the logits (v,) that it was drawn from."""
@@ -31,7 +31,7 @@ class Observer(Protocol):
 def observed(
     model: Model, asked: GenerationRequest, state: ModelState, piece: int | None, observer: Observer
 ) -> Iterator[Sampled | None]:
-    """Yields the new tokens of a request, None after each part of its prompt but the last.
+    """Yields the new tokens of a request; before them, None after each piece of its prompt except the last.
 
     Each pass runs by itself inside `observer.watching()`, which is left before a value is yielded. Tokens, log-
     probabilities and draws are those of a request without an observer, unless it changes values.

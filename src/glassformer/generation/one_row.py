@@ -1,16 +1,16 @@
 """Products of one row, x (i,) with W (o, i), as a compiled step computes them.
 
-One token reads every weight once, so what counts is that they are read in order, and that little is done to each:
+One token reads every weight once, so speed depends on reading weights in order, and on few operations for each:
 
-float, 8 bits   sum_i W_oi x_i, written out: Inductor makes one loop over W as it lies in memory
-8 and 4 bits    on processors with AVX512-VNNI, which multiplies 64 numbers of 8 bits at once (`one_row.cpp`): of each
-                group g of 32 values, x ~ step_g q_g with q in 16 bits, which are two of 8, and
+float, 8 bits   sum_i W_oi x_i as a formula: Inductor makes one loop over W in the order of memory
+8 and 4 bits    on processors with AVX512-VNNI, which multiplies 64 integers of 8 bits at once (`one_row.cpp`): in each
+                group g of 32 elements, x ~ step_g q_g with q in 16 bits, split into two of 8, and
 
                     8 bits   y_o = s_o sum_g step_g (W_og . q_g)
                     4 bits   y_o = sum_g s_og step_g ((W_og - 8) . q_g) + z_og sum(x_g)
 
-                where dots are sums of whole numbers and sum(x_g) is of x itself. Rounding x so moves y by less than
-                rounding y to bf16 does.
+                where dots are sums of integers and sum(x_g) is over x before rounding. Rounding x so changes y by
+                less than rounding y to bf16 does.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MOST = 127 * 256
 
 @cache
 def has_vnni() -> bool:
-    """Whether `one_row.cpp` runs here, and 4-bit matrices lie as it reads them."""
+    """Returns True if `one_row.cpp` runs here, and torch packs 4-bit matrices in the layout that it reads."""
     return native.kernel() == "avx512vnni" and layout("cpu") == (64, True)
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (1, i) -> q (groups, 32) whole numbers in fp64, step (groups, 1): x ~ step q."""
+    """Returns q (groups, 32), integers in fp64, and step (groups, 1), for x (1, i) ~ step q."""
     groups = x.double().view(-1, GROUP)
     step = groups.abs().amax(1, keepdim=True) / MOST
     return (groups / step.clamp(min=torch.finfo(x.dtype).tiny)).round(), step
@@ -46,7 +46,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @library.custom_op("glassformer::row_of_8_bits", mutates_args=())
 def row_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """x (1, i) bf16, packed (o, i) int8, scales (o,) -> (1, o) bf16."""
+    """Returns the product (1, o) bf16 of x (1, i) bf16 with `packed` (o, i) int8 times `scales` (o,)."""
     q, step = rounded(x)
     dots = (packed.double().view(len(packed), -1, GROUP) * q).sum(-1)
     return ((dots @ step)[:, 0] * scales.double()).bfloat16()[None]
@@ -54,7 +54,8 @@ def row_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 @library.custom_op("glassformer::row_of_4_bits", mutates_args=())
 def row_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """x (1, i) bf16, packed as torch does for this processor, scales (groups, o, 2): s and z -> (1, o) bf16."""
+    """Returns the product (1, o) bf16 of x (1, i) bf16 with 4-bit weights, packed as torch does for this processor;
+    `scales` (groups, o, 2) holds s and z."""
     q, step = rounded(x)
     found = layout("cpu")
     assert found is not None
@@ -75,14 +76,14 @@ def _(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def shims() -> dict[Any, list[str]]:
-    """What Inductor is to call for these operations: it writes `extern ...;` into a step's source for each text."""
+    """Returns the C++ that Inductor calls for each operation; it writes `extern TEXT;` into a step's source."""
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     ops = torch.ops.glassformer
-    return {ops.row_of_4_bits.default: ['"C" {\n' + source + "\n}"], ops.row_of_8_bits.default: []}  # both are in it
+    return {ops.row_of_4_bits.default: ['"C" {\n' + source + "\n}"], ops.row_of_8_bits.default: []}  # first has both
 
 
 def products(vnni: bool) -> dict[Any, Callable[..., Tensor]]:
-    """torch's operation -> what a step of one row computes instead."""
+    """Returns the decompositions of a step of one row: torch's operation -> the function computed instead."""
     aten = torch.ops.aten
     found: dict[Any, Callable[..., Tensor]] = {
         aten.linear.default: _linear,
@@ -98,7 +99,7 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
     from torch._inductor.inductor_prims import force_stride_order  # takes a second to import
 
     x = wide(x.reshape(-1))
-    x = force_stride_order(x, (1,))  # makes a tensor of it: else what made x is computed again for every row of W
+    x = force_stride_order(x, (1,))  # materialises x, which would otherwise be recomputed for every row of W
     return (wide(weight) * x).sum(-1)
 
 

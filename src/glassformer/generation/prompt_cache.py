@@ -31,14 +31,14 @@ NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
     torch.int32: "I32",
 }  # fmt: skip
-"""What the file calls the types that a state may have."""
+"""Names of a state's dtypes in safetensors files."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES if dtype != torch.int32}
 SAMPLES = 16
-"""Numbers of each weight that the fingerprint looks at."""
+"""Number of elements of each weight that the fingerprint hashes."""
 
 
 def check_keeps(model: Model) -> None:
-    """Raises RequestError for a model with a prefix: its first tokens see the last ones of the prompt."""
+    """Raises RequestError for a model with a prefix, whose first tokens attend to the last ones of the prompt."""
     if model.takes_prefix:
         raise RequestError(
             "this model reads a prompt as a whole, its prefix, so what it has read of one serves no longer one; leave "
@@ -48,10 +48,10 @@ def check_keeps(model: Model) -> None:
 
 
 def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Model) -> None:
-    """Writes what `tokens`, which are all that `state` has read, left in it: a safetensors file of the filled part.
+    """Writes the filled part of `state`, which has read exactly `tokens`, to a safetensors file.
 
-    The file is complete or not there. Raises RequestError for a state of several rows or of other tokens, WorkError
-    where the disk refuses."""
+    The file is written whole or not at all. Raises RequestError for a state of several rows or of other tokens,
+    WorkError if the disk refuses."""
     check_keeps(model)
     if state.batch != 1 or state.documents is not None or state.positions is not None:
         raise RequestError(
@@ -75,18 +75,19 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
 def load_state(
     path: str | Path, model: Model, max_len: int | None = None, dtype: torch.dtype | None = None, rewind: int = 0
 ) -> tuple[ModelState, list[int]]:
-    """(the state, the tokens it has read), with room for `max_len` tokens in all: by default the model's context. It
-    goes on exactly as the state that was saved.
+    """Returns a saved state and the tokens that it has read. Decoding continues from it exactly as from the state that
+    was saved.
 
-    `dtype`, where given, is what the state must have been kept in; `rewind` is as for `Model.init_state`. Raises
-    RequestError where the file is no state, or one of another model."""
+    `max_len` is the number of tokens that it has room for, by default the model's context; `dtype`, unless None, is the
+    dtype that the file must have; `rewind` is as for `Model.init_state`. Raises RequestError for a file that does not
+    hold a state of this model."""
     with _opened(path, model) as (file, ids, kept):
         if dtype not in (None, kept):
             raise RequestError(
                 f"{path} was kept in {kept}, and dtype={dtype} was asked for",
                 code="conflict", field="dtype", value=str(dtype),
             )  # fmt: skip
-        if model.config.state_bytes(len(ids), kept) > os.path.getsize(path):  # asked before memory is
+        if model.config.state_bytes(len(ids), kept) > os.path.getsize(path):  # checked before memory is allocated
             raise RequestError(
                 f"{path} is damaged: it is smaller than the state of {len(ids)} tokens",
                 code="damaged", field=Path(path).name,
@@ -103,14 +104,15 @@ def load_state(
 
 
 def kept_tokens(path: str | Path, model: Model) -> list[int]:
-    """The tokens that a state on disk has read, without the state; raises what `load_state` does."""
+    """Returns the tokens that a state on disk has read, without loading the state. Raises RequestError as `load_state`
+    does."""
     with _opened(path, model) as (_, ids, _):
         return ids
 
 
 @contextmanager
 def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], torch.dtype]]:
-    """(the file, the tokens, the state's dtype)."""
+    """Yields the open file, the tokens that the state has read, and the state's dtype. Raises RequestError."""
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
@@ -148,7 +150,8 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
 
 
 def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
-    """What the file has becomes the part of the state that `length` tokens fill, if it is just that."""
+    """Copies the file's tensors into the part of the state that `length` tokens fill. Raises RequestError if names,
+    dtypes or shapes differ."""
     wanted = _filled(state, length)
     if set(file.keys()) != {*wanted, TOKENS}:
         raise RequestError(
@@ -182,11 +185,11 @@ def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of the config, and of the name, type, shape and some numbers of every weight; the same however weights in
-    bf16 are laid out."""
+    """Returns a hash of the config, and of name, dtype, shape and some elements of every weight. It does not depend on
+    the memory layout of bf16 weights."""
     found = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
     weights = {name.replace("head.packed.", "head."): weight for name, weight in model.state_dict().items()}
-    if model.config.head.tied:  # the embedding, once more
+    if model.config.head.tied:  # the same tensor as the embedding
         weights.pop("head.weight", None)
     for name, weight in sorted(weights.items()):
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode() + _some(weight))

@@ -1,4 +1,4 @@
-"""Text for rows side by side: each step gives a token to every row."""
+"""Generation of tokens for a batch of rows: each step adds a token to every row."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def stream(
     compiled
         A compiled decoding step of this model.
     chunk
-        Tokens of the prompt that are prefilled at once.
+        Number of prompt tokens that are prefilled at once.
     logprobs
         If a number k, each step is a `Sampled`: `tokens` (b,), `logprobs` (b,) in nats of the model's own distribution,
         and for k > 0 `top_ids`, `top_logprobs` (b, k) of the most likely tokens.
@@ -181,7 +181,7 @@ def stream(
                 chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
             if bool(chosen.bad.any()):
                 raise WorkError(f"the model's logits are not numbers after {s + step} tokens", code="diverged")
-            chosen = chosen.clone()  # ordinary tensors
+            chosen = chosen.clone()  # an ordinary tensor, not one of inference mode
             token = chosen.tokens
             if rule.penalizes or rules.reads_text:
                 past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
@@ -193,12 +193,12 @@ def stream(
 
 
 def _rounds_to_16_bits(model: Model) -> bool:
-    """Whether a prompt read beside others may round otherwise than alone, by enough to be seen."""
+    """Returns True if a prompt in a batch rounds visibly otherwise than by itself: products in 16 bits."""
     return model.dtype.itemsize < 4 and model.device.type == "cpu"
 
 
 def ends_of(model: Model, stop_at_eos: bool, eos_id: int | Collection[int] | None) -> frozenset[int]:
-    """Returns the ids at which a text ends. Raises RequestError for what is not an id."""
+    """Returns the ids at which a text ends. Raises RequestError for a value that is not an id."""
     given = model.ends if eos_id is None else eos_id if isinstance(eos_id, Collection) else [eos_id]
     for one in given:
         check_whole("eos_id", one, 0)
@@ -246,8 +246,8 @@ def generate(
     Returns
     -------
     Tensor or list of list of int
-        (b, s + t) for a tensor, in which a row repeats its end until all rows have ended; for lists, each row up to its
-        end.
+        For a tensor, (b, s + t), in which a row repeats its end token until all rows have ended; for lists, each row up
+        to its end token.
 
     Raises
     ------
@@ -283,7 +283,7 @@ def generate(
 
 
 def refuse_text(model: Any, tokens: Any) -> None:
-    """Raises RequestError for a text, and for a name or a loaded model: `Loaded.generate` is for text."""
+    """Raises RequestError for a text, and for a model that is a name or a `Loaded` (use `Loaded.generate`)."""
     module = isinstance(model, nn.Module)
     if not module or isinstance(tokens, str):
         raise RequestError(

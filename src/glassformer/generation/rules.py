@@ -1,4 +1,4 @@
-"""What a checkpoint says of the tokens that may be written, whatever the logits are."""
+"""Rules of a checkpoint on the tokens that may be generated, whatever the logits are."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Rules:
     """Fields of a generation_config.json, as `transformers` applies them to the next token."""
 
     forced_bos_token_id: int | None = None
-    """First new token after a start of a single token, such as the language of a translation."""
+    """New token that follows a prompt of a single token, such as the language of a translation; None forces none."""
     forced_eos_token_id: int | None = None
-    """Last token of a text of the largest length."""
+    """Last token of a text that reaches the largest length; None forces none."""
     banned: tuple[int, ...] = ()
-    """Tokens that are never written, `suppress_tokens`."""
+    """Tokens that are never generated (`suppress_tokens`)."""
     banned_first: tuple[int, ...] = ()
-    """Tokens that do not start a text, `begin_suppress_tokens`; after a forced first token, the next."""
+    """Tokens banned as the first new token (`begin_suppress_tokens`), or as the second if the first is forced."""
     words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of tokens that are never completed, `bad_words_ids`; an end of a text is always allowed."""
+    """Sequences of tokens that are never completed (`bad_words_ids`); a token that ends a text is always allowed."""
     no_repeat_ngram_size: int = 0
-    """Length n of sequences that no text, prompt included, has twice; 0 allows all."""
+    """Length n of the sequences that no text, prompt included, may have twice; 0 allows repetition."""
     min_length: int = 0
-    """Number of tokens, those of the prompt included, before which no text ends."""
+    """Least number of tokens of a text, prompt included."""
     min_new_tokens: int = 0
-    """Number of new tokens before which no text ends."""
+    """Least number of new tokens."""
 
     @classmethod
     def of(cls, generation: Mapping[str, Any]) -> Rules:
@@ -53,7 +53,7 @@ class Rules:
 
     @property
     def reads_text(self) -> bool:
-        """True if the tokens so far decide, not only their number."""
+        """True if a rule depends on the tokens so far, not only on their number."""
         return bool(self.no_repeat_ngram_size) or any(len(word) > 1 for word in self.words)
 
     def check(self, vocab_size: int) -> None:
@@ -73,10 +73,10 @@ class Rules:
         texts: Sequence[Int[Tensor, "_"]] = (),
         ends: Collection[int] = (),
     ) -> Float[Tensor, "b v"]:
-        """Returns logits or log-probabilities of new token `step` of at most `steps`.
+        """Returns the logits or log-probabilities of new token `step` (of at most `steps`) under these rules.
 
-        Each row has `given` tokens of a prompt; `texts` are its tokens so far, read only if `reads_text`. A text ends
-        at a token of `ends`."""
+        `given` is the number of prompt tokens of each row; `texts` holds each row's tokens so far, read only if
+        `reads_text`. A text ends at a token of `ends`."""
         first = 1 if self.forced_bos_token_id is not None else 0
         rows = []
         for row, count in enumerate(given):
@@ -104,7 +104,7 @@ class Rules:
 
 
 def repeating(text: Sequence[int], n: int) -> set[int]:
-    """Returns the tokens that would end a sequence of n tokens which the text already has; none if n is 0."""
+    """Returns the tokens that would complete a sequence of n tokens which the text already has; empty if n is 0."""
     if n < 1:
         return set()
     last = text[len(text) - n + 1 :]
@@ -112,14 +112,14 @@ def repeating(text: Sequence[int], n: int) -> set[int]:
 
 
 def forced(scores: Float[Tensor, "b v"], token: int) -> Float[Tensor, "b v"]:
-    """Log-probabilities of a token that is certain."""
+    """Returns log-probabilities of the shape of `scores`: 0 for `token`, -inf for all others."""
     certain = torch.full_like(scores, -math.inf)
     certain[:, token] = 0
     return certain
 
 
 def search_options(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a beam search that a generation_config.json names."""
+    """Returns the options of a beam search that a generation_config.json sets."""
     names = ("length_penalty", "early_stopping", "repetition_penalty", "renormalize_logits")
     return {name: generation[name] for name in names if name in generation}
 

@@ -1,7 +1,7 @@
-"""From logits to the next token: what a row asks for, the warpers that serve it, and the draw.
+"""From logits to the next token: the options of a row, the warpers that apply them, and the draw.
 
-The order is that in which `transformers` composes its processors in `generate()`: logit bias, penalties, temperature,
-top-k, top-p, min-p, typical. A function of the caller follows the penalties.
+Warpers run in the order of `transformers`' `generate()`: logit bias, penalties, temperature, top-k, top-p, min-p,
+typical. A function of the caller follows the penalties.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from glassformer.parts.precision import exact_device
 __all__ = ["Sampled", "Sampling", "choose", "row_generator", "warp"]
 
 LARGEST_BIAS = 10_000  # entries
-COLDEST = 1e-6  # a temperature below it draws what it draws, and divides logits beyond what fp32 can hold
-FIRST_LOOK = 256  # tokens sorted at first: the likely ones are few, and sorting a vocabulary takes longer than a model
+COLDEST = 1e-6  # smallest divisor: a lower temperature draws the same tokens, but overflows fp32
+FIRST_LOOK = 256  # tokens sorted at first, because sorting a vocabulary takes longer than a small model's step
 
 Added = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -114,19 +114,19 @@ class Sampling(Value, SamplingOptions):
 
     @property
     def key(self) -> str:
-        """Text that is equal for rules that choose alike."""
+        """Text that is equal for two rules if and only if they have the same settings."""
         return f"{self.model_dump_json(exclude={'logits_processor'})} {id(self.logits_processor)}"
 
     @cached_property
     def penalizes(self) -> bool:
-        """Whether the tokens so far matter."""
+        """True if the choice depends on the tokens so far."""
         if self.logits_processor is not None:
             return True
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the largest logit, as the model has it, is chosen."""
+        """True if the token of the model's largest logit is chosen, without any warper."""
         return self.temperature == 0 and not self.penalizes and not self.logit_bias
 
 
@@ -134,7 +134,7 @@ class Sampling(Value, SamplingOptions):
 
 
 def add_bias(logits: Float[Tensor, "b v"], bias: Mapping[int, float]) -> Float[Tensor, "b v"]:
-    """x_i + bias_i, as `logit_bias` of OpenAI's API."""
+    """Returns x_i + bias_i, as `logit_bias` of OpenAI's API does."""
     tokens = torch.tensor(list(bias), device=logits.device)
     return logits.index_add(1, tokens, logits.new_tensor(list(bias.values())).expand(len(logits), -1))
 
@@ -142,8 +142,8 @@ def add_bias(logits: Float[Tensor, "b v"], bias: Mapping[int, float]) -> Float[T
 def penalize_repetition(
     logits: Float[Tensor, "b v"], penalty: float, history: Sequence[Int[Tensor, "_"]]
 ) -> Float[Tensor, "b v"]:
-    """x_i / penalty where x_i > 0, else x_i * penalty, for each token i in a row's history: Keskar et al. 2019,
-    1909.05858, with the care for the sign that `transformers` takes."""
+    """Returns x_i / penalty if x_i > 0, else x_i * penalty, for each token i in a row's history: Keskar et al. 2019,
+    1909.05858, with the distinction by sign of `transformers`."""
     logits = logits.clone()
     for row, tokens in zip(logits, history, strict=True):
         seen = row[tokens]
@@ -154,8 +154,8 @@ def penalize_repetition(
 def penalize_frequency(
     logits: Float[Tensor, "b v"], frequency: float, presence: float, generated: Sequence[Int[Tensor, "_"]]
 ) -> Float[Tensor, "b v"]:
-    """x_i - frequency * c_i - presence * [c_i > 0], c_i how often a row has generated the token i: OpenAI's API
-    reference. vLLM counts the same; llama.cpp counts among the last n tokens."""
+    """Returns x_i - frequency * c_i - presence * [c_i > 0], where c_i counts token i in a row's new tokens: OpenAI's
+    API reference. vLLM counts the same tokens; llama.cpp counts the last n."""
     logits = logits.clone()
     for row, tokens in zip(logits, generated, strict=True):
         counts = torch.zeros_like(row).index_add_(0, tokens, row.new_ones(len(tokens)))
@@ -188,38 +188,40 @@ def process(
 
 
 def scale(logits: Float[Tensor, "b v"], temperature: float) -> Float[Tensor, "b v"]:
-    """x / temperature."""
+    """Returns x / temperature."""
     return logits / max(temperature, COLDEST)
 
 
 def keep_top_k(logits: Float[Tensor, "b v"], k: int) -> Float[Tensor, "b v"]:
-    """The k largest, and what equals the least of them: Fan et al. 2018, 1805.04833."""
+    """Returns the logits with -inf for all but the k largest, and ties with the least of them: Fan et al. 2018,
+    1805.04833."""
     least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
     return logits.masked_fill(logits < least, -math.inf)
 
 
 def keep_top_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
-    """The fewest most likely tokens whose probabilities reach p, and what equals the least of them (of equals,
-    `transformers` keeps some, by their ids): Holtzman et al. 2019, 1904.09751."""
+    """Returns the logits with -inf for all but the fewest most likely tokens whose probabilities reach p, and ties with
+    the least of them (of ties, `transformers` keeps some, by id): Holtzman et al. 2019, 1904.09751."""
     return logits.masked_fill(logits < _least_of(logits, logits.softmax(-1), p), -math.inf)
 
 
 def keep_min_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
-    """Tokens at least p times as likely as the most likely one: Nguyen et al. 2024, 2407.01082."""
+    """Returns the logits with -inf for all but the tokens that are at least p times as likely as the most likely one:
+    Nguyen et al. 2024, 2407.01082."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -math.inf)
 
 
 def keep_typical(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
-    """The fewest tokens whose probabilities reach p, those first whose -log q_i is nearest to the entropy
-    -sum_j q_j log q_j: Meister et al. 2022, 2202.00666."""
+    """Returns the logits with -inf for all but the fewest tokens whose probabilities reach p, in the order of the
+    distance of -log q_i from the entropy -sum_j q_j log q_j: Meister et al. 2022, 2202.00666."""
     surprise = -logits.log_softmax(-1)
     q = (-surprise).exp()
-    nearness = -(surprise - (q * surprise).nansum(-1, keepdim=True)).abs()  # 0 * inf: a token kept out before
+    nearness = -(surprise - (q * surprise).nansum(-1, keepdim=True)).abs()  # NaN, 0 * inf, for a token excluded before
     return logits.masked_fill(nearness < _least_of(nearness, q, p), -math.inf)
 
 
 def _least_of(rank: Float[Tensor, "b v"], probabilities: Float[Tensor, "b v"], mass: float) -> Float[Tensor, "b 1"]:
-    """The rank of the last of the fewest best-ranked tokens whose probabilities reach the mass."""
+    """Returns the rank of the last token among the fewest best-ranked ones whose probabilities reach `mass`."""
     vocab_size = rank.shape[-1]
     probabilities = probabilities.to(exact_device(rank.device))
     enough = probabilities.sum(-1, keepdim=True, dtype=torch.float64) - (1 - mass)
@@ -239,11 +241,11 @@ def warp(
     history: Sequence[Int[Tensor, "_"]] = (),
     generated_from: Sequence[int] = (),
 ) -> Float[Tensor, "b v"]:
-    """The logits, in fp32, that rows of one Sampling are drawn from; at least one in each row is finite if the model's
-    are. At temperature 0 nothing is kept out.
+    """Returns the logits, in fp32, of the distribution of rows with one Sampling. At least one in each row is finite if
+    the model's are. At temperature 0 no token is excluded.
 
-    `history` has the tokens of each row so far, those of the answer from `generated_from` on; both are read only
-    where `sampling.penalizes`."""
+    `history` has the tokens of each row so far, and `generated_from` the index of the first new token; both are read
+    only if `sampling.penalizes`."""
     logits = logits.float()
     if sampling.logit_bias:
         logits = add_bias(logits, sampling.logit_bias)
@@ -276,9 +278,9 @@ def warp(
 class Sampled:
     """The next token of each row.
 
-    Log-probabilities are of the model's own distribution, log_softmax of its logits before any warper, as OpenAI and
-    vLLM report them; None where they were not asked for. A row is `bad` where the model's logits are NaN, hold +inf or
-    are all -inf: its token means nothing, those of other rows are unharmed.
+    Log-probabilities are those of the model, log_softmax of its logits before any warper, as OpenAI and vLLM report
+    them; None unless asked for. A row is `bad` if the model's logits contain NaN or +inf, or are all -inf: its token is
+    meaningless, and other rows are unaffected.
     """
 
     tokens: Int[Tensor, "b"]
@@ -303,12 +305,12 @@ def choose(
     logprobs: bool = False,
     masks: Sequence[Bool[Tensor, "v"] | None] = (),
 ) -> Sampled:
-    """The next token of each row by its own Sampling and generator, so that it does not depend on its neighbours.
+    """Returns the next token of each row by its own Sampling and generator, which does not depend on other rows.
 
-    Rows that share a Sampling object are warped together. `histories` and `generated_from` are read where a row
-    penalizes, `generators` where it has a temperature (None: torch's own). With `top`, the log-probabilities of the
-    k most likely tokens too. `masks` has the allowed tokens of each row, None for all; log-probabilities are those of
-    the model without a mask. By one thread: a row of logits is too little for several to meet over."""
+    Rows that share a Sampling object are warped together. `histories` and `generated_from` are read if a row penalizes,
+    `generators` if it has a temperature (None for torch's generator). `top` is the number of most likely tokens whose
+    log-probabilities are returned too. `masks` has the allowed tokens of each row, None for all; log-probabilities are
+    those of the model without a mask. One thread computes, because rows are too short to share."""
     free = logits
     if any(mask is not None for mask in masks):
         logits = torch.stack(
@@ -346,19 +348,19 @@ def choose(
 
 
 def draw(logits: Float[Tensor, "b v"], generators: Sequence[torch.Generator | None]) -> Int[Tensor, "b"]:
-    """One token of each row from softmax(logits), by one number from its generator: the first whose cumulative
-    probability reaches u, 0 < u <= 1, so that one of probability 0 is never drawn."""
+    """Returns a token of each row drawn from softmax(logits): the first whose cumulative probability reaches u, one
+    number of the row's generator. As 0 < u <= 1, a token of probability 0 is never drawn."""
     reached = logits.softmax(-1).to(exact_device(logits.device)).cumsum(-1, dtype=torch.float64)
     below_1 = reached.new_empty(len(logits), 1)
     for number, generator in zip(below_1, generators, strict=True):
         number.uniform_(generator=generator)
     drawn = torch.searchsorted(reached, (1 - below_1) * reached[:, -1:])
-    return drawn[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device)  # NaN lies beyond the last
+    return drawn[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device)  # with NaN, the index is past the last token
 
 
 def row_generator(seed: int | None, row: int, device: torch.device | str) -> torch.Generator:
-    """A generator for a row of a batch that depends on (seed, row) alone; without a seed, on torch's own generator. It
-    is on the device where numbers of fp64 are drawn for `device`."""
+    """Returns a generator for a row of a batch, seeded by (seed, row), or without a seed by torch's generator. It is on
+    the device that draws fp64 numbers for `device`."""
     generator = torch.Generator(exact_device(device))
     if seed is None:
         seed = int(torch.randint(1 << 62, ()))

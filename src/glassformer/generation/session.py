@@ -51,13 +51,13 @@ from glassformer.units import plural
 __all__ = ["Completion", "GenerationOptions", "TextPiece", "Prompt", "Reply", "Session"]
 
 NEW_TOKENS = 200
-"""New tokens of a text by default."""
+"""Default number of new tokens of a text."""
 SLOTS = 8
-"""Texts decoded in one batch; more wait."""
+"""Default number of texts decoded in one batch; more wait."""
 CHARACTERS = 64
-"""Characters of a token, on average, that no text reaches: a longer prompt is refused by its first part."""
+"""Bound on a text's average number of characters a token; of a prompt above it, a part is enough to refuse it."""
 SMALLEST = 512
-"""Tokens that the first state has room for, doubled until a request fits: few steps are compiled."""
+"""Tokens that the first state has room for, doubled until a request fits, so that few sizes of steps are compiled."""
 
 Prompt = str | Sequence[int] | np.ndarray | Tensor | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
@@ -212,10 +212,10 @@ class Reply:
 
 
 class Session:
-    """Continues texts with one model. Any number of threads may ask; their requests are decoded in one batch.
+    """Generator of texts with one model, for any number of threads, whose requests are decoded in one batch.
 
     No thread runs in the background: of the threads that wait for text, one at a time computes a step for all
-    requests and wakes the others. A single thread pays nothing for it, an exception such as Ctrl-C reaches the caller
+    requests and wakes the others. So a single thread has no overhead, an exception such as Ctrl-C reaches the caller
     whose thread computed, and nothing is left running when no caller waits.
 
     Parameters
@@ -294,7 +294,7 @@ class Session:
         self._open: WeakSet[Reply] = WeakSet()
         self._changed = threading.Condition()
         self._computing: int | None = None
-        """Thread that computes."""
+        """Identifier of the thread that computes; None while no thread does."""
         self._closed = False
 
     def __enter__(self) -> Session:
@@ -778,7 +778,7 @@ class Session:
         if isinstance(prompt, str):
             ids = self._tokens(prompt) if read is None else [self._start(), *self._tokens(prompt, bare=True)]
         elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            template = self.template  # which refuses a missing tokenizer
+            template = self.template  # raises RequestError without a tokenizer
             ids = chat_ids(self.tokenizer, template, list(prompt))  # type: ignore[arg-type]
         elif not isinstance(prompt, Sequence | Tensor | np.ndarray) or (len(prompt) and isinstance(prompt[0], str)):
             raise RequestError(code="type", field="prompt", value=prompt, expected="a text, token ids or messages")
@@ -797,7 +797,7 @@ class Session:
 
     @property
     def template(self) -> ChatTemplate:
-        """Chat template of the model. RequestError for a model without one."""
+        """Chat template of the model. Raises RequestError for a model without one."""
         if self._template is None:
             self._template = None if self.tokenizer is None else ChatTemplate.of(self.tokenizer)
         if self._template is None:
@@ -819,11 +819,11 @@ class Session:
         return int(start)
 
     def _tokens(self, prompt: str, bare: bool = False) -> list[int]:
-        """Ids of a text; `bare` ones without the special tokens that the tokenizer adds."""
+        """Returns the ids of a text; if `bare`, without the special tokens that the tokenizer adds."""
         tokenizer = check_text(self.tokenizer, prompt)
         if len(prompt) > CHARACTERS * self.longest:
             read = len(tokenizer.encode(prompt[: CHARACTERS * self.longest]))
-            if read > 2 * self.longest:  # the cut may have parted a few
+            if read > 2 * self.longest:  # the cut may split a few tokens
                 self._refuse(f"over {read // 2:,}")
         return (tokenizer.encode(prompt) if bare else tokenizer.encode_prompt(prompt)).tolist()
 
@@ -861,7 +861,7 @@ class Session:
                 f"at {self.limit:,}",
                 code="range", field="max_new_tokens", value=new,
             )  # fmt: skip
-        if self._grows and new > max(self.longest - prompt, NEW_TOKENS):  # others end at the context they were given
+        if self._grows and new > max(self.longest - prompt, NEW_TOKENS):  # a context that was given ends texts
             raise RequestError(
                 f"max_new_tokens={new:,} after a prompt of {prompt:,} go past the {self.longest:,} tokens that this "
                 "model reads; give fewer, or add +context=TOKENS to the name of the model to go further",
@@ -911,7 +911,7 @@ class Session:
         return self.model.init_state(rows, tokens, self.dtype, device="meta", memory_len=source).nbytes
 
     def room(self, need: int) -> int:
-        """Returns the number of tokens for which states are allocated when more are needed.
+        """Returns the size, in tokens, of the states that are allocated for texts of `need` tokens.
 
         Parameters
         ----------
@@ -956,7 +956,7 @@ class Session:
             raise asked.failure
 
     def _advance(self, ready: Callable[[], bool]) -> None:
-        """Returns once `ready`. While no other thread computes, this one does: a step at a time, for all requests."""
+        """Returns once `ready()`. Until then this thread waits, or computes steps for all requests if no other does."""
         while not ready():
             with self._turn(ready) as free:
                 if free:
@@ -972,9 +972,9 @@ class Session:
 
     @contextmanager
     def _turn(self, ready: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """Waits until no other thread computes, and holds the others off; gives False once `ready` instead.
+        """Waits until no other thread computes, then yields True and makes the others wait; yields False if `ready()`.
 
-        Raises RequestError if this thread computes already, and in a closed session."""
+        Raises RequestError if this thread computes already, or the session is closed."""
         me = threading.get_ident()
         with self._changed:
             while self._computing is not None and not ready():
@@ -1001,7 +1001,7 @@ class Session:
             raise RequestError("this session is closed; make another", code="stopped", field="session")
 
     def _admit(self) -> None:
-        """Gives the engine what was submitted. One that needs more room than there is waits until no other runs."""
+        """Passes submitted requests to the engine. A request that needs a larger state waits until no other runs."""
         engine = self._engine
         with self._changed:
             while self._inbox:

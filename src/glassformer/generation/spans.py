@@ -39,7 +39,7 @@ def best_span(logits: Float[Tensor, "s 2"], first: int, last: int) -> tuple[int,
 
 @torch.inference_mode()
 def answer_span(model: Model, row: np.ndarray, segments: np.ndarray, behind: int) -> tuple[int, int, float]:
-    """Returns `best_span` of a `question_row` whose file adds `behind` tokens behind the text."""
+    """Returns `best_span` of a `question_row`, in which `behind` special tokens follow the text."""
     tokens = torch.from_numpy(row)[None].to(model.device)
     with at_rest(model):
         logits = model(tokens, segments=given_segments(model, torch.from_numpy(segments)[None].to(model.device)))[0]
@@ -47,13 +47,13 @@ def answer_span(model: Model, row: np.ndarray, segments: np.ndarray, behind: int
 
 
 def given_segments(model: Model, segments: Tensor) -> Tensor | None:
-    """Returns segments for a model that tells two of them apart, else None."""
+    """Returns the segments if the model has embeddings of two or more, else None."""
     return segments if (model.config.embedding.segments or 1) > 1 else None
 
 
 def answer(loaded: Reader, question: str, context: str) -> Span:
-    """Returns the span of `context` that answers `question`. Raises RequestError for a model without a head of spans,
-    and for a text longer than its context."""
+    """Returns the span of `context` that answers `question`. Raises RequestError for a model without a span head, and
+    for a text longer than the model's context."""
     if loaded.config.head.gives != "spans":
         raise RequestError(
             f"this model's head gives {loaded.config.head.gives}, and an answer is a span of a text; train a model "

@@ -1,4 +1,4 @@
-"""From tokens to text as it grows: whole characters, and nothing of a stop string."""
+"""Text of a growing sequence of tokens: whole characters, without any part of a stop string."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from glassformer.text import Tokenizer
 __all__ = ["GrowingText", "Detokenizer", "Stops"]
 
 CODE_POINT_BITS = 21
-REPLACEMENT = "\ufffd"  # how a tokenizer spells bytes that are no character, or not yet one
-WINDOW = 16  # tokens decoded at once, at most; a run of byte tokens is longer
+REPLACEMENT = "\ufffd"  # text that a tokenizer gives bytes which are not a character, or not yet
+WINDOW = 16  # largest number of tokens decoded at once, except in a run of byte tokens
 CONTEXT = 4  # tokens kept before the next: an unfinished character has at most three, and the first token of a text
 # may be decoded otherwise than the rest
 
 
 class Stops:
-    """Finds the first stop string to be complete in a growing text; of several that end together, the longest.
+    """Search for the first stop string that is complete in a growing text; of several that end together, the longest.
 
-    `matched` is that string, once it is there. The automaton of Aho and Corasick 1975 (10.1145/360825.360855):
-    linear in the length of the strings and of the text. RequestError for an empty string, more than 10,000, or more
-    than a million characters.
+    `matched` is the string found, None before. The automaton of Aho and Corasick 1975 (10.1145/360825.360855): time
+    linear in the lengths of strings and text. Raises RequestError for an empty string, more than 10,000 strings, or
+    more than a million characters.
     """
 
     def __init__(self, strings: str | Sequence[str]) -> None:
         strings = check_stops(strings)
-        # A node stands for a prefix of a stop string; 0 for the empty one. An edge is (node, character) in one number.
+        # A node is a prefix of a stop string, node 0 the empty one. An edge is (node, character) in one number.
         self._edges: dict[int, int] = {}
-        self._depth = array("i", [0])  # the length of the prefix
-        self._fail = array("i", [0])  # the node of its longest proper suffix
-        self._found = array("i", [0])  # the length of the longest stop string that it ends with, 0 for none
+        self._depth = array("i", [0])  # length of each node's prefix
+        self._fail = array("i", [0])  # node of each prefix's longest proper suffix
+        self._found = array("i", [0])  # length of the longest stop string that ends each prefix, 0 for none
         self._grow(strings)
         self._reset()
 
     def _reset(self) -> None:
-        self._node = 0  # the longest prefix of a stop string that the text so far ends with
-        self._held = deque[str]()  # its characters
+        self._node = 0  # longest prefix of a stop string that ends the text so far
+        self._held = deque[str]()  # characters of that prefix
         self.matched: str | None = None
 
     def fresh(self) -> Stops:
-        """The same strings, another text."""
+        """Returns a search for the same strings in a new text."""
         other = copy.copy(self)
         other._reset()
         return other
 
     def _grow(self, strings: list[str]) -> None:
-        """All prefixes of one length before any longer: a shorter node is complete when a longer one fails to it."""
+        """Builds the automaton, prefixes by length, because a node fails to a shorter one, which must be complete."""
         depth, paths = 0, [(string, 0) for string in strings]
         while paths:
             longer = []
@@ -78,8 +78,8 @@ class Stops:
         return edges.get(node << CODE_POINT_BITS | code, 0)
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """(what can be shown now, whether a stop string is complete). The longest end of the text that a stop string
-        begins with is held back; the stop string and what follows it are never shown."""
+        """Returns the characters that can be shown now, and True if a stop string is complete. The longest end of the
+        text that is a prefix of a stop string is held back; a stop string and the text after it are never shown."""
         if self.matched is not None:
             return "", True
         for character in piece:
@@ -94,7 +94,7 @@ class Stops:
         return "".join(self._held.popleft() for _ in range(settled)), False
 
     def flush(self) -> str:
-        """What was held back, where the text ends without a stop string."""
+        """Returns the characters that were held back, for a text that ends without a stop string."""
         text = "".join(self._held)
         self._held.clear()
         self._node = 0
@@ -102,7 +102,7 @@ class Stops:
 
 
 class Decodes(Protocol):
-    """A tokenizer."""
+    """Tokenizer that turns ids into text."""
 
     def decode(self, ids: Any) -> str: ...
 
@@ -110,28 +110,28 @@ class Decodes(Protocol):
 
 
 class Detokenizer:
-    """Tokens to text, one by one: the pieces make up `tokenizer.decode` of all tokens, and none ends within a
-    character. A token costs the same at the end of a long text as at its beginning.
+    """Incremental decoder: its pieces join to `tokenizer.decode` of all tokens, and no piece ends within a character.
+    The cost of a token does not grow with the text.
 
-    Where a tokenizer has byte tokens (`<0x0A>`), a run of them is shown as a whole: with one wrong byte, `decode`
-    makes U+FFFD of each, those of whole characters too.
+    A run of byte tokens (`<0x0A>`) is shown as a whole, because with one wrong byte `decode` turns every byte of the
+    run into U+FFFD, those of whole characters too.
     """
 
     def __init__(self, tokenizer: Decodes) -> None:
         self._decode = tokenizer.decode
         self._byte_ids = _byte_ids(tokenizer)
-        self._window: list[int] = []  # the last tokens that have text
-        self._shown = 0  # characters of the window's text
+        self._window: list[int] = []  # latest tokens that have text
+        self._shown = 0  # characters of the window's text that were shown
 
     def feed(self, token: int) -> str:
-        """What can be shown now. RequestError for an id outside the vocabulary."""
-        if not self._decode([token, token]):  # no text; once alone, it might be the space left out before a text
+        """Returns the characters that can be shown now. Raises RequestError for an id outside the vocabulary."""
+        if not self._decode([token, token]):  # no text; twice, because a leading space is left out
             return ""
         self._window.append(token)
         if token in self._byte_ids:
             return ""
         text = self._decode(self._window)
-        settled = len(text) - text.endswith(REPLACEMENT)  # of bytes that are no character, the last may become one
+        settled = len(text) - text.endswith(REPLACEMENT)  # a last U+FFFD may still become a character
         piece = text[self._shown : settled]
         self._shown = settled
         if len(self._window) > WINDOW:
@@ -140,7 +140,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What was held back, where the text ends here."""
+        """Returns the characters that were held back, at the end of the text."""
         piece = self._decode(self._window)[self._shown :]
         self._window, self._shown = [], 0
         return piece
@@ -214,7 +214,7 @@ def special_stops(tokenizer: Tokenizer | None, stop: str | Sequence[str]) -> fro
 
 @lru_cache(maxsize=2)
 def _byte_ids(tokenizer: Decodes) -> frozenset[int]:
-    """The ids of the tokens `<0x00>` to `<0xFF>` that stand for bytes (byte fallback); most tokenizers have none."""
+    """Returns the ids of the byte tokens `<0x00>` to `<0xFF>` (byte fallback); empty for most tokenizers."""
     ids: dict[str, int] = getattr(tokenizer, "ids", dict)()
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     return frozenset(ids[name] for name in names if name in ids and tokenizer.decode([ids[name]]) != name)

@@ -1,7 +1,7 @@
-"""Texts of one call, in a session that has room for exactly these.
+"""Texts of one call, generated in a session with exactly the room that they need.
 
 TextRun         continues prompts: in a batch, from a prompt cache, with draft tokens, or by beam search
-GeneratedTexts  the completions, and how quickly they came
+GeneratedTexts  the completions, with times and speed
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class GeneratedTexts(Printed):
     ends: frozenset[int]
     """Ids of tokens that end a text; they are not counted."""
     spelled: Callable[[int], str] = field(repr=False)
-    """Text of a token id."""
+    """Function: token id -> its text."""
     prompt_tokens: int
-    """Tokens of all prompts and sources."""
+    """Number of tokens of all prompts and sources."""
     seconds: float
     """Time from the start to the last token."""
     first: float | None
@@ -44,18 +44,18 @@ class GeneratedTexts(Printed):
     state_bytes: int
     """Bytes of the decode state."""
     before: float = 0.0
-    """Seconds before `seconds` starts, in which the program starts and the model is loaded."""
+    """Seconds spent on starting the program and loading the model, not included in `seconds`."""
     guesses: Mapping[str, int] = field(default_factory=dict)
     """Counts of speculative decoding: draft tokens proposed, those accepted, and passes of the model."""
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of new tokens, without the one that ended the text."""
+        """Number of new tokens of each text, without its end token."""
         return [len(one.tokens) - bool(self.ends.intersection(one.tokens[-1:])) for one in self.completions]
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first token; of a beam search or a single token, over the whole time."""
+        """Tokens per second after the first token; for a beam search or a single token, over the whole time."""
         new = sum(self.counts)
         searched = any(one.score is not None for one in self.completions)
         since, counted = (self.first or self.seconds, new - 1) if new > 1 and not searched else (0.0, new)
@@ -87,7 +87,7 @@ class GeneratedTexts(Printed):
             raise WorkError(error, code="diverged")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what `--json` prints, in one shape for one text and for several."""
+        """Returns the object that `--json` prints; it has the same fields for one text and for several."""
         return {
             "texts": [self.facts(i) for i in range(len(self.completions))],
             "tokens_per_second": self.tokens_per_second,
@@ -115,12 +115,12 @@ class GeneratedTexts(Printed):
 
 
 def heading(i: int, count: int, prompt: str) -> str:
-    """Returns the line above text `i` of `count`; nothing for a single text."""
+    """Returns the line above text `i` of `count`; empty for a single text."""
     return f"--- {i + 1} of {count}: {prompt[:60]!r}\n" if count > 1 else ""
 
 
 class TextRun:
-    """Continues prompts, with a decode state of exactly the size that they need.
+    """Generation of texts for some prompts, with a decode state of exactly the size that they need.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class TextRun:
         """Prompt of each text."""
         count = len(self.prompts)
         slots = min(SLOTS, count)
-        slots = 1 << (slots - 1).bit_length() if compiled else slots  # few steps are compiled
+        slots = 1 << (slots - 1).bit_length() if compiled else slots  # so that few sizes of steps are compiled
         self.session = session = Session(
             loaded, slots=slots, dtype=dtype, compiled=compiled, answers=slots == 1, on_build=on_build,
             kept=MOST_READ if count > 1 else int(options.state is not None),
@@ -227,16 +227,16 @@ class TextRun:
             self._first = self._first or reply.first_token_time
             yield places[id(reply)], reply.text, reply.finish_reason is not None
         for reply in self.replies:
-            reply.result()  # which raises what a function of the caller raised
+            reply.result()  # raises the exception of a caller's function
 
     def result(self) -> GeneratedTexts:
-        """Ends the texts that are not complete, and returns all of them as far as they came."""
+        """Ends the texts that are not complete, and returns all texts."""
         for reply in self.replies:
             reply.cancel()
         return self.so_far()
 
     def so_far(self) -> GeneratedTexts:
-        """Returns the texts as far as they came."""
+        """Returns the texts so far, complete or not."""
         ended, found = time.perf_counter(), [*self._found, *(reply.so_far() for reply in self.replies)]
         if not found and self.options.beams is None and len(self.prompts) == 1:  # interrupted before it was submitted
             found = [Completion("", [], "cancelled")]

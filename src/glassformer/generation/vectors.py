@@ -23,30 +23,30 @@ from glassformer.text import OnProgress, Tokenizer
 from glassformer.text.tokenizers import FileTokenizer
 
 TOKENS = 1024
-"""Tokens of a batch, padding included: large enough for the products, and small enough for texts of almost one length.
+"""Tokens of a batch, padding included: enough for fast products, and few enough that its texts are of similar length.
 """
 
 MOST_PROMPT = 4096
-"""Tokens of a prompt that are counted."""
+"""Largest number of tokens of a prompt that are counted."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a checkpoint says that hidden states become one vector for a text."""
+    """Rule of a checkpoint for turning the hidden states of a text into one vector."""
 
     how: Pool
     normalize: bool
-    """To length 1."""
+    """True if the vector is divided by its length."""
     max_tokens: int | None = None
-    """Largest number of tokens of a text, which is cut there; None for the model's context."""
+    """Largest number of tokens of a text; the rest is cut off. None for the model's context."""
     prompt: str = ""
-    """Text that precedes each text."""
+    """Text that is put in front of each text."""
     include_prompt: bool = True
     """False if the tokens of the prompt are read but not pooled."""
 
 
 MEAN = Pooling("mean", True)
-"""How a model is pooled whose folder does not say."""
+"""Pooling of a model whose folder does not name one."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class Embedder:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.pooling = loaded.pooling or MEAN
         self.own = loaded.pooling is None and loaded.config.head.vector and loaded.config.head.pool is not None
-        """Whether the model's own head makes the vectors."""
+        """True if the model's head computes the vectors, so that hidden states are not pooled here."""
         self.limit = min(self.pooling.max_tokens or loaded.config.context, loaded.config.context)
         self.unpooled = 0 if self.pooling.include_prompt else prompt_tokens(self.tokenizer, self.pooling.prompt)
-        """First tokens of a row that are read but not pooled."""
+        """Number of tokens at the start of a row that are read but not pooled."""
         if self.unpooled >= self.limit:
             raise RequestError(
                 f"the prompt of the folder has {self.unpooled:,} tokens, and texts end after {self.limit:,}",
@@ -119,7 +119,7 @@ class Embedder:
 
     @torch.inference_mode()
     def vectors(self, rows: Sequence[np.ndarray]) -> Tensor:
-        """Those of rows of tokens, the longest first."""
+        """Returns the vectors (n, d) of rows of tokens, which must be sorted, the longest first."""
         longest = len(rows[0])
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         real = torch.zeros_like(tokens)
@@ -160,7 +160,7 @@ class Classifier(Embedder):
         super().__init__(loaded)
         self.own = True
         self.labels = loaded.config.head.labels or tuple(map(str, range(loaded.config.head.classes or 0)))
-        """Names of the classes; numbers if they have none."""
+        """Names of the classes; their numbers if the checkpoint does not name them."""
 
     def vectors(self, rows: Sequence[np.ndarray]) -> Tensor:
         return super().vectors(rows).float().softmax(-1)
@@ -174,7 +174,7 @@ class Classifier(Embedder):
 
 
 def tokenized(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[np.ndarray]:
-    """Tokens of each text, at most `limit`, with the special tokens that the tokenizer's file adds."""
+    """Returns the tokens of each text, at most `limit`, with the special tokens that the tokenizer's file adds."""
     if isinstance(tokenizer, FileTokenizer):
         return tokenizer.encode_whole(texts, limit)
     return [row[:limit] for row in tokenizer.encode_batch(texts)]
@@ -190,7 +190,7 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raises RequestError for what is no list of texts."""
+    """Raises RequestError unless the value is a list of texts."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise RequestError(
             f"texts is a {type(texts).__name__}; give a list of strings, such as [text]",
