@@ -1,4 +1,4 @@
-"""`glassformer ask`: the sources, then the answer as it comes."""
+"""Output of `glassformer ask`: the sources, then the answer while it is generated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glassformer.retrieval.answer import source_lines
 def answer(
     question: str, folder: str, model: str, k: int, encoder: str | None, asked: AskOptions, as_json: bool
 ) -> None:
-    """Shows the answer to a question. Ends the program as Ctrl-C does if it was pressed."""
+    """Retrieves sources for a question and shows the answer. Raises SystemExit after Ctrl-C."""
     asked = ready(asked)
     with loading(as_json):
         opened = Index(folder, encoder)
@@ -34,7 +34,7 @@ def answer(
                 put(piece)
     except KeyboardInterrupt:
         interrupted = True
-    except WorkError as problem:  # what there is of the answer is shown first
+    except WorkError as problem:  # the answer so far is shown first
         failed = problem
     found = reply.so_far()
     if as_json:

@@ -1,4 +1,4 @@
-"""A conversation in the terminal."""
+"""Conversation with a model in the terminal (`glassformer chat`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ HELP = """/new starts a new conversation
 Ctrl-C stops an answer
 A text of several lines that is pasted is one message."""
 COMMAND = re.compile(r"/[A-Za-z]+(?!\S)")
-"""Start of a line that is for the program, not for the model."""
+"""Pattern of a command, such as /new, at the start of a line: it is for the program, not for the model."""
 
 
 def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | None = None) -> None:
-    """Reads turns from the terminal or from standard input, one a line; Ctrl-C stops the answer, Ctrl-D the program."""
+    """Reads turns, one a line, from the terminal or standard input, and answers them until the input ends.
+
+    Ctrl-C stops an answer, Ctrl-D the program; `first` is answered before any input."""
     asked, console = ready(asked), Console(stderr=True, highlight=False)
     with loading(as_json):
         loaded = loaded_as(expression, asked)
@@ -51,13 +53,13 @@ def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | No
     except WorkError as problem:
         problem.reported = as_json
         raise
-    finally:  # whatever ends it, the messages so far are shown
+    finally:  # after any end, the messages so far are shown
         if as_json:
             show(talk, as_json)
 
 
 def _turns(talk: Conversation, console: Console, terminal: bool, as_json: bool, first: str | None) -> None:
-    """Reads turns and answers them until one ends the program."""
+    """Reads turns and answers them until a command such as /quit, or the end of the input."""
     warned, given = False, [] if first is None else [first]
     while True:
         try:
@@ -76,7 +78,7 @@ def _turns(talk: Conversation, console: Console, terminal: bool, as_json: bool, 
             break
         except Terminated:
             raise
-        except KeyboardInterrupt:  # at the prompt, or one that came as an answer ended
+        except KeyboardInterrupt:  # at the prompt, or just as an answer ended
             if warned:
                 break
             warned = True
@@ -84,7 +86,7 @@ def _turns(talk: Conversation, console: Console, terminal: bool, as_json: bool, 
 
 
 def _paste_whole() -> None:
-    """Reads a pasted text of several lines as one line, where GNU readline is installed."""
+    """Makes a pasted text of several lines count as one line, if GNU readline is installed."""
     with suppress(ImportError):
         import readline
 

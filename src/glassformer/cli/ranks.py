@@ -1,4 +1,4 @@
-"""`train` in several processes, and all other commands in one."""
+"""Start of several processes for `train`, and refusal of several for all other commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from glassformer.training.shared import layout_of
 
 
 def begin_processes(processes: str | None, asked: SingleRun, quiet: bool) -> bool:
-    """Checks the run and has as many processes train it; False where this one is to. Raises RequestError."""
+    """Checks the run and trains it in new processes. Returns False if this process is to train it instead.
+
+    Raises RequestError."""
     place = joined()
     if processes is None or (place is not None and "GLASSFORMER_LAUNCHED" in os.environ):
         return False
@@ -37,7 +39,7 @@ def begin_processes(processes: str | None, asked: SingleRun, quiet: bool) -> boo
 
 
 def count_of(processes: str, device: str) -> int:
-    """A number, or of auto a process for each GPU; on CPUs one. Raises RequestError."""
+    """Returns the number of processes; for auto, one for each GPU, or 1 without a GPU. Raises RequestError."""
     if processes == "auto":
         import torch
 
@@ -50,8 +52,8 @@ def count_of(processes: str, device: str) -> int:
 
 
 def refuse_ranks(words: Sequence[str]) -> None:
-    """Where torchrun or srun has started several processes: each would do all of any command but `train`, and write
-    where the others do. Raises RequestError in the first of them, and ends the others."""
+    """Refuses a command other than `train` in several processes of torchrun or srun, because each would do all of the
+    work and write the same files. Raises RequestError in the first process, SystemExit in the others."""
     place = joined()
     if place is None or place.world == 1 or words[0] == "train":
         return

@@ -1,4 +1,4 @@
-"""Setting the process up as the options of generate, chat and ask say, and showing text."""
+"""Setup of the process by the options of generate, chat and ask, and output of text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from glassformer.naming.chatting import device_of, slow_choice
 from glassformer.runs.live import View
 
 TOP_K = 40
-"""Top-k sampling of verbs that generate text, unless top_k, top_p, min_p or typical_p is given."""
+"""Default top_k of verbs that generate text, unless top_p, min_p or typical_p is given."""
 MOST = {"n": 1000, "beams": 256, "logprobs": 100, "max_new_tokens": 1_000_000}
 INTERRUPTED = 130
-"""The exit status of what Ctrl-C ended, as in a shell."""
+"""Exit status of a command ended by Ctrl-C, as in a shell."""
 Options = TypeVar("Options", bound=TextOptions)
 
 
 def ready(asked: Options) -> Options:
-    """Sets the process up and returns the options with their defaults. Raises RequestError for a value out of range."""
+    """Sets up the process and returns the options, defaults filled in. Raises RequestError for a value out of range."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what cannot show a character shows another
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows ?
     chosen = machine.settings(device_of(asked), threads=asked.threads, compile=asked.compile)
     machine.apply(chosen)
     if chosen.device != "cpu":
@@ -66,7 +66,7 @@ def biases(given: Iterable[str]) -> dict[int, float]:
 
 @contextmanager
 def loading(quiet: bool) -> Iterator[None]:
-    """Shows how far a model is loaded inside."""
+    """Shows the progress of loading a model inside the context, unless `quiet`."""
     waiting.end()
     with View(quiet=quiet):
         yield
@@ -83,7 +83,7 @@ def say(text: str) -> None:
 
 
 def put(text: str) -> None:
-    """Writes a piece of text at once."""
+    """Writes a piece of text to standard output and flushes it."""
     waiting.end()
     sys.stdout.write(text)
     sys.stdout.flush()

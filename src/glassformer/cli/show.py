@@ -1,4 +1,4 @@
-"""Results on standard output."""
+"""Output of results on standard output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glassformer.runs.live import ComparisonView
 
 
 def show(value: Printed, as_json: bool) -> None:
-    """Prints a value of the library on standard output: as its text, or as JSON. Raises WorkError if it failed."""
+    """Prints a result of the library as its text, or as JSON. Raises WorkError if the result is a failure."""
     print_result(value, as_json)
     try:
         value.check()
@@ -24,7 +24,7 @@ def show(value: Printed, as_json: bool) -> None:
 
 
 def print_result(value: Printed, as_json: bool, **more: Any) -> None:
-    """Prints a value as its text, or with the other fields as JSON."""
+    """Prints a result as its text, or as JSON with the additional fields `more`."""
     waiting.end()
     if as_json:
         fields = value.to_dict()
@@ -39,14 +39,14 @@ def print_result(value: Printed, as_json: bool, **more: Any) -> None:
 
 
 def show_line(fields: dict[str, Any]) -> None:
-    """Prints one line of JSON at once."""
+    """Prints one line of JSON and flushes it."""
     waiting.end()
     print(json.dumps(fields, allow_nan=False), flush=True)
 
 
 def call_and_show(verb: Callable[..., Printed], *inputs: Any, as_json: bool, **options: Any) -> None:
-    """Calls a verb of the library with its progress on standard error, and prints its value. Options
-    without a value keep the defaults of the verb. Raises WorkError if the work failed."""
+    """Calls a verb of the library with its progress on standard error, and prints its result. Options without a value
+    keep the verb's defaults. Raises WorkError if the work failed."""
     given = {name: value for name, value in options.items() if value is not None}
     waiting.end()
     with ComparisonView(quiet=as_json) as view:

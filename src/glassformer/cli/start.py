@@ -7,4 +7,4 @@ STARTED = time.perf_counter()
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does, also where Ctrl-C only ends a part of it."""
+    """SIGTERM: ends a command as Ctrl-C does, even if Ctrl-C would end only a part, such as one answer."""

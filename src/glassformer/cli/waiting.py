@@ -9,11 +9,11 @@ import time
 SOON = 0.4
 """Seconds before the line appears."""
 EVERY = 0.5
-"""Seconds between two states of the line."""
+"""Seconds between updates of the line."""
 
 
 class _Line:
-    """Words with the seconds so far on standard error, written by a thread and taken away at the end."""
+    """Line on standard error with words and the seconds so far, written by a thread and erased at the end."""
 
     def __init__(self, words: str):
         self.words, self.done, self.shown = words, threading.Event(), False
@@ -37,13 +37,13 @@ _now: list[_Line] = []
 
 
 def begin(words: str) -> None:
-    """Shows the words soon, until `end`, if standard error is a terminal."""
+    """Shows `words` after `SOON` seconds, until `end`, if standard error is a terminal."""
     end()
     if sys.stderr.isatty():
         _now.append(_Line(words))
 
 
 def end() -> None:
-    """Takes the line away. Called before anything else is shown."""
+    """Erases the line; must be called before other output."""
     while _now:
         _now.pop().end()
