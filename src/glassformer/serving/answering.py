@@ -1,6 +1,6 @@
 """The answer to one request for text, whole or as a stream.
 
-Growth        what a text gains
+Growth        new characters and tokens of a text
 Answering     texts of a request as they are computed; formats subclass it
 Completing    answers in the two formats of OpenAI that have choices
 """
@@ -28,26 +28,26 @@ from glassformer.serving.wire import event, refusal
 from glassformer.text.spelling import Spelling
 
 PING = 15.0
-"""Seconds after which a stream that is silent sends a comment."""
+"""Seconds without an event after which a stream sends a comment."""
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Returns the header that names fields without effect."""
+    """Returns the header x-glassformer-ignored, which lists the fields without effect; empty if `names` is."""
     return {"x-glassformer-ignored": ", ".join(names)} if names else {}
 
 
 @dataclass
 class Growth:
-    """Growth of a text."""
+    """New characters and tokens of one text, since the last growth of the same text."""
 
     index: int
     text: str
     tokens: list[SpelledToken]
     calls: list[Call] = field(default_factory=list)
     end: bool = False
-    """True for the last one."""
+    """True for the last growth of the text."""
     inside: list[dict[str, Any]] = field(default_factory=list)
-    """Values inside the model, for each new token, if they were asked for."""
+    """Values inside the model for each new token; empty unless asked for."""
 
 
 class Answering:
@@ -70,7 +70,7 @@ class Answering:
         """Reason of the end of each text: stop, length or tool_calls."""
 
     async def response(self, request: Request) -> Response:
-        """Returns the answer; raises Gone if the client goes before."""
+        """Returns the answer, whole or as a stream. Raises Gone if the client closes its connection first."""
         headers = ignored_header(self.given.ignored())
         if self.given.stream:
             return EventStream(self._pinging(self.events()), headers)
@@ -89,7 +89,7 @@ class Answering:
         raise NotImplementedError
 
     async def growth(self) -> AsyncIterator[list[Growth]]:
-        """Yields what the texts gain as it is computed. Raises WorkError for a failed text."""
+        """Yields lists of the growth of the texts, as it is computed. Raises WorkError for a failed text."""
         if self.task is None:
             return
         entries = [Entries(self.spelling, reply.ends) for reply in self.task.replies]
@@ -116,7 +116,7 @@ class Answering:
             yield grown
 
     async def _pinging(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yields the events, and comments while the model computes, so that a connection is not taken for dead."""
+        """Yields the events, and a comment after each `PING` seconds of silence, so that connections stay open."""
         iterator = events.__aiter__()
         coming: asyncio.Future[bytes] | None = None
         try:
@@ -157,13 +157,13 @@ class Completing(Answering):
         self.echoed: list[str] = []
 
     def echo(self) -> None:
-        """Spells the prompts, which precede the texts."""
+        """Decodes the prompts to text, for a completion with `echo`, which repeats them."""
         tokenizer = self.spelling.tokenizer
         given = self.given.prompts() if isinstance(self.given, CompletionRequest) else []
         self.echoed = [one if isinstance(one, str) else tokenizer.decode(one) for one in given]
 
     def _begun(self, index: int) -> tuple[str, dict[str, Any] | None]:
-        """Returns the prompt in front of a text, and its log-probabilities."""
+        """Returns the prompt that precedes text `index`, and its log-probabilities; "" and None without `echo`."""
         prompt = index // (self.given.n or 1)
         text = self.echoed[prompt] if self.echoed else ""
         scores = self.scores[prompt] if self.scores else None

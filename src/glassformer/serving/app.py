@@ -1,4 +1,4 @@
-"""Routes of the server. Every answer is JSON, or server-sent events."""
+"""Handlers of the server's routes. Every answer is JSON, server-sent events, or text for Prometheus."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from glassformer.version import __version__
 
 
 class Api:
-    """The routes over some models."""
+    """Handlers of all routes, for the models of one computer."""
 
     def __init__(self, computer: Computer) -> None:
         self.computer = computer
@@ -65,11 +65,11 @@ class Api:
 
     @property
     def models(self) -> dict[str, Served]:
-        """Models by name."""
+        """Served models by name."""
         return self.computer.models
 
     def add(self, served: Served) -> None:
-        """Serves one more model, which may replace one of its name."""
+        """Adds a model; it replaces a model of the same name."""
         self._prepare(served)
         self.computer.add(served)
 
@@ -82,34 +82,34 @@ class Api:
             self.grammars[name] = Grammars(spelling, loaded.model.vocab_size, loaded.model.ends)
 
     def routes(self) -> list[Route]:
-        """Returns all routes."""
+        """Returns a Starlette route for each operation."""
         return [
             Route(one.path.replace("{name}", "{name:path}"), getattr(self, one.handler), methods=[one.method])
             for one in OPERATIONS
         ]
 
-    # What there is
+    # State of the server
 
     async def health(self, request: Request) -> Response:
-        """Answers that the server runs."""
+        """Returns the status "ok" while the server runs."""
         return Json({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """Returns counts for Prometheus."""
+        """Answers GET /metrics with counts for Prometheus."""
         computer = self.computer
         lines = computer.metrics.lines(computer.texts().items(), computer.calls)
         return Response("\n".join(lines) + "\n", media_type=TYPE)
 
     async def openapi(self, request: Request) -> Response:
-        """Returns the OpenAPI document."""
+        """Answers GET /openapi.json with the OpenAPI document."""
         return Json(document())
 
     async def list_models(self, request: Request) -> Response:
-        """Lists the models."""
+        """Answers GET /v1/models with the list of models."""
         return Json({"object": "list", "data": [self._about(one) for one in self.models.values()]})
 
     async def one_model(self, request: Request) -> Response:
-        """Describes one model."""
+        """Answers GET /v1/models/NAME with the properties of a model."""
         return Json(self._about(self._served(request.path_params["name"])))
 
     def _about(self, served: Served) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Api:
     # Text
 
     async def chat(self, request: Request) -> Response:
-        """Answers the messages of a chat."""
+        """Answers POST /v1/chat/completions."""
         given = await body_of(request, ChatRequest)
         served = self._writing(given.model)
         insight = await self._insight(served, given)
@@ -147,7 +147,7 @@ class Api:
         return await found.response(request)
 
     async def message(self, request: Request) -> Response:
-        """Answers messages in Anthropic's format."""
+        """Answers POST /v1/messages, in Anthropic's format."""
         given = (await body_of(request, MessagesRequest)).chat()
         served = self._writing(given.model)
         task, ids = await self._start_chat(served, given)
@@ -156,7 +156,7 @@ class Api:
         return await found.response(request)
 
     async def count_tokens(self, request: Request) -> Response:
-        """Counts the tokens of messages."""
+        """Answers POST /v1/messages/count_tokens with the number of tokens of a prompt."""
         given = (await body_of(request, CountRequest)).chat()
         session = self._writing(given.model).session
         assert session is not None
@@ -164,7 +164,7 @@ class Api:
         return Json({"input_tokens": len(ids)})
 
     async def respond(self, request: Request) -> Response:
-        """Answers a conversation in the format of OpenAI's responses."""
+        """Answers POST /v1/responses, OpenAI's newer format."""
         asked = await body_of(request, ResponsesRequest)
         given = asked.chat()
         served = self._writing(given.model)
@@ -173,7 +173,7 @@ class Api:
         return await found.response(request)
 
     async def apply_template(self, request: Request) -> Response:
-        """Returns the prompt of a chat."""
+        """Answers POST /apply-template with the prompt that the template makes of a chat."""
         given = (await body_of(request, TemplateRequest)).chat()
         session = self._writing(given.model).session
         assert session is not None
@@ -181,7 +181,7 @@ class Api:
         return Json({"prompt": text, "count": len(ids)})
 
     async def _insight(self, served: Served, given: TextRequest) -> Insight | None:
-        """Returns the observer of the model that a request asks for, checked by another thread."""
+        """Returns the observer for a request's field `glass`, checked by another thread; None without the field."""
         if given.glass is None:
             return None
         loaded, spelling = served.loaded, self.spellings[served.name]
@@ -190,7 +190,7 @@ class Api:
     async def _start_chat(
         self, served: Served, given: ChatRequest, insight: Insight | None = None
     ) -> tuple[ServedTask, list[int]]:
-        """Starts the answer to a chat; also returns the ids of its prompt."""
+        """Starts the answer to a chat. Returns its task and the ids of the prompt."""
         options = given.options()
         self.computer.check_room(served, given.n or 1)
         session = served.session
@@ -200,13 +200,13 @@ class Api:
         return self.computer.start(served, [ids], session.options(**options), (), grammar, insight), ids
 
     async def _grammar(self, served: Served, given: TextRequest) -> Grammar | None:
-        """Returns what an answer is held to, compiled within bounds by another thread."""
+        """Returns the grammar that an answer must match, compiled within bounds by another thread; None without one."""
         if (found := given.description()) is None:
             return None
         return await run_in_threadpool(self.grammars[served.name].compile, *found)
 
     async def complete(self, request: Request) -> Response:
-        """Continues texts."""
+        """Answers POST /v1/completions with continuations of the prompts."""
         given = await body_of(request, CompletionRequest)
         served = self._writing(given.model)
         options, prompts = given.options(), given.prompts()
@@ -237,7 +237,7 @@ class Api:
     # Vectors and tokens
 
     async def embed(self, request: Request) -> Response:
-        """Turns texts into vectors."""
+        """Answers POST /v1/embeddings with a vector for each text."""
         given = await body_of(request, EmbeddingRequest)
         served = self._served(given.model)
         embedder = served.embedder
@@ -265,7 +265,7 @@ class Api:
         return Json(body, headers=ignored_header(given.ignored()))
 
     async def tokenize(self, request: Request) -> Response:
-        """Returns the tokens of a text."""
+        """Answers POST /tokenize with the token ids of a text."""
         given = await body_of(request, TokenizeRequest)
         served = self._served(given.model)
         tokenizer = served.loaded.tokenizer
@@ -275,7 +275,7 @@ class Api:
         return Json({"count": len(ids), "max_model_len": served.context, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
-        """Returns the text of tokens."""
+        """Answers POST /detokenize with the text of token ids."""
         given = await body_of(request, DetokenizeRequest)
         served = self._served(given.model)
         tokenizer = served.loaded.tokenizer
@@ -285,7 +285,7 @@ class Api:
 
 
 def prompt_of(session: Session, given: ChatRequest) -> tuple[str, list[int]]:
-    """Returns the prompt of a chat as its template writes it, and its ids. Raises RequestError."""
+    """Returns the text that the model's template makes of a chat, and its token ids. Raises RequestError."""
     template, tokenizer = session.template, session.tokenizer
     assert tokenizer is not None
     messages = [one.plain() for one in given.messages]
@@ -299,11 +299,11 @@ def prompt_of(session: Session, given: ChatRequest) -> tuple[str, list[int]]:
 
 
 class NoModel(Exception):
-    """Refusal of the name of a model."""
+    """Refusal of a request whose model is not served."""
 
 
 def embedded_ids(embedder: Embedder, given: str | list[int]) -> Any:
-    """Returns the ids of a text, or given ids. Raises RequestError for too long an input: it is never cut."""
+    """Returns the token ids of an input, a text or ids. Raises RequestError if it is too long: no input is cut."""
     if isinstance(given, str):
         row = tokenized(embedder.tokenizer, [f"{embedder.pooling.prompt}{given}"], embedder.limit + 1)[0]
     else:
@@ -320,7 +320,7 @@ def embedded_ids(embedder: Embedder, given: str | list[int]) -> Any:
 
 
 def vector_of(embedder: Embedder, row: Any) -> torch.Tensor:
-    """Returns the vector of a text, computed by itself, so that it does not depend on other texts."""
+    """Returns the vector (d,) of a row of ids, computed in a batch of one, so that it does not depend on other rows."""
     return embedder.vectors([row])[0].float().cpu()
 
 
@@ -333,7 +333,7 @@ def encoded(vector: torch.Tensor, how: str | None) -> list[float] | str:
 
 
 def fingerprint(served: Served) -> str:
-    """Returns a name of all that a seeded text depends on, apart from the request: model, dtype, versions, threads."""
+    """Returns a hash of all that a seeded text depends on, except the request: model, dtype, versions, threads."""
     facts = (served.name, str(served.loaded.model.dtype), served.context, __version__, torch.__version__,
              torch.get_num_threads())  # fmt: skip
     return f"gf_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
@@ -345,7 +345,7 @@ def make_app(computer: Computer, access: Access, log: Callable[[str], None] | No
 
 
 def make_api(api: Api) -> Starlette:
-    """Returns the routes without the guard, with the answers to their errors."""
+    """Returns the application of the routes and of their errors, without the guard."""
     computer = api.computer
 
     def answer(request: Request, body: dict[str, Any], status: int, headers: Any = None) -> Response:

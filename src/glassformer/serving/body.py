@@ -23,7 +23,7 @@ Given = TypeVar("Given", bound=Body)
 
 
 async def body_of(request: Request, kind: type[Given]) -> Given:
-    """Returns the body of a request as a model. Raises RequestError for the first field at fault."""
+    """Returns the body of a request as a checked instance of `kind`. Raises RequestError for the first wrong field."""
     raw = await request.body()
     try:
         return await run_in_threadpool(kind.model_validate_json, raw)
@@ -32,7 +32,7 @@ async def body_of(request: Request, kind: type[Given]) -> Given:
 
 
 def wrong_field(problem: ValidationError) -> RequestError:
-    """Returns the first error of a validation in one sentence, with the path of its field."""
+    """Returns an error of one sentence for the first problem of a validation, with the path of the field."""
     errors = problem.errors(include_url=False, include_input=False, include_context=False)
     first = max(errors, key=lambda one: len(one["loc"])) if len({one["loc"][:1] for one in errors}) == 1 else errors[0]
     field = ".".join(str(step) for step in first["loc"] if not _is_branch(step)) or "body"

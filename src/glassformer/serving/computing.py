@@ -1,8 +1,8 @@
-"""One thread that computes for all requests, and the bounded queue in front of it.
+"""The thread that computes for all requests, and its bounded queue.
 
 Served      a model that answers, with its session
-Computer    the thread; `start` gives a ServedTask, `call` the result of a function
-ServedTask        the texts of one request, read from an event loop
+Computer    the thread; `start` returns a ServedTask, `call` the result of a function
+ServedTask  the texts of one request, read from an event loop
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from glassformer.options import GenerationOptions
 from glassformer.serving.metrics import Metrics
 
 PIECE = 64
-"""Tokens of a prompt that are read between two tokens of running texts. On busy cores: five steps of SmolLM2."""
+"""Prompt tokens read between two tokens of running texts; on busy cores they take the time of five steps of SmolLM2."""
 LARGEST_CONTEXT = 4096
-"""Tokens of a prompt and its answer together, unless more are asked for."""
+"""Default bound on the tokens of a prompt and its answer together."""
 WAITING = 64
-"""Texts that may wait for a row."""
+"""Number of texts that may wait for a row."""
 
 
 class Busy(Exception):
@@ -44,7 +44,7 @@ class Busy(Exception):
 
 @dataclass(eq=False)
 class Served:
-    """A model under the name that requests give it."""
+    """A model that is served, with the name that requests use for it."""
 
     name: str
     loaded: Loaded
@@ -56,10 +56,11 @@ class Served:
     session: Session | None = field(init=False, default=None)
     """Session of a model that generates text; None for an encoder."""
     embedder: Embedder | None = field(init=False, default=None)
-    """Reader of a model that turns texts into vectors; None for others."""
+    """Embedder of a model that turns texts into vectors; None for other models."""
 
     def __post_init__(self) -> None:
-        """Allocates nothing; raises RequestError if the decode state does not fit into free memory."""
+        """Makes session and embedder, without allocating states. Raises RequestError if states do not fit into free
+        memory."""
         if self.loaded.model.writes:
             context = self.context or min(self.loaded.config.context, LARGEST_CONTEXT)
             self.session = Session(self.loaded, slots=self.slots, context=context, dtype=self.state_dtype, piece=PIECE)
@@ -71,8 +72,8 @@ class Served:
             self.embedder = Embedder(self.loaded)
 
     def room(self, prompt: Sequence[int], most: int | None) -> int:
-        """Returns the number of tokens that may follow a prompt. Raises RequestError if none may: a prompt is never
-        cut."""
+        """Returns the number of new tokens after a prompt, at most `most`. Raises RequestError for a prompt that fills
+        the context, because no prompt is cut."""
         assert self.context is not None
         if len(prompt) >= self.context:
             raise RequestError(
@@ -83,7 +84,7 @@ class Served:
 
 
 class ServedTask:
-    """Texts of one request: `pieces` yields what each text gains, in the order in which it is computed."""
+    """Texts of one request, whose pieces an event loop reads while another thread computes them."""
 
     def __init__(self, computer: Computer, served: Served, replies: Sequence[Reply]) -> None:
         self._computer, self.served, self.replies = computer, served, list(replies)
@@ -93,7 +94,7 @@ class ServedTask:
 
     @property
     def open(self) -> int:
-        """Number of texts that are not complete; they take rows, or wait for them."""
+        """Number of texts that are not complete: they have a row, or wait for one."""
         return len(self._open)
 
     def cancel(self) -> None:
@@ -104,7 +105,7 @@ class ServedTask:
         self._computer.wake()
 
     async def pieces(self) -> AsyncIterator[list[tuple[int, TextPiece | None]]]:
-        """Yields lists of (index of a text, piece), None for the piece after the last."""
+        """Yields lists of (index of a text, piece) in the order of computation, with piece None at a text's end."""
         left = len(self.replies)
         while left:
             some = await self._queue.get()
@@ -112,7 +113,7 @@ class ServedTask:
             yield some
 
     def _deliver(self) -> None:
-        """Gives the event loop what was computed; called by the thread that computes."""
+        """Passes new pieces to the event loop; called by the thread that computes."""
         some: list[tuple[int, TextPiece | None]] = []
         for index in sorted(self._open):
             reply = self.replies[index]
@@ -130,7 +131,7 @@ class ServedTask:
 
 
 class Computer:
-    """The thread that computes: a step of each model that has requests, in turn, and calls between steps."""
+    """Thread that computes a step of each model with requests, in turn, and runs calls between steps."""
 
     def __init__(self, models: Sequence[Served], *, waiting: int = WAITING) -> None:
         self.models = {one.name: one for one in models}
@@ -141,18 +142,18 @@ class Computer:
         self._wake = threading.Condition()
         self._stopped = False
         self._paces: dict[str, float] = {}
-        """Smoothed seconds of a step, by model."""
+        """Moving average of the seconds of a step, by model."""
         self._thread = threading.Thread(target=self._run, name="computer", daemon=True)
         self._thread.start()
 
     @property
     def open(self) -> int:
-        """Number of texts that run or wait."""
+        """Number of texts of all models that run or wait."""
         return sum(task.open for task in self._tasks)
 
     @property
     def calls(self) -> int:
-        """Number of computations that wait."""
+        """Number of calls that wait."""
         return len(self._calls)
 
     def texts(self) -> dict[str, int]:
@@ -163,7 +164,7 @@ class Computer:
         return found
 
     def check_room(self, served: Served, texts: int) -> None:
-        """Raises Busy if the queue has no room for more texts of a model."""
+        """Raises Busy if the queue has no room for `texts` more texts of a model."""
         with self._wake:
             self._check_room(served, texts)
 
@@ -199,7 +200,7 @@ class Computer:
         return task
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Returns what a function gives that computes with a model; it runs between two steps. Raises Busy."""
+        """Runs a function on the thread that computes, between two steps, and returns its result. Raises Busy."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -225,17 +226,17 @@ class Computer:
         return await future
 
     def add(self, served: Served) -> None:
-        """Adds a model; the thread sees the models of before or of after."""
+        """Adds a model. The dictionary is replaced, because the thread reads it without a lock."""
         with self._wake:
             self.models = {**self.models, served.name: served}
 
     def wake(self) -> None:
-        """Lets the thread look for work."""
+        """Wakes the thread if it waits for work."""
         with self._wake:
             self._wake.notify()
 
     def stop(self, seconds: float = 10) -> None:
-        """Ends all requests and the thread."""
+        """Ends all requests, and waits at most `seconds` for the thread to end."""
         with self._wake:
             self._stopped = True
             tasks = list(self._tasks)
@@ -277,5 +278,5 @@ class Computer:
 
 
 def failure_of(found: Completion) -> RequestError | str | None:
-    """Returns the reason for which a text failed; None for one that did not."""
+    """Returns the error, or its message, of a text that failed; None for another text."""
     return found.error or "the request was ended" if found.finish_reason in ("failed", "cancelled") else None

@@ -18,17 +18,17 @@ class PatientProtocol(H11Protocol):
     late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Starts to wait for headers."""
+        """Starts the timer for the headers of the first request."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Reads some bytes; waits on if they do not end the headers."""
+        """Reads some bytes. The timer stops once headers are complete, and starts again for the next request."""
         super().data_received(data)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the wait."""
+        """Stops the timer."""
         self._enough()
         super().connection_lost(exc)
 

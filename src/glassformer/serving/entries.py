@@ -13,7 +13,7 @@ LEAST = -9999.0
 
 @dataclass(frozen=True)
 class SpelledToken:
-    """A token of a text that has been sent."""
+    """A token with its bytes and log-probabilities, as an answer reports it."""
 
     id: int
     bytes: bytes
@@ -27,7 +27,7 @@ class SpelledToken:
 
 
 class Entries:
-    """Tokens of a growing text, given out with the characters that they end: the bytes of all are those of the text."""
+    """Tokens of a growing text, each returned once its last character can be shown; their bytes join to the text."""
 
     def __init__(self, spelling: Spelling, ends: frozenset[int]) -> None:
         self._spelling, self._ends = spelling, ends
@@ -43,7 +43,7 @@ class Entries:
         while self._pending and self._text:
             raw = self._spelling.bytes(self._pending[0].id or 0)
             if not self._text.startswith(raw):
-                if raw.startswith(self._text):  # the rest is held back
+                if raw.startswith(self._text):  # further characters are held back
                     break
                 last = self._pending[-1]
                 whole = len(self._pending) == 1 or self._text.endswith(self._spelling.bytes(last.id or 0) or b"\0")
@@ -56,7 +56,7 @@ class Entries:
         return found
 
     def close(self) -> list[SpelledToken]:
-        """Returns the entries that are left: the last one has the bytes that are left, those after the text none."""
+        """Returns the remaining tokens, the last one with all remaining bytes, others with none; [] without bytes."""
         some, text = self._pending, self._text
         self._pending, self._text = [], b""
         if not text:

@@ -1,4 +1,4 @@
-"""Access to the server: hosts, origins, a token, and limits on what is read, before any route sees a request."""
+"""Access to the server: host, origin, token, and limits on size and time, checked before a route gets a request."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LARGEST_BODY = 8 << 20
-"""Bytes of a body."""
+"""Largest number of bytes of a body."""
 LARGEST_HEADERS = 16 << 10
-"""Bytes of all headers of a request."""
+"""Largest number of bytes of all headers of a request."""
 SECONDS_TO_READ = 15.0
-"""Time in which the headers, and then the body, must arrive."""
+"""Seconds within which the headers, and after them the body, must arrive."""
 HEALTH = "/health"
-"""Route that needs no token, for programs that watch a server; it tells nothing but that the server runs."""
+"""Route that needs no token, for programs that watch a server; it says only that the server runs."""
 REQUESTS = 128
-"""Requests that are answered at once; the connections of a server have twice this bound."""
+"""Default number of requests that are answered at once; a server accepts twice this number of connections."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Access:
     """Rules of access to a server."""
 
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1")
-    """Names under which a browser may reach the server."""
+    """Values of the header Host that are accepted, against DNS rebinding."""
     origins: tuple[str, ...] = ()
-    """Pages of other servers that may ask, such as http://localhost:3000."""
+    """Origins of pages of other servers that may send requests, such as http://localhost:3000."""
     token: str | None = None
-    """Secret that every request must carry; None asks for none."""
+    """Secret that every request must carry; None requires no token."""
     requests: int = REQUESTS
-    """Requests that are answered at once."""
+    """Largest number of requests that are answered at once."""
     open: frozenset[tuple[str, str]] = frozenset({("GET", HEALTH), ("HEAD", HEALTH)})
     """Method and path of the routes that need no token."""
     cookie: str | None = None
@@ -70,7 +70,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns True for an address that only this machine reaches."""
+    """Returns True for an address that only this machine can reach."""
     if host == "localhost":
         return True
     try:
@@ -80,7 +80,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Refused(Exception):
-    """Answer of the guard in the place of a route's."""
+    """Refusal of a request, with the status and body that the guard answers."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """An application around another: it refuses what may not ask, and logs every answer."""
+    """ASGI application around another: refuses requests that break the rules of access, and logs every answer."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Guard:
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answers one request, or passes it to the application."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -144,7 +144,7 @@ class Guard:
             self.log(printable(f"{scope['method'][:16]} {scope['path'][:200]} {status or 499} {took:.0f} ms"))
 
     def _check(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Returns headers of the answer for the pages of other servers that may ask. Raises Refused."""
+        """Checks a request; returns the CORS headers of its answer. Raises Refused."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > LARGEST_HEADERS or len(scope["path"]) > 4096:
             raise Refused(431, f"headers may have {LARGEST_HEADERS} bytes")
@@ -209,7 +209,7 @@ class Guard:
 
 
 PAGE_HEADER = b"x-glassformer"
-"""Header that a page of this server sends with every request that changes something: a form cannot."""
+"""Header that a page of this server sends with every request that changes something; a form of another page cannot."""
 
 
 def _cookie(header: str, name: str) -> str:
@@ -227,7 +227,7 @@ FIXED = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"
 
 
 def _one(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Returns the value of a header that may be given once. Raises Refused."""
+    """Returns the value of a header, None if it is missing. Raises Refused for a header that is given twice."""
     found = [value for one, value in headers if one == name]
     if len(found) > 1:
         raise Refused(400, f"the header {name.decode()} was given {len(found)} times")
@@ -244,7 +244,7 @@ async def _answer(send: Send, status: int, body: bytes, headers: MutableMapping[
 
 
 class _Bounded:
-    """`receive` that ends a body which is too long or comes too slowly."""
+    """ASGI `receive` that raises Refused for a body that is too long or too slow."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive, self._size, self._whole = receive, 0, False

@@ -27,9 +27,9 @@ from glassformer.serving.wire import dumps
 from glassformer.text.spelling import Spelling
 
 MOST_SITES = 64
-"""Sites of a request."""
+"""Largest number of sites of a request."""
 LARGEST = 64 << 10
-"""Bytes of the sites of one token."""
+"""Largest number of bytes of the site values of one token."""
 MAPS = "st"
 
 SiteName = Annotated[str, Field(min_length=1, max_length=128)]
@@ -52,7 +52,7 @@ class Inside(Body):
 
 
 class Insight:
-    """Values inside a model while one text is computed.
+    """Observer that collects values inside a model while one text is computed.
 
     Raises RequestError for a place or a component that the model lacks, and for too many places."""
 
@@ -84,7 +84,7 @@ class Insight:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Shows the last position of the passes inside, and computes them without the named components."""
+        """Records the last position of each pass inside the context, and ablates the components of `edit`."""
         self._seen = {}
         looks = {name: partial(self._take, name) for name in dict.fromkeys([*self._sites, *self._streams])}
         with ExitStack() as stack:
@@ -97,11 +97,11 @@ class Insight:
     def _take(self, name: str, x: Tensor, first: int, total: int) -> None:
         site = self._sites.get(name)
         axis = 1 if site is None else site.axes.index("s")
-        if first + x.shape[axis] == total:  # the last position; batch is 1
+        if first + x.shape[axis] == total:  # only the part with the last position; batch is 1
             self._seen[name] = x.select(axis, -1)[0].float()
 
     def token(self, token: int, logits: Tensor) -> None:
-        """Takes a new token and the logits (v,) that it was drawn from."""
+        """Adds the values of a new token, drawn from `logits` (v,)."""
         found: dict[str, Any] = {"id": token, "token": self.spelling.text(token)}
         if self.asked.entropy:
             p = logits.float().softmax(-1)
@@ -134,7 +134,8 @@ class Insight:
         }
 
     def _value(self, name: str) -> dict[str, Any] | None:
-        """Returns the strongest entries of a value at the last position, by head where the value has heads."""
+        """Returns the entries of largest magnitude of site `name` at the last position, for each head if it has heads;
+        None if the pass did not reach the site."""
         if name not in self._seen:
             return None
         x, axes = self._seen[name], self._sites[name].axes
@@ -149,5 +150,5 @@ class Insight:
 
 
 def _number(value: float) -> float | None:
-    """Returns a number with five digits; None for one that JSON lacks."""
+    """Returns a number rounded to five digits; None for NaN and infinity, which JSON lacks."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

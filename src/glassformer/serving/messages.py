@@ -212,7 +212,7 @@ class CountRequest(Body):
 
 
 def text_of(given: str | Sequence[TextBlock] | None) -> str:
-    """Returns a text that is one, or blocks."""
+    """Returns a text, or the texts of blocks joined; empty for None."""
     return given if isinstance(given, str) else "".join(one.text for one in given or ())
 
 
@@ -220,7 +220,7 @@ KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error",
 }  # fmt: skip
-"""Types of errors by status."""
+"""Types of errors in Anthropic's API, by status."""
 
 
 def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class MessageAnswering(Answering):
         }  # fmt: skip
 
     def _reason(self) -> tuple[str, str | None]:
-        """Returns the reason of the end, and the stop string."""
+        """Returns the fields stop_reason and stop_sequence."""
         assert self.task is not None
         stop = self.task.replies[0].stop
         finish = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}[self.finished[0]]
@@ -307,5 +307,5 @@ def _use(call: Call) -> dict[str, Any]:
 
 
 def named(kind: str, **fields: Any) -> bytes:
-    """Returns a server-sent event with a name, which its data repeat."""
+    """Returns a server-sent event called `kind`, whose data are `fields` and the type `kind`."""
     return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Every route of the server, and the OpenAPI document made of them and of the bodies."""
+"""Table of the server's routes, and the OpenAPI document made of routes and bodies."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from glassformer.version import __version__
 
 @dataclass(frozen=True)
 class Operation:
-    """A route."""
+    """A route of the server, with its handler, body and summary."""
 
     path: str
     handler: str
-    """Name of the method of `Api`."""
+    """Name of the method of `Api` that answers."""
     summary: str
     body: type[Body] | None = None
     """Body of a POST; None for a GET."""
     streams: bool = False
-    """True if the answer can be a stream of events."""
+    """True if the answer can be a stream of server-sent events."""
     media: str = "application/json"
 
     @property
     def method(self) -> Literal["GET", "POST"]:
-        """Method of HTTP."""
+        """HTTP method: POST with a body, else GET."""
         return "GET" if self.body is None else "POST"
 
 
@@ -58,7 +58,7 @@ OPERATIONS = (
     Operation("/metrics", "metrics", "Counts in the text format of Prometheus.", media="text/plain"),
     Operation("/openapi.json", "openapi", "This document."),
 )
-"""All routes."""
+"""All routes of the server."""
 
 STATUSES = {
     400: "A field is wrong, cannot be obeyed, or excludes another.", 401: "The token is missing.",
@@ -67,7 +67,7 @@ STATUSES = {
     415: "The body is not JSON.", 421: "The Host is foreign.", 429: "The queue is full; Retry-After has seconds.",
     431: "The headers are too large.", 500: "The server failed on this request.", 503: "Too many requests are open.",
 }  # fmt: skip
-"""Meanings of the statuses of refusals."""
+"""Meanings of the HTTP statuses of refusals."""
 
 
 def document() -> dict[str, Any]:
@@ -128,7 +128,7 @@ def fields(body: type[Body]) -> Iterator[tuple[str, str, str]]:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Returns a schema in words."""
+    """Returns the type and bounds of a JSON schema in words."""
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2]
     if "const" in schema:

@@ -1,4 +1,4 @@
-"""Addresses to listen on, rules of access to them, and a server that ends in order. Without torch."""
+"""Addresses to listen on, rules of access, and a server that shuts down in order. Torch is not imported here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from glassformer.units import plural
 
 
 def access_of(host: str, token: str | None, origins: Sequence[str]) -> Access:
-    """Returns the rules of access. Raises RequestError for an address of a network without a token."""
+    """Returns the rules of access for an address. Raises RequestError if other machines reach it without a token."""
     if not is_loopback(host) and token is None:
         raise RequestError(
             f"--host {host} opens the server to a network, so every request needs a secret; give --token, for example "
@@ -73,8 +73,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 async def run_app(app: Any, requests: int, sock: socket.socket, grace: float, on_start: Callable[[], object]) -> None:
-    """Answers requests, at most `requests` at once, until SIGINT or SIGTERM; running answers then have `grace` seconds.
-    Raises WorkError."""
+    """Serves an ASGI application, at most `requests` requests at once, until SIGINT or SIGTERM; running answers then
+    have `grace` seconds. Raises WorkError."""
     import uvicorn
 
     from glassformer.serving.connections import PatientProtocol
@@ -88,7 +88,7 @@ async def run_app(app: Any, requests: int, sock: socket.socket, grace: float, on
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             loop, caught = asyncio.get_running_loop(), list[signal.Signals]()
-            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # another thread, Windows
+            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # in another thread, or on Windows
                 for number in (signal.SIGINT, signal.SIGTERM):
                     loop.add_signal_handler(number, self.handle_exit, number, None)
                     caught.append(number)

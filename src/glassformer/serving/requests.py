@@ -14,12 +14,12 @@ from glassformer.serving.inside import Inside
 from glassformer.serving.tools import MOST_CALLS, call_grammar
 
 MOST_TEXTS = 128
-"""Texts of one request: prompts times n."""
+"""Largest number of texts of one request: prompts times n."""
 MOST_MESSAGES = 4096
 MOST_TOKENS = 1 << 20
-"""Tokens of one prompt in a body."""
+"""Largest number of tokens of one prompt in a body."""
 LONGEST_NAME = 256
-"""Characters of the name of a model or a person."""
+"""Largest number of characters of the name of a model or a person."""
 
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Stop = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -110,7 +110,7 @@ class TextRequest(Body):
         return found
 
     def descriptions(self) -> list[tuple[Kind, str, str]]:
-        """Returns what an answer is held to: kind, text and name of the field."""
+        """Returns the descriptions that an answer must match, each kind, text and name of the field."""
         found: list[tuple[Kind, str, str]] = []
         if self.grammar is not None:
             found.append(("gbnf" if "::=" in self.grammar else "lark", self.grammar, "grammar"))
@@ -119,7 +119,9 @@ class TextRequest(Body):
         return found
 
     def description(self) -> tuple[Kind, str, str] | None:
-        """Returns what an answer is held to; None if it is free. Raises RequestError for two descriptions."""
+        """Returns the description that an answer must match: kind, text, name of the field; None for a free text.
+
+        Raises RequestError for two descriptions."""
         found = self.descriptions()
         if len(found) > 1:
             raise RequestError(
@@ -323,7 +325,7 @@ class ChatRequest(TextRequest):
         return [] if self.tool_choice == "none" else functions
 
     def descriptions(self) -> list[tuple[Kind, str, str]]:
-        """Returns what an answer is held to: kind, text and name of the field."""
+        """Returns the descriptions that an answer must match, each kind, text and name of the field."""
         found = super().descriptions()
         if isinstance(self.response_format, JsonFormat):
             found.append(("json_schema", '{"type": "object"}', "response_format"))

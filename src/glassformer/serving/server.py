@@ -1,4 +1,4 @@
-"""`glassformer serve`: loads models, opens a port, and ends in order."""
+"""`gf.serve`: loads models, opens a port, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MOST_MODELS = 32
 PORT = 8000
 AUTO = "auto"
 SHARE = 0.8
-"""Share of the free memory that weights and decode states may take."""
+"""Fraction of the free memory that weights and decode states may take."""
 BYTES = {None: 4.0, "bf16": 2.0, "int8": 1.1}
-"""Bytes of a weight by quantisation, from the most exact one on; int4 takes the rest."""
+"""Bytes of a weight by quantisation, the most exact first; int4 is used if none of these fits."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def served_models(
     models: str | Path | Loaded | Sequence[str | Path | Loaded], quantize: str | None, dtype: str | None,
     state_dtype: str | None, ctx: int | None, slots: int,
 ) -> list[Served]:  # fmt: skip
-    """Returns the models, loaded, with sessions whose states fit into memory. Raises RequestError."""
+    """Loads the models and returns them with sessions whose states fit into memory. Raises RequestError."""
     some: list[Any] = [models] if isinstance(models, str | Path | Loaded) else list(models)
     names = [f"model-{i}" if isinstance(one, Loaded) else str(one) for i, one in enumerate(some, 1)]
     if not names or len(names) > MOST_MODELS:
@@ -234,8 +234,8 @@ def served_models(
 
 
 def fitting(config: ModelConfig, ctx: int | None, slots: int, free: int | None) -> str | None:
-    """Returns the most exact quantisation whose weights and decode states take at most `SHARE` of the free bytes; int4
-    if no other does, None for weights in fp32."""
+    """Returns the most exact quantisation whose weights and decode states take at most `SHARE` of `free` bytes: None
+    for fp32, bf16, int8, or int4 if no other fits."""
     context = ctx or min(config.context, LARGEST_CONTEXT)
     for kind, size_of_weight in BYTES.items():
         state = slots * config.state_bytes(context, torch.float32 if kind is None else torch.bfloat16)
@@ -245,7 +245,7 @@ def fitting(config: ModelConfig, ctx: int | None, slots: int, free: int | None) 
 
 
 def offer(host: str, port: int, served: Sequence[Served], access: Access) -> Serving:
-    """Returns what a server offers, with an example for its first model."""
+    """Returns the address and models of a server, with an example of a request to the first model."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     base = f"http://{shown}:{port}/v1"
     models = tuple(
@@ -280,7 +280,7 @@ def chats(served: Served) -> bool:
 async def run(
     served: Sequence[Served], access: Access, sock: socket.socket, grace: float, on_start: Callable[[], object]
 ) -> None:
-    """Answers requests until SIGINT or SIGTERM; running answers then have `grace` seconds. Raises WorkError."""
+    """Serves models until SIGINT or SIGTERM; running answers then have `grace` seconds. Raises WorkError."""
     from glassformer.serving.app import make_app
 
     await run_app(make_app(Computer(served), access), access.requests, sock, grace, on_start)

@@ -1,4 +1,4 @@
-"""Answers as JSON and as server-sent events, and work that ends when its client goes. Without torch."""
+"""Answers as JSON and as server-sent events, and work that is cancelled when its client goes. Torch is not imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Returns the body."""
+        """Returns the JSON of `content` in UTF-8."""
         return dumps(content).encode()
 
 
@@ -40,16 +40,16 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with suppress(Gone):  # nothing can be sent any more
+        with suppress(Gone):  # the connection is closed
             await unless_gone(all_of_them(), receive)
 
 
 class Gone(Exception):
-    """The client has closed its connection."""
+    """End of work because the client has closed its connection."""
 
 
 async def unless_gone(work: Awaitable[Any], receive: Receive) -> Any:
-    """Returns the result of work that is cancelled when the client goes. Raises Gone."""
+    """Returns the result of `work`; cancels it and raises Gone if the client closes its connection first."""
 
     async def leaves() -> None:
         while (await receive())["type"] != "http.disconnect":

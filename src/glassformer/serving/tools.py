@@ -1,7 +1,7 @@
-"""Calls of functions: a grammar that admits nothing else, and their way in and out of a text.
+"""Calls of functions: a grammar for answers with calls, and conversion of calls to and from text.
 
 A call is `<tool_call>`, a JSON object with name and arguments, `</tool_call>`, as Hermes and Qwen2.5 write it. Chat
-templates that have this form show the functions themselves; for others they are listed in the system message.
+templates of this form list the functions; for other templates the system message lists them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MOST_CALLS = 8
-"""Calls of one answer."""
+"""Largest number of calls of one answer."""
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a function without parameters."""
 SYSTEM = """# Tools
@@ -30,7 +30,7 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""Words of Qwen2.5's template, for templates without tools."""
+"""Text of Qwen2.5's template that lists functions, for the system message of templates without tools."""
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Call:
 
 
 def call_grammar(functions: Sequence[Mapping[str, Any]], *, required: bool, most: int) -> str:
-    """Returns a grammar, in Lark's form, of answers with at most `most` calls, and of texts unless `required`.
+    """Returns a grammar, in Lark's form, of answers with at most `most` calls; unless `required`, also of plain texts.
 
-    `functions` have name and parameters, a JSON schema."""
+    `functions` have a name and parameters (a JSON schema)."""
     spacing = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
     options = []
     for one in functions:
@@ -70,7 +70,7 @@ def shows_tools(template: str) -> bool:
 
 
 def described(messages: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages for a template without tools: functions, calls and results are part of the texts."""
+    """Returns messages for a template without tools: functions, calls and results become text of messages."""
     found: list[dict[str, Any]] = []
     for one in messages:
         text = one.get("content") or ""
@@ -100,14 +100,14 @@ def described(messages: Sequence[Mapping[str, Any]], functions: Sequence[Mapping
 
 
 class CallReader:
-    """Splits a growing text into text and calls; what may still become a call is held back."""
+    """Splitter of a growing text into text and calls; characters that may still become a call are held back."""
 
     def __init__(self) -> None:
         self._held = ""
         self.count = 0
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
-        """Returns the text that can be shown, and the calls that are complete."""
+        """Takes new characters; returns those that can be shown now, and the calls that they complete."""
         self._held += text
         shown, calls = "", list[Call]()
         while True:
@@ -134,13 +134,13 @@ class CallReader:
         return shown, calls
 
     def close(self) -> str:
-        """Returns the text that was held back; a call that is not complete stays text."""
+        """Returns the characters that were held back; an incomplete call stays text."""
         rest, self._held = self._held, ""
         return rest
 
 
 def _call_of(body: str) -> Call | None:
-    """Returns the call that a text holds; None for another text."""
+    """Returns the call whose JSON is `body`; None if it is not a call."""
     try:
         found = json.loads(body)
         return Call(str(found["name"]), json.dumps(found["arguments"], ensure_ascii=False))

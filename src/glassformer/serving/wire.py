@@ -1,4 +1,4 @@
-"""JSON of answers and the bodies of errors, without torch."""
+"""JSON of answers and bodies of errors. Torch is not imported here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glassformer.errors import RequestError, WorkError
 def error_body(
     message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """Returns the body of an error."""
+    """Returns the body of an error in OpenAI's format."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -20,11 +20,11 @@ FIELDS = {
     "max_new_tokens": "max_tokens", "tokens": "prompt", "tokenizer.chat_template": "messages",
     "stop_at_eos": "ignore_eos",
 }  # fmt: skip
-"""Names of fields in a session -> names in a request."""
+"""Name of a field in a session -> name in a request."""
 
 
 def refusal(problem: RequestError | WorkError, prompt: str = "prompt") -> tuple[int, dict[str, Any]]:
-    """Returns the status and the body of an error of the library; `prompt` is the field that holds the prompt."""
+    """Returns HTTP status and body for an error of the library; `prompt` is the request's field with the prompt."""
     if isinstance(problem, WorkError):
         return 500, error_body(str(problem), "server_error", code=problem.code)
     param, code = FIELDS.get(problem.field, problem.field), problem.code
@@ -36,10 +36,10 @@ def refusal(problem: RequestError | WorkError, prompt: str = "prompt") -> tuple[
 
 
 def event(body: Mapping[str, Any] | str) -> bytes:
-    """Returns a server-sent event."""
+    """Returns a server-sent event, encoded, with a body as JSON, or a text."""
     return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode()
 
 
 def dumps(body: Any) -> str:
-    """Returns a body as JSON, without NaN and infinity, which JSON does not have."""
+    """Returns a body as JSON. Raises ValueError for NaN and infinity, which JSON does not have."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
