@@ -1,7 +1,7 @@
-"""Chat templates: messages -> the text that a model was trained to answer.
+"""Chat templates, which turn messages into the text that a model was trained to answer.
 
-A template is a Jinja program that came with a model, from a stranger. It runs in a process of its own
-(`chat_worker`), sandboxed, with bounds on time, memory and output; see there.
+A template is a Jinja program that came with a model, so it is untrusted. It runs in a separate process (see
+`chat_worker`), sandboxed, with bounds on time, memory and output.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from glassformer.text.subword import FileTokenizer
 from glassformer.text.vocabulary import Tokenizer
 
 LARGEST_TEMPLATE = 256 << 10  # bytes
-SECONDS = 1.5  # for one chat; with the end of a process that takes longer, two
-SECONDS_TO_START = 30.0  # for a process, on a machine that is busy
-KEPT_VARIABLES = ("SYSTEMROOT", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment; no secrets
+SECONDS = 1.5  # for one chat; two if the process must be killed
+SECONDS_TO_START = 30.0  # for the start of a process on a busy machine
+KEPT_VARIABLES = ("SYSTEMROOT", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # inherited by the process; no secrets
 
-SAFE_JINJA = (3, 1, 6)  # older ones let templates out of the sandbox
+SAFE_JINJA = (3, 1, 6)  # in older versions templates can leave the sandbox
 PROCESSOR_TIME = getattr(signal, "SIGXCPU", 0)
 
 Message = Mapping[str, Any]
-"""`{"role": "user", "content": "Hello"}`, and whatever else a template asks for."""
+"""Message such as `{"role": "user", "content": "Hello"}`, with any further fields that a template reads."""
 
 
 class ChatTemplate:
-    """A template and the values it may use, such as `bos_token`. Its process lives until `close`, or its end."""
+    """Chat template with the variables that it may use, such as `bos_token`. Its process runs until `close`, or until
+    this object is deleted."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         size = len(utf8(source, "the chat template"))
@@ -56,9 +57,9 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, name: str = "default") -> ChatTemplate | None:
-        """The template in a tokenizer's settings, with its special tokens; None if there is none.
+        """Returns the template in a tokenizer's settings, with the special tokens; None if the settings lack one.
 
-        Where there are several, the one called `name`; RequestError if it is not among them.
+        Of several templates, returns the one called `name`. Raises RequestError for an unknown name.
         """
         found = tokenizer.settings.get("chat_template") if isinstance(tokenizer, FileTokenizer) else None
         if not isinstance(tokenizer, FileTokenizer) or found is None:
@@ -72,10 +73,10 @@ class ChatTemplate:
         return cls(named[name], tokenizer.special_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The text of a chat; with `add_generation_prompt` it ends where the answer begins.
+        """Returns the text of a chat; with `add_generation_prompt`, it ends at the first character of the answer.
 
-        Raises RequestError, in one sentence, for whatever a template does wrong, or says by `raise_exception`.
-        The first call starts a process, which takes a tenth of a second; others take about a millisecond.
+        Raises RequestError, in one sentence, if the template fails, exceeds a bound, or calls `raise_exception`. The
+        first call starts a process, which takes a tenth of a second; later calls take about a millisecond.
         """
         if not isinstance(messages, (list, tuple)) or not all(
             isinstance(message, Mapping) and "role" in message for message in messages
@@ -123,7 +124,7 @@ class ChatTemplate:
 def render_chat(
     template: str, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
 ) -> str:
-    """`ChatTemplate(template).render(...)`; the last template's process is kept for the next call."""
+    """Returns `ChatTemplate(template).render(...)`; keeps the last template's process for the next call."""
     return _kept(template).render(messages, add_generation_prompt=add_generation_prompt, **variables)
 
 
@@ -133,7 +134,8 @@ def _kept(template: str) -> ChatTemplate:
 
 
 def _by_name(templates: Any) -> dict[str, str]:
-    """`[{"name": "default", "template": "..."}, ...]`, as some settings have it."""
+    """Returns {name: template} of a list `[{"name": "default", "template": "..."}, ...]`, which some settings have.
+    Raises RequestError for another value."""
     if isinstance(templates, list) and all(
         isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
         for entry in templates
@@ -147,7 +149,7 @@ def _by_name(templates: Any) -> dict[str, str]:
 
 
 class TemplateWorker:
-    """A process that renders, started when it is needed and replaced after it took too long or broke."""
+    """Process that renders templates, started when needed, and replaced after it took too long or failed."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
@@ -162,7 +164,7 @@ class TemplateWorker:
                     self._process = self._start()
                 answer, late = _exchange(self._process, request, self.seconds)
                 broken = answer is None or late
-            except BaseException:  # an answer to this request must not be taken for one to the next
+            except BaseException:  # a late answer must not be read as that of the next request
                 self.stop()
                 raise
             if broken:
@@ -202,7 +204,7 @@ class TemplateWorker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ} | {"LC_ALL": "C"},
-                start_new_session=True,  # an interrupt at the terminal is not meant for it
+                start_new_session=True,  # Ctrl-C at the terminal must not reach it
             )
         except OSError as problem:
             raise WorkError(
@@ -218,7 +220,7 @@ class TemplateWorker:
 
 
 def _jinja() -> list[str]:
-    """The folders that hold Jinja and what it needs."""
+    """Returns the folders that contain Jinja and MarkupSafe. Raises RequestError without a safe version of Jinja."""
     try:
         version = importlib.metadata.version("jinja2")
         specs = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
@@ -235,7 +237,7 @@ def _jinja() -> list[str]:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes | None, seconds: float) -> tuple[bytes | None, bool]:
-    """(the answer, None if there was none; whether time was up)."""
+    """Sends a request, if any, and returns the answer, None if the process failed, and True if time was up."""
     assert process.stdin is not None and process.stdout is not None
     late = threading.Event()
 
@@ -249,7 +251,7 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes | None, seconds: 
         if request is not None:
             write_frame(process.stdin, request)
         answer = read_frame(process.stdout, LARGEST_OUTPUT + 1)
-    except OSError:  # it is gone
+    except OSError:  # the process has ended
         answer = None
     finally:
         timer.cancel()
@@ -266,5 +268,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except OSError:  # what it did not read is lost with it
+            except OSError:  # unread data is lost with the process
                 continue
