@@ -1,10 +1,10 @@
-"""Any model that `gf.load` reads, measured by the tasks of `lm-eval`, the field's common harness.
+"""Model class for `lm-eval`, the field's common harness, for any model that `gf.load` reads.
 
     python -m glassformer.laboratory.lm_eval --model glassformer --model_args path=RUN --tasks hellaswag --batch_size 8
 
-takes every option of the command `lm_eval`, and knows the model `glassformer` besides its own; `--model hf` reads
-folders of our own family here too. `path` is a run, a folder, a .gguf file, hf:owner/name; `dtype`, `max_length` and
-`prefix_token_id` may follow.
+takes every option of the command `lm_eval`, and adds the model `glassformer`; `--model hf` also reads folders of
+Glassformer's own format. `path` is a run, a folder, a .gguf file or hf:owner/name; `dtype`, `max_length` and
+`prefix_token_id` are optional.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from glassformer.naming.loading import load
 from glassformer.text import FileTokenizer
 from glassformer.text.chat_template import ChatTemplate
 
-try:  # the harness looks for its own models only while none is registered: they come first
+try:  # first, because the harness loads its own models only while no model is registered
     import lm_eval.models  # type: ignore[import-not-found]  # noqa: F401
     from lm_eval.api.model import TemplateLM  # type: ignore[import-not-found]
     from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
@@ -38,12 +38,12 @@ except ImportError as missing:
     raise refusal from None
 
 Request = tuple[Any, list[int], list[int]]
-"""What was asked, the ids of its context, the ids of its continuation."""
+"""Texts of a request (None for a window), ids of the context, ids of the continuation."""
 
 
 @register_model("glassformer")
 class GlassformerLM(TemplateLM):
-    """Log-likelihoods in nats, as `lm_eval`'s own `hf` computes them from the same weights."""
+    """Model for `lm_eval` whose log-likelihoods, in nats, equal those of its model `hf` with the same weights."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class GlassformerLM(TemplateLM):
         prefix_token_id: int | None = None,
         max_batch_size: int | None = None,
     ):
-        """`max_length` is the model's context where it is not given; `prefix_token_id` stands before a text that
-        nothing precedes: the tokenizer's beginning, or end, of text."""
+        """Loads the model of `path`. `max_length` defaults to the model's context. `prefix_token_id` precedes a text
+        without a context; by default it is the tokenizer's start-of-text token, or its end-of-text token."""
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise RequestError(
@@ -68,7 +68,7 @@ class GlassformerLM(TemplateLM):
                 f"dtype={dtype}: known are {', '.join(DTYPES)}", code="unknown", field="dtype", value=dtype
             )
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-            device = None  # `lm_eval` says cuda where nobody said anything
+            device = None  # default of `lm_eval`, without --device
         found = load(path, dtype=DTYPES[dtype] if dtype else None, device=device)
         if found.tokenizer is None:
             raise RequestError(
@@ -77,7 +77,7 @@ class GlassformerLM(TemplateLM):
         self.loaded, self.model, self.text = found, found.model, found.tokenizer
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
         self._device = self.model.device
-        check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # reads from left to right
+        check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # refuses a model that is not causal
         special = (prefix_token_id, getattr(self.text, "bos_id", None), self.text.eos_id)
         self.prefix = next((int(token) for token in special if token is not None), None)
         self.template = ChatTemplate.of(self.text)
@@ -98,7 +98,7 @@ class GlassformerLM(TemplateLM):
         return self.prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        if not isinstance(self.text, FileTokenizer):  # characters and bytes have no special tokens to spell
+        if not isinstance(self.text, FileTokenizer):  # tokenizers of characters and bytes have no special tokens
             return self.text.encode(string).tolist()
         begun = string.startswith(self.text.special_tokens.get("bos_token") or "\0")
         add = not begun if add_special_tokens is None else add_special_tokens
@@ -124,10 +124,11 @@ class GlassformerLM(TemplateLM):
             )  # fmt: skip
         return self.template.render(chat_history)
 
-    # What a harness asks
+    # Requests of the harness
 
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """(sum of log p, whether each token was the most likely one) of the continuation in each request."""
+        """Returns, for the continuation of each request, the sum of log p (nats), and True if every token was the most
+        likely one."""
         answers: dict[int, tuple[float, bool]] = {}
         longest_first = sorted(range(len(requests)), key=lambda i: -len(requests[i][1] + requests[i][2]))
         for begin in range(0, len(requests), self.batch_size):
@@ -142,7 +143,8 @@ class GlassformerLM(TemplateLM):
 
     @torch.no_grad()
     def _score(self, rows: list[list[int]], targets: list[list[int]]) -> Iterator[tuple[float, bool]]:
-        """Logits are made of the positions that are asked for, one row at a time."""
+        """Yields (sum of log p, True if all most likely) of the target, the last tokens of a row, for each row. To save
+        memory, logits are computed one row at a time, and only for the target."""
         width = max(len(row) for row in rows) - 1
         tokens = torch.tensor([row[:-1] + [0] * (width + 1 - len(row)) for row in rows], device=self.device)
         x = self.model.hidden_states(tokens)
@@ -176,7 +178,7 @@ class GlassformerLM(TemplateLM):
         return answers
 
     def _submit(self, session: Session, context: str, options: dict[str, Any]) -> Reply:
-        """Asks for the text that follows, up to the first of options["until"]."""
+        """Submits a request for the text after `context`, up to the first of the strings options["until"]."""
         until = options.get("until") or []
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         most = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
