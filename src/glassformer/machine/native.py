@@ -1,7 +1,7 @@
-"""C++ of this package, built once for a machine: a file becomes a shared object in the cache folder, in seconds.
+"""Build of this package's C++, once for a machine: a file becomes a shared object in the cache folder, in seconds.
 
-A kernel is a set of instructions that some C++ is compiled for. `kernel` chooses the best that this processor has;
-GLASSFORMER_CPU chooses another, or none. A processor never gets instructions that it lacks.
+A kernel is a set of processor instructions for which C++ is compiled. `kernel` chooses the best one that this processor
+supports; the variable GLASSFORMER_CPU chooses another, or none. A kernel that the processor lacks is refused.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from glassformer.files import atomic_file, cache_folder
 from glassformer.machine import processor
 
 SWITCH = "GLASSFORMER_CPU"
-"""Variable of the environment that names a kernel, or `none`."""
+"""Environment variable that names a kernel, or `none`."""
 NONE = "none"
 SECONDS = 120
-"""Time that a compiler gets for one file."""
+"""Seconds within which a compiler must finish one file."""
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """Instructions that some C++ is compiled for."""
+    """Kernel: processor instructions for which C++ is compiled."""
 
     needs: frozenset[str]
-    """Flags of the processor, by Linux's names."""
+    """Processor flags that the kernel needs, by Linux's names."""
     options: tuple[str, ...] = ()
-    """Options of the compiler, added to `OPTIONS`; empty if only a decoding step is compiled with the kernel."""
+    """Compiler options, added to `OPTIONS`; empty if the kernel is used only for a compiled decoding step."""
     capability: str = ""
-    """Level of instructions that torch must have chosen too (ATEN_CPU_CAPABILITY lowers it); empty for any."""
+    """CPU capability that torch must have chosen too (ATEN_CPU_CAPABILITY lowers it); empty for any."""
 
 
 KERNELS = {
@@ -47,12 +47,12 @@ KERNELS = {
     "avxvnni": Instructions(frozenset({"avx2", "fma", "avx_vnni"}), ("-mavx2", "-mfma", "-mavxvnni", "-DWITH_VNNI=1")),
     "avx2": Instructions(frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 }
-"""Kernels by name, the best first."""
+"""Kernels by name, the fastest first."""
 OPTIONS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fopenmp")
 
 
 def lacking(kernel: Instructions) -> str:
-    """Returns what this processor lacks for the kernel, or an empty text."""
+    """Returns the flags and capability that this processor lacks for the kernel, as text; empty if it lacks nothing."""
     missing = sorted(kernel.needs - processor.flags())
     if not missing and kernel.capability not in ("", torch.backends.cpu.get_cpu_capability()):
         missing = [f"torch with {kernel.capability}"]
@@ -60,10 +60,10 @@ def lacking(kernel: Instructions) -> str:
 
 
 def kernel(wanted: str | None = None) -> str:
-    """Returns the name of the kernel that serves here, or `none`.
+    """Returns the name of the kernel to use on this processor, or `none`.
 
-    `wanted`: GLASSFORMER_CPU if None. Raises RequestError for a name that is unknown, and for a kernel whose
-    instructions this processor lacks."""
+    `wanted` is its name; if None, GLASSFORMER_CPU, or else the best kernel. Raises RequestError for an unknown name,
+    and for a kernel whose instructions this processor lacks."""
     wanted = os.environ.get(SWITCH, "") if wanted is None else wanted
     if not wanted:
         return next((name for name, one in KERNELS.items() if not lacking(one)), NONE)
@@ -81,12 +81,12 @@ def kernel(wanted: str | None = None) -> str:
 
 
 def compiler() -> str | None:
-    """Returns the path of the C++ compiler, `$CXX` or g++, or None."""
+    """Returns the path of the C++ compiler, `$CXX` or g++; None without one."""
     return shutil.which(os.environ.get("CXX") or "g++")
 
 
 def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
-    """Compiles one file of C++ into `target`. Raises WorkError without a compiler, and for C++ that it refuses."""
+    """Compiles a C++ file into the shared object `target`. Raises WorkError without a compiler, and if it fails."""
     found = compiler()
     if found is None:
         raise WorkError("no C++ compiler was found; install g++ or set CXX", code="unsupported")
@@ -102,11 +102,11 @@ def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
 
 @cache
 def shared_object(source: Path, name: str, *included: Path) -> ctypes.CDLL:
-    """Returns the shared object of a C++ file for the kernel of this name, built if it is not in the cache folder yet.
+    """Returns the shared object of a C++ file for the kernel `name`; builds it first if the cache folder lacks it.
 
-    included   other files that the C++ includes
+    included   other files that the C++ includes; a change of one builds the object again
 
-    Raises WorkError if it can be neither built nor loaded."""
+    Raises WorkError if it cannot be built or loaded."""
     options = (*OPTIONS, *KERNELS[name].options, "-fPIC", "-shared")
     said = "\n".join((*options, compiler() or "", sys.platform, platform.machine()))
     key = hashlib.sha256(b"".join(one.read_bytes() for one in (source, *included)) + said.encode()).hexdigest()[:24]
