@@ -24,6 +24,7 @@ from glassformer.parts import few_rows
 from glassformer.parts.core.site import edit_at, look_at
 from glassformer.parts.quantized import QuantizedLinear, quantize
 from glassformer.parts.reparam import SigmaReparam
+from glassformer.parts.residual.pre import Pre
 
 from .test_few_rows import SANITIZED, runs_avx2
 
@@ -33,7 +34,9 @@ WRITTEN = [
     "llama@1m", "gpt2@1m", "bloom@1m", "falcon@1m", "gpt-neox@1m", "gemma-2-2b@1m", "qwen3@1m",
     "llama@1m+window:4", "llama@1m+softcap:5+sinks", "llama@1m+qknorm:full", "llama@1m+qknorm:each_head",
     "llama@1m+parallel", "llama@1m+gqa:2+sandwich", "llama@1m+post", "llama@1m+deepnorm", "llama@1m+geglu",
-    "llama@1m+relu2", "llama@1m+respost", "llama@1m+noresidual", "llama@1m+mqa+nonorm", "gpt2@1m+d_model=36+heads=3",
+    "llama@1m+relu2", "llama@1m+respost", "llama@1m+noresidual", "llama@1m+mqa+nonorm", "llama@1m+mup:16",
+    "llama@1m+mixer.gated=true", "llama@1m+mixer.value_dim=24", "llama@1m+mixer.clip=0.1",
+    "gpt2@1m+d_model=36+heads=3",
 ]  # fmt: skip
 """Models with instructions for every part."""
 
@@ -173,6 +176,23 @@ def test_parts_without_instructions_are_left_to_the_eager_path(expression: str) 
     with pytest.raises(NoInstructions):
         NativeStep(model)
     assert not served(model)
+
+
+class Scaled(Pre):
+    """A wiring with a learned number, which a list of instructions would fix."""
+
+    def feed(self, x: Tensor, ffn: Any) -> Tensor:
+        assert self.ffn_norm is not None
+        return x + self.gain * ffn(self.ffn_norm(x))
+
+
+def test_a_learned_number_of_a_wiring_is_not_fixed() -> None:
+    model = model_of("llama@1m")
+    layer: Any = model.layers[0]
+    layer.residual = Scaled(layer.residual.mixer_norm, layer.residual.ffn_norm)
+    layer.residual.gain = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+    with pytest.raises(NoInstructions):
+        NativeStep(model)
 
 
 def test_hooks_looks_and_edits_reach_every_step() -> None:

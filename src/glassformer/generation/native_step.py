@@ -14,10 +14,11 @@ import ctypes
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import repeat
+from itertools import accumulate, repeat
 from operator import is_
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -99,9 +100,11 @@ class Symbol:
         return Symbol(self.program, self.buffer, width, self.column + column)
 
     def __add__(self, other: Symbol) -> Symbol:
-        return self.program.sum(self, other)
+        return self.program.write(ADD, self.width, a=self, b=other, both=1, outer=self.width, f=1.0, g=1.0)
 
     def __mul__(self, factor: float) -> Symbol:
+        if not isinstance(factor, int | float):  # a parameter's value would be fixed
+            return NotImplemented
         return self.program.write(ADD, self.width, a=self, outer=self.width, f=float(factor))
 
     __rmul__ = __mul__
@@ -114,21 +117,30 @@ class Symbol:
         return self
 
 
-@dataclass
 class Program:
-    """Instructions of a step, in their order, and everything that they read."""
+    """Instructions of a step, in their order, and everything that they read.
 
-    instructions: list[dict[str, Any]] = field(default_factory=list)
-    held: list[Tensor] = field(default_factory=list)
-    """Tensors whose addresses are in the list."""
-    addresses: list[int] = field(default_factory=list)
-    tables: list[Rotary] = field(default_factory=list)
-    """Rotary positions, for which each step makes tables of cos and sin."""
-    hooks: list[dict[int, Any]] = field(default_factory=list)
-    """Hooks of torch by part; the model itself serves while one of them is set."""
-    inner: int = 0
-    """Largest width of rounded rows."""
-    _rounded: tuple[Any, ...] | None = None
+    held, addresses   tensors whose addresses are in the list, and these
+    tables            rotary positions, for which each step makes tables of cos and sin
+    inner             largest width of rounded rows
+    rounded           columns that were rounded last, and for which product
+    """
+
+    def __init__(self, model: nn.Module):
+        self.instructions: list[dict[str, Any]] = []
+        self.held: list[Tensor] = []
+        self.addresses: list[int] = []
+        self.tables: list[Rotary] = []
+        self.inner = 0
+        self.rounded: tuple[Any, ...] | None = None
+        parts = [one for one in model.modules() if not isinstance(one, Site)]
+        named = [(held, name) for one in parts for held in (one._modules, one._parameters) for name in held]
+        self._dicts, self._names = [held for held, _ in named], [name for _, name in named]
+        self._values = [held[name] for held, name in named]
+        self._children = [one._modules for one in parts]
+        self._sizes = [len(held) for held in self._children]
+        self._hooks = [held for one in model.modules() for held in (one._forward_hooks, one._forward_pre_hooks)]
+        self._own = [one.__dict__ for one in parts]
 
     def buffer(self, width: int) -> Symbol:
         return Symbol(self, _Buffer(width, len(self.instructions)), width)
@@ -141,10 +153,6 @@ class Program:
             value.buffer.last = len(self.instructions)
         self.instructions.append({"kind": kind, "code": NONE, "bias_code": NONE, **fields, "out": out})
         return out
-
-    def sum(self, a: Symbol, b: Symbol) -> Symbol:
-        """Returns a + b."""
-        return self.write(ADD, a.width, a=a, b=b, both=1, outer=a.width, f=1.0, g=1.0)
 
     def address(self, tensor: Tensor | None, also: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
         """Returns code and address of a parameter in fp32, bf16 or a dtype of `also`; nothing of None."""
@@ -160,21 +168,10 @@ class Program:
         found = self.address(tensor)
         return {"bias": found["weight"], "bias_code": found["code"]} if found else {}
 
-    def watch(self, model: nn.Module) -> None:
-        """Notes the parts and parameters of a model, and their hooks."""
-        parts = [one for one in model.modules() if not isinstance(one, Site)]
-        named = [(held, name) for one in parts for held in (one._modules, one._parameters) for name in held]
-        self._dicts, self._names = [held for held, _ in named], [name for _, name in named]
-        self._values = [held[name] for held, name in named]
-        self._children = [one._modules for one in parts]
-        self._sizes = [len(held) for held in self._children]
-        self.hooks = [held for one in model.modules() for held in (one._forward_hooks, one._forward_pre_hooks)]
-        self._own = [one.__dict__ for one in parts]
-
     @property
     def intercepted(self) -> bool:
         """True if a part has a hook, or a `forward` set on the module itself."""
-        return any(self.hooks) or any(map(dict.__contains__, self._own, repeat("forward")))
+        return any(self._hooks) or any(map(dict.__contains__, self._own, repeat("forward")))
 
     @property
     def changed(self) -> bool:
@@ -257,9 +254,9 @@ def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
         raise NoInstructions("a matrix that torch has packed")
     halves, inner = int(linear.bits == 4), x.width + linear.missing
     rounded = (x.buffer, x.column, x.width, halves)
-    if program._rounded != rounded:
+    if program.rounded != rounded:
         program.write(ROUND, 0, out=x, a=x, inner=inner, outer=x.width, both=halves)
-        program._rounded = rounded
+        program.rounded = rounded
     program.inner = max(program.inner, inner)
     rows = linear.packed.shape[0] * (few_rows.ROWS if halves else 1)
     made = program.write(
@@ -290,32 +287,28 @@ def _glu(program: Program, ffn: Glu, x: Symbol) -> Symbol:
 
 
 def _activated(program: Program, name: str, a: Symbol, b: Symbol | None = None) -> Symbol:
-    """phi(a), or phi(a) b."""
+    """Returns phi(a), or phi(a) b."""
     if name not in PHI:
         raise NoInstructions(f"activation={name}")
     more: dict[str, Any] = {} if b is None else {"b": b, "both": 1}
     return program.write(ACTIVATE, a.width, a=a, outer=a.width, phi=PHI[name], **more)
 
 
-class _Maps:
-    """Linear maps of a mixer for its projection: a call writes the instructions of the map."""
+@dataclass(frozen=True)
+class _Map:
+    """A linear map whose call writes its instructions."""
 
-    def __init__(self, program: Program, mixer: nn.Module):
-        self._program, self._mixer = program, mixer
+    program: Program
+    linear: Any
 
-    def __getattr__(self, name: str) -> Any:
-        linear: Any = getattr(self._mixer, name)
-        write = partial(_write, self._program, linear)
+    def __call__(self, x: Symbol) -> Symbol:
+        made: Symbol = _write(self.program, self.linear, x)
+        return made
 
-        class Map:
-            __call__ = staticmethod(write)
-
-            @staticmethod
-            def split(y: Symbol) -> list[Symbol]:
-                ends = [sum(linear.outs[: i + 1]) for i in range(len(linear.outs))]
-                return [y.part(end - width, width) for end, width in zip(ends, linear.outs, strict=True)]
-
-        return Map()
+    def split(self, y: Symbol) -> list[Symbol]:
+        """Returns the results of the maps that are stacked in it."""
+        widths = self.linear.outs
+        return [y.part(end - width, width) for end, width in zip(accumulate(widths), widths, strict=True)]
 
 
 def _attention(program: Program, mixer: Any, x: Symbol, cache: int) -> Symbol:
@@ -324,12 +317,10 @@ def _attention(program: Program, mixer: Any, x: Symbol, cache: int) -> Symbol:
     seen, projection, position = mixer.visibility, mixer.projection, mixer.position
     if not (seen.only_order and seen.causal and seen.sees_itself) or mixer.gain_control or mixer.shares is not None:
         raise NoInstructions("a visibility of another kind, a gain, or keys that layers share")
-    if not projection.kept_as_read or projection.kept_shapes != (
-        (g, h),
-        (g, projection.value_dim),
-    ):
+    if not projection.kept_as_read or projection.kept_shapes != ((g, h), (g, projection.value_dim)):
         raise NoInstructions("a projection that keeps less than keys and values")
-    q, k, v = projection(_Maps(program, mixer), x, None)
+    maps = {name: _Map(program, part) for name, part in mixer.named_children()}
+    q, k, v = projection(SimpleNamespace(**maps), x, None)
     for adjust in mixer._adjust:
         q, k = _write(program, adjust, (q, n), k=(k, g))
     width = projection.value_dim
@@ -405,9 +396,8 @@ def _head(program: Program, head: Head, x: Symbol, embedding: Any) -> Symbol:
 
 _WRITERS: dict[type, Callable[..., Any]] = {
     RMSNorm: _rms_norm, LayerNorm: _layer_norm, Identity: _identity, Linear: _linear, Int8Linear: _packed,
-    Int4Linear: _packed,
-    Mlp: _mlp, Glu: _glu, Attention: _attention, Head: _head,
-    QKNorm: _normed, Rotary: _turn, Alibi: _unmoved,
+    Int4Linear: _packed, Mlp: _mlp, Glu: _glu, Attention: _attention, Head: _head, QKNorm: _normed,
+    Rotary: _turn, Alibi: _unmoved,
 }  # fmt: skip
 """Parts that have instructions."""
 
@@ -426,7 +416,8 @@ def _wired(program: Program, wiring: nn.Module, x: Symbol, mixer: Any, ffn: Any)
     parts = {name: part if part is None else partial(_write, program, part) for name, part in wiring._modules.items()}
     own.__dict__.update(_modules={**parts, "resid_mid": None}, dropout=0.0, training=False)
     own.__dict__["resid_mid"] = lambda x: x
-    return own(x, mixer, ffn)
+    wired: Symbol = type(wiring).forward(own, x, mixer, ffn)  # past its hooks, with which no step is taken
+    return wired
 
 
 def written(model: Model) -> tuple[Program, Symbol, Symbol]:
@@ -435,8 +426,9 @@ def written(model: Model) -> tuple[Program, Symbol, Symbol]:
     Raises NoInstructions for a model with other parts."""
     if model.encoder is not None or model.context is not None or model.sequence is not None or not model.causal:
         raise NoInstructions("a model with an encoder, or whose layers are shared")
-    program = Program()
-    program.watch(model)
+    if model.embedding.reader is not None:
+        raise NoInstructions("a model that reads images or vectors")
+    program = Program(model)
     begin = x = program.buffer(model.embedding.weight.shape[1])
     layers: list[Any] = list(model.layers)
     for number, layer in enumerate(layers):
@@ -474,6 +466,11 @@ def _library() -> Any:
     return library
 
 
+def _readable(cells: Tensor) -> bool:
+    """Returns True for cells (b, g, slots, h) of a known dtype, contiguous in each row."""
+    return cells.dtype in CODES and cells[:1].is_contiguous()
+
+
 def _by_row(table: Tensor) -> Tensor:
     """Returns a table of a position (1, 1, i, j), or with rows (b, 1, 1, i, j), as (rows, i j)."""
     return table.reshape(-1, table.shape[-2] * table.shape[-1]).contiguous()
@@ -493,7 +490,7 @@ class NativeStep:
         if state.documents is not None or state.positions is not None or self.program.intercepted:
             return False
         rings = [None if one is None else one.ring for one in state.layers]
-        return all(ring is not None and ring[0].values.dtype in CODES for ring in rings)
+        return all(ring is not None and all(_readable(cells.values) for cells in ring) for ring in rings)
 
     def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
         rows, start = len(tokens), state.length

@@ -114,17 +114,14 @@ def mcp(
     dry
         Print the tools, and stop.
     """
-    from glassformer.agents.stdio import check_library, serve_tools
+    from glassformer.agents.stdio import serve_tools
     from glassformer.cli import waiting
     from glassformer.cli.show import show
 
-    found = serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes, dry=True)
+    waiting.end()
+    found = serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes, dry=dry)
     if dry:
         show(found, json)
-        return
-    check_library()
-    waiting.end()
-    serve_tools(folder, allow_runs=allow_runs, most_minutes=most_minutes)
 
 
 def studio(
