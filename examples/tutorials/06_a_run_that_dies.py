@@ -127,7 +127,7 @@ assert any("initial" in cause.cause for cause in answer.causes)
 # ## The same as a command
 #
 # ```bash
-# glassformer train gpt2@0.1m+post --data number-words --steps 60 --batch-size 8 --context 32 --lr 1 --watch 4 --out dead || true
+# glassformer train gpt2@0.1m+post --data number-words --steps 60 --batch-size 8 --context 32 --lr 1 --watch --watch-every 4 --out dead || true
 # glassformer why dead
 # ```
 #
