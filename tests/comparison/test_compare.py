@@ -503,9 +503,9 @@ def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_
         (
             ["gpt2@1m", "mamba@1m+recipe.qk_clip=3"],
             {"allow_unmatched": True},
-            "qk_clip=3: qk_clip=3 is about attention",
+            "qk_clip=3: qk_clip=3 applies to attention",
         ),
-        (["mamba@1m"], {"qk_clip": 3.0}, "mamba@1m: qk_clip=3 is about attention"),
+        (["mamba@1m"], {"qk_clip": 3.0}, "mamba@1m: qk_clip=3 applies to attention"),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_is_trained(
