@@ -60,7 +60,7 @@ def test_costs_are_those_of_the_plan(tmp_path: Path) -> None:
     ("low", "high", "least", "needed"), [(-1.0, 3.0, 0.0, 12), (-0.5, 1.5, 0.0, 12), (1.0, 3.0, 0.0, None)]
 )
 def test_seeds_that_would_decide(low: float, high: float, least: float, needed: int | None) -> None:
-    """Three seeds and a half width of twice the distance to the bound: four times as many."""
+    """Three seeds and a half width of twice the distance to the bound need four times the seeds."""
     middle = (low + high) / 2
     assert Figure(name="x", value=middle, low=low, high=high, least=least, count=3).needed == needed
 

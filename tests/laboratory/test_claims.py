@@ -166,7 +166,7 @@ def test_a_tiny_measurement_shows_what_is_exact_alone() -> None:
 
 
 def test_the_interval_is_students() -> None:
-    """Of 1, 2, 3: mean 2, 4.302653 / sqrt(3) on either side; of one value there is none."""
+    """1, 2, 3 have mean 2 and 4.302653 / sqrt(3) on either side; a single value has no interval."""
     figure = sampled("x", [1, 2, 3])
     assert (figure.value, figure.high) == (2, pytest.approx(2 + 4.3026527 / 3**0.5))
     assert sampled("x", [1]).low is None

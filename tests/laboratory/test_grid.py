@@ -164,7 +164,7 @@ def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path:
     for told in ("The largest run, predicted from the others", "Exponents", "llama differs from gpt2 in", "6 N D"):
         assert told in page
     assert json.loads((tmp_path / "scaling.json").read_text())["laws"] == found.to_dict()["laws"]
-    # and the folder is points for anybody's fit
+    # and the folder can be read as points of any fit
     law = fit_scaling_law(tmp_path, where={"model": "llama"})
     assert law.alpha == pytest.approx(0.29, rel=1e-4) and len(law.points) == 25
     with refused(code="missing", field="where"):
@@ -383,7 +383,7 @@ def test_the_command_trains(
 
 @pytest.mark.slow
 def test_a_few_real_steps_from_end_to_end(source: Path, tmp_path: Path) -> None:
-    """Two sizes, two budgets, trained in processes of their own; half a minute of starting them."""
+    """Two sizes, two budgets, trained in separate processes, whose start takes half a minute."""
     found = gf.scale(["gpt2"], source, sizes="0.05m,0.2m", budgets="512,2048", out=tmp_path, form="compute", **SMALL)
     assert [run.status for run in found.runs] == ["ok"] * 4
     losses = {(run.size, run.tokens): run.loss for run in found.runs}

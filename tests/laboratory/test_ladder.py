@@ -233,7 +233,7 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
 
 
 def test_speeds_of_runs_side_by_side_are_measured_in_turn(source: Path, tmp_path: Path) -> None:
-    """By real steps of every arm: what the planted runs say of their speed, 128, is not told."""
+    """Speeds are measured by real steps of every arm; the 128 that the planted runs report is not shown."""
     side_by_side = Instead(Planted({"rope": -0.2}))
     side_by_side.workers = 2
     found = ablate(BASE, source, changes="rope", out=tmp_path / "out", executor=side_by_side, **PLAN)
@@ -250,7 +250,7 @@ def test_a_change_that_another_one_undoes_shows_in_the_two_directions(source: Pa
 
 
 def test_runs_that_fail_or_diverge(source: Path, tmp_path: Path) -> None:
-    """A run that fails ends the work with a page of the others; arms that diverge have no losses and say so."""
+    """A run that fails ends the work with a page of the others; diverged arms are reported without losses."""
     planted = Planted({"rope": -0.2})
 
     def fails(place: Path, notify: Any) -> tuple[str | None, int]:
@@ -321,7 +321,7 @@ def test_columns_of_a_design_are_orthogonal(changes: int, arms: int) -> None:
 
 
 def test_effects_are_those_of_least_squares() -> None:
-    """Of numpy, with a column for each seed."""
+    """The effects equal numpy's least squares with a column for each seed."""
     rows = combined(3)
     losses = np.random.default_rng(0).normal(3, 0.1, (3, 8))
     signs = np.array([[1 if one else -1 for one in row] for row in rows]) / 2
@@ -331,7 +331,7 @@ def test_effects_are_those_of_least_squares() -> None:
     expected = np.linalg.lstsq(x, losses.ravel(), rcond=None)[0][:6]
     assert [one.of for one in found] == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
     np.testing.assert_allclose([one.effect for one in found], expected, atol=1e-12)
-    # Every combination of changes has a column of its own: what is left has 14 degrees of freedom.
+    # Every combination of changes has a separate column: the residual has 14 degrees of freedom.
     full = np.column_stack([np.tile(np.eye(8), (3, 1)), np.repeat(np.eye(3), 8, axis=0)[:, 1:]])
     left = losses.ravel() - full @ np.linalg.lstsq(full, losses.ravel(), rcond=None)[0]
     assert all(one.error == pytest.approx(np.sqrt(left @ left / 14 * 4 / 24)) and one.df == 14 for one in found)

@@ -1,4 +1,4 @@
-"""`check` finds nothing in a sound model of any family, and names the place where one was sabotaged."""
+"""`check` finds nothing in a sound model of any family, and names the sabotaged place."""
 
 from __future__ import annotations
 
@@ -91,24 +91,24 @@ def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
             within, spoil = seen_in(spoilt.layers[0]), two_of(spoilt.layers[-1])
             nudged(*(f"{last}.{module}.weight" for module in spoil))(spoilt)
             sites, ffn = {"ffn.up_proj": "ffn.up", "mixer.out_proj": "mixer.out"}, spoilt.layers[-1].ffn
-            if isinstance(ffn, Experts):  # whose maps are no modules there; of those that nobody chose none is missed
+            if isinstance(ffn, Experts):  # maps are not modules there; unchosen experts are not compared
                 sites["ffn.up_proj"] = "ffn.out"
                 ffn.up_proj.maps().data[:, 0] += 1
             wrong = check(spoilt, reference=folder, largest=0).wrong
         assert sound(report)["round trip", "weights"].error == 0.0
         reference = [row for row in report.rows if row.check == "reference"]
-        whole = f"layers.{int(family in TWO_TOWERS)}.resid_post"  # of two halves there is no name for the first
+        whole = f"layers.{int(family in TWO_TOWERS)}.resid_post"  # Transformers has no name for the first of two halves
         assert {"embed", *within, whole, "logits"} <= {row.site for row in reference}
         assert ("encoder.layers.0.mixer.z" in {row.site for row in reference}) is (family in TWO_TOWERS)
         assert all(row.verdict == "ok" and row.alone is not None and row.alone <= 5e-6 for row in reference)
         assert {row.site for row in wrong} == {f"{last}.{sites.get(module, module)}" for module in spoil}
 
     def seen_in(block: Any) -> set[str]:
-        """What the mixer itself computes, where it is seen: before the last map, or all of a recurrence."""
+        """Returns the sites of the mixer's result: z before the last map, or the output of a whole recurrence."""
         return {"layers.0.mixer.z"} if hasattr(block.mixer, "output") else {"layers.0.mixer", "layers.0.mixer.out"}
 
     def two_of(block: Any) -> tuple[str, str]:
-        """Two maps, one where the mixer begins."""
+        """Returns the names of two maps: the mixer's first, and one further on."""
         first = next(name for name in ("qkv", "kv_proj", "kv_up", "in_proj") if hasattr(block.mixer, name))
         further = "ffn.up_proj" if block.ffn else f"mixer.{'x' if hasattr(block.mixer, 'x_proj') else 'out'}_proj"
         return further, f"mixer.{first}"
@@ -139,7 +139,7 @@ def test_the_order_is_that_of_the_computation() -> None:
 
 
 def test_a_wrong_decay_is_told_from_the_projections(tmp_path: Path) -> None:
-    """Of a recurrence: its constants are wrong, and no module inside it."""
+    """The constants of a recurrence are wrong; every module inside is correct."""
     model = CASES["mamba"].model({"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 3, "expand": 2}, 0)
     model.save_pretrained(tmp_path)
     spoilt = gf.load(tmp_path).model
@@ -196,7 +196,8 @@ def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def rebuilt(model: Model, layers: tuple[int, ...], **changes: Any) -> Model:
-    """The same weights in another config: `mixer__softcap=3.0` in some layers; in none, of the model itself."""
+    """Returns a model of equal weights whose config is changed, as by `mixer__softcap=3.0`, in `layers`, or, without
+    layers, as a whole."""
     blocks = [block.model_dump() for block in model.config.layers()]
     tree = model.config.to_dict() | {"stack": [{"blocks": [block]} for block in blocks]}
     for path, value in changes.items():
@@ -410,7 +411,7 @@ def test_what_moves_with_the_length(scaling: Any, moves: bool) -> None:
 
 
 def test_a_reference_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was only tried is skipped; what the user named is a wrong request."""
+    """A reference that was only tried is skipped; one that the user named raises RequestError."""
     model = loud("llama@1m")
     gf.save(model, None, tmp_path)
 

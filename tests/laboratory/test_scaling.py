@@ -275,7 +275,7 @@ def test_an_optimiser_at_its_defaults_stops_early() -> None:
 
 
 def with_draws(law: Law, count: int = 25) -> Law:
-    """The law with as many draws of its runs, instead of 1,000."""
+    """Returns the law with `count` bootstrap draws of its runs, in the place of 1,000."""
     law.__dict__["draws"] = law.refits(count)
     return law
 
@@ -345,7 +345,7 @@ def test_a_figure_outside_its_interval_is_marked() -> None:
 
 @pytest.mark.slow
 def test_intervals_cover() -> None:
-    """Of 400 noisy repeats 95 % intervals have the planted exponents as often as they say. Minutes: 60,000 fits."""
+    """95 % intervals of 400 noisy repeats hold the planted exponents in 95 % of cases. Minutes: 60,000 fits."""
     planted_values = {**LABORATORY, "a": LABORATORY["beta"] / (LABORATORY["alpha"] + LABORATORY["beta"])}
     names, repeats = ("alpha", "beta", "a"), 400
     inside = dict.fromkeys(names, 0)
@@ -382,7 +382,7 @@ def test_one_start_of_a_fit_of_squares_goes_astray() -> None:
 
 
 def test_ends_of_other_schedules_are_another_law() -> None:
-    """Runs of which only the longest was cooled to its end: the exponents are wrong; `where` takes the cooled alone."""
+    """If only the longest run was cooled to its end, the exponents are wrong; `where` takes only cooled runs."""
     data = planted(LABORATORY)
     cooled = data.tokens == data.tokens.max()
     mixed = np.where(cooled, data.loss, data.loss * 1.03)
@@ -417,7 +417,7 @@ def test_parabolas_are_biased_where_the_best_size_is_not_in_the_middle() -> None
 
 
 def test_the_problem_is_well_posed_in_its_own_axes() -> None:
-    """A, B and E beside the exponents: condition 1e10 and more. Heights in the middle of the points: thousands."""
+    """The condition is 1e10 and more for A, B, E and exponents, thousands for heights in the middle of the points."""
     data = planted(HOFFMANN)
     form, law = FORMS["chinchilla"], fit_scaling_law(data)
     features = form.features(data)
@@ -429,9 +429,9 @@ def test_the_problem_is_well_posed_in_its_own_axes() -> None:
 
 
 def test_losses_of_equal_compute_are_read_between_those_of_a_grid() -> None:
-    """Within the noise of no run: read losses lie on the planted law, and nothing is read beyond a size's runs."""
+    """Without noise, losses read between runs are on the planted law; nothing is read beyond a size's runs."""
     exact_grid, law = planted(LABORATORY), LABORATORY
-    assert on_budgets(exact_grid) is exact_grid  # its runs lie on budgets of equal compute
+    assert on_budgets(exact_grid) is exact_grid  # its runs have budgets of equal compute
     n = exact_grid.params * np.tile([1.0, 1.2, 0.9, 1.1, 0.85], 5)
     loss = law["E"] + law["A"] * n ** -law["alpha"] + law["B"] * exact_grid.tokens ** -law["beta"]
     data = replace(exact_grid, params=n, loss=loss)
@@ -454,7 +454,7 @@ def test_flops_as_counted_make_the_budgets() -> None:
 
 
 def test_the_held_out_interval_expects_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is as wide as the law is unsure and runs scatter: wider than the law's own by what lies off it."""
+    """The interval covers the law's uncertainty and the scatter of runs, so it is wider than the law's interval."""
     monkeypatch.setattr(law_module, "DRAWS", 100)
     data = planted(LABORATORY, 0.004)
     found, law = held_out(data), fit_scaling_law(data.take(~data.largest()))
@@ -465,7 +465,7 @@ def test_the_held_out_interval_expects_one_run(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_runs_are_drawn_whole() -> None:
-    """Checkpoints of a run lie on one side together: drawn as rows they look like far more than they are."""
+    """Checkpoints of a run err together: drawn as separate rows, they would count as far more data than they are."""
     draw = np.random.default_rng(0)
     clean = planted(LABORATORY)
     offsets = np.exp(0.001 * draw.standard_normal(len(clean)))
@@ -488,7 +488,7 @@ def test_compute_optimal_sizes() -> None:
 
 
 def test_allocations_without_a_law() -> None:
-    """On budgets around their optimum parabolas give the planted exponent, nearly, and so does the lowest run."""
+    """Parabolas over budgets around their optimum nearly give the planted exponent, and so does the lowest run."""
     law, grid, budgets = LABORATORY, 2.0 ** np.arange(-2, 2.5, 0.5), np.geomspace(1e12, 1e15, 6)
     n = np.concatenate([best_size(law, flops) * grid for flops in budgets])
     d = np.repeat(budgets, len(grid)) / 6 / n
@@ -509,8 +509,8 @@ def test_the_largest_run_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_of_one_grid_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What both laws have of the choice of runs cancels: two fits of the same runs do not differ at all. Runs of other
-    names are drawn apart."""
+    """The effect of the choice of runs on both laws cancels: two fits of the same runs do not differ at all. Runs of
+    other names are drawn separately."""
     monkeypatch.setattr(law_module, "DRAWS", 40)
     data = planted(LABORATORY, 0.004, 3)
     first, second = fit_scaling_law(data), fit_scaling_law(data)

@@ -1,4 +1,4 @@
-"""Uptraining in a tiny form: what its gaps are of, and that it goes on where it was broken off."""
+"""Uptraining in a tiny form: the meaning of its gaps, and its continuation after an interruption."""
 
 from __future__ import annotations
 
