@@ -37,7 +37,7 @@ def last_logit(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def by_hand(expression: str, measure: object) -> Tensor:
-    """(layers, heads), a model of its own for each."""
+    """Returns the effects (layers, heads), each from a separate model whose head is removed."""
     whole = measure(tiny(expression))
     change = torch.zeros(3, 4, dtype=torch.float64)
     for layer in range(3):

@@ -57,7 +57,7 @@ def test_contributions_sum_to_the_logit(expression: str, position: int):
 
 @contextmanager
 def norms_held(model: Model) -> Iterator[None]:
-    """Every norm of the model divides by what it divided by, as by a constant; a gradient sees that division alone."""
+    """Makes every norm divide by a constant: its scale is detached, so that gradients pass only the division."""
     norms = [module for module in model.modules() if isinstance(module, Norm)]
     for norm in norms:
         centred = isinstance(norm, LayerNorm)

@@ -1,4 +1,4 @@
-"""A model of two towers under glass: what each token reads of the source, and readings that know of tokens alone."""
+"""Readings of an encoder and decoder: attention of each token to the source, and readings of tokens only."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def test_edits_hold_in_a_running_batch_and_in_speculation():
 
 
 def test_the_last_position_of_every_pass_is_the_new_token():
-    """At -1 a prompt's last token and then every new one is steered: the same as steering each row of its own pass."""
+    """At -1 a prompt's last token and then every new one is steered, as if each row were steered in a separate pass."""
     model = tiny("llama@1m")
     edits = gf.lens.add_direction("layers.1.resid_post", torch.ones(32), 3.0, positions=-1)
     with gf.edit(model, edits):

@@ -59,7 +59,7 @@ def test_scores_are_means_over_the_whole_map(expression: str, blocks: int, monke
     ],
 )
 def test_a_head_that_does_nothing_else_has_score_one(kind: str, read: Any, key_of: Any):
-    """Its map is put in by hand; the other heads look at themselves and have none."""
+    """The head's map is set by hand; the other heads attend to the query itself and score zero."""
     model = tiny("gpt2@1m")
 
     def look(pattern: Tensor) -> Tensor:
@@ -75,9 +75,9 @@ def test_a_head_that_does_nothing_else_has_score_one(kind: str, read: Any, key_o
 
 
 def induction_model(length: int, vocab_size: int, layers: int = 2) -> Model:
-    """Attention alone, weights by hand. The stream is [token | position | token before], one-hot each: head 0 of
-    layer 0 looks one position back and copies the token there to the third part, head 0 of layer 1 looks where the
-    third part is the present token."""
+    """Returns an attention-only model with weights set by hand. The stream is [token | position | previous token],
+    one-hot each: head 0 of layer 0 attends one position back and copies that token to the third part, head 0 of
+    layer 1 attends to positions whose third part is the present token."""
     v, p = vocab_size, 2 * length
     d = v + p + v
     expression = f"gpt2@1m+ffn=none+rmsnorm+nobias+heads=1+layers={layers}+d_model={d}+vocab_size={v}+context={p}"
@@ -99,7 +99,7 @@ def induction_model(length: int, vocab_size: int, layers: int = 2) -> Model:
             q, k, _ = model.layers[1].mixer.qkv.weight.view(3, d, d)
             q[token, token] = torch.eye(v).double() * 20
             k[token, before] = torch.eye(v).double() * 20
-            k[token, position.start] = -20  # the first token, which sees itself alone, noted itself as the one before
+            k[token, position.start] = -20  # the first token noted itself as the previous one
     return model
 
 

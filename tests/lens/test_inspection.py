@@ -62,7 +62,7 @@ def loud(expression: str, seed: int = 3) -> Model:
 
 
 def flat(expression: str, tokens: int) -> Inspection:
-    """Of a model whose queries are zero: every score is 0, and every visible key gets the same weight."""
+    """Inspects a model whose queries are zero: every score is 0, and every visible key gets the same weight."""
     model = loud(expression)
     with torch.no_grad():
         for layer in model.layers:
@@ -327,7 +327,7 @@ def test_blocks_make_no_difference(expression: str, monkeypatch: pytest.MonkeyPa
 
 
 class Mean(Mixer):
-    """Mixes by the running mean: there is no map."""
+    """Mixer by the running mean, without a map."""
 
     causal, reach, heads, separates_documents = True, None, None, True
 

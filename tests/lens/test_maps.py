@@ -44,7 +44,7 @@ LENGTH = TOKENS.shape[1]
 
 
 def tiny(expression: str) -> Model:
-    """A small model none of whose parameters is what it began as: no bias is zero, no gain one."""
+    """Returns a small model whose parameters all differ from their initial values: no bias is zero, no gain one."""
     name, plus, changes = expression.partition("+")
     model = preset(f"{name}+{SIZE}{plus}{changes}").build(seed=0).eval()
     draws = torch.Generator().manual_seed(1)
@@ -84,7 +84,7 @@ def test_a_map_is_that_of_an_nnsight_trace(expression: str):
     nnsight = pytest.importorskip("nnsight", reason="nnsight is not installed")
     model = tiny(expression)
     found = attention_map(model, TOKENS, -1, -2)
-    hook = model.layers[1].mixer.pattern.register_forward_hook(lambda *_: None)  # called only while somebody watches
+    hook = model.layers[1].mixer.pattern.register_forward_hook(lambda *_: None)  # called only if observed
     opened = nnsight.NNsight(model)
     with opened.trace(TOKENS):
         pattern = opened.layers[1].mixer.pattern.output.save()
@@ -183,7 +183,7 @@ def test_all_layers_are_pooled_further_than_one():
     assert attention_maps(model, tokens, 0).weights[0].shape == (4, 150, 150)
 
 
-# Causal beside bidirectional
+# Causal against bidirectional
 
 
 @pytest.mark.parametrize("expression", ["llama@1m+gqa:2", "llama@1m+window:4+kernel=banded", "bloom@1m+bidirectional"])
@@ -215,7 +215,7 @@ def test_side_by_side_needs_a_config_and_plain_weights():
 
 
 def written(reading: Reading) -> str:
-    """All that stands on its figure."""
+    """Returns all text on the reading's figure."""
     from matplotlib.text import Text
 
     return " ".join(text.get_text() for text in reading.figure().findobj(Text))

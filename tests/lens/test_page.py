@@ -96,7 +96,7 @@ class Page(HTMLParser):
 
 
 def arrays(data: dict[str, Any]) -> dict[str, np.ndarray]:
-    """As the script reads them."""
+    """Returns the arrays of the page's data as its script reads them."""
     buffer = zlib.decompress(base64.b64decode(data["bytes"]))
     return {name: np.frombuffer(buffer, kind, count, first) for name, (kind, first, count) in data["arrays"].items()}
 
@@ -299,7 +299,7 @@ def test_charts_whose_values_are_far_apart_are_logarithmic(seen: Inspection):
 
 
 def test_one_huge_token_is_named_and_moves_no_curve(seen: Inspection):
-    """Its layer, too: 2,000 at token 7 from layer 1 on, where all others are 2."""
+    """The layer is named too: the stream is 2,000 at token 7 from layer 1 on, and 2 at all other tokens."""
     rms = torch.full((4, 19), 2.0)
     rms[2:, 7] = torch.tensor([2000.0, 900.0])
     page = replace(seen, residual_rms=rms)
@@ -343,7 +343,7 @@ def test_its_parts_come_with_the_package(name: str):
 
 
 def test_layers_without_softmax_have_their_effective_maps():
-    """Those that `attention_map` draws one by one; a layer of attention has none."""
+    """The page has the maps that `attention_map` draws one by one; a layer of attention has no effective map."""
     model = preset("llama@1m+layers=3+heads=4+vocab_size=61+context=64+stack:retention,attention,mamba").build().eval()
     seen = inspect(model, TOKENS)
     page = Page(seen.html())

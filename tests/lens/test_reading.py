@@ -1,4 +1,4 @@
-"""What all readings share: they are compared, told in a line, and drawn into a file."""
+"""The interface that all readings share: comparison, summary in a line, and drawing into a file."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_logit_is_the_sum_of_what_was_added(layers: tuple[str, ...]):
      (lens.head_scores, "model")],
 )  # fmt: skip
 def test_what_is_about_softmax_refuses_in_a_sentence(reading, field: str):
-    """Effective attention is signed and its rows do not sum to one: it is no pattern."""
+    """Effective attention is signed and its rows do not sum to one, so it is not a pattern."""
     model = hybrid("mamba", "mamba")
     with refused(code="unsupported", field=field):
         reading(model, TOKENS) if reading is not lens.head_scores else reading(model)

@@ -1,4 +1,4 @@
-"""Which experts tokens are sent to, against loops over tokens."""
+"""The routing of tokens to experts, against loops over tokens."""
 
 from __future__ import annotations
 

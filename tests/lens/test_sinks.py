@@ -83,7 +83,7 @@ def test_the_sink_rate_is_the_share_of_heads_above_three_tenths():
     model = tiny("llama@1m")
 
     def sinking(pattern: Tensor) -> Tensor:
-        """Head 0 gives the first token everything, head 1 0.35 and head 2 0.2 of it, besides the first query."""
+        """Makes head 0 give the first token all weight, head 1 0.35 and head 2 0.2, except in the first query."""
         pattern.zero_()
         for head, mass in enumerate((1.0, 0.35, 0.2, 0.0)):
             pattern[:, head].diagonal(dim1=1, dim2=2).fill_(1 - mass)
