@@ -63,7 +63,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bf16_is_measured_beside_fp32_by_one_thread(autocast: bool) -> None:
-    """Several wait for each other while something else has the cores; afterwards there are as many as before."""
+    """Threads wait for each other while another process has the cores; their number is restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -117,7 +117,7 @@ def test_autocast_changes_products_alone() -> None:
 
 @pytest.mark.slow
 def test_peak_memory_sees_what_was_touched_and_nothing_of_the_parent() -> None:
-    """A process of its own that touches 256 MB and frees them; this process has held far more than an idle one."""
+    """A separate process touches 256 MB and frees them; this process has held far more than an idle one."""
     script = """
 import torch
 from glassformer.machine import peak_memory
@@ -147,7 +147,7 @@ print(before, peak_memory("cpu") - before)
 def test_free_memory_is_what_the_least_of_the_bounds_leaves(
     meminfo: str | None, groups: dict[str, str], found: int | None, tmp_path: Path
 ) -> None:
-    """`found` is None if only the memory of the machine bounds it."""
+    """Without `found`, only the memory of the machine is a bound."""
     files = {"meminfo": meminfo, **{f"groups/{name}": text for name, text in groups.items()}}
     for name, text in files.items():
         if text is not None:

@@ -1,4 +1,4 @@
-"""Threads are chosen while work runs: by arithmetic alone, so that neighbours and a clock can be made up here."""
+"""The choice of threads while work runs: pure arithmetic, so that neighbours and a clock are made up here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Seconds = Callable[[Way, float], float]
 
 
 class Machine:
-    """Two cores, a clock, and units of work that take what `alone` and `beside` say of each way."""
+    """Two cores, a clock, and units of work, whose seconds by way of threads depend on a neighbour's presence."""
 
     def __init__(self, free: bool, alone: list[float], beside: list[float], noise: float = 0.0, told: bool = True):
         self.pace = Pace(ways(2, free), cores=2)
@@ -38,7 +38,7 @@ class Machine:
         self.changes, self.units = 0, 0
 
     def run(self, seconds: float) -> float:
-        """The mean time of a unit meanwhile."""
+        """Works for some seconds; returns the mean time of a unit."""
         end, began, units = self.now + seconds, self.now, 0
         while self.now < end:
             at = self.pace.at
@@ -65,8 +65,8 @@ TRAIN = {"alone": [0.50, 0.47], "beside": [0.80, 1.4]}
 @pytest.mark.parametrize("noise", [0.0, 0.15])
 @pytest.mark.parametrize(("free", "times"), [(True, DECODE), (False, TRAIN)])
 def test_it_gives_way_and_comes_back(free: bool, times: dict[str, list[float]], noise: float, told: bool) -> None:
-    """Alone within 2 % of the best (5 where units scatter by more than that), beside a neighbour within 10, soon after
-    it came and after it left; where nobody tells of it, within a minute."""
+    """Without a neighbour the time is within 2 % of the best (5 if units scatter by more), with one within 10, soon
+    after it came and after it left; within a minute if the neighbour is not reported."""
     here = Machine(free, **times, noise=noise, told=told)
     usual = 1 + noise / 2
     unit = max(*times["alone"], *times["beside"])
@@ -82,7 +82,7 @@ def test_it_gives_way_and_comes_back(free: bool, times: dict[str, list[float]], 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_it_does_not_swing(told: bool) -> None:
-    """In an hour beside a neighbour, or alone, tries become rare; where something comes and goes, they are bounded."""
+    """In an hour with a neighbour, or without, tries become rare; if a neighbour comes and goes, they are bounded."""
     for neighbours in (0, 1):
         here = Machine(True, **DECODE, noise=0.2, told=told)
         here.neighbours = neighbours
@@ -105,7 +105,7 @@ def test_small_work_takes_one_thread_from_the_beginning() -> None:
 
 
 def test_the_first_unit_after_a_neighbour_takes_the_cores_again() -> None:
-    """Long units, as pieces of a prompt: none is spent on a try."""
+    """Units are long, as pieces of a prompt are: not one is spent on a try."""
     here = Machine(True, alone=[0.33, 0.19], beside=[0.34, 0.75])
     for _ in range(3):
         here.neighbours = 0
@@ -144,7 +144,7 @@ def test_where_the_machine_is_taken_it_begins_humbly() -> None:
     for now in range(9):
         pace.prepare(2.0, now)
         pace.took(0.02, now, lambda: 2.0)
-    assert (pace.way, pace.usual) == (Way(1), {0: 0.02}), "the humblest way is timed beside any number of others"
+    assert (pace.way, pace.usual) == (Way(1), {0: 0.02}), "the humblest way is timed with any number of others"
     pace = Pace(ways(8, free=True), cores=8)
     pace.prepare(1.0, 0.0)
     assert pace.way == Way(7)
@@ -158,7 +158,7 @@ def test_ways() -> None:
 
 @pytest.fixture
 def pacing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pacing]:
-    """That of this process, which has two threads beside two cores that others took."""
+    """Yields the pacing of this process, which has two threads while others use two cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "kept"))
     torch.set_num_threads(2)
@@ -168,7 +168,7 @@ def pacing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pacing]:
 
 
 def taking(cores: float | None) -> Callable[..., float | None]:
-    """Others that take so many cores."""
+    """Returns a source that reports `cores` cores used by other processes; None if unknown."""
     return lambda worked=False: cores
 
 
@@ -195,7 +195,7 @@ class Clock:
 
 @pytest.fixture
 def quiet(pacing: Pacing) -> Pacing:
-    """That of this process, with no others beside it."""
+    """Returns the pacing of this process while no other process uses a core."""
     pacing.others = taking(0.0)
     return pacing
 
@@ -205,7 +205,7 @@ def kept_file(tmp_path: Path) -> Path:
 
 
 def test_what_a_way_gains_is_kept_for_the_processor(quiet: Pacing, tmp_path: Path) -> None:
-    """A later process begins with the way that served: no unit is spent on the other."""
+    """A later process starts with the way that served: no unit is spent on the other."""
     clock = Clock(quiet, {1: 0.010, 2: 0.015})
     assert clock.work(Owner(), 8) == [2, 2, 2, 1, 1, 1, 1, 1]
     (known,) = json.loads(kept_file(tmp_path).read_text()).values()
@@ -238,8 +238,8 @@ def test_what_was_kept_is_tried_again_and_corrected(quiet: Pacing) -> None:
 
 @pytest.mark.parametrize("told", [2.0, None])
 def test_what_was_kept_yields_to_neighbours(told: float | None, quiet: Pacing, tmp_path: Path) -> None:
-    """Where they are told of the humbler way is taken at once, where nobody tells it is tried as if nothing were known;
-    and what is found beside them is not kept."""
+    """If neighbours are reported, the humbler way is taken at once; otherwise it is tried as if nothing were known.
+    Times measured with neighbours are not kept."""
     clock = Clock(quiet, {1: 0.010, 2: 0.007})
     clock.work(Owner(), 8)
     before = kept_file(tmp_path).read_text()
@@ -259,7 +259,7 @@ def test_what_was_kept_yields_to_neighbours(told: float | None, quiet: Pacing, t
     ],
 )  # fmt: skip
 def test_a_damaged_file_and_another_processors_are_ignored(damaged: str, quiet: Pacing, tmp_path: Path) -> None:
-    """And what is found next is kept beside what others found."""
+    """Times measured next are kept together with those of other processors."""
     file = kept_file(tmp_path)
     file.parent.mkdir()
     named = damaged.replace("HERE", thread_cache.here()).replace("PAIR", "work on 2^0 bytes: 2 / 1")
@@ -300,7 +300,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(
 
 
 def test_a_unit_apart_has_a_pace_of_its_own(quiet: Pacing) -> None:
-    """The unit around it does not count its time, and goes on as it was."""
+    """The unit around it does not count its time, and continues with its way."""
     clock, owner, found = Clock(quiet, {}), Owner(), []
 
     class Noted(Pace):
@@ -345,7 +345,7 @@ def test_statistics_of_the_watch_have_paces_of_their_own(quiet: Pacing) -> None:
 
 
 def test_steps_of_a_loop_of_ones_own_are_timed(quiet: Pacing) -> None:
-    """From one call of the optimizer to the next, without what is paced in between, and inside the context alone."""
+    """A step lasts from one call of the optimizer to the next, less units in between, only inside the context."""
     clock, weight = Clock(quiet, {2: 5.0}), torch.nn.Parameter(torch.ones(2))
     found: list[float] = []
 
@@ -367,7 +367,7 @@ def test_steps_of_a_loop_of_ones_own_are_timed(quiet: Pacing) -> None:
             optimizer.step()
         quiet.others = taking(2.0)
         optimizer.step()
-        assert quiet.asleep, "beside others its threads sleep"
+        assert quiet.asleep, "with others its threads sleep"
     assert not quiet.asleep
     optimizer.step()
     assert found[:4] == [2.0, 3.0, 5.0, 4.0] and len(found) == 5
@@ -407,10 +407,10 @@ def test_a_number_that_was_asked_for_stays(pacing: Pacing, monkeypatch: pytest.M
 
 
 def test_others_are_all_but_this_process(tmp_path: Path) -> None:
-    """Of the time that two cores were busy, less one's own; after a pause, those that run and go on."""
+    """Cores of others are the time that two cores were busy less our time; after a pause, those that still run."""
     now: list[float] = [0.0, 0.0, 0, 1]
     ends: list[int] = []
-    """Of those that run, how many have ended at each further look."""
+    """Number of the running processes that have ended at each further reading."""
     slept: list[float] = []
 
     def write() -> None:
@@ -490,7 +490,8 @@ class Threads(TorchDispatchMode):
 
 
 def test_the_next_token_is_chosen_by_one_thread(pacing: Pacing) -> None:
-    """However many rows: beside others, meeting over a row of logits takes several times what it gains."""
+    """One thread chooses for any number of rows: with other processes, threads that meet over a row lose more than they
+    gain."""
     rows, rule = torch.randn(3, 50_000), sampling.Sampling(temperature=1.0)
     with Threads() as recorded:
         sampling.choose(rows, [rule] * 3, generators=[torch.Generator().manual_seed(i) for i in range(3)])
@@ -500,7 +501,7 @@ def test_the_next_token_is_chosen_by_one_thread(pacing: Pacing) -> None:
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
 def test_one_thread_has_the_bits_of_two(kind: str, pacing: Pacing) -> None:
-    """Of prompts, short and long, of single tokens and of several rows."""
+    """Bits are equal for short and long prompts, single tokens and several rows."""
     one, found = model(kind), []
     tokens = torch.randint(0, 1000, (4, 300), generator=torch.Generator().manual_seed(0))
     for count in (1, 2):
