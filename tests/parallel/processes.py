@@ -15,7 +15,7 @@ from glassformer.parallel.process_groups import ProcessGroups
 
 
 def as_processes(layout: str, work: Callable[..., Any], *given: Any) -> list[Any]:
-    """What `work(groups, *given)`, a function of a module, returns on each rank, by rank."""
+    """Returns, by rank, the result of `work(groups, *given)`, a function of a module, in a process for each rank."""
     ranks = Layout.of(layout).ranks
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

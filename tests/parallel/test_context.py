@@ -40,7 +40,7 @@ MODELS = {
 
 
 def step(model: Model, documents: Tensor | None, finish: Any = lambda: None) -> tuple[list[float], dict[str, Tensor]]:
-    """The losses of five steps of AdamW, and the gradients of the first. The first rank has no target of its own."""
+    """Returns the losses of five steps of AdamW, and the gradients of the first. The first rank has no target."""
     tokens, targets = draw(0, s=SIZE)
     targets[:, :5] = -100
     optimizer, losses, first = torch.optim.AdamW(model.parameters(), lr=5e-4), [], {}
@@ -155,7 +155,7 @@ def test_what_cannot_be_shared_is_refused_in_a_sentence(change: str, message: st
 
 
 def unweighted(self: Any, loss_of: Any, x: Tensor, targets: Tensor, reduction: str, added: Any) -> Tensor:
-    """The mean of the ranks' means, of which one has fewer targets."""
+    """Returns the mean of the ranks' means; one rank has fewer targets."""
     return self.seams.leave(loss_of(x, self.own(targets), reduction) / self.seams.group.of)
 
 

@@ -1,4 +1,4 @@
-"""A rank's part of a model begins with the bits of one process, and no rank ever holds more than its part."""
+"""A rank's part of a model has the initial bits of one process, and no rank ever holds more than its part."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_every_layout_begins_with_the_weights_of_one_process(expression: str, la
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that tensors off the meta device have at once, of those that operations of this thread make; of a
-    tensor that ranks share, what lies here."""
+    """Peak bytes of the tensors off the meta device that operations of this thread make; of a tensor that ranks share,
+    only this rank's part counts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def run(place: Path, out: str, *more: str, model: str = MODEL, steps: int = 6) -
 
 
 def text(place: Path) -> None:
-    """Three words in any order, and in their middle a few lines that are none."""
+    """Writes a text of three words in any order, with a few lines of other characters in the middle."""
     draw = random.Random(0)
     plain = [draw.choice(["the ", "cat ", "sat "]) for _ in range(3000)]
     odd = "".join(draw.choice("tehcas ") for _ in range(60))
@@ -60,7 +60,7 @@ def curve(run: Path) -> list[tuple[float, ...]]:
 
 
 def weights(run: Path) -> dict[str, Any]:
-    """Of the last checkpoint, by file and name."""
+    """Returns the weights of the last checkpoint, by file and name."""
     path = checkpoint.latest(run)
     assert path is not None
     return {f"{file.name} {name}": one for file in path.glob("*.safetensors") for name, one in load_file(file).items()}

@@ -1,4 +1,4 @@
-"""One of several processes is killed again and again, also while they save; others go on, and the end is the same.
+"""One of several processes is killed repeatedly, also while they save; a resumed job ends with the same weights.
 
 GLASSFORMER_KILLS=200 pytest -m slow tests/parallel/test_kills.py       as often as that
 """

@@ -1,4 +1,4 @@
-"""What could be wrong in how ranks divide a step, and that the comparisons with one process see each of it.
+"""Mistakes in how ranks divide a step; the comparisons with one process detect each.
 
 That dropout of an atom does not depend on who computes it is compared by jobs of processes (`test_job.py`): threads
 share a generator."""
@@ -126,7 +126,7 @@ def gradients_that_stay(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: dict[str, tuple[Mutate, Callable[[], bool]]] = {
     "q, k and v are cut as one map": (as_one_map, owners_learn_as_one_process),
     "letters of rows and columns are swapped": (rows_for_columns, owners_learn_as_one_process),
-    "no seam where a branch begins": (without("enter"), owners_learn_as_one_process),
+    "no seam at the start of a branch": (without("enter"), owners_learn_as_one_process),
     "no seam where a branch ends": (without("leave"), owners_learn_as_one_process),
     "a mean for a sum between owners": (mean_for_sum, owners_learn_as_one_process),
     "shares of gradients are left as they are": (shares_of_gradients, owners_learn_as_one_process),

@@ -23,7 +23,7 @@ from tests.refused import refused
 
 
 class Rows:
-    """As a DTensor of which one rank holds rows: `torch.chunk`s of the first axis over a mesh of one axis."""
+    """Substitute for a DTensor whose ranks hold rows: `torch.chunk`s of the first axis over a mesh of one axis."""
 
     placements = [ByRows(0)]
 
@@ -55,7 +55,7 @@ def tensors(draw: st.DrawFn) -> tuple[Tensor, tuple[Shard, ...]]:
 
 
 def held(whole: Tensor, cuts: tuple[Shard, ...], tp: int, fsdp: int) -> list[tuple[Tensor, list[Piece]]]:
-    """Of each rank its values, and pieces that are views of them."""
+    """Returns, for each rank, its values and pieces that are views of them."""
     found = []
     for owner in range(tp):
         part = piece_of(whole, cuts, owner, tp).clone()

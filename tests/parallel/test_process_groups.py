@@ -1,4 +1,4 @@
-"""Who is who in a layout, and what ranks tell each other."""
+"""The ranks of a layout's groups, and the messages between ranks."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def equal(one: Tensor | None, other: Tensor | None) -> bool:
 @pytest.mark.slow  # two and three processes
 @pytest.mark.parametrize(("ranks", "chunks", "atoms"), [(2, 1, 4), (2, 2, 4), (3, 1, 8)])
 def test_stages_have_the_bits_of_one_process(ranks: int, chunks: int, atoms: int) -> None:
-    """Gradients as trees, losses in training and of tokens alone; plain, experts whose balance joins, Mamba."""
+    """Gradients are summed as trees; losses are those of training and of tokens only; layers are plain, Mamba, or
+    experts whose balance loss joins."""
     ranks_found = as_processes(f"pp={ranks}", of_a_rank, chunks, atoms)
     for (expression, _), of_first in ranks_found[0].items():
         names = [name for found in ranks_found for name in found[expression, False][0]]

@@ -32,7 +32,7 @@ def test_a_tree_adds_neighbours():
 
 @pytest.mark.parametrize("columns", [1, 7, 300, LONGEST + 3])
 def test_rows_give_the_same_beside_any_others(columns: int):
-    """torch divides a long sum among its threads where it is the only one, and does not where there are two."""
+    """torch divides a long sum among its threads if it is the only one, and does not if there are two sums."""
     gradient, threads = torch.randn(5, columns), torch.get_num_threads()
     whole = row_squares(gradient).view(-1, 5)
     try:
@@ -55,7 +55,7 @@ def test_the_norm_is_that_of_all_values_and_knows_no_order():
 
 
 def test_a_run_keeps_the_order_that_it_was_begun_with(tmp_path: Path):
-    """A state.json that does not name an order is of a run that was begun before there were two."""
+    """A state.json that names no order is of a run that was started when only one order existed."""
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     text = prepare(tmp_path / "text", "char")
     config = preset("gpt2@1m+dropout:0.1+layers=1+d_model=16+heads=2")

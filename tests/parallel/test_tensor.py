@@ -39,7 +39,7 @@ Curve = tuple[list[float], dict[str, Tensor]]
 
 
 def draw(seed: int, b: int = 2, s: int = 11) -> tuple[Tensor, Tensor]:
-    """Tokens and targets, some of which do not count."""
+    """Returns tokens (b, s) and targets (b, s), some targets ignored."""
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(0, VOCAB, (b, s), generator=generator) for _ in range(2))
     return tokens, targets.masked_fill(torch.rand(b, s, generator=generator) < 0.2, -100)
@@ -52,7 +52,7 @@ def moved(weight: Tensor) -> Tensor:
 
 
 def trained(model: Model, steps: int, finish: Any = lambda model: None) -> list[float]:
-    """The losses of so many steps of AdamW."""
+    """Returns the losses of `steps` steps of AdamW."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.1), []
     for step in range(steps):
         loss = model.loss(*draw(step % 2))
@@ -80,7 +80,7 @@ def alone(expression: str, steps: int) -> Curve:
 
 
 def together(groups: ProcessGroups, expression: str, steps: int) -> Curve:
-    """The same by the ranks of tp, each with its pieces of weights that were moved whole."""
+    """Trains by the ranks of tp, each with its pieces of weights that were moved whole; returns losses and weights."""
     config, group = preset(expression), groups.group("tp")
     model = tp.divide(begin(config.build(seed=0)), group, groups.layout.sp)
     losses = trained(model, steps, tp.sum_partial)
@@ -90,7 +90,7 @@ def together(groups: ProcessGroups, expression: str, steps: int) -> Curve:
 
 
 def compare(expression: str, layout: str, steps: int) -> tuple[float, float]:
-    """The largest difference of a loss in so many steps, and of a weight after them."""
+    """Returns the largest difference of a loss in `steps` steps, and of a weight after them."""
     losses, weights = alone(expression, steps)
     of_losses, of_weights = [0.0], [0.0]
     for curve, found in as_threads(layout, lambda groups: together(groups, expression, steps)):
@@ -132,7 +132,7 @@ def test_twenty_steps_are_those_of_one_process(name: str, layout: str):
 
 
 def test_a_strangers_parts_are_computed_whole_and_right():
-    """None of them says how an owner takes its share; the table of words around them is cut all the same."""
+    """None of the parts declares how an owner takes its share; the token table around them is still divided."""
     expression = f"llama@1m+{TINY}+ema+l1norm+sine"
     assert max(compare(expression, "tp=2,sp=1", 2)) < CLOSE
     division = tp.cut(preset(expression).outline(), Owner(0, 2)).division
@@ -140,7 +140,7 @@ def test_a_strangers_parts_are_computed_whole_and_right():
 
 
 class LouderMlp(Mlp):
-    """What a subclass adds its parent knows nothing of: a mean over the hidden layer, which no owner has whole."""
+    """Subclass that adds a mean over the hidden layer, which no owner has whole and the parent does not declare."""
 
     def forward(self, x: Tensor, pass_: Pass | None = None) -> Tensor:
         return super().forward(x) * (1 + self.up_proj(x).mean(-1, keepdim=True))
@@ -262,7 +262,7 @@ def test_what_cannot_be_shared_is_refused_in_a_sentence(change: str, tp_: int, m
 def test_the_regions_of_all_owners_are_the_parameter(
     maps: list[tuple[int, Any]], owners: int, width: int, kind: str
 ) -> None:
-    """Each value lies in one owner's part, or in everybody's where a map is on every rank."""
+    """Each value is in one owner's part, or in every owner's if the map is on every rank."""
     if kind == "maps":
         cuts = tuple(Shard(cut, rows=units * owners) for units, cut in maps)
         values = torch.arange(sum(cut.rows or 0 for cut in cuts) * width).view(-1, width)
@@ -287,7 +287,7 @@ def test_the_regions_of_all_owners_are_the_parameter(
 
 
 def test_gather_undoes_spread_and_each_is_the_others_gradient():
-    """Of sizes that do not divide, down to a rank with nothing."""
+    """Sizes do not divide by the ranks, down to a rank with nothing."""
 
     def work(groups: ProcessGroups) -> None:
         seams = Seams(Group(groups.group("tp")))

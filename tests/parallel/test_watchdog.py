@@ -1,4 +1,4 @@
-"""A rank that hangs is named, with where it is and how to go on."""
+"""A rank that hangs is named, with its position and the way to resume."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_where_a_thread_is() -> None:
 
 @pytest.mark.filterwarnings("ignore:rank 1 on")
 def test_ranks_tell_and_the_first_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks that do not move: the one that is in no collective is named, by the first alone, and both leave."""
+    """Two ranks that do not move: the one that is in no collective is named, only by the first, and both leave."""
     monkeypatch.setattr(watchdog, "BEAT", 0.05)
     waiting: list[int | None] = []
     monkeypatch.setattr(watchdog, "doing", lambda thread: ("loop.py:1 f", "all_gather" if thread in waiting else ""))
@@ -88,7 +88,7 @@ def test_ranks_tell_and_the_first_ends_the_job(monkeypatch: pytest.MonkeyPatch) 
 
     def rank(number: int) -> None:
         groups: Any = SimpleNamespace(store=store, rank=number, world=2, moves=3, leads=number == 0)
-        Watchdog(groups, 1.0, 0.4, "go on with --resume", said[number].append, left[number].append).position = lambda: 5
+        Watchdog(groups, 1.0, 0.4, "use --resume", said[number].append, left[number].append).position = lambda: 5
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
     threads[0].start()
@@ -99,7 +99,7 @@ def test_ranks_tell_and_the_first_ends_the_job(monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.05)
     assert left == {0: [LOST], 1: [LOST]}
     assert len(said[0]) == 1 and said[1] == [""]
-    assert "rank 1 on " in said[0][0] and said[0][0].endswith("after step 5 in loop.py:1 f; go on with --resume")
+    assert "rank 1 on " in said[0][0] and said[0][0].endswith("after step 5 in loop.py:1 f; use --resume")
 
 
 def test_one_that_has_ended_is_named_by_those_that_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
