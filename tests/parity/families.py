@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 @dataclass(frozen=True)
 class Family:
-    """Our module -> theirs; a name with a leading dot stands in a layer, several are stacked by rows."""
+    """Our module -> theirs; a name with a leading dot is inside a layer, several are stacked by rows."""
 
     layer: str
     names: dict[str, str]
@@ -296,7 +296,7 @@ TINY = [Tiny(d=64, n=4, g=2), Tiny(d=48, n=6, g=3), Tiny(d=40, n=5, g=1)]
 
 
 def shrink(config: ModelConfig, size: Tiny) -> ModelConfig:
-    """The same parts, the sizes of `size`."""
+    """Returns a config of the same parts in the sizes of `size`."""
 
     def heads(mixer: Any) -> Any:
         groups = mixer.n_kv_heads if mixer.n_kv_heads in (None, 1) else size.g

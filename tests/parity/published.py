@@ -1,6 +1,6 @@
-"""What the config.json of published models says. A preset is right where it is what its family reads of this
-(tests/conversion/test_old_configs.py); the family is
-proven against the published class (tests/conversion/test_parity.py)."""
+"""The config.json of published models. A preset must equal the config that its family reads from the file
+(tests/conversion/test_old_configs.py); the family is proven against the published class
+(tests/conversion/test_parity.py)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _bart(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
 
 
 UNCALLED = {"bigbird-base": (768 + 1) * 768}
-"""Parameters of published classes that these never call, and that ours do not have: a pooler beside the head."""
+"""Parameters of published classes that these never call, and that ours do not have: a pooler next to the head."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert-base": _bert("BertModel"),
     "bert-base-mlm": _bert("BertForMaskedLM"),
@@ -222,5 +222,5 @@ NO_CLASS = {
     "glam", "switch-base",
 }  # fmt: skip
 """Presets that no class of `transformers` builds from a config: Marian's has biases in attention and another eps; T5's
-ties every head, until a file has one of its own; the others have no family here, and tests/parity/test_counts.py holds
-their counts."""
+ties every head, unless a file has a separate one; the others have no family here, and tests/parity/test_counts.py
+holds their counts."""

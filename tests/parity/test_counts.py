@@ -81,7 +81,7 @@ PARAMETERS = {
     "switch-base": 619_339_008,
     "bart-base": 139_420_416,
     "bart-large": 406_291_456,
-    "opus-mt": 74_410_496 - 2 * 512 * 512,  # but for the sinusoids of both towers, which are no parameters here
+    "opus-mt": 74_410_496 - 2 * 512 * 512,  # but for the sinusoids of both towers, which are not parameters here
 }
 
 

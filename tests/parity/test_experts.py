@@ -85,7 +85,7 @@ def translate(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def experts(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of one layer: theirs are (e, 2f, d) and (e, d, f), ours stacked by rows."""
+    """Returns the experts of one layer: theirs are (e, 2f, d) and (e, d, f), ours stacked by rows."""
     gate, up = theirs["experts.gate_up_proj"].chunk(2, dim=1)
     made = {
         "gate_proj.weight": gate.flatten(0, 1),
@@ -97,7 +97,7 @@ def experts(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def pair(expression: str, other: nn.Module) -> tuple[Model, nn.Module]:
-    """The same random weights in both; routers speak up, so that choices are far from chance."""
+    """Returns both models with the same random weights; routers are scaled up, so that choices are far from chance."""
     draw = torch.Generator().manual_seed(1)
     for path, weight in other.named_parameters():
         noise = torch.randn(weight.shape, generator=draw)
@@ -130,7 +130,7 @@ def test_cached_decoding() -> None:
 
 
 def test_the_balance_loss_is_theirs() -> None:
-    """Of one layer: theirs counts k f_i, and multiplies layers before it sums over experts."""
+    """The losses of one layer are equal: theirs counts k f_i, and multiplies layers before it sums over experts."""
     mine, other = pair(*mixtral())
     mine.train()
     for router in (layer.ffn.router for layer in mine.layers):

@@ -102,7 +102,7 @@ def test_kernels(name: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "bloom-560m", "falcon-40b", "mpt-7b", "gemma-2", "mamba-130m"])
 def test_fused_regions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bodies that training compiles, run as they stand, with their hand-written gradients."""
+    """The bodies that training compiles are run uncompiled, with their hand-written gradients."""
     monkeypatch.setattr(region, "__call__", lambda self, *args: self.body(*args))
     size = TINY[0]
     mine, other = pair(name, size, seed=4)
