@@ -13,8 +13,8 @@ from glassformer.runs.results import MachineRecord
 
 
 def measured_before(path: Path) -> dict[str, Any]:
-    """What the JSON of an earlier run of `--out` holds; {} where there is none. Raises RequestError where its machine
-    was another: rows of two machines do not stand in one table."""
+    """Returns the contents of the JSON file of an earlier run; {} if `path` does not exist. Raises RequestError if
+    another machine measured it: a table holds the rows of one machine."""
     if not path.is_file():
         return {}
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -29,8 +29,8 @@ def measured_before(path: Path) -> dict[str, Any]:
 
 
 def among(names: Iterable[str], only: str | None) -> list[str]:
-    """Those that `--only` asks for, by their beginnings, with commas (or semicolons) between; all for None. Raises
-    RequestError for a beginning of none."""
+    """Returns the names that start with one of the prefixes in `only`, which commas (or semicolons) separate; all names
+    without `only`. Raises RequestError for a prefix without a name."""
     names = list(names)
     if only is None:
         return names
@@ -45,7 +45,8 @@ def among(names: Iterable[str], only: str | None) -> list[str]:
 
 
 def printed(program: str, first: str, world: int, *rest: object) -> str:
-    """What the first of `world` processes prints, of which each runs `program` with (first, rank, world, *rest)."""
+    """Runs `program` in `world` processes, each with the arguments (first, rank, world, *rest); returns the output of
+    rank 0. Raises WorkError if a rank fails."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", program, first, str(rank), str(world), *map(str, rest)],

@@ -1,10 +1,10 @@
 """Saving and loading 1 GB: ours and torch.distributed.checkpoint in turn.
 
 A llama of 83M parameters in fp32 with both moments of AdamW, in one process and spread by FSDP2 over two (gloo). Both
-sides write the same tensors to the same disk and flush them. We hash what was written besides (SHA-256), hold it
-against the hashes when it is loaded, and see that the pieces tile every tensor; torch.distributed.checkpoint does
-neither. Loading fills a model that is built, from files that the page cache still has. `copying` is the time for which
-`--async-save` holds training up: what it takes to copy everything.
+sides write the same tensors to the same disk and flush them. We also hash the written files (SHA-256), compare the
+hashes when loading, and check that the shards tile every tensor; torch.distributed.checkpoint does neither. Loading
+fills a built model from files that are in the page cache. `copying` is the time for which `--async-save` holds up
+training: a copy of all tensors.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ room, took = {}, {}
 for number in range(rounds + 1):
     groups.gather(None)
     for work in (ours_save, peer_save, ours_load, peer_load, copying):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
         groups.gather(None)
         if number:  # the first round wakes everything up
-            took.setdefault(work.__name__, []).append(time.perf_counter() - began)
+            took.setdefault(work.__name__, []).append(time.perf_counter() - start)
     if rank == 0:
         shutil.rmtree(folder / f"peer{number}")
 if rank == 0:

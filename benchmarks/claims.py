@@ -1,17 +1,18 @@
-"""What guides to the transformer say of speed, and what this machine says.
+"""Speed claims of guides to the transformer, measured on this machine.
 
-Both sides of a claim are measured in turn, in fp32, after a round that warms up, and the least of the rounds counts.
-The figure is that of the side called slower over that of the other; the guides measured on GPUs where they say at all.
-`holds`: at least 0.8 times what is claimed; `less here`: the same side wins, by less; `does not hold here`: within 3 %,
-or the other side wins.
+Both sides of a claim are measured in turn, in fp32, after one warm-up round; the fastest round counts. The ratio is
+that of the side claimed to be slower over the other side. The guides that name their hardware measured on GPUs.
+`holds`: at least 0.8 times the claimed ratio; `less here`: the same side wins, by less; `does not hold here`: within
+3 %, or the other side wins.
 
-attention    one call, 16 heads of 64, causal, 2,048 tokens: `naive`, which writes all scores, beside the kernel that
-             `auto` takes here. Backward is that pass alone. Memory is the growth of the resident set over both
+attention    one call, 16 heads of 64, causal, 2,048 tokens: `naive`, which materialises all scores, against the kernel
+             that `auto` selects here. `backward` times only the backward pass. Memory is the growth of the resident set
+             over both passes
 heads        a model of 4 layers, width 768, 12 heads: the state's bytes, a step of decoding after 2,048 tokens, and a
              training pass of 512 tokens, with 12, 4 and 1 KV heads
 norm         2,048 tokens of width 4,096, eager and compiled
 rotary       a training pass of that model with and without it
-window       one call as above with 4,096 tokens, each seeing 1,024, beside all before it, and beside all
+window       one call as above with 4,096 tokens and a window of 1,024, against causal and bidirectional attention
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ NEAR, SAME = 0.8, 1.03
 HEADS, HEAD_DIM = 16, 64
 MODEL = "llama@1m+layers=4+d_model=768+heads=12+vocab_size=256+context=4096"
 Run = Callable[[], float]
-"""Does the work, and returns its seconds, bytes or whatever is compared."""
+"""Function that does the work of one side and returns the measured quantity: seconds or bytes."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`make()` gives the side that is said to cost more, and the other; `claimed` is how many times as much."""
+    """A published claim that one side costs `claimed` times the other (None for a claim without a ratio). `make()`
+    returns (the costlier side, the cheaper side)."""
 
     what: str
     claimed: float | None
@@ -60,7 +62,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def attended(kernel: Kernel, visibility: Visibility, s: int, part: str) -> float:
-    """Seconds of a call's forward or backward pass, or of both."""
+    """Returns the seconds of a call's forward or backward pass, or of both."""
     q, k, v = (torch.randn(1, s, HEADS, HEAD_DIM, requires_grad=True) for _ in range(3))
     began = time.perf_counter()
     z = kernel(AttentionCall(q, k, v, visibility))
@@ -79,7 +81,7 @@ def attention(part: str) -> tuple[Run, Run]:
 
 
 def _grown(kernel: Kernel) -> float:
-    """Bytes of a forward and backward pass."""
+    """Returns the growth of the resident set in a forward and backward pass, in bytes."""
     return float(grown(partial(attended, kernel, Causal(), 2048, "both")) or 0)
 
 
@@ -99,7 +101,7 @@ def state(groups: str) -> tuple[Run, Run]:
 
 
 def decoding(change: str) -> Run:
-    """Median seconds of a token after 2,048."""
+    """Returns a function that measures the median seconds of decoding one token after 2,048."""
     model = gf.preset(MODEL + change).build(seed=0).eval()
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Vectors of 10,000 sentences by all-MiniLM-L6-v2 in fp32: us beside `sentence-transformers`, in turn, in one process.
+"""Vectors of 10,000 sentences by all-MiniLM-L6-v2 in fp32: us and `sentence-transformers` in turn, in one process.
 
 The sentences are those of the documentation and the docstrings of Python's standard library (`python-docs`), the first
 10,000 different ones of 20 to 400 characters. A round is a call from a list of texts to an array of vectors,

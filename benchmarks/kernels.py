@@ -1,4 +1,4 @@
-"""The attention kernels beside each other, forward and backward.
+"""The attention kernels against each other, forward and backward.
 
 Its rows decide the table in src/glassformer/parts/kernel/table.py. Each shape has 4096 tokens and 6 heads of
 64; figures are medians of rounds taken in turn.

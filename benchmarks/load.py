@@ -1,9 +1,9 @@
-"""From a file to a model that is ready to run: us and the peer in turn, each in a process of its own.
+"""From a file to a model that is ready to run: us and the peer in turn, each in a separate process.
 
-GGUF: SmolLM2-135M-Instruct (Q4_1 and Q8_0) to fp32 with its tokenizer, beside `transformers` (`gguf_file=`). Folder:
-the same weights in fp32 without a tokenizer, beside `safetensors.torch.load_file`, which gives tensors and no model,
-and beside `from_pretrained`. `ready` is the time until the call returns, `read` until every weight has been summed:
-all of them map the file and read it late. Peak is the largest resident memory of the process above what it had before,
+GGUF: SmolLM2-135M-Instruct (Q4_1 and Q8_0) to fp32 with its tokenizer, against `transformers` (`gguf_file=`). Folder:
+the same weights in fp32 without a tokenizer, against `safetensors.torch.load_file`, which gives tensors and no model,
+and against `from_pretrained`. `ready` is the time until the call returns, `read` until every weight has been summed:
+all loaders map the file and read it late. Peak is the largest resident memory of the process above what it had before,
 against the size of the weights. Imports are done before the clock starts, and each side is run once before it counts;
 folders, which take a moment, count three times a round. `load_file` builds no model and copies
 nothing; we build one. Our folders have q, k and v side by side, so that they are mapped as the one matrix that computes
@@ -31,7 +31,7 @@ from glassformer.errors import WorkError
 
 LARGE = ("llama@1.5b", "llama@3b")
 
-# Run in a process of its own: argv = what, path. Prints seconds and bytes.
+# Program of a separate process: argv = loader, path, threads. Prints seconds and bytes.
 PROBE = """
 import json, sys, time
 what, path, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -90,8 +90,8 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
         save_file(load_file(f"{folder}/model.safetensors"), f"{by_name}/model.safetensors", {"format": "pt"})
         pairs = [
             ("SmolLM2 GGUF to fp32", "glassformer", "transformers gguf", gguf),
-            ("fp32 folder, weights alone", "glassformer", "safetensors", folder),
-            ("fp32 folder by name, weights alone", "glassformer", "safetensors", by_name),
+            ("fp32 folder, only weights", "glassformer", "safetensors", folder),
+            ("fp32 folder by name, only weights", "glassformer", "safetensors", by_name),
             ("fp32 folder by name, the model", "glassformer", "transformers folder", by_name),
         ]
         rows = [measured(*pair, rounds, threads or 2, quiet) for pair in pairs]
@@ -103,13 +103,13 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
                 weight.data.fill_(0.01)
             gf.save(model, None, large)
             del model, weight
-            title = f"bf16 folder of {name}, weights alone"
+            title = f"bf16 folder of {name}, only weights"
             rows.append(measured(title, "glassformer", "safetensors", large, rounds, threads or 2, quiet))
     return {"machine": machine.machine(), "rows": rows, "table": table(rows)}
 
 
 def measured(title: str, ours: str, peer: str, path: str, rounds: int, threads: int, quiet: bool) -> dict[str, Any]:
-    """A row of medians."""
+    """Returns a row of medians over `rounds`."""
     found: dict[str, list[dict[str, float]]] = {ours: [], peer: []}
     for i in range(1 + rounds * (1 if path.endswith(".gguf") else 3)):
         for side in (ours, peer):

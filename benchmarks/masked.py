@@ -1,11 +1,10 @@
-"""A training step of bert@10m on hidden tokens beside Hugging Face transformers' BERT.
+"""A training step of bert@10m on masked tokens against Hugging Face transformers' BERT.
 
-All sides train a BERT of one shape (6 layers, width 384, 6 heads, 4,096 tokens, 16 x 256 tokens of which 15 % are
-hidden, no dropout) in one process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are
-medians, ratios of medians, and the memory that each side adds in a process of its own. `transformers` is called as its
-users call it, `model(input_ids, labels=labels).loss`, with each of its attentions and in both precisions; ours is what
-the defaults choose, and eager. Weights are drawn by each side, and the losses of the first step are printed: both
-begin at a guess among 4,096.
+All sides train a BERT of one shape (6 layers, width 384, 6 heads, 4,096 tokens, 16 x 256 tokens with 15 % masked, no
+dropout) in one process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are medians, ratios
+of medians, and the memory that each side adds in a separate process. `transformers` is called as its users call it,
+`model(input_ids, labels=labels).loss`, with each of its attentions and in both precisions; ours runs as the defaults
+choose, and eager. Each side draws its weights, and the losses of the first step are printed: both start near ln(4096).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def make(side: str) -> Step:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random tokens, of which HIDDEN are the last of the vocabulary."""
+    """Returns random inputs (b, s) with a share HIDDEN replaced by the mask token, and targets, IGNORED elsewhere."""
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB - 1, (BATCH, CONTEXT), generator=draw)
     hidden = torch.rand(tokens.shape, generator=draw) < HIDDEN

@@ -1,20 +1,20 @@
-"""Every way to mix tokens against the length of the text.
+"""Every mixer's cost against the length of the text.
 
-One mixer alone, of width 256 with 4 heads, in fp32, for one sequence. Training is a forward and a backward pass of x
-(1, s, 256), prefill a forward pass without gradients; both are the least of rounds, as what else runs on a machine only
-ever adds. Freed memory is kept, as in training runs. Memory is what the process' resident set grew by at its peak, over
-the same pass. Decoding is one token with a state that has room for the context and is taken as full, the median of
-many; state is what it allocates. A mixer stops at the length whose pass would take longer than the limit.
+A row measures one mixer without the rest of a model: width 256, 4 heads, fp32, one sequence. Training is a forward and
+a backward pass of x (1, s, 256), prefill a forward pass without gradients; both are the fastest of rounds, because
+other work on the machine only adds time. Freed memory is kept, as in training runs. Memory is the peak growth of the
+process' resident set over the same pass. Decoding is the median time of one token, with a state that has room for the
+context and counts as full; state is its allocated bytes. A mixer stops at the length whose pass would exceed the limit.
 
 An exponent is the slope of the logarithm of the cost over that of the length, by least squares over the lengths from
-1024 on, with its 95 % interval by Student's t. Crossing is the length from which a mixer costs less than attention,
-between two measured ones by a straight line in the logarithms. Rows that begin with `transformers` are the published
-classes in the same process. `beside transformers` measures both sides in turn, after one round that warms up: training
+1024 on, with its 95 % interval by Student's t. Crossing is the least length at which a mixer costs less than
+attention, interpolated between measured lengths in the logarithms. Rows named `transformers ...` are the published
+classes in the same process. `against transformers` measures both sides in turn, after one warm-up round: training
 passes, a decoding step of DeepSeek-V2-Lite's attention, and experts of width 896 in a model of 512, two of eight for a
-token, beside Mixtral's block, a dense network of their active size, and their matrix products alone.
+token, against Mixtral's block, a dense FFN of the active size, and the experts' matmuls without the rest of the block.
 
-`--only a,b` measures some rows and leaves the others as `--out` has them, in the JSON beside it; what is drawn and
-written is all of it. A new mixer is one line of `ROWS`.
+`--only a,b` measures some rows and keeps the others from the JSON file next to `--out`; picture and page show all rows.
+A new mixer is one line of `ROWS`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365,
 
 @dataclass(frozen=True)
 class Row:
-    """A mixer by its change of BASE, or a published class: `peer()` gives a module x (1, s, d) -> (1, s, d), or a tuple
-    that begins with it."""
+    """A mixer, given by its change of BASE, or a published class: `peer()` returns a module that maps x (1, s, d) to
+    (1, s, d), or to a tuple whose first element has that shape."""
 
     change: str = ""
     peer: Callable[[], nn.Module] | None = None
@@ -156,7 +156,7 @@ def longformer() -> nn.Module:
 
 
 def _of_globals(x: Tensor) -> tuple[Any, ...]:
-    """What Longformer is called with where the first token is global."""
+    """Returns the arguments of Longformer's attention after x, for a text whose first token is global."""
     mask = torch.zeros(x.shape[:2])
     mask[:, 0] = 10000.0
     return mask, mask < 0, mask > 0, True
@@ -206,8 +206,8 @@ EXPERT_WIDTH, EXPERT_HIDDEN, EXPERTS, CHOSEN = 512, 896, 8, 2
 
 
 def experts(tokens: int) -> Runs:
-    """A training pass of experts, of Mixtral's block, of a dense network of the active size; and the experts' matrix
-    products alone, forward and backward, with as many rows for each."""
+    """Returns training passes of our experts, of Mixtral's block and of a dense FFN of the active size; `products` runs
+    only the experts' matmuls, forward and backward, with equal rows per expert."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
@@ -231,7 +231,7 @@ def experts(tokens: int) -> Runs:
 
 
 PAIRS: dict[str, Callable[[], Runs]] = {
-    f"beside transformers: {name}": runs
+    f"against transformers: {name}": runs
     for name, runs in {
         "mamba, 2,048 tokens": partial(passes, "+mamba+mixer.expand=1", mamba, 2048),
         "mamba2, 2,048 tokens": partial(passes, "+mamba2", mamba2, 2048),
@@ -334,7 +334,7 @@ def _resident(name: str) -> int:
 
 @torch.inference_mode()
 def decode(module: Any, context: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a token that goes on from `context` tokens, and the bytes of the state."""
+    """Returns the median seconds of decoding one token after `context` tokens, and the bytes of the state."""
     state = module.init_state(1, context + 1, torch.float32)
     x, times = torch.randn(1, 1, WIDTH), []
     for turn in range(3 + 4 * rounds):
@@ -389,7 +389,7 @@ def exponent(costs: Mapping[int, float]) -> tuple[float, float] | None:
 
 
 def crossing(costs: Mapping[int, float], attention: Mapping[int, float]) -> str:
-    """From which length on the costs are lower than attention's."""
+    """Returns, as text, the least length at which the costs fall below attention's; "" without common lengths."""
     both = sorted(set(costs) & set(attention))
     if not both:
         return ""
@@ -427,9 +427,9 @@ def pairs_table(pairs: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def table(rows: Mapping[str, Any]) -> str:
-    """Markdown of all rows."""
+    """Returns the Markdown of all rows."""
     attention = rows.get(ATTENTION, {})
-    lines = ["Exponents, and from which length on a mixer costs less than attention:", "",
+    lines = ["Exponents, and the least length at which a mixer costs less than attention:", "",
              "| mixer | training | prefill | memory | faster in training from | in prefill from | smaller from |",
              "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
     for name, row in rows.items():
@@ -454,7 +454,7 @@ def table(rows: Mapping[str, Any]) -> str:
 
 
 def draw(rows: Mapping[str, Any], path: Path) -> None:
-    """One picture: time and memory of training, and time and state of a token, against the length."""
+    """Draws one picture: time and memory of training, time and state of decoding, against the length."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -498,7 +498,7 @@ def run(
     only: str | None = None,
     out: str | None = None,
 ) -> dict[str, Any]:
-    """Measures; with `only`, the other rows are those of the JSON beside `out`."""
+    """Measures the rows; with `only`, the others come from the JSON file next to `out`."""
     names = among([*ROWS, *PAIRS], only)
     machine.apply(machine.settings("cpu", threads=threads))
     here, kept = machine.machine(), Path(out).with_suffix(".json") if out else None

@@ -1,6 +1,6 @@
-"""The model of nanoGPT (https://github.com/karpathy/nanoGPT, model.py), which is no package, written in its manner.
+"""The model of nanoGPT (https://github.com/karpathy/nanoGPT, model.py), rewritten here because it is not packaged.
 
-One fused map for query, key and value, `scaled_dot_product_attention`, layer norms with biases, exact GELU, an
+One fused projection for query, key and value, `scaled_dot_product_attention`, layer norms with biases, exact GELU, an
 embedding tied to the head, the loss inside `forward`; without dropout.
 """
 

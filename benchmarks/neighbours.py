@@ -1,8 +1,8 @@
-"""What is left of the speed on a machine that is not idle.
+"""The speed that is left on a busy machine.
 
-Each side is a process of its own that waits for its turn. In every round each does each task alone, beside one busy
-process and two (a loop that does nothing), and beside a second of ours that decodes. `1 thread` and `2 threads` are
-ours with that number asked for, which then stays: two threads are what every step took before it was chosen.
+Each side is a separate process that waits for its turn. In every round each side does each task on the idle machine,
+next to one and two busy processes (an empty loop), and next to a second process of ours that decodes. `1 thread` and
+`2 threads` are ours with a fixed number of threads; the default chooses the number for each step.
 
 decode    SmolLM2, 40 tokens after a short prompt, repeated for 1.5 s, without the prompts: ours in 4 bits with the
           compiled step, llama.cpp the same file, `transformers` in bf16
@@ -11,10 +11,10 @@ train     a step of llama@10m on 16 x 256 tokens, bf16, compiled, AdamW; the mea
           The number of threads stays, as gradients depend on it; how they wait is chosen
 load      SmolLM2's Q4_1 file to fp32. `transformers` unpacks it too (`gguf_file=`), once, in the first round
 
-Where `1 thread` decodes beside a second of ours, the second is told to take one thread as well: their sum is what the
-machine gives to two such processes.
+When `1 thread` decodes next to a second process of ours, the second has one thread as well: the sum of both is the
+throughput of the machine with two such processes.
 
-Medians over the rounds. `--only decode` measures one task; results are kept beside the page and joined.
+Medians over the rounds. `--only decode` measures one task; results are stored next to the page and joined.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ TASKS = {
     "load": (OURS, ONE, TWO, HF),
 }
 UNITS = {"decode": "tokens/s", "prefill": "tokens/s", "train": "steps/s", "load": "loads/s"}
-PLACES = ("alone", "beside one", "beside two", "beside a second of ours")
+PLACES = ("alone", "next to one", "next to two", "next to a second of ours")
 NEW, LENGTH, STEPS = 40, 512, 3
 LEAST = 1.5
-"""Seconds of decoding that are timed."""
+"""Minimum seconds of decoding that are timed."""
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
-"""As busy as can be, until whoever began it is gone."""
+"""Program that keeps one core busy until its parent process ends."""
 WARM = 0.5
-"""Seconds that a neighbour has been there for before the clock starts."""
+"""Seconds for which a competing process has run before the clock starts."""
 COLOURS = ("#b5532a", "#e3b08f", "#c9c2b6", "#5a6f8c", "#8aa37b")
 
 
 class Side:
-    """What a process does when asked: each task gives units per second."""
+    """The work of one side in its process: a method per task, which returns units per second (UNITS)."""
 
     def __init__(self, name: str, task: str, folder: str):
         self.name, self.facts = name, dict[str, Any]()
@@ -134,7 +134,7 @@ class Side:
         return 1 / (time.perf_counter() - began)
 
     def go_on_until(self, flag: str) -> float:
-        """Decodes until a file is there; tokens/s meanwhile."""
+        """Decodes until the file `flag` exists; returns tokens/s."""
         rates = []
         while not Path(flag).exists():
             rates.append(self.peer.decode(self.prompt, NEW)["steps"])
@@ -143,7 +143,8 @@ class Side:
 
 @contextmanager
 def asked_for(threads: int) -> Iterator[None]:
-    """What is compiled inside is compiled for so many, and takes what is chosen later."""
+    """Sets torch's number of threads inside the block: code compiled there is compiled for `threads`, and can still run
+    with another number later."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -163,7 +164,8 @@ def serve(side: str, task: str, folder: str) -> None:
 
 @contextmanager
 def neighbours(place: str, second: Worker | None, folder: str) -> Iterator[list[float]]:
-    """Inside, what a place says runs beside; afterwards the list has the tokens/s of a second of ours."""
+    """Runs the competing processes of a place inside the block; afterwards the yielded list holds the tokens/s of
+    `second` if it decoded."""
     busy, rates = [], list[float]()
     flag = Path(folder, "enough")
     if place == PLACES[3]:
@@ -186,7 +188,7 @@ def neighbours(place: str, second: Worker | None, folder: str) -> Iterator[list[
 
 
 def run(rounds: int = 3, quiet: bool = False, only: str | None = None, out: str | None = None) -> dict[str, Any]:
-    """Medians over `rounds`, of the tasks asked for; with `only`, the others are those of the JSON beside `out`."""
+    """Returns medians over `rounds` of each task; with `only`, the others come from the JSON file next to `out`."""
     names, here, kept = among(TASKS, only), machine.machine(), Path(out).with_suffix(".json") if out else None
     before = measured_before(kept) if kept is not None and only is not None else {}
     found: dict[str, dict[str, dict[str, float]]] = before.get("tasks", {})
@@ -197,12 +199,12 @@ def run(rounds: int = 3, quiet: bool = False, only: str | None = None, out: str 
     if kept is not None:
         kept.write_text(json.dumps({"machine": here, "tasks": found}, indent=1) + "\n", encoding="utf-8")
         kept.with_suffix(".svg").write_text(picture(found), encoding="utf-8")
-        result["table"] = f"![What is left of the speed]({kept.stem}.svg)\n\n" + result["table"]
+        result["table"] = f"![Speed left on a busy machine]({kept.stem}.svg)\n\n" + result["table"]
     return result
 
 
 def measured(task: str, rounds: int, quiet: bool) -> dict[str, dict[str, float]]:
-    """place -> side -> units per second."""
+    """Measures one task; returns {place: {side: units per second}}."""
     found: dict[str, dict[str, list[float]]] = {place: {} for place in PLACES}
     workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -262,7 +264,7 @@ def page(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def picture(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """For each task a group of bars at each place, as shares of the best alone."""
+    """Returns an SVG with a group of bars per task and place; bar heights are shares of the task's highest rate."""
     width, height, top, left = 250, 150, 46, 16
     pieces: list[Markup] = []
 
@@ -295,7 +297,7 @@ def picture(found: dict[str, dict[str, dict[str, float]]]) -> str:
     return str(
         tag("svg", tag("rect", width="100%", height="100%", fill="#fff"), *pieces, xmlns="http://www.w3.org/2000/svg",
             viewBox=f"0 0 {whole} {top + height + 54}", width=whole, height=top + height + 54, role="img",
-            aria_label="Speed alone and beside other processes", font_family="system-ui, sans-serif", fill="#333")
+            aria_label="Speed left on a busy machine", font_family="system-ui, sans-serif", fill="#333")
     ) + "\n"  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What fewer bits cost SmolLM2-135M-Instruct: perplexity on the held-out part of `python-docs`, windows of 512 tokens.
+"""Perplexity of SmolLM2-135M-Instruct with fewer bits, on the held-out part of `python-docs`, windows of 512 tokens.
 
-The file's matrices have 4 bits (Q4_1), its embedding, which is the head too, 8 (Q8_0): `float32` is what they stand
-for. `int8` has a scale for each row; `int4` one and a middle for each group of 32, the grid of the file itself, so that
+The file's matrices have 4 bits (Q4_1), its embedding, which is the head too, 8 (Q8_0); `float32` holds the dequantised
+weights. `int8` has a scale per row; `int4` a scale and a middle per group of 32, the grid of the file itself, so that
 the matrices keep their values but for bf16 scales, and a head of 4 bits is what costs. `bytes` counts all that is held:
 the table in which tokens are looked up stays as it was loaded. Decoding reads all but that table for each token.
 Rounds are of 4,000 tokens.
@@ -74,8 +74,8 @@ def step_by_step(model: Model, text: Tensor, memory: torch.dtype) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor, text: Tensor) -> dict[str, float]:
-    """Of logits (s, v): largest difference over the largest logit, mean difference in nats of the log-probability of
-    the text's next token, and choices of the most likely token that differ."""
+    """Returns how far logits a and b (s, v) differ: the largest difference over the largest logit, the mean difference
+    in nats of the log-probability of the text's next token, and the number of differing most likely tokens."""
     next_token = text[0, 1:, None]
     nats = [x[:-1].log_softmax(-1).gather(-1, next_token) for x in (a, b)]
     return {

@@ -1,16 +1,15 @@
-"""How often a question finds what belongs to it: `glassformer index` with MiniLM beside BM25 and no retrieval.
+"""How often a question finds its relevant text: `glassformer index` with MiniLM against BM25 and a random order.
 
 The pairs are made of Python's standard library. *docstring, body*: the question is the first line of a function's
-docstring, and what belongs to it are the statements of its body, without signature and docstring; 1,000 functions.
-*topic, paragraph*: the question is the heading of a topic of the language reference (`pydoc_data`), and what belongs to
-it are the paragraphs below it; a question counts as answered by the first of them.
+docstring, the relevant text the statements of its body, without signature and docstring; 1,000 functions. *topic,
+paragraph*: the question is the heading of a topic of the language reference (`pydoc_data`), the relevant texts are the
+paragraphs below it; the first of them to be found counts.
 
-recall@k is the share of questions with something that belongs to them among the k best; MRR the mean of 1 / rank of the
-first such, 0 beyond rank 100. Ours is all-MiniLM-L6-v2 and exact search for the largest cosine; a text longer than the
-encoder reads is indexed in pieces, and its best piece counts. BM25 is `bm25s` (k1 = 1.5, b = 0.75) over words in lower
-case, English stop words left out, identifiers split at their underscores. Without retrieval the order is random: its
-expected value is computed and not drawn. These figures hold for these texts: their questions are written by who wrote
-the answer.
+recall@k is the share of questions with a relevant text among the k best; MRR the mean of 1 / rank of the first relevant
+text, 0 beyond rank 100. Ours is all-MiniLM-L6-v2 and exact search for the largest cosine; a text longer than the
+encoder's context is indexed in pieces, and its best piece counts. BM25 is `bm25s` (k1 = 1.5, b = 0.75) over words in
+lower case, English stop words left out, identifiers split at their underscores. Scores of a random order are expected
+values, computed and not sampled. The figures hold for texts like these, whose questions and answers have one author.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from glassformer.text.embedded import _topics, sources, standard_library
 
 PAIRS, QUICK = 1000, 40
 DEEP = 100
-"""Ranks that are looked at."""
+"""Number of top ranks that count."""
 AT = (1, 5, 10)
 LEAST_WORDS, LEAST_STATEMENTS = 5, 3
 LEAST_PARAGRAPH = 100
@@ -129,8 +128,8 @@ def scores(task: Task, found: Ranking) -> dict[str, float]:
 
 
 def of_chance(task: Task) -> dict[str, float]:
-    """The expected scores of a random order: of n texts, r of them relevant, none stands before rank i with
-    probability prod_{j < i} (n - r - j) / (n - j)."""
+    """Returns the expected scores of a random order. For n texts, r of them relevant, no relevant text precedes
+    rank i with probability prod_{j < i} (n - r - j) / (n - j)."""
     n, first = len(task.texts), []
     for relevant in task.relevant:
         ranks = np.arange(min(DEEP, n))

@@ -2,7 +2,7 @@
 
 Gradients are added up as a binary tree in the order of the ranks, so that their bits do not depend on how many
 processes share the sum: an all-to-all of shards, which each rank then adds up. `reduce_scatter_tensor` and `all_reduce`
-of torch.distributed (gloo) add up in an order of their own. `fsdp` is what FSDP2 does with the gradients of a layer in
+of torch.distributed (gloo) add up in another order. `fsdp` is what FSDP2 does with the gradients of a layer in
 a backward, `replicas` what copies of the weights do after it; `step` is a training step of a llama under `fsdp`.
 """
 
@@ -41,10 +41,10 @@ group, took = dist.group.WORLD, {}
 
 def timed(name, work):
     dist.barrier()
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
     dist.barrier()
-    took.setdefault(name, []).append(time.perf_counter() - began)
+    took.setdefault(name, []).append(time.perf_counter() - start)
 
 for size in map(int, sys.argv[7].split(",")):
     values, shard = torch.randn(size), torch.empty(size // world)

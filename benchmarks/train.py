@@ -1,13 +1,13 @@
-"""A training step of llama@10m and gpt2@10m beside Hugging Face transformers.
+"""A training step of llama@10m and gpt2@10m against Hugging Face transformers.
 
 All sides train models of one shape (6 layers, width 384, 6 heads, 65 characters, 16 x 256 tokens, no dropout) in one
 process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are medians, ratios of medians,
-the share of the machine's bf16 matrix-product peak, and the memory each side adds in a process of its own. Ratios are
-of our side as the defaults choose it: in bf16 where its products are faster than in fp32 here, compiled.
+the share of the machine's bf16 matmul peak, and the memory each side adds in a separate process. Ratios are of our side
+as the defaults choose it: compiled, in bf16 if its matmuls are faster than fp32 here.
 
-Beside them a loop of one's own over `model.loss`, plain and in `gf.fast_training()`, each in a process of its own, as
-that sets the process; for gpt2 the model of nanoGPT (benchmarks/nanogpt.py) under `torch.compile`, as its `train.py`
-runs it; and the step's matrix products alone, in the same rounds: what remains of a step when everything else is free.
+The same rounds also time a user's loop over `model.loss`, plain and in `gf.fast_training()`, each in a separate process
+because the settings are those of a process; for gpt2 the model of nanoGPT (benchmarks/nanogpt.py) under
+`torch.compile`, as its `train.py` runs it; and only the matmuls of the step, a lower bound of its time.
 Which dtype is the faster one depends on the processor: train.md and train_zen4.md are two of them.
 """
 
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("llama", "gpt2")
 
 RATE, DECAY = 1e-3, 0.1
-"""Of AdamW."""
+"""Learning rate and weight decay of AdamW."""
 
 Step = Callable[[torch.Tensor, torch.Tensor], float]
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -131,11 +131,11 @@ def nanogpt(dtype: str) -> Step:
 
 
 OWN = {"own loop, plain": False, "own loop, fast_training": True}
-"""Sides whose settings are those of a process: each has one of its own."""
+"""Side -> True if it uses `gf.fast_training`. Settings are those of a process: each side runs in a separate one."""
 
 
 class Worker:
-    """A side in a process of its own, step by step."""
+    """A side in a separate process, step by step."""
 
     def __init__(self, family: str, side: str):
         call = [sys.executable, "-m", "benchmarks.train", family, side, "step by step"]
@@ -181,8 +181,8 @@ def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
 
 
 def products(family: str, dtype: torch.dtype) -> Callable[[], float]:
-    """The seconds of a step's matrix products in `dtype`, each by itself with its operands at hand: of every linear map
-    and the head forward and both ways backward, of attention two forward and four backward, half of their pairs."""
+    """Returns a function that times a step's matmuls in `dtype`, each with its operands in memory: one forward and two
+    backward of every linear layer and the head, two forward and four backward of attention over half of the pairs."""
     size, rows = config(family), BATCH * CONTEXT
     model = size.outline()
     matrices = [one.weight for one in model.modules() if isinstance(one, Linear)]
@@ -212,7 +212,7 @@ def products(family: str, dtype: torch.dtype) -> Callable[[], float]:
 
 
 def memory(benchmark: str, *side: str) -> int:
-    """Bytes that some steps of a side of a benchmark add to a process of its own."""
+    """Returns the bytes that some steps of a benchmark's side add to a separate process."""
     call = [sys.executable, "-m", f"benchmarks.{benchmark}", *side]
     return int(subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()[-1])
 
@@ -305,7 +305,7 @@ def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list
         f"adds {ours:,.0f} MB, these two {bf16:,.0f} and {fp32:,.0f}; {found['share_of_peak']:.0%} of the bf16 product "
         f"peak of {found['bf16_peak_gflops']:.0f} GFLOP/s (6 N + 12 L d t per token)",
         "",
-        f"The products of such a step alone take {1000 * found['products_seconds']:.0f} ms: with everything else free "
+        f"The matmuls of such a step take {1000 * found['products_seconds']:.0f} ms: with everything else free "
         f"that would be {found['products_against_transformers_bf16']:.2f} times transformers bf16 and "
         f"{found['products_against_transformers_fp32']:.2f} times its fp32",
         "",

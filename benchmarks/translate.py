@@ -1,4 +1,4 @@
-"""A translator of Marian's shape writing beside Hugging Face transformers.
+"""A translator of Marian's shape generating, against Hugging Face transformers.
 
 `transformers`' MarianMTModel (6 + 6 layers, width 512, 8 heads, 58,101 tokens: 74 million parameters) with random
 weights, drawn so that the text does not repeat itself, is saved and loaded by us. Both answer the same sources of 32

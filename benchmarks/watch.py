@@ -1,9 +1,9 @@
-"""What watching a run costs: the calls of the watch inside real training steps.
+"""The cost of watching a run: the calls of the watch inside real training steps.
 
-Training steps of llama@10m and gpt2@10m (16 x 256 tokens, bf16, compiled regions, fused AdamW) go on while the watch
-is called as `--watch` calls it: at every step the norms of weights and gradients, at every 25th a look at activations
-and updates, at every 200th the spectra of the weights. Each kind of call is timed by itself where it happens; the cost
-of watching is their sum over 200 steps, against the time of 200 steps without. Medians.
+Training steps of llama@10m and gpt2@10m (16 x 256 tokens, bf16, compiled regions, fused AdamW) call the watch as
+`--watch` does: norms of weights and gradients at every step, activations and updates at every 25th, spectra of the
+weights at every 200th. Each kind of call is timed separately within its step; the cost of watching is the sum of the
+calls over 200 steps, against the time of 200 steps without. Medians.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from glassformer.training.gradients import clip, gradient_norm
 from glassformer.training.recipe import WATCH
 
 KINDS = {"norms": WATCH + 1, "look": 2 * WATCH, "spectra": SPECTRA * WATCH}
-"""What the watch does, and the number of a step at which it does that."""
+"""Kind of observation -> number of a step at which the watch makes it."""
 
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:
