@@ -353,7 +353,7 @@ with torch.no_grad():
         ({"state": fits(expression="llama+window:5")}, "the state is that of another model"),
         ({"state": fits(max_len=12)}, "the state holds max_len=12 tokens and 13 are asked for"),
         ({"state": READ, "max_new_tokens": 14}, "the state holds max_len=20 tokens and 21 are asked for"),
-        ({"state": PADDED, "tokens": [[1], [1, 2]]}, "a state of padded rows goes on with rows of one length"),
+        ({"state": PADDED, "tokens": [[1], [1, 2]]}, "a state of padded rows continues with rows of equal length"),
         ({"compiled": object(), "documents": torch.ones(2, 4).long()}, "do not go with a compiled step"),
         ({"tokens": prompt().float()}, "tokens are torch.float32; give ids, in torch.int64"),
         ({"tokens": prompt().bool()}, "tokens are torch.bool"),

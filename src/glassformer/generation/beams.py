@@ -69,7 +69,7 @@ def beams(
         check_whole(name, value)
     if n > width:
         raise RequestError(
-            f"n={n} is more than width={width}: so many texts are not kept", code="range", field="n", value=n
+            f"n={n} is more than width={width}, the number of texts kept", code="range", field="n", value=n
         )
     if not abs(length_penalty) <= LARGEST_PENALTY:
         raise RequestError(
@@ -125,7 +125,7 @@ def _search(
     open_beams: list[Beam] = []
 
     def best() -> list[Beam] | None:
-        """Returns the best beams at this length."""
+        """Returns the n best beams so far, complete or open, best first; None before the first."""
         return sorted([*complete, *open_beams], key=lambda beam: -beam.score)[:n] or None
 
     vocab_size = logits.shape[1]

@@ -1,4 +1,4 @@
-"""One decoding step as machine code, kept on disk.
+"""Decoding step as machine code, kept on disk.
 
 An eager step of a small model spends more time between its operations than in them. `torch.export` and AOTInductor
 compile `forward` into a library once (one to three minutes), which later processes load in a moment; the library holds
@@ -127,8 +127,8 @@ class CompiledStep:
         return self
 
     def _recorded(self, **how: Any) -> Callable[..., Tensor]:
-        """Returns a step traced by `torch.compile`, with the library's arguments. The traced function takes a state,
-        because torch 2.11 cannot trace the copy of one."""
+        """Returns a function of the library's arguments that runs a decoding step made by `torch.compile(**how)`: the
+        path for GPUs. The traced function takes a state, because torch 2.11 cannot trace the copy of one."""
         like, model = self.init_state(), self.model
         own = torch.zeros(self.batch, dtype=torch.int64, device=self._keys.device)
         torch._dynamo.mark_static_address(own)  # a graph may write only into memory that stays in place

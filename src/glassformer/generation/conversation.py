@@ -85,11 +85,12 @@ class Conversation(Printed):
         return (f"{one['role']}: {one['content']}" for one in self.messages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the messages, which the command line prints with --json, and the reason why the last answer ended."""
+        """Returns the object that `--json` prints: messages, and finish reason of the last answer."""
         return {"messages": self.messages, "finish": self.finish}
 
     def answer(self, text: str) -> Iterator[str]:
-        """Yields the answer in pieces of whole characters; the part before an interruption is kept as the answer."""
+        """Yields the answer to a user message in pieces of whole characters. Both join the conversation; of an
+        interrupted answer, the part so far. Raises RequestError if the context has no room for an answer."""
         asked = {"role": "user", "content": text}
         ids, _ = self.session.read([*self.messages, asked])
         if (room := self.context - len(ids)) <= 1:

@@ -312,7 +312,7 @@ class Engine:
         rows = rows_of(self.model, prompt)
         if len(rows) != 1:
             raise RequestError(
-                f"the prompt has {len(rows)} rows; submit each as a request of its own",
+                f"the prompt has {len(rows)} rows; submit a request for each",
                 code="range", field="prompt", value=len(rows),
             )  # fmt: skip
         check_tokens(self.model, rows)
@@ -327,7 +327,7 @@ class Engine:
         rule.check(self.model.vocab_size)
         if stop and self.tokenizer is None:
             raise RequestError(
-                "stop strings need a tokenizer, and this model has none", code="missing", field="tokenizer"
+                "stop strings need a tokenizer, which this model lacks", code="missing", field="tokenizer"
             )
         if rules is not None:
             rules.check(self.model.vocab_size)
@@ -454,7 +454,7 @@ class Engine:
         return None
 
     def _serve(self, guest: GenerationRequest) -> None:
-        """Takes the next token of a request from `own`."""
+        """Adds the next token of a guest, computed by its iterator `own`; an exception ends only this guest."""
         assert guest.own is not None
         self._note(guest)
         try:
@@ -485,7 +485,7 @@ class Engine:
             tensor.zero_()
 
     def _note(self, request: GenerationRequest) -> None:
-        """Adds a request to those that the step returns."""
+        """Adds a request to those that the current step returns as changed."""
         if request not in self._changed:
             request.piece = ""
             self._changed[request] = None
@@ -555,8 +555,8 @@ class Engine:
         self._reads = [read, *(one for one in self._reads if one.tokens != read.tokens)][:most]
 
     def _prefilled(self, prompt: list[int], request: GenerationRequest) -> tuple[ModelState, Tensor]:
-        """Returns the state after the prompt, and the logits (1, v) of the next token. Tokens shared with a kept prompt
-        and tokens read by earlier steps are not read again."""
+        """Prefills `prompt`; returns the state after it, and the logits (1, v) of the next token. Leading tokens shared
+        with a kept prompt, and those read by earlier steps, are not read again."""
         begun = None if self._reading is None or self._reading[0] is not request else self._reading[1]
         reader = None if begun is None else self._piece_reader
         self._reading = self._piece_reader = None

@@ -95,7 +95,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compile(self, kind: Kind, text: str, field: str = "grammar") -> Grammar:
-        """Returns a compiled description.
+        """Returns the compiled form of a description.
 
         Parameters
         ----------
@@ -183,7 +183,9 @@ class _Tokens:
 
 
 def checked(text: str, field: str) -> str:
-    """Returns a JSON schema without settings for llguidance. Raises RequestError, ValueError."""
+    """Returns a JSON schema, as JSON, without its settings for llguidance.
+
+    Raises RequestError unless it is an object of bounded nesting, ValueError for text that is not JSON."""
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise RequestError(f"{field} must be an object", code="type", field=field, expected="an object")

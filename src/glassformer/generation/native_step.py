@@ -1,10 +1,9 @@
-"""One decoding step as a list of instructions that C++ goes through at once.
+"""Decoding step as a list of instructions that one call of C++ carries out.
 
 Eagerly a step spends four fifths of its time between its operations, and compiled it waits a minute for a compiler.
-Here the list is written in milliseconds, by sending a symbol through the model's own wirings, and `native_step.cpp` is
-built once for a machine, in seconds. The definition is the model itself: a step equals `model(tokens, state)` up to
-rounding, as numbers between the operations are fp32. A part that has no instructions (`_WRITERS`) leaves the model to
-the eager path.
+Here the list is written in milliseconds, by sending a symbol through the model's wirings, and `native_step.cpp` is
+built once for a machine, in seconds. A step equals `model(tokens, state)` up to rounding: numbers between operations
+are fp32. A model with a part that has no instructions (`_WRITERS`) is decoded eagerly.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from glassformer.parts.state import ModelState
 
 SOURCE = few_rows.SOURCE.with_name("native_step.cpp")
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""Numbers of the dtypes, as `native_step.cpp` has them."""
+"""Dtype of weights or cache -> its number in `native_step.cpp`."""
 INT4, NONE = 3, 4
 NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND = range(10)
 PHI = {"": 0, "relu": 1, "relu2": 2, "sigmoid": 3, "silu": 4, "gelu": 5, "gelu_tanh": 6}
@@ -77,7 +76,7 @@ class _Table(ctypes.Structure):
 
 
 class NoInstructions(Exception):
-    """A part of the model without instructions."""
+    """Error for a part of the model that has no native instructions; the model is then decoded eagerly."""
 
 
 class _Buffer:
@@ -96,7 +95,7 @@ class Symbol:
         self.program, self.buffer, self.width, self.column = program, buffer, width, column
 
     def part(self, column: int, width: int) -> Symbol:
-        """Returns `width` columns from `column` on, in the same memory."""
+        """Returns columns [column, column + width) of this symbol, a view of its buffer."""
         return Symbol(self.program, self.buffer, width, self.column + column)
 
     def __add__(self, other: Symbol) -> Symbol:
@@ -113,17 +112,17 @@ class Symbol:
         return self.program.write(CLAMP, self.width, a=self, outer=self.width, f=low, g=high)
 
     def unflatten(self, axis: int, sizes: tuple[int, ...]) -> Symbol:
-        """Returns itself, because the heads are columns in their order."""
+        """Returns this symbol, because its columns hold the heads in order."""
         return self
 
 
 class Program:
-    """Instructions of a step, in their order, and everything that they read.
+    """Instructions of a decoding step, in order, with the tensors that they read.
 
-    held, addresses   tensors whose addresses are in the list, and these
-    tables            rotary positions, for which each step makes tables of cos and sin
-    inner             largest width of rounded rows
-    rounded           columns that were rounded last, and for which product
+    held, addresses   tensors that the instructions read, and their addresses
+    tables            rotary encodings, for which each step makes tables of cos and sin
+    inner             largest width of rows rounded for 8- and 4-bit products
+    rounded           key of the last rounding: buffer, column, width, True for 4 bits; None if there was no rounding
     """
 
     def __init__(self, model: nn.Module):
@@ -146,7 +145,7 @@ class Program:
         return Symbol(self, _Buffer(width, len(self.instructions)), width)
 
     def write(self, kind: int, size: int, /, out: Symbol | None = None, **fields: Any) -> Symbol:
-        """Appends an instruction; returns its result, a new value of `size` numbers unless `out` is given."""
+        """Appends an instruction; returns its result: `out`, or if None a new symbol of `size` columns."""
         out = out or self.buffer(size)
         places = {name: value for name, value in fields.items() if isinstance(value, Symbol)}
         for value in (*places.values(), out):
@@ -155,7 +154,9 @@ class Program:
         return out
 
     def address(self, tensor: Tensor | None, also: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
-        """Returns code and address of a parameter in fp32, bf16 or a dtype of `also`; nothing of None."""
+        """Returns an instruction's fields `weight` (address) and `code` (dtype) for a tensor; {} for None.
+
+        Raises NoInstructions unless it is contiguous, in fp32, bf16 or a dtype of `also`."""
         if tensor is None:
             return {}
         if tensor.dtype not in (torch.float32, torch.bfloat16, *also) or not tensor.is_contiguous():
@@ -175,16 +176,18 @@ class Program:
 
     @property
     def changed(self) -> bool:
-        """Returns True if a part or a tensor has been replaced since the list was written.
+        """True if a part or a tensor of the model has been replaced since the instructions were written.
 
-        Every step asks, so the loops over a thousand parts are C's."""
+        Every step asks, so C runs the loops over a thousand parts."""
         get: Any = dict.get
         same_parts = all(map(is_, map(get, self._dicts, self._names), self._values))
         same_sizes = [*map(len, self._children)] == self._sizes
         return not (same_parts and same_sizes and [*map(Tensor.data_ptr, self.held)] == self.addresses)
 
     def finished(self) -> tuple[Any, int]:
-        """Returns the instructions for C++ and the numbers a row of all buffers, which share memory in turn."""
+        """Returns the instructions as an array for C++, and the memory that a row needs, in fp32 numbers.
+
+        Buffers that are not in use at the same time share memory."""
         free: list[_Buffer] = []
         used: list[_Buffer] = []
         total = 0
@@ -214,7 +217,7 @@ class Program:
         return result, total
 
 
-# Instructions of parts. Types are met exactly: a subclass may compute something else.
+# Instructions of parts, by exact type, because a subclass may compute something else.
 
 
 def _rms_norm(program: Program, norm: RMSNorm, x: Symbol, heads: int = 1) -> Symbol:
@@ -226,7 +229,7 @@ def _layer_norm(program: Program, norm: LayerNorm, x: Symbol, heads: int = 1) ->
 
 
 def _norm(program: Program, norm: Any, x: Symbol, heads: int, **how: Any) -> Symbol:
-    """Writes a norm of each of `heads` parts of x, with separate weights for each if they have sets."""
+    """Writes a norm of each of `heads` equal parts of x; weights (heads, width) are separate for each part."""
     sets = norm.weight is not None and norm.weight.dim() == 2
     return program.write(
         NORM, x.width, a=x, heads=heads, width=x.width // heads, f=norm.eps, both=int(sets), **how
@@ -249,7 +252,7 @@ def _product(program: Program, weight: Tensor, bias: Tensor | None, x: Symbol) -
 
 
 def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
-    """A product of 8 or 4 bits, whose rows are rounded first, once for all that read them."""
+    """Writes a product with an 8- or 4-bit matrix. x is rounded first, once for consecutive products of it."""
     if not linear.own:
         raise NoInstructions("a matrix that torch has packed")
     halves, inner = int(linear.bits == 4), x.width + linear.missing
@@ -296,7 +299,7 @@ def _activated(program: Program, name: str, a: Symbol, b: Symbol | None = None) 
 
 @dataclass(frozen=True)
 class _Map:
-    """A linear map whose call writes its instructions."""
+    """Linear map of a part: called with a symbol, it writes the product and returns the result."""
 
     program: Program
     linear: Any
@@ -306,7 +309,7 @@ class _Map:
         return made
 
     def split(self, y: Symbol) -> list[Symbol]:
-        """Returns the results of the maps that are stacked in it."""
+        """Returns the parts of y that the maps stacked in this one give."""
         widths = self.linear.outs
         return [y.part(end - width, width) for end, width in zip(accumulate(widths), widths, strict=True)]
 
@@ -354,7 +357,7 @@ def _unmoved(program: Program, alibi: Alibi, q: tuple[Symbol, int], k: tuple[Sym
 
 
 def _slopes(program: Program, alibi: Alibi) -> dict[str, Any]:
-    """Returns what a score loses by each token of distance, for every head."""
+    """Returns the field `scales` of an attention instruction: address of the slopes (n,), score lost per token."""
     if alibi.rounded:
         raise NoInstructions("slopes rounded to bf16")
     return {"scales": program.address(torch.tensor(alibi.slopes) * alibi.scale)["weight"]}
@@ -365,7 +368,7 @@ def _no_bias(program: Program, position: Any) -> dict[str, Any]:
 
 
 _BIASES: dict[type, Callable[..., dict[str, Any]]] = {Alibi: _slopes}
-"""Positions that change scores."""
+"""Type of a position encoding that changes scores -> function that returns its fields of the instruction."""
 
 
 def _turned(program: Program, rotary: Rotary, x: Symbol, heads: int, width: int) -> Symbol:
@@ -399,7 +402,7 @@ _WRITERS: dict[type, Callable[..., Any]] = {
     Int4Linear: _packed, Mlp: _mlp, Glu: _glu, Attention: _attention, Head: _head, QKNorm: _normed,
     Rotary: _turn, Alibi: _unmoved,
 }  # fmt: skip
-"""Parts that have instructions."""
+"""Type of a part -> function that writes its instructions."""
 
 
 def _write(program: Program, part: Any, x: Any, **how: Any) -> Any:
@@ -411,7 +414,7 @@ def _write(program: Program, part: Any, x: Any, **how: Any) -> Any:
 
 
 def _wired(program: Program, wiring: nn.Module, x: Symbol, mixer: Any, ffn: Any) -> Symbol:
-    """Sends the symbol through a wiring, whose norms write instructions in place of computing."""
+    """Returns the symbol after a wiring's own `forward`, in which norms, mixer and FFN write instructions."""
     own = copy.copy(wiring)
     parts = {name: part if part is None else partial(_write, program, part) for name, part in wiring._modules.items()}
     own.__dict__.update(_modules={**parts, "resid_mid": None}, dropout=0.0, training=False)
@@ -421,9 +424,9 @@ def _wired(program: Program, wiring: nn.Module, x: Symbol, mixer: Any, ffn: Any)
 
 
 def written(model: Model) -> tuple[Program, Symbol, Symbol]:
-    """Returns the instructions of a model's step, the value that they start from and the logits.
+    """Returns the instructions of a model's decoding step, and the symbols of its input (the embedding) and its logits.
 
-    Raises NoInstructions for a model with other parts."""
+    Raises NoInstructions for a model with a part without instructions."""
     if model.encoder is not None or model.context is not None or model.sequence is not None or not model.causal:
         raise NoInstructions("a model with an encoder, or whose layers are shared")
     if model.embedding.reader is not None:
@@ -447,7 +450,7 @@ def written(model: Model) -> tuple[Program, Symbol, Symbol]:
 
 @cache
 def _library() -> Any:
-    """Returns the C++, or None without a kernel or a compiler."""
+    """Returns the C++ library, built first if needed; None without a kernel for this processor or a compiler."""
     name = few_rows.kernel()
     if not name:
         return None
@@ -467,26 +470,26 @@ def _library() -> Any:
 
 
 def _readable(cells: Tensor) -> bool:
-    """Returns True for cells (b, g, slots, h) of a known dtype, contiguous in each row."""
+    """Returns True if cells (b, g, slots, h) of a cache have a dtype of `CODES` and each row is contiguous."""
     return cells.dtype in CODES and cells[:1].is_contiguous()
 
 
 def _by_row(table: Tensor) -> Tensor:
-    """Returns a table of a position (1, 1, i, j), or with rows (b, 1, 1, i, j), as (rows, i j)."""
+    """Returns a table of cos or sin, (1, 1, i, j) or (b, 1, 1, i, j), as (rows, i j) with 1 or b rows."""
     return table.reshape(-1, table.shape[-2] * table.shape[-1]).contiguous()
 
 
 class NativeStep:
-    """Native step(model, tokens (b, 1), state) -> logits (b, v) fp32 of the next token, equal to `model(tokens,
-    state)[:, -1]` up to rounding, for any number of rows and a state that it `serves`."""
+    """Native decoding step: called with (model, tokens (b, 1), state), it returns the logits (b, v) fp32 of the next
+    token, equal to `model(tokens, state)[:, -1]` up to rounding, for any b and a state that it `serves`."""
 
     def __init__(self, model: Model):
-        """Raises NoInstructions for a model with parts that have no instructions."""
+        """Writes the instructions. Raises NoInstructions for a model with a part without instructions."""
         self.program, self.begin, self.logits = written(model)
         self.listed, self.width = self.program.finished()
 
     def serves(self, state: ModelState) -> bool:
-        """Returns True if the state is of kinds that the instructions read, and no part has a hook."""
+        """Returns True if the instructions can read the caches of the state, and no part of the model has a hook."""
         if state.documents is not None or state.positions is not None or self.program.intercepted:
             return False
         rings = [None if one is None else one.ring for one in state.layers]
@@ -531,8 +534,8 @@ _steps: weakref.WeakKeyDictionary[Model, NativeStep | None] = weakref.WeakKeyDic
 
 
 def native_step(model: Model, state: ModelState) -> NativeStep | None:
-    """Returns the step of a model for this state; None if the eager path serves: another device or processor, parts
-    without instructions, and a model with hooks, captures, edits or gradients."""
+    """Returns the native step of a model for this state; None if the step must run eagerly: on another device or
+    processor, with parts without instructions, and with hooks, captures, edits or gradients."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or model.training or model.device.type != "cpu":
         return None
     if thread.now.taps is not None:

@@ -41,8 +41,8 @@ def check_keeps(model: Model) -> None:
     """Raises RequestError for a model with a prefix, whose first tokens attend to the last ones of the prompt."""
     if model.takes_prefix:
         raise RequestError(
-            "this model reads a prompt as a whole, its prefix, so what it has read of one serves no longer one; leave "
-            "the kept state out",
+            "this model reads each prompt as a whole, its prefix, so a longer one cannot continue from its state; "
+            "leave the kept state out",
             code="conflict", field="state", expected="None",
         )  # fmt: skip
 
@@ -67,7 +67,7 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
     told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(state.furthest)}
     path = Path(path)
     if not path.parent.is_dir():
-        raise WorkError(f"{path} cannot be written: there is no folder {path.parent}", code="disk")
+        raise WorkError(f"{path} cannot be written: the folder {path.parent} is missing", code="disk")
     with atomic_file(path, private=True) as temporary:
         save_file({**tensors, TOKENS: torch.tensor(tokens, dtype=torch.int32)}, temporary, told)
 
@@ -112,7 +112,7 @@ def kept_tokens(path: str | Path, model: Model) -> list[int]:
 
 @contextmanager
 def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], torch.dtype]]:
-    """Yields the open file, the tokens that the state has read, and the state's dtype. Raises RequestError."""
+    """Yields the open file, the tokens that its state has read, and the dtype. Raises RequestError for another file."""
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
@@ -131,7 +131,7 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
             tokens = file.get_slice(TOKENS)
             if tokens.get_dtype() != "I32" or len(tokens.get_shape()) != 1 or not tokens.get_shape()[0]:
                 raise RequestError(
-                    f"{path} is damaged: its tokens are no list of numbers", code="damaged", field=Path(path).name
+                    f"{path} is damaged: its tokens must be a list of integers", code="damaged", field=Path(path).name
                 )
             ids, vocab_size = file.get_tensor(TOKENS), model.vocab_size
             if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
@@ -141,7 +141,7 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
                 )  # fmt: skip
             yield file, ids.tolist(), DTYPES[told["dtype"]]
     except FileNotFoundError:
-        raise RequestError(f"there is no file {path}", code="missing", field=Path(path).name) from None
+        raise RequestError(f"the file {path} is missing", code="missing", field=Path(path).name) from None
     except (OSError, SafetensorError) as problem:
         raise RequestError(
             f"{path} is not a state that was kept ({' '.join(str(problem).split())[:200]})",
@@ -173,7 +173,7 @@ def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
     furthest = file.metadata().get("furthest", "")
     if not re.fullmatch(r"[0-9]{1,12}", furthest):
         raise RequestError(
-            f"{path} is damaged: furthest={furthest[:40]!r} is no number of tokens",
+            f"{path} is damaged: furthest={furthest[:40]!r} must be a number of tokens",
             code="damaged", field=Path(path).name,
         )  # fmt: skip
     state.seek(length, int(furthest))

@@ -17,9 +17,9 @@ class PromptScores:
     """Log-probabilities of the tokens of a prompt after the first, filled while the prompt is read."""
 
     top: int = 0
-    """Number of most likely tokens that are kept for each position."""
+    """Number of most likely tokens recorded for each position; 0 records none."""
     only: bool = False
-    """True if no text follows."""
+    """True if no text is generated after the prompt."""
     logprobs: list[float] = field(default_factory=list)
     """log p(x_i | x_1 ... x_{i-1}) in nats, for i from 2."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -27,7 +27,8 @@ class PromptScores:
 
     @torch.inference_mode()
     def read(self, model: Model, ids: Sequence[int], state: ModelState, piece: int | None) -> Iterator[None]:
-        """Reads all tokens but the last into a state, `piece` at a time, and stores scores; yields None after each."""
+        """Prefills all tokens but the last into `state` and stores the scores; yields None after each piece of `piece`
+        tokens (if None, `CHUNK`)."""
         tokens = torch.tensor([ids], device=model.device)
         for part, target in zip(
             tokens[:, :-1].split(piece or CHUNK, 1), tokens[0, 1:].split(piece or CHUNK), strict=True

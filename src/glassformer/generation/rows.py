@@ -85,7 +85,7 @@ def stream(
     documents
         Document numbers (b, s) of a tensor padded on the left, 0 for padding; each row continues its last document.
     source, source_documents
-        Ids (b, t) for the encoder, and 0 where they are padding; or a list of ids for each row.
+        Token ids (b, t) for the encoder, with document numbers (b, t), 0 for padding; or a list of ids for each row.
     rules
         Tokens that the model's folder forces or bans, and least lengths: `Rules.of(loaded.generation)`.
     stop_at_eos
@@ -150,7 +150,7 @@ def stream(
     together = len({len(row) for row in rows}) == 1 and (b == 1 or padded or not _rounds_to_16_bits(model))
     if padded and not together:
         raise RequestError(
-            "a state of padded rows goes on with rows of one length; give as many ids in each",
+            "a state of padded rows continues with rows of equal length; give the same number of ids in each",
             code="conflict", field="tokens",
         )  # fmt: skip
     if state is not None:
@@ -193,7 +193,7 @@ def stream(
 
 
 def _rounds_to_16_bits(model: Model) -> bool:
-    """Returns True if a prompt in a batch rounds visibly otherwise than by itself: products in 16 bits."""
+    """Returns True if a prompt rounds visibly differently in a batch than by itself: 16-bit products on a CPU."""
     return model.dtype.itemsize < 4 and model.device.type == "cpu"
 
 
@@ -266,7 +266,7 @@ def generate(
     """
     if more.get("logprobs") is not None:
         raise RequestError(
-            "generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities",
+            "generate returns only tokens; stream(..., logprobs=k) gives their log-probabilities",
             code="unsupported", field="logprobs", value=more["logprobs"],
         )  # fmt: skip
     refuse_text(model, tokens)

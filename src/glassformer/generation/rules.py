@@ -39,7 +39,7 @@ class Rules:
 
     @classmethod
     def of(cls, generation: Mapping[str, Any]) -> Rules:
-        """Returns the rules of the settings that `gf.load` gives as `generation`."""
+        """Returns the rules in the settings of a generation_config.json (`Loaded.generation`)."""
         return cls(
             forced_bos_token_id=generation.get("forced_bos_token_id"),
             forced_eos_token_id=generation.get("forced_eos_token_id"),
@@ -119,13 +119,15 @@ def forced(scores: Float[Tensor, "b v"], token: int) -> Float[Tensor, "b v"]:
 
 
 def search_options(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a beam search that a generation_config.json sets."""
+    """Returns the settings of a generation_config.json that are arguments of `beams`: name -> value."""
     names = ("length_penalty", "early_stopping", "repetition_penalty", "renormalize_logits")
     return {name: generation[name] for name in names if name in generation}
 
 
 def not_applied(generation: Mapping[str, Any], beams: int | None, drafts: bool) -> list[str]:
-    """Returns the settings that this way of decoding does not apply, as NAME=VALUE."""
+    """Returns the settings of a generation_config.json that a way of decoding does not apply, as NAME=VALUE.
+
+    `beams` is the width of a beam search (None for sampling), `drafts` True for speculative decoding."""
     names = ["do_sample"] if beams else ["num_beams"]
     said = {name: generation.get(name) for name in names if generation.get(name) not in (None, False, 0, 1)}
     if drafts:

@@ -154,7 +154,7 @@ class Reply:
 
     @property
     def stop(self) -> str | None:
-        """Stop string that ended the text; None for another end."""
+        """Stop string that ended the text; None if another cause did, or none yet."""
         return self._asked.written.stop
 
     @property
@@ -173,7 +173,7 @@ class Reply:
         return self._asked.finish if self._asked.closed else None
 
     def __iter__(self) -> Iterator[TextPiece]:
-        """Yields the pieces that have not been yielded yet, until the text is complete."""
+        """Yields the pieces not yielded before, and computes further ones, until the text is complete."""
         while (piece := self._session._next_piece(self._asked)) is not None:
             yield piece
 
@@ -347,7 +347,7 @@ class Session:
         source
             Text or token ids that the encoder of an encoder-decoder reads.
         sample
-            Index of the sample among the `options.n` of one prompt: each draws from an own generator.
+            Index of the sample among the `options.n` of one prompt: each draws from a separate generator.
         proposer
             Guesses several tokens ahead (`PromptLookup`, `Draft`): the same distribution in fewer passes.
         scores
@@ -460,7 +460,7 @@ class Session:
         return request
 
     def options(self, **given: Any) -> GenerationOptions:
-        """Returns the given options, completed by those of the model's folder.
+        """Returns generation options: the given ones, and for the others those of the model's folder.
 
         Parameters
         ----------
@@ -492,7 +492,7 @@ class Session:
         source: Source | None = None,
         **given: Unpack[GenerationKeywords],
     ) -> Iterator[TextPiece]:
-        """Returns an iterator over the pieces of one text.
+        """Generates one text; returns an iterator over its pieces, which are computed as they are read.
 
         An iterator that is closed or no longer held cancels its request, as leaving a `for` loop over this call does.
 
@@ -625,7 +625,7 @@ class Session:
             rules = replace(rules, forced_eos_token_id=None)
 
         def spelled(beam: Beam, cut: str = "", error: str | None = None) -> Completion:
-            """Returns a beam as text; `cut` is the finish reason if it is open."""
+            """Returns the completion of a beam; `cut` is the finish reason of one that is still open."""
             text = GrowingText(self.tokenizer, ends, options.stop)
             for token in beam.tokens:
                 text.take(token)
@@ -649,7 +649,7 @@ class Session:
         return [spelled(beam) for beam in found]
 
     def keep(self, prompt: Prompt, path: str | Path) -> bool:
-        """Loads the decode state of a prompt from a file; if that fails to match, prefills it and writes the file.
+        """Loads the decode state of a prompt from a file; without a state that fits, prefills it and writes the file.
 
         Parameters
         ----------
@@ -713,7 +713,7 @@ class Session:
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[tuple[Reply, TextPiece]]:
-        """Yields (request, piece) of all requests as they come, until all are complete."""
+        """Yields (request, piece of its text) as pieces are computed, until all open requests are complete."""
         while True:
             with self._changed:
                 pending = [one for one in self._open if one._asked.pieces or not one._asked.closed]

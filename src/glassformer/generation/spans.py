@@ -19,7 +19,7 @@ from glassformer.text.pairs import added_around, question_row
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a text that answers a question."""
+    """Answer to a question: a part of the given text, with its probability."""
 
     text: str
     probability: float
@@ -39,7 +39,9 @@ def best_span(logits: Float[Tensor, "s 2"], first: int, last: int) -> tuple[int,
 
 @torch.inference_mode()
 def answer_span(model: Model, row: np.ndarray, segments: np.ndarray, behind: int) -> tuple[int, int, float]:
-    """Returns `best_span` of a `question_row`, in which `behind` special tokens follow the text."""
+    """Returns `best_span` of the text in a `question_row`: row (s,), segments (s,), 1 from the text on.
+
+    `behind` is the number of special tokens that follow the text."""
     tokens = torch.from_numpy(row)[None].to(model.device)
     with at_rest(model):
         logits = model(tokens, segments=given_segments(model, torch.from_numpy(segments)[None].to(model.device)))[0]
@@ -47,7 +49,7 @@ def answer_span(model: Model, row: np.ndarray, segments: np.ndarray, behind: int
 
 
 def given_segments(model: Model, segments: Tensor) -> Tensor | None:
-    """Returns the segments if the model has embeddings of two or more, else None."""
+    """Returns `segments` (b, s) if the model has embeddings of two or more segments, else None."""
     return segments if (model.config.embedding.segments or 1) > 1 else None
 
 

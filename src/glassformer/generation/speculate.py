@@ -1,5 +1,5 @@
-"""Speculative decoding: several tokens are guessed, the model checks them in one pass and keeps those it would have
-written. What is written has exactly the model's own distribution: Leviathan et al. 2023, 2211.17192."""
+"""Speculative decoding: a proposer guesses draft tokens, which the model checks in one pass. The new tokens have
+exactly the model's distribution: Leviathan et al. 2023, 2211.17192."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from glassformer.text import Tokenizer
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 
 FIRST = 4
+"""Largest number of draft tokens of the first guess."""
 AHEAD = 8
-"""Tokens guessed at once, at most."""
+"""Largest number of draft tokens of a guess."""
 LONGEST_REST = 16
+"""Largest number of passes without a guess after one that failed."""
 WORTH_IT = 0.6
-"""Tokens that must stand in the mean: a pass over a few tokens takes longer than one over a single token by about so
-much of it, on a CPU; on a GPU it is less."""
+"""Least average of accepted draft tokens a pass: with fewer, plain decoding is faster, because a pass over a few tokens
+takes 1.6 times one over a single token on a CPU (less on a GPU)."""
 
 
 class Proposal(NamedTuple):
-    """k tokens, and the probabilities (k, v) that each was drawn from; None where they were not drawn."""
+    """Guess of k draft tokens, with the distributions (k, v) that they were drawn from; None if they were not drawn."""
 
     tokens: list[int]
     probabilities: Tensor | None = None
@@ -43,18 +45,19 @@ NOTHING = Proposal([])
 
 
 class Proposer(Protocol):
-    """Guesses how a text goes on. Good guesses save passes; no guess changes what is written."""
+    """Source of draft tokens. Good guesses save passes; no guess changes the distribution of the text."""
 
     def begin(self, run: Speculation) -> None:
-        """Called once for each text, before its first guess."""
+        """Prepares for a new text; called once, before its first guess."""
 
     def propose(self, text: Sequence[int], most: int) -> Proposal:
-        """At most so many tokens to follow the text, which goes on from the text of the call before."""
+        """Returns at most `most` draft tokens to follow `text`, which extends the text of the previous call."""
 
 
 class PromptLookup:
-    """What followed when the text's last n tokens stood there before, the last time; n = max_ngram, else fewer. Past
-    the end of the text, the guess repeats itself. Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding."""
+    """Proposer without a model: the tokens that followed the latest earlier occurrence of the text's last n tokens, for
+    the largest n in [min_ngram, max_ngram] with one. Past the end of the text the guess repeats itself. Saxena 2023,
+    github.com/apoorvumang/prompt-lookup-decoding."""
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1):
         if not 1 <= min_ngram <= max_ngram:
@@ -66,7 +69,7 @@ class PromptLookup:
 
     def begin(self, run: Speculation) -> None:
         self._after: dict[tuple[int, ...], int] = {}
-        """Where the text goes on after these tokens."""
+        """N-gram of the text -> index of the token after its latest occurrence."""
         self._indexed = 0
 
     def propose(self, text: Sequence[int], most: int) -> Proposal:
@@ -100,11 +103,11 @@ class Draft:
         self._rule = self.sampling or run.sampling
         self._prompt = len(run.text)
         self._generator = row_generator(run.seed, 1, self.model.device)
-        self._text, self._guess = 0, list[int]()  # the length of the last text, what was guessed to follow it
+        self._text, self._guess = 0, list[int]()  # length of the last text, and the guess that followed it
 
     @torch.inference_mode()
     def propose(self, text: Sequence[int], most: int) -> Proposal:
-        """Fewer where its positions end, or its logits are not numbers."""
+        """Returns at most `most` draft tokens; fewer if the draft's positions end, or its logits are not numbers."""
         state, guess, drawn_from = self._state, list[int](), list[Tensor]()
         most = min(most, state.max_len - len(text) + 1)
         if most < 1:
@@ -130,7 +133,7 @@ class Draft:
 
 
 def agreeing(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens the two have in common from the start."""
+    """Returns the number of leading tokens that the two sequences share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -149,14 +152,14 @@ def check_same_tokens(mine: Tokenizer, theirs: Tokenizer, name: str) -> None:
 
 
 class Speculation:
-    """Gives the new tokens, one at a time.
+    """Iterator over the new tokens of a text decoded speculatively.
 
-    proposed, accepted  tokens guessed; those of them that stood
-    passes              of the model, the one over the prompt among them
-    text                the prompt and the tokens given so far
-    max_len             what its length will be at most
-    state               when the loop over the tokens is left, at its end or before, it has read the text but for the
-                        last token
+    proposed, accepted  numbers of draft tokens guessed, and accepted
+    passes              number of passes of the model, the prefill included
+    text                ids of the prompt and of the tokens so far
+    max_len             largest length of `text`
+    state               decode state, which has read all of `text` except the last token once the loop over the tokens
+                        ends or is left
     """
 
     def __init__(
@@ -173,7 +176,7 @@ class Speculation:
         tokens = check_tokens(model, tokens)
         if len(tokens) != 1:
             raise RequestError(
-                f"speculation writes one text at a time; tokens have {len(tokens)} rows",
+                f"speculation continues one text at a time; tokens have {len(tokens)} rows",
                 code="range", field="tokens", value=len(tokens),
             )  # fmt: skip
         for name, value in (("max_new_tokens", max_new_tokens), ("ahead", ahead)):
@@ -186,7 +189,7 @@ class Speculation:
         back = min((n for layer in self.state.layers if layer and (n := layer.rewind) is not None), default=ahead)
         if back < ahead:
             raise RequestError(
-                f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less",
+                f"the state can go back by {back} tokens; make it with rewind={ahead}, or lower ahead",
                 code="range", field="state.rewind", value=back,
             )  # fmt: skip
         if state is not None:
@@ -210,10 +213,10 @@ class Speculation:
 
     @torch.inference_mode()
     def _pass(self) -> list[int]:
-        """The next tokens: as many of those guessed as stand, and one more."""
+        """Runs one pass; returns the draft tokens that it accepts and the token after them."""
         unread = self.text[self.state.length - self._start :]
         most = min(self._most, self.max_len - len(self.text) - 1, self.state.max_len - self.state.length - 1)
-        whole_prompt = self.model.takes_prefix and not self.state.length  # a guess is no part of it
+        whole_prompt = self.model.takes_prefix and not self.state.length  # drafts are not part of the prefix
         if len(unread) > 1 or self._resting or whole_prompt:
             most, self._resting = 0, max(self._resting - 1, 0)
         guess, drawn_from = self.proposer.propose(self.text, most) if most > 0 else NOTHING
@@ -234,7 +237,7 @@ class Speculation:
         return [*guess[:kept], token]
 
     def _check(self, logits: Float[Tensor, "k+1 v"], guess: list[int], drawn_from: Tensor | None) -> tuple[int, int]:
-        """How many guesses stand, and the token that follows them."""
+        """Returns the number of accepted draft tokens, and the token after them."""
         rows, past = len(logits), list[Tensor]()
         if self.sampling.penalizes:
             text = torch.tensor(self.text + guess, device=logits.device)
@@ -249,8 +252,8 @@ class Speculation:
         u = torch.rand(len(guess), 1, generator=self._generator, device=exact_device(p.device), dtype=torch.float64)
         stands = u * exact(q.gather(1, guessed)) < exact(p[:-1].gather(1, guessed))  # with probability min(1, p / q)
         kept = int(stands.cumprod(0).sum())
-        if kept < len(guess) and (rest := (p[kept] - q[kept]).clamp(min=0)).any():  # none is left where rounding alone
-            return kept, int(draw(rest.log()[None], [self._generator]))  # made p less than q
+        if kept < len(guess) and (rest := (p[kept] - q[kept]).clamp(min=0)).any():  # the rest is empty if only
+            return kept, int(draw(rest.log()[None], [self._generator]))  # rounding made p less than q
         return kept, int(draw(p[kept].log()[None], [self._generator]))
 
     def _adapt(self, proposed: int, accepted: int) -> None:
@@ -273,17 +276,17 @@ def speculate(
     ahead: int = AHEAD,
     state: ModelState | None = None,
 ) -> Speculation:
-    """Returns the tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` continue what
-    it has read; windows and recurrences in it need `rewind=ahead`.
+    """Returns an iterator over the new tokens, which counts draft tokens and passes. With a `state`, `tokens` continue
+    the text that it has read; if it has windows or recurrences, it needs `rewind=ahead`.
 
-    At temperature 0 they are those of `stream`, as far as a pass over several tokens rounds as one over a single token
-    does. Else a guess x stands with probability min(1, p(x) / q(x)), where p is the model's distribution after all
-    warpers and q the one x was drawn from; at the first that falls, a token is drawn from max(p - q, 0), normalised. So
-    each token has the distribution p, though a seed gives another text than `stream` makes of it.
+    At temperature 0 the tokens are those of `stream`, up to the rounding of passes over several tokens. Otherwise a
+    draft token x is accepted with probability min(1, p(x) / q(x)), where p is the model's distribution after all
+    warpers and q the distribution that x was drawn from; in place of the first rejected one, a token is drawn from
+    max(p - q, 0), normalised. Each token then has the distribution p, but a seed gives another text than in `stream`.
 
-    At most `ahead` tokens are guessed at once: 4 at first; twice as many after a guess that was accepted whole, else
-    half as many, but at least one more than were accepted. If fewer than 0.6 tokens of the last four guesses were
-    accepted in the mean, each guess that fails is followed by passes without one: 1, then 4, then 16.
+    A guess has at most `ahead` tokens: 4 at first, twice the number after a guess that was accepted whole, else half,
+    but at least one more than were accepted. If a moving average over about four guesses falls below 0.6 accepted
+    tokens, each guess that fails is followed by passes without one: 1, then 4, then 16.
 
-    Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
+    Raises RequestError for a request that cannot be generated, WorkError if the model's logits are not numbers."""
     return Speculation(model, tokens, proposer, max_new_tokens, sampling, seed, ahead, state)

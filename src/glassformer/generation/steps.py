@@ -1,4 +1,4 @@
-"""The two things that are computed: a prompt is read, and one more token is. And what is asked of their tensors."""
+"""Prefill of a prompt and decoding of one token, with the checks of their tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glassformer.parts.forward_pass import Memory
 from glassformer.parts.state import ModelState
 
 CHUNK = 1024
-"""Tokens of a prompt read at once: the memory of a pass grows with them, its speed no more."""
+"""Number of prompt tokens prefilled at once; more take more memory without more speed."""
 
 
 def prefill(
@@ -30,18 +30,18 @@ def prefill(
     documents: Int[Tensor, "b s"] | None = None,
     memory: Memory | None = None,
 ) -> Float[Tensor, "b v"]:
-    """Reads the prompt; logits of the token after it. Only the last token's are made. `documents` as for the model:
-    padding on the left is a document of its own. `memory`: what the encoder made of a source, which the state keeps.
+    """Reads a prompt into `state`, in pieces of `chunk` tokens; returns the logits (b, v) of the next token.
 
-    To a model with a prefix the prompt is one, and is read in one piece; so is one past the length at which the
-    encodings of positions change, since all of it has those of its whole length."""
+    `documents` are as for the model: tokens of padding on the left are a separate document. `memory` is the encoder's
+    output, which the state keeps. For a model with a prefix, the prompt is the prefix and is read in one piece; so is a
+    prompt past the length at which rotary frequencies change, because all its tokens have those of the whole length."""
     check_whole("chunk", chunk)
     prefix = None
     if warn_crossing(model, state, tokens.shape[1]):
         chunk = state.length + tokens.shape[1]
     if model.takes_prefix and not state.length:
         prefix, chunk = torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
-    first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end where they would end from the beginning on
+    first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end at multiples of `chunk`
     whole, rest = divmod(tokens.shape[1] - first, chunk)
     sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
     told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
@@ -56,19 +56,19 @@ def prefill(
 
 
 class PieceReader:
-    """Reading of a piece of a prompt in turns of some layers each, with the bits of `prefill`.
+    """Prefill of a piece of a prompt, tokens (1, s), a few layers at a time; the bits are those of `prefill`.
 
-    tokens (1, s) follow those of `state`, which has them once `hidden` is there."""
+    The tokens follow those of `state`, which contains them once `hidden` is set."""
 
     def __init__(self, model: Model, tokens: Int[Tensor, "1 s"], state: ModelState) -> None:
         self.model, self.state, self.size = model, state, tokens.shape[1]
         self.end = state.length + self.size
         self.hidden: Tensor | None = None
-        """Hidden states (1, s, d) once all layers have read the piece."""
+        """Hidden states (1, s, d) after the last layer; None until all layers have read the piece."""
         self._layers = model.states_by_layer(tokens, state)
 
     def read(self, enough: Callable[[], bool]) -> bool:
-        """Computes layers until `enough` or the end of the piece, at least one. Returns True at the end."""
+        """Computes layers, at least one, until `enough()` or the last layer. Returns True after the last layer."""
         kind = ("prefill", self.size.bit_length())
         count = len(self.model.layers)
         with paced(self.model, kind, self.size / count, same_bits(self.model)):
@@ -82,7 +82,7 @@ class PieceReader:
         return True
 
     def logits(self) -> Float[Tensor, "1 v"]:
-        """Logits of the token after the piece, which has been read."""
+        """Returns the logits of the token after the piece, once `read` has returned True."""
         assert self.hidden is not None
         return self.model.logits(self.model.unembed(self.hidden[:, -1:]))[:, -1]
 
@@ -94,8 +94,9 @@ def prefill_rows(
     chunk: int = CHUNK,
     memory: Memory | None = None,
 ) -> Float[Tensor, "b v"]:
-    """Reads a prompt in each row, of any length, as if it were the only one; where lengths differ, rows have lengths of
-    their own from then on. Logits of the token after each."""
+    """Reads a prompt of any length into each row of `state`, one row at a time, with the bits of a single prompt.
+
+    Returns the logits (b, v) of the next tokens. If lengths differ, the state keeps a length for each row."""
     logits, lengths = [], []
     for i, tokens in enumerate(rows):
         alone = state.row(i)
@@ -110,14 +111,14 @@ def prefill_rows(
 
 
 def new_state(model: Model, batch: int, max_len: int, *rest: Any, **more: Any) -> ModelState:
-    """Returns `model.init_state`, on fewer threads where others have the cores: at each of its tensors threads wait for
-    a busy core, a third of a prompt's time."""
+    """Returns `model.init_state(batch, max_len, ...)`, computed on fewer threads if other processes use the cores:
+    threads that wait for a busy core at each tensor take a third of a prompt's time."""
     with paced(model, "state", batch * max_len):
         return model.init_state(batch, max_len, *rest, **more)
 
 
 def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
-    """Reads one token in each row; logits of the token after it."""
+    """Reads one token in each row into `state`; returns the logits (b, v) of the next token."""
     warn_crossing(model, state, 1)
     step = native_step(model, state)
     with paced(model, ("decode", len(tokens)), free=step is not None or same_bits(model)):
@@ -140,14 +141,15 @@ def warn_crossing(model: Model, state: ModelState, more: int) -> bool:
 
 
 def same_bits(model: Model) -> bool:
-    """Whether one thread computes the same bits as several: in 16 bits all products do (packed ones too), in fp32 MKL
-    shares out the inner dimension."""
+    """Returns True if one thread computes the same bits as several: in 16 bits and packed products. In fp32, MKL
+    divides the inner dimension among threads."""
     return model.dtype.itemsize < 4
 
 
 @torch.inference_mode()
 def encoded(model: Model, source: Tensor | Sequence[Sequence[int]], documents: Tensor | None = None) -> Memory:
-    """What the encoder makes of a source (b, t), or of rows of any lengths, which are padded behind documents."""
+    """Returns the encoder's output for a source (b, t) with document numbers (b, t), or for rows of any lengths, which
+    are padded on the right; padding is document 0."""
     if isinstance(source, Tensor):
         return model.encode(_as_ids(source), documents)
     rows = [torch.as_tensor(row, device=model.device) for row in source]
@@ -156,12 +158,14 @@ def encoded(model: Model, source: Tensor | Sequence[Sequence[int]], documents: T
 
 
 def check_source(model: Model, rows: int, state: ModelState | None, source: Any, documents: Tensor | None) -> None:
-    """RequestError where the encoder cannot read this source, before anything is computed."""
+    """Raises RequestError, before anything is computed, for a source that the encoder of the model cannot read."""
     model.check_source(rows, state, source=source)
     if source is None:
         return
     if state is not None and state.length:
-        raise RequestError("the state has read its source; give none to go on with it", code="conflict", field="source")
+        raise RequestError(
+            "the state has read its source; give none to continue from it", code="conflict", field="source"
+        )
     if documents is not None:
         if not isinstance(source, Tensor):
             raise RequestError(
@@ -175,7 +179,7 @@ def check_source(model: Model, rows: int, state: ModelState | None, source: Any,
         ids = torch.as_tensor(row)
         if ids.dim() != 1 or not len(ids):
             raise RequestError(
-                f"row {i} of the source is empty, or no list of ids; give at least one token in each row",
+                f"row {i} of the source is empty, or not a list of ids; give at least one token in each row",
                 code="range", field="source",
             )  # fmt: skip
         for token in (int(_as_ids(ids).max()), int(ids.min())):
@@ -183,7 +187,7 @@ def check_source(model: Model, rows: int, state: ModelState | None, source: Any,
 
 
 def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:
-    """Rows of token ids as tensors; RequestError where they cannot be continued by this model."""
+    """Returns rows of token ids as int64 tensors (s,). Raises RequestError for rows that the model cannot continue."""
     device = model.device
     try:
         read = [torch.as_tensor(row, device=device) for row in rows]
@@ -204,7 +208,7 @@ def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, 
 
 
 def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
-    """The tokens (b, s) in int64; RequestError where they cannot be continued by this model."""
+    """Returns the tokens (b, s) in int64. Raises RequestError for tokens that the model cannot continue."""
     if tokens.dim() != 2 or tokens.numel() == 0:
         raise RequestError(
             f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}",
@@ -239,10 +243,10 @@ def check_documents(documents: Tensor, tokens: Tensor, name: str = "documents", 
 
 
 def check_state(model: Model, state: ModelState, rows: int, more: int) -> None:
-    """RequestError where the state is not of this model and so many rows, or has no room for so many tokens more."""
+    """Raises RequestError unless the state is one of this model, with `rows` rows and room for `more` tokens."""
     if state.batch != rows:
         raise RequestError(
-            f"the state has batch={state.batch} and the tokens have {rows} rows; make it with as many",
+            f"the state has batch={state.batch} and the tokens have {rows} rows; make it with that number",
             code="conflict", field="state.batch", value=state.batch,
         )  # fmt: skip
     dtype = torch.int8 if any(tensor.dtype == torch.int8 for tensor in state.tensors().values()) else None

@@ -78,8 +78,9 @@ class Stops:
         return edges.get(node << CODE_POINT_BITS | code, 0)
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """Returns the characters that can be shown now, and True if a stop string is complete. The longest end of the
-        text that is a prefix of a stop string is held back; a stop string and the text after it are never shown."""
+        """Reads the next characters of the text; returns those that can be shown now, and True if a stop string is
+        complete. The longest end of the text that is a prefix of a stop string is held back; a stop string and the text
+        after it are never shown."""
         if self.matched is not None:
             return "", True
         for character in piece:
@@ -94,7 +95,7 @@ class Stops:
         return "".join(self._held.popleft() for _ in range(settled)), False
 
     def flush(self) -> str:
-        """Returns the characters that were held back, for a text that ends without a stop string."""
+        """Ends the text without a stop string; returns the characters held back until now."""
         text = "".join(self._held)
         self._held.clear()
         self._node = 0
@@ -102,7 +103,7 @@ class Stops:
 
 
 class Decodes(Protocol):
-    """Tokenizer that turns ids into text."""
+    """Protocol of a tokenizer that decodes ids into text, and can be hashed."""
 
     def decode(self, ids: Any) -> str: ...
 
@@ -124,7 +125,9 @@ class Detokenizer:
         self._shown = 0  # characters of the window's text that were shown
 
     def feed(self, token: int) -> str:
-        """Returns the characters that can be shown now. Raises RequestError for an id outside the vocabulary."""
+        """Decodes the next token; returns the text that it completes, "" within a character or a run of byte tokens.
+
+        Raises RequestError for an id outside the vocabulary."""
         if not self._decode([token, token]):  # no text; twice, because a leading space is left out
             return ""
         self._window.append(token)
@@ -140,7 +143,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """Returns the characters that were held back, at the end of the text."""
+        """Ends the text; returns the characters held back because they may have been part of a longer character."""
         piece = self._decode(self._window)[self._shown :]
         self._window, self._shown = [], 0
         return piece
@@ -173,12 +176,13 @@ class GrowingText:
 
     @property
     def stop(self) -> str | None:
-        """Stop string that ended the text; None for another end."""
+        """Stop string that ended the text; None if another cause did, or none yet."""
         return None if self._stops is None else self._stops.matched
 
     def take(self, token: int) -> str:
-        """Returns the characters that can be shown now. Raises RequestError for an id outside the vocabulary; the text
-        then takes no further characters."""
+        """Appends a token; returns the characters that it adds to `text`, sets `finish` if the text ends.
+
+        Raises RequestError for an id outside the vocabulary; `text` then stays as it is."""
         self.tokens.append(token)
         if token in self._ends:
             self.finish = "stop"
@@ -191,7 +195,8 @@ class GrowingText:
         return self._shown(piece)
 
     def close(self) -> str:
-        """Returns the characters that were held back; no more tokens follow."""
+        """Ends the text without further tokens; returns the characters held back until now, which are added to
+        `text`."""
         return self._shown("" if self._detokenizer is None else self._detokenizer.flush(), last=True)
 
     def _shown(self, piece: str, last: bool = False) -> str:

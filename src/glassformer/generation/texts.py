@@ -62,7 +62,7 @@ class GeneratedTexts(Printed):
         return counted / max(self.seconds - since, 1e-9)
 
     def lines(self) -> Iterator[str]:
-        """Yields each prompt with its text, under a heading if there are several."""
+        """Yields each prompt followed by its text; with several texts, a heading first."""
         for i, (prompt, one) in enumerate(zip(self.prompts, self.completions, strict=True)):
             yield heading(i, len(self.completions), prompt) + prompt + one.text
 
@@ -98,7 +98,7 @@ class GeneratedTexts(Printed):
         }
 
     def facts(self, i: int) -> dict[str, Any]:
-        """Returns text `i` with its prompt, for programs."""
+        """Returns text `i` as plain values: prompt, text, token count, finish reason, log-probabilities if any."""
         prompt, one, count = self.prompts[i], self.completions[i], self.counts[i]
         facts: dict[str, Any] = {"prompt": prompt, "text": one.text, "tokens": count, "finish": one.finish_reason}
         facts |= {name: value for name in ("error", "score") if (value := getattr(one, name)) is not None}
@@ -188,7 +188,7 @@ class TextRun:
     def start(self, draft: Ready | None = None) -> bool:
         """Submits the prompts, or carries a beam search out. `draft` is the model that `options.draft` names.
 
-        Returns False if the file of the prompt cache held another prompt, and is written again."""
+        Returns False if the file of the prompt cache held another prompt and was replaced, else True."""
         options = self.options
         proposer: Proposer | None = PromptLookup() if options.speculate else None
         if draft is not None:

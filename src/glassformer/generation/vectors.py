@@ -71,7 +71,7 @@ class Reader(Protocol):
 
 
 class Embedder:
-    """A loaded model that is called with texts; see `embed`."""
+    """Text encoder: called with n texts, it returns their vectors (n, d) in fp32, as `embed` does."""
 
     def __init__(self, loaded: Reader):
         if loaded.tokenizer is None:
@@ -81,7 +81,7 @@ class Embedder:
             )  # fmt: skip
         if loaded.config.encoder is not None:
             raise RequestError(
-                "this model has an encoder and a decoder, and a vector is of one text; give an encoder alone",
+                "this model has an encoder and a decoder, and a vector is of one text; give an encoder",
                 code="conflict", field="model", expected="an encoder",
             )  # fmt: skip
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
@@ -101,7 +101,7 @@ class Embedder:
         return in_order(self.batches(texts, progress))[1]
 
     def batches(self, texts: Sequence[str], progress: OnProgress = silent) -> Iterator[tuple[list[int], Tensor]]:
-        """Yields the indices of some texts with their vectors, the longest texts first."""
+        """Yields the indices of a batch of b texts with their vectors (b, d), the longest texts first."""
         check_texts(texts)
         rows = tokenized(self.tokenizer, [f"{self.pooling.prompt}{text}" for text in texts], self.limit)
         if (empty := next((i for i, row in enumerate(rows) if len(row) <= self.unpooled), None)) is not None:
@@ -119,7 +119,7 @@ class Embedder:
 
     @torch.inference_mode()
     def vectors(self, rows: Sequence[np.ndarray]) -> Tensor:
-        """Returns the vectors (n, d) of rows of tokens, which must be sorted, the longest first."""
+        """Returns the vectors (n, d) of n rows of tokens, which must be sorted, the longest first."""
         longest = len(rows[0])
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         real = torch.zeros_like(tokens)
@@ -140,7 +140,7 @@ class Embedder:
 
 
 def in_order(batches: Iterable[tuple[list[int], Tensor]]) -> tuple[list[int], Float[Tensor, "n d"]]:
-    """Returns the indices of texts, ascending, and their vectors."""
+    """Joins the batches of `Embedder.batches`; returns the indices, ascending, and the vectors in this order."""
     indices, vectors = zip(*batches, strict=True)
     found = torch.tensor([i for some in indices for i in some])
     order = found.argsort()
@@ -148,7 +148,7 @@ def in_order(batches: Iterable[tuple[list[int], Tensor]]) -> tuple[list[int], Fl
 
 
 class Classifier(Embedder):
-    """A loaded model with a head of classes, called with texts: the probabilities of its classes, (n, c)."""
+    """Text classifier: called with n texts, it returns the probabilities (n, c) of the classes of the model's head."""
 
     def __init__(self, loaded: Reader):
         if loaded.config.head.gives != "classes":
