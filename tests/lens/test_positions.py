@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.lens.positions import PositionPicture, position_picture, spans
+from glassformer.lens.positions import NONE, PositionPicture, position_picture, spans
 from glassformer.parts.position import Plot
 from tests.refused import refused
 
@@ -152,7 +152,7 @@ def test_layers_that_differ_are_told_apart():
     picture = position_picture(hybrid(), 50)
     assert sorted(picture.where.values()) == [[0, 3], [1, 4], [2, 5]]
     assert picture.where["none"] == [2, 5] and set(picture.plots) == set(picture.where) - {"none"}
-    assert "none: layers 2, 5" in str(picture)
+    assert f"{NONE}: layers 2, 5" in str(picture)
     shortest = sorted(float(plots["wavelength by pair"].values[0, -1]) for plots in picture.plots.values())
     assert shortest == pytest.approx([2 * math.pi * base ** (30 / 32) for base in (1000, 10000)], rel=1e-4)
 
