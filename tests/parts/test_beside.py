@@ -109,8 +109,8 @@ def test_how_it_is_named():
 
 
 def test_one_of_them_may_take_anothers_keys():
-    """Those of a layer below, or of the mixer before it in the same layer; it keeps nothing, and decoding is the full
-    pass."""
+    """Keys come from a layer below, or from the previous mixer of the layer; the reuser keeps no state, and decoding
+    equals the full pass."""
     plain = gf.preset(f"llama@1m+{SIZE}")
     block = next(plain.layers())
     own = block.mixer.replace(shares="kv")

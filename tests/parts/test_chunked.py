@@ -52,8 +52,8 @@ def fresh_of(kind: str, b: int, s: int) -> Tensor | None:
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_chunks_are_the_definition(b: int, s: int, g: int, r: int, kind: str, cut: str, chunk: int, pairs: int):
-    """In outputs, the last state and every gradient, in chunks of any length, any number of them at once, wherever
-    sequences begin."""
+    """Outputs, the last state and every gradient are equal for chunks of any length, any number of them at once, and
+    any sequence starts."""
     chunked.PAIRS_PER_BLOCK, before = pairs, chunked.PAIRS_PER_BLOCK
     try:
         compare(b, s, g, r, kind, cut, chunk)

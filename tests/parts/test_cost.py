@@ -99,7 +99,7 @@ STATES = ("gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4", "rg
 EXACT = 2e-4
 """Relative difference that is allowed: vectors of one number per expert or per query are not counted."""
 FILLED = 0.02
-"""The same in bf16 for experts, whose blocks are filled up by a number of rows that depends on the data."""
+"""Relative tolerance in bf16 for experts, whose blocks are filled up by a number of rows that depends on the data."""
 B, S = 2, 150
 
 

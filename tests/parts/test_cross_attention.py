@@ -116,7 +116,7 @@ def test_grouped_heads_are_the_definition(g: int):
 
 
 def test_packed_pairs_see_their_own_memory():
-    """Documents on both sides: as if each pair stood alone."""
+    """Documents on both sides separate the pairs: the result is that of each pair in a separate call."""
     mixer, x, memory = CrossAttention(D, N), seeded(1, 6, D), seeded(1, 7, D, seed=1)
     mine, theirs = torch.tensor([[1, 1, 1, 1, 2, 2]]), torch.tensor([[1, 1, 2, 2, 2, 0, 0]])
     packed = mixer(x, Pass(0, 6, documents=mine, memory=Memory(memory, theirs)))

@@ -40,7 +40,7 @@ def starts(b: int, s: int, seed: int) -> Tensor:
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_chunks_are_the_definition(b: int, s: int, g: int, r: int, wk: int, wv: int, chunk: int | None, cut: bool):
-    """In outputs, the last state and every gradient, wherever sequences begin, whatever the chunk's length leaves."""
+    """Outputs, the last state and every gradient are equal for any sequence starts and any rest of the last chunk."""
     given, fresh = drawn(b, s, g, r, wk, wv, seed=s), starts(b, s, s) if cut else None
     wanted, found = ({name: x.clone().requires_grad_() for name, x in given.items()} for _ in range(2))
     y, h = naive_delta_rule(**wanted, fresh=fresh)

@@ -177,7 +177,7 @@ def test_each_head_may_have_a_norm_of_its_own(kind: str):
 
 
 def test_attention_refuses_heads_that_do_not_divide():
-    """The module itself says so too: a part is used without its config."""
+    """The module itself refuses too, since a part may be used without its config."""
     for heads, kv, field in ((5, None, "n_heads"), (4, 3, "n_kv_heads")):
         with refused(code="range", field=field):
             Attention(12, heads, kv)

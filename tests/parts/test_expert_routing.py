@@ -240,7 +240,7 @@ def test_padding_counts_for_nothing(told: str):
 
 
 def test_who_has_no_padding_keeps_every_bit():
-    """Told that all tokens are real, or told nothing; and where none is, nothing is learned."""
+    """Results are equal if all tokens are marked as real and without a mask; without real tokens no loss is added."""
     part: Experts = moved(
         ExpertsConfig(n_experts=3, top_k=2, hidden=8, capacity=0.7, balance_loss=0.3, z_loss=0.2).build(CTX)
     )

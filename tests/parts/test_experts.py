@@ -221,7 +221,7 @@ def test_an_edit_of_the_router_changes_who_is_asked() -> None:
     with gf.edit(model, {"layers.1.ffn.router": without}):
         edited = model(TOKENS)
     for linear in (ffn.up_proj, ffn.gate_proj, ffn.down_proj):
-        linear.weight.data.unflatten(0, (4, -1))[2] = torch.nan  # whoever still asks it would show
+        linear.weight.data.unflatten(0, (4, -1))[2] = torch.nan  # a token still routed to it would show
     with gf.edit(model, {"layers.1.ffn.router": without}):
         assert torch.equal(model(TOKENS), edited)
     assert model(TOKENS).isnan().any()
@@ -241,7 +241,7 @@ def aux_by_hand(logits: list[Tensor], k: int, alpha: float, z: float) -> Tensor:
 
 
 def logits_of(model: Model, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Those of the model, and of its routers."""
+    """Returns the logits of the model, and those of its routers by layer."""
     found: list[Tensor] = []
     hooks = [
         layer.ffn.router.register_forward_hook(lambda module, given, out: found.append(out)) for layer in model.layers
@@ -257,7 +257,8 @@ def logits_of(model: Model, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("ignored", [0, 5])
 def test_the_losses_join_the_gradient(pieces: int, factor: float, half: bool, ignored: int) -> None:
-    """Of loss + aux by hand: for a batch in pieces, under a scale, under autocast, with targets that do not count."""
+    """Gradients are those of loss + aux by hand: for a batch in pieces, under a scale, under autocast, with ignored
+    targets."""
     model = preset(f"llama@1m+{TINY}+moe:4:2+ffn.balance_loss=0.5+ffn.z_loss=0.3").build(seed=0)
     targets = TARGETS.clone()
     targets[:, :ignored] = -100
@@ -270,7 +271,7 @@ def test_the_losses_join_the_gradient(pieces: int, factor: float, half: bool, ig
                 if mine:
                     loss = model.loss(x, y)
                     cross_entropy = F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
-                    close(loss, cross_entropy, 1e-2 if half else 1e-5)  # the value is the cross-entropy alone
+                    close(loss, cross_entropy, 1e-2 if half else 1e-5)  # the value is only the cross-entropy
                 else:
                     logits, of_routers = logits_of(model, x)
                     loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
@@ -295,7 +296,7 @@ def test_losses_of_each_token_carry_it_too() -> None:
 
 @pytest.mark.parametrize("pieces", [None, 3])
 def test_in_a_model_of_transformers_they_join_too(pieces: int | None) -> None:
-    """A piece of a batch, told how many targets all pieces have, has its share of them."""
+    """A piece of a batch has its share of the losses, given the number of targets in all pieces."""
     from glassformer.conversion.transformers import GlassformerForCausalLM
 
     model = preset(f"llama@1m+{TINY}+moe:4:2+ffn.balance_loss=0.5").build(seed=0)
@@ -376,7 +377,7 @@ def test_skewed_clusters_become_level(how: str) -> None:
     shares = torch.tensor([0.4, 0.2, 0.12, 0.1, 0.08, 0.05, 0.03, 0.02])
     rate, alpha = (0.01 if how == "bias" else None), (0.5 if how == "loss" else 0.0)
     router = Router(d, e, 2, "sigmoid", balance_loss=alpha, balance_rate=rate)
-    router.weight.data = centres / d  # every cluster to an expert of its own
+    router.weight.data = centres / d  # every cluster to a separate expert
     part = Experts(d, 8, router).train()
     optimizer = torch.optim.SGD(router.parameters(), lr=0.3)
     for _ in range(300):
@@ -393,7 +394,7 @@ def test_skewed_clusters_become_level(how: str) -> None:
     assert found > 1.0 if how == "nothing" else found < 0.4
 
 
-# Counting, beginning, keeping
+# Counts, initial values, files
 
 
 @pytest.mark.parametrize("shared", [0, 2])
@@ -409,7 +410,7 @@ def test_active_parameters_are_those_of_a_model_with_as_many_experts_as_chosen(s
 
 
 def test_published_counts() -> None:
-    """Qwen3-30B-A3B: 30,532,122,624 parameters, of which a token meets 3,353,032,704."""
+    """Qwen3-30B-A3B has 30,532,122,624 parameters; each token activates 3,353,032,704."""
     config = preset(
         "qwen3-8b+layers=48+d_model=2048+heads=32+kv_heads=4+head_dim=128+untied+moe:128:8:768+context=40960"
     )
@@ -534,7 +535,7 @@ def test_sites_show_the_experts_that_were_chosen(gated: bool) -> None:
         for name, value in expected.items():
             assert shown[name].shape == (2, 7, 2, 24)
             close(shown[name], value)
-        for name in expected:  # an edit of one choice of one token reaches that token alone
+        for name in expected:  # an edit of one choice of one token reaches only that token
 
             def silence(value: Tensor) -> Tensor:
                 value[1, 3, 0] = 0
@@ -550,7 +551,7 @@ def test_sites_show_the_experts_that_were_chosen(gated: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_sites_of_a_long_text_change_no_bit(dtype: torch.dtype) -> None:
-    """In 16 bits the rows lie in whole blocks, of which some are nobody's."""
+    """In 16 bits the rows fill whole blocks, some rows of no token."""
     model = preset(f"llama@1m+moe:4:2+{TINY}+context=512").build(seed=0).eval().to(dtype)
     tokens = torch.arange(400).view(1, 400) * 7 % 61
     with torch.no_grad():
@@ -578,7 +579,7 @@ def test_units_of_experts_are_nobodys_neurons() -> None:
 
 
 def test_dead_units_of_experts_are_recorded() -> None:
-    """Of the experts that a token was sent to: units of one expert each, whose gate is closed."""
+    """Dead units, whose gate is closed, are counted in the experts that a token was sent to, one expert at a time."""
     model = preset(f"llama@1m+moe:4:2+{TINY}+ffn.hidden=8+reglu").build(seed=0)
     ffn = model.layers[1].ffn
     ffn.router.weight.data *= 50

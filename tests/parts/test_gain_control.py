@@ -40,8 +40,8 @@ def test_it_is_its_formula(visibility: Visibility, kv: int):
 
 
 def test_what_is_common_to_all_tokens_is_gone():
-    """Equal values, and attention that looks everywhere alike, give nothing; and so does the first token, which sees
-    itself alone."""
+    """Equal values give zero, uniform attention gives zero, and so does the first token, which attends only to
+    itself."""
     attention, x = Attention(16, 4, gain_control=True), torch.randn(2, 7, 16)
     assert attention(x)[:, 0].abs().max() < 1e-6
     assert attention(x[:, :1].expand(2, 7, 16)).abs().max() < 1e-6

@@ -19,8 +19,8 @@ TOKENS = 2048
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("change", MIXERS)
 def test_long_sums_stay_in_range(change: str, dtype: torch.dtype) -> None:
-    """Of large inputs that all push one way, the same rounded weights in fp64 make the same: sums past the 65,504 of
-    fp16, and past the 256 equal steps that bf16 counts."""
+    """Large inputs of one sign give the result of fp64 with equally rounded weights: sums exceed the 65,504 of fp16 and
+    the 256 equal steps that bf16 counts."""
     name = f"llama@1m+layers=1+d_model=32+heads=4+vocab_size=32+context={TOKENS}+{change}"
     mixer = gf.preset(name).build(seed=0).layers[0].mixer.to(dtype)
     draw = torch.Generator().manual_seed(0)

@@ -68,7 +68,7 @@ def test_a_padded_text_is_pooled_as_alone(how: str):
 
 @pytest.mark.parametrize("how", ["cls", "mean", "last"])
 def test_padding_on_the_left_is_not_pooled(how: str):
-    """By hand, and as the class for `transformers` is told of padding there."""
+    """Padding is given by hand, and as the class for `transformers` passes it on."""
     x, documents = torch.arange(16.0).view(2, 4, 2), torch.tensor([[0, 0, 1, 1], [0, 2, 2, 5]])
     expected = {"cls": [[4, 5], [10, 11]], "mean": [[5, 6], [11, 12]], "last": [[6, 7], [12, 13]]}[how]
     assert pool(x, how, documents).tolist() == expected

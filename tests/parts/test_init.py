@@ -1,4 +1,4 @@
-"""Weights begin as their role says; tables, heads and stacked matrices among them."""
+"""Initial weights by role, those of tables, heads and stacked matrices among them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_normal_rules(init: str):
 
 @pytest.mark.parametrize("init", ["init=xavier", "init=xavier+init.gain=2", "init=xavier+init.uniform=false"])
 def test_xavier_fills_each_matrix_by_its_own_fans(init: str):
-    """Stacked matrices too: q, k and v begin as if each stood alone."""
+    """Stacked matrices too: q, k and v are initialised as separate matrices."""
     _, model = built(init)
     gain = 2.0 if "gain" in init else 1.0
     for role, weight in matrices(model):

@@ -1,5 +1,5 @@
 """Kernels of libraries behind our recurrences. No GPU here: modules of the libraries' names compute by their documented
-formulas, in their layouts and scales, token by token, on the CPU; tests of the real ones run where they are."""
+formulas, in their layouts and scales, token by token, on the CPU; tests of the real ones run if they are installed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mamba_chunk_scan_combined(
 def by_sequence(
     step: Callable[..., tuple[Tensor, Tensor]], state: Tensor | None, cu_seqlens: Tensor | None, *given: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """fla: with cu_seqlens one row of sequences that end where the next one begins, and a state (N H K V) for each."""
+    """fla: with cu_seqlens, one row of sequences one after the other, and a state (N H K V) for each."""
     if cu_seqlens is None:
         return step(state, *given)
     assert all(len(x) == 1 for x in given) and (state is None or len(state) == len(cu_seqlens) - 1)
@@ -78,7 +78,7 @@ def chunk_simple_gla(
     scale: float | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
     state_v_first: bool = False, cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """fla: q, k [B T H K], v [B T H V], g [B T H], the scale 1 / sqrt(K) where none is given."""
+    """fla: q, k [B T H K], v [B T H V], g [B T H], the default scale 1 / sqrt(K)."""
     assert q.shape[:3] == v.shape[:3] and output_final_state
     scale = k.shape[-1] ** -0.5 if scale is None else scale
 
@@ -158,7 +158,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
 def called(
     operation: str, state: bool = False, cut: bool = False, s: int = 31, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """y, the last state where there is one, and the gradients of all arguments, of a call of our operation."""
+    """Returns y, the last state if any, and the gradients of all arguments, of a call of our operation."""
     draw = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> Tensor:
@@ -224,7 +224,8 @@ def test_a_library_computes_what_ours_does(operation: str, state: bool, cut: boo
 
 
 def test_a_prompt_is_scanned_from_zero(put: Put):
-    """With the state after it, which has no gradient there: where none is recorded."""
+    """The library's scan also gives the state after a prompt, without gradient, so it serves only if no gradient is
+    recorded."""
     draw = torch.Generator().manual_seed(0)
     u, dt, b, c = (torch.randn(2, 19, width, generator=draw) for width in (4, 4, 3, 3))
     given = u, dt.exp(), -torch.ones(3, 4), b, c
@@ -316,7 +317,7 @@ def test_other_sizes_are_tried_anew(put: Put):
 
 
 def test_a_pass_that_is_computed_again_may_be_the_first(put: Put):
-    """The trial happens in the first pass alone, and leaves nothing there that the second one lacks."""
+    """The trial happens only in the first pass, and saves no tensor there that the second pass lacks."""
     calls, q = put("linear_attention"), torch.randn(1, 12, 2, 3, requires_grad=True)
     y = checkpoint(lambda x: chunked_linear_attention(x, x, x)[0], q, use_reentrant=False)
     with warnings.catch_warnings():
@@ -329,7 +330,8 @@ def test_a_pass_that_is_computed_again_may_be_the_first(put: Put):
 
 @pytest.mark.parametrize("word", ["mamba", "mamba2", "gated_deltanet", "linear_attention", "retention"])
 def test_models_call_them(word: str, put: Put):
-    """In training and for a prompt, whose state goes on; in packed rows where the library knows them."""
+    """Models call the libraries in training and for a prompt, whose state continues, and in packed rows if the library
+    supports them."""
     model = gf.preset(f"llama@1m+layers=2+d_model=32+heads=4+vocab_size=61+context=64+{word}").build(seed=0)
     tokens = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(1))
     documents = torch.tensor([1] * 7 + [2] * 13).expand(2, -1)
@@ -360,7 +362,7 @@ def there(package: str) -> bool:
 @pytest.mark.parametrize("state", [False, True], ids=["", "state"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_real_ones_compute_what_ours_do(operation: str, state: bool, cut: bool):
-    """On a GPU, where the package is installed: the trial of sizes that models have."""
+    """The trial passes on a GPU with the package installed, for sizes that models have."""
     theirs = installed.KERNELS[operation]
     if not there(theirs.package):
         pytest.skip(f"needs a GPU and {theirs.package}")

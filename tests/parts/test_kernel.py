@@ -49,7 +49,7 @@ FAST = [name for name in KERNELS if name != "naive"]
 
 
 class StrictlyBefore(Visibility):
-    """k < q: the first token sees nobody. A visibility as somebody else may write it."""
+    """Visibility k < q: the first token attends to no token. Written as by a user of the library."""
 
     causal = True
 
@@ -267,7 +267,7 @@ def test_a_query_that_sees_no_key_is_zero(name: str, told: str):
 def test_half_precision_is_near_the_definition_in_full(name: str, alibi: bool):
     """bf16 in and out; the error stays that of rounding the inputs, also where penalties are large."""
     if name == "banded of 1":
-        return  # three hundred blocks, each rounded when it is added: no size that anybody uses
+        return  # three hundred blocks, each rounded when it is added: not a size in use
     case = long_case(Causal(), 300, 300, alibi=alibi)
     half = case._replace(q=case.q.bfloat16(), k=case.k.bfloat16(), v=case.v.bfloat16())
     exact = half._replace(q=half.q.float(), k=half.k.float(), v=half.v.float())
@@ -295,7 +295,7 @@ def test_dropout_keeps_the_expectation(name: str):
     error = dropped.std(0) / 4000**0.5
     assert ((dropped.mean(0) - plain).abs() <= 4.5 * error + 1e-6).all()
     assert (dropped[0] != dropped[1]).any() and (dropped.std(0)[1:] > 0).all()
-    # the first query sees itself alone: v / (1 - p), or nothing
+    # the first query attends only to itself: v / (1 - p), or nothing
     first = dropped[:, 0, 0, 0]
     assert torch.isclose(first, plain[0, 0, 0] / 0.7).logical_or(first == 0).all()
     assert abs((first == 0).float().mean() - 0.3) < 0.04
@@ -453,10 +453,10 @@ def test_flex_knows_rows_of_their_own_lengths_and_other_shapes():
 
 
 RENAMED = re.compile(r"cur_(q|kv)SplitSize\d")
-"""What torch 2.13 leaves of the name of a size. Its C++ template puts the length of a block in the place of that size's
-name wherever the text has it (`output_code.replace` in torch/_inductor/codegen/cpp_flex_attention_template.py), also at
-the beginning of a longer one: with a size `ks5` of blocks and another one that varies, `ks50`, the program speaks of
-`cur_kvSplitSize0`, which nothing declares. Which names meet follows from where the sizes come from."""
+"""Broken name of a size in torch 2.13. Its C++ template puts the length of a block in the place of that size's name
+wherever the text has it (`output_code.replace` in torch/_inductor/codegen/cpp_flex_attention_template.py), also at the
+start of a longer name: with a size `ks5` of blocks and a varying size `ks50`, the program speaks of
+`cur_kvSplitSize0`, which is not declared. The origin of the sizes determines which names collide."""
 
 
 @pytest.mark.slow
@@ -488,7 +488,7 @@ def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("case", [Causal(), SlidingWindow(3), StrictlyBefore()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("hv", [4, 10])
 def test_values_may_have_a_width_of_their_own(name: str, case: Visibility, hv: int):
-    """As in MLA, whose values are narrower than its keys; with gradients."""
+    """Values may be narrower than keys, as in MLA, and wider; gradients agree too."""
     made = [torch.randn(2, 9, heads, width, requires_grad=True) for heads, width in ((4, 6), (2, 6), (2, hv))]
     results = []
     for kernel in (KERNELS[name], KERNELS["naive"]):

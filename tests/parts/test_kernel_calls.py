@@ -1,4 +1,4 @@
-"""What a call says of itself, which kernel `auto` takes for it, learned biases, and masks shared within a pass."""
+"""Facts of a call, the kernel that `auto` takes for it, learned biases, and masks shared within a pass."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_flex_refuses_what_it_cannot_train(monkeypatch: pytest.MonkeyPatch):
 
 
 class Table(AttentionPosition):
-    """A learned bias by distance, as somebody else may write it."""
+    """Learned bias by distance, written as by a user of the library."""
 
     def __init__(self, n_heads: int, seed: int):
         super().__init__()
@@ -206,7 +206,7 @@ def test_attentions_of_one_shape_keep_their_own_masks(kernel: str, s: int, t: in
 
 
 def test_layers_of_one_window_share_the_mask_of_their_rings():
-    """Decoding rows of their own lengths: each layer's state says which tokens it holds, in one tensor."""
+    """Rows of different lengths are decoded: each layer's state names the tokens it holds in one shared tensor."""
     made: list[Any] = []
     layers = [Attention(16, 4, 2, visibility=SlidingWindow(5)) for _ in range(3)]
     states = [layer.init_state(2, 40, torch.float32) for layer in layers]
@@ -230,7 +230,7 @@ GPU_CHOICES = {
     "alibi or documents": (CUDA._replace(plain=False, masked=True), "flex"),
     "softcap": (CUDA._replace(plain=False, masked=True, additive=False), "flex"),
     "a prompt": (CUDA._replace(plain=False, masked=True, grad=False), "flex"),
-    "a prompt that goes on": (CUDA._replace(s=512, masked=True, grad=False), "flex"),
+    "a continued prompt": (CUDA._replace(s=512, masked=True, grad=False), "flex"),
     "a token": (DECODING, "sdpa"),
     "a token in a ring": (DECODING._replace(plain=False, masked=True), "sdpa"),
     "a token with softcap": (DECODING._replace(plain=False, masked=True, additive=False), "direct"),
@@ -250,7 +250,7 @@ GPU_CHOICES = {
 
 @pytest.mark.parametrize("case", GPU_CHOICES)
 def test_what_auto_takes_on_a_gpu(case: str, monkeypatch: pytest.MonkeyPatch):
-    """From facts alone: no GPU is needed, and none has run them."""
+    """The choice depends only on facts of the call: no GPU is needed, and no GPU has run them."""
     facts, expected = GPU_CHOICES[case]
     monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: True)
     assert Auto().fastest(facts).name == expected
@@ -272,7 +272,7 @@ def test_the_last_of_every_ranking_serves(device: str, dtype: torch.dtype):
 
 
 def test_a_call_says_what_it_is():
-    """On the meta device, so of shapes alone."""
+    """The facts come from shapes only, since tensors are on the meta device."""
 
     def facts(s: int, t: int, visibility: Visibility, **kwargs: Any) -> CallFacts:
         q, k = torch.empty(2, s, 4, 16, device="meta"), torch.empty(2, t, 2, 16, device="meta")

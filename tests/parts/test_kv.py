@@ -98,7 +98,8 @@ def full_pass(model: Model, tokens: Tensor, first: int, old: Callable = lambda x
 @pytest.mark.parametrize("changes", ["gqa:2", "gqa:2+window:5", "window:5+alibi", "softcap:5+window:64"])
 @pytest.mark.parametrize("sizes", [[4, 3], [9, 1], [8, 6], [2, 1, 1], [3, 4, 1, 6]])
 def test_tokens_read_through_a_state_have_the_gradients_of_a_full_pass(changes: str, sizes: list[int]):
-    """Of the sum of all chunks' losses, with what earlier chunks left in the state detached; one backward pass."""
+    """The gradient is that of the sum of all chunks' losses, with the state of earlier chunks detached; one backward
+    pass."""
     model, tokens = tiny(changes), draw(sum(sizes), 0)
     state, through, expected = model.init_state(1, 40), [], []
     for i, part in enumerate(tokens.split(sizes, dim=1)):
@@ -148,7 +149,7 @@ def test_what_int8_rounds_has_its_gradients(s: int):
 
 @pytest.mark.parametrize("changes", ["gqa:2", "gqa:2+window:5"])
 def test_reading_copies_no_state(changes: str):
-    """Where no gradient is recorded, what queries look at is the state's own memory."""
+    """Without gradients, queries attend to the state's memory itself."""
     model = tiny(changes)
     state, kept = model.init_state(1, 40), []
     append = type(state.layers[0]).append

@@ -117,7 +117,7 @@ def test_decoding_makes_no_keys():
         with FlopCounterMode(display=False) as counter:
             model(tokens[:, 63:], state)
     assert counter.get_total_flops() == model.config.costs(gf.parts.core.cost.Shape(1, 1, 64, "decode")).flops
-    assert counter.get_total_flops() < 2 * 64 * 16 * 4 * (64 + 64)  # which expanding alone would take
+    assert counter.get_total_flops() < 2 * 64 * 16 * 4 * (64 + 64)  # the FLOPs of the expansion only
 
 
 def test_the_form_follows_the_number_of_operations():

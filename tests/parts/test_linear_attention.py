@@ -110,7 +110,7 @@ def test_it_keeps_one_size_and_takes_the_heads_of_what_it_replaces():
     assert config.state_bytes(10, torch.bfloat16) == config.state_bytes(10_000, torch.bfloat16) == 2 * 4 * 8 * 9 * 4
     assert [block.mixer.heads(config.ctx).n_heads for block in config.layers()] == [4, 4]
     alone = gf.preset(f"llama@1m+{SIZE}+mamba+linear_attention")
-    assert next(alone.layers()).mixer.heads(alone.ctx) == (1, 1, 32)  # mamba has none to take
+    assert next(alone.layers()).mixer.heads(alone.ctx) == (1, 1, 32)  # mamba has no heads to take
 
 
 def test_what_it_cannot_do_is_refused():

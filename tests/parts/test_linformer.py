@@ -16,7 +16,7 @@ SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 
 
 def definition(mixer: Linformer, x: Tensor) -> Tensor:
-    """Of one document, head by head."""
+    """Returns Linformer attention over one document, head by head."""
     q, k, v = (part.unflatten(-1, (mixer.n_heads, -1)) for part in mixer.qkv(x).split(mixer.qkv.outs, dim=-1))
     z, s = torch.zeros_like(v), x.shape[1]
     for n in range(mixer.n_heads):
@@ -30,7 +30,7 @@ def definition(mixer: Linformer, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("share", ["each", "heads", "kv"])
 def test_it_is_its_formula(share: str, packed: bool):
-    """In outputs and every gradient; documents that are packed are read as if alone."""
+    """Outputs and every gradient are the formula's; packed documents are read as separate ones."""
     made = torch.Generator().manual_seed(1)
     mixer = Linformer(12, 3, length=11, keys=4, share=share, bias=True).double()  # type: ignore[arg-type]
     with torch.no_grad():

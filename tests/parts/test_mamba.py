@@ -50,7 +50,7 @@ def starts(b: int, s: int, seed: int) -> Tensor:
 @given(st.integers(1, 3), st.integers(1, 3 * CHUNK + 2), st.integers(1, 4), st.integers(1, 5), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_fast_scan_is_the_definition(b: int, s: int, c: int, p: int, cut: bool):
-    """In outputs, the last state, and every gradient, wherever sequences begin."""
+    """Outputs, the last state, and every gradient are equal for any sequence starts."""
     given, fresh = draw(b, s, c, p, seed=s), starts(b, s, s) if cut else None
     wanted, found = ({name: x.clone().requires_grad_() for name, x in given.items()} for _ in range(2))
     (y, h), (z, g) = naive_scan(**wanted, fresh=fresh), selective_scan(**found, fresh=fresh)
@@ -210,7 +210,8 @@ def test_a_state_goes_on_and_back(sizes: list[int], rewind: int):
 
 
 def test_right_padding_is_taken_back_or_refused():
-    """Rows of other lengths read together, padded on the right: what the padding left is forgotten where it can be."""
+    """Rows of different lengths are read together, padded on the right: the padding's effect on the state is undone if
+    it can be."""
     model, lengths = tiny(), [3, 6, 5]
     tokens = torch.randint(31, (3, 6), generator=torch.Generator().manual_seed(0))
     more = torch.randint(31, (3, 4), generator=torch.Generator().manual_seed(1))
@@ -247,7 +248,7 @@ def test_its_state_has_one_size_and_keeps_its_sum_in_fp32():
 
 
 def test_channels_and_positions_are_computed_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch):
-    """One channel of a map costs one channel; nobody looking, nothing is made."""
+    """One channel of a map costs one channel; without an observer no map is made."""
     from glassformer.parts.mixer import mamba
 
     asked: list[int] = []
@@ -295,7 +296,7 @@ def test_what_is_only_looked_at_cannot_be_edited():
 
 
 def test_a_map_does_not_reach_before_the_call():
-    """With a state, keys are the tokens of the call; `state` goes on from what was read."""
+    """With a state, keys are the tokens of the call; the site `state` continues from the tokens read before."""
     model, tokens = tiny(), torch.randint(31, (1, 12), generator=torch.Generator().manual_seed(0))
     whole = capture(model, tokens, "layers.0.mixer.*")
     memory = model.init_state(1, 12)

@@ -1,5 +1,5 @@
-"""Mamba-2, the gated delta rule and the RG-LRU against their published classes, step by step against at once; how they
-begin, and what is refused."""
+"""Mamba-2, the gated delta rule and the RG-LRU against their published classes, step by step against at once; initial
+weights, and refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_mamba2_is_the_published_class(s: int, groups: int):
 
 
 def laid_out(g: int, n: int, h: int, hv: int) -> dict[str, Any]:
-    """Ours of theirs, whose maps hold the rows of one head of keys after the other."""
+    """Returns functions from the published maps, whose rows are grouped by KV head, to ours."""
 
     def qkvz(w: Tensor) -> list[Tensor]:
         parts = w.view(g, -1, *w.shape[1:]).split((h, h, n // g * hv, n // g * hv), dim=1)
@@ -119,7 +119,7 @@ def test_rglru_is_the_published_class(s: int, n: int):
     mine.load_state_dict({name: names[name](theirs.get_parameter) for name in names})
 
     class Called(nn.Module):
-        """Theirs, called with an input alone."""
+        """The published class, called with only an input."""
 
         def __init__(self) -> None:
             super().__init__()

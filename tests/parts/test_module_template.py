@@ -21,7 +21,7 @@ EVERY = [*MATRIX[::5], *PUBLISHED, *CURES, *EXPERTS, *RECURRENT, *ENCODERS]
 
 
 def told(value: Any, names: dict[int, str]) -> Any:
-    """What a value is, other modules and tensors by their names."""
+    """Returns a value as comparable data, other modules and tensors by their names."""
     if id(value) in names:
         return names[id(value)]
     if isinstance(value, Tensor):
@@ -77,7 +77,7 @@ def test_layers_share_nothing_that_can_change(case: Case):
 
 
 class Deep(nn.Module):
-    """Holds what a part of somebody else may hold."""
+    """Module with every kind of member that a user's part may have."""
 
     def __init__(self) -> None:
         super().__init__()

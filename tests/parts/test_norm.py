@@ -85,7 +85,7 @@ def test_unit_offset_stores_the_weight_minus_one():
     ids=str,
 )
 def test_sets_are_norms_side_by_side(config: LayerNormConfig | RMSNormConfig):
-    """(..., sets, d): each set as a norm of its own would do, which the tests above hold against torch."""
+    """Inputs are (..., sets, d): each set is normed as by a separate norm, which the tests above compare with torch."""
     mine, x = moved(config.build(CTX.within(sets=3))), torch.randn(2, 5, 3, 16)
     assert sum(p.numel() for p in mine.parameters()) == 3 * config.num_params(CTX)
     y, dx, *grads = with_gradients(mine, x)
@@ -133,7 +133,7 @@ def test_tiny_and_huge_vectors_stay_finite():
 
 
 def test_the_fused_twins_are_the_definitions():
-    """The formulas that training compiles, here run as they stand."""
+    """The formulas that training compiles are run here uncompiled."""
     x, weight, bias = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((2, 3, 8), (8,), (8,)))
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-3), (x, weight))
     torch.testing.assert_close(rms_norm(x, weight, 1e-3), naive_rms_norm(x, weight, 1e-3))

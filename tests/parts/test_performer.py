@@ -127,7 +127,7 @@ def test_features_are_orthogonal_and_as_long_as_normal_ones():
 
 
 def test_they_are_drawn_anew_from_the_seed_and_the_step():
-    """Every second step here; a model that was saved in between goes on with the same ones."""
+    """Every second step here; a model that was saved in between continues with equal features."""
     model = gf.preset(f"llama@1m+{SIZE}+performer:8+mixer.redraw=2").build(seed=0)
     first = model.layers[0].mixer.features.clone()  # type: ignore[union-attr, operator]
     assert not torch.equal(first, model.layers[1].mixer.features)  # type: ignore[union-attr, arg-type]

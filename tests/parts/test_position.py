@@ -1,4 +1,4 @@
-"""Positions by their defining properties: what depends on distance alone, closed forms, where they end."""
+"""Positions by their defining properties: dependence on distance only, closed forms, limits of length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at(*positions: int) -> Pass:
 
 
 def turned(rotary: Rotary, x: Tensor, position: int) -> Tensor:
-    """x (h,) as if it stood at `position`."""
+    """Returns x (h,) rotated as at `position`."""
     q, k = rotary(x.view(1, 1, 1, -1), x.view(1, 1, 1, -1), at(position))
     assert torch.equal(q, k)
     return q.flatten()
@@ -278,7 +278,7 @@ def test_alibi_slopes_of_powers_of_two(n: int):
 
 @pytest.mark.parametrize("n", [3, 5, 6, 12, 71])
 def test_alibi_slopes_of_other_numbers(n: int):
-    """Those of the power of two below, then every other one of the power above."""
+    """Slopes are those of the power of two below n, then every other slope of the power above."""
     below = 1 << (n.bit_length() - 1)
     slopes = alibi_slopes(n)
     assert slopes[:below] == alibi_slopes(below) and slopes[below:] == alibi_slopes(2 * below)[0::2][: n - below]
@@ -298,7 +298,7 @@ def test_alibi_penalises_distance():
 
 
 def test_alibi_follows_given_positions():
-    """As rotary does: -m |p_q - p_k| of what the caller gave."""
+    """The bias is -m |p_q - p_k| for positions p that the caller gives, as in rotary."""
     ids = torch.tensor([[0, 1, 5, 6], [2, 9, 9, 10]])
     bias = Alibi(2).bias(Pass(0, 4, ids=ids, given=ids))
     b, n = torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(1, 2, 1, 1)
@@ -413,7 +413,7 @@ def test_relative_biases_look_where_tokens_see(expression: str, wanted: set[bool
 
 
 def test_relative_biases_of_two_towers_look_where_tokens_see():
-    """The encoder to both sides, the decoder back: as T5's own, which say so."""
+    """The encoder's biases are bidirectional, the decoder's point back, as in T5, whose config declares it."""
     small = "+d_model=32+heads=2+vocab_size=11+context=16"
     config = preset("transformer@1m+relbias" + small)
     ours, published = (preset(name + small).resolved() for name in ("transformer@1m+relbias", "t5@1m"))

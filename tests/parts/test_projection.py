@@ -62,7 +62,7 @@ def test_separate_maps_compute_what_the_fused_one_does(clip: float | None):
 
 
 def test_a_model_with_separate_maps_equals_its_fused_twin(tmp_path: Path):
-    """As a whole: counts, cached decoding, files."""
+    """Counts, cached decoding and files are equal."""
     fused, config = gf.preset(TINY).build(seed=0), gf.preset(f"{TINY}+mixer.projection=separate")
     separate = config.build(seed=0)
     assert config.num_params() == sum(p.numel() for p in separate.parameters()) == fused.config.num_params()
@@ -94,7 +94,7 @@ def test_only_a_projection_of_the_own_sequence_serves_attention():
 
 
 class Latent(Projection):
-    """k and v of a latent c of r values per token, which alone is kept: the shape of MLA (DeepSeek-V2, 2405.04434)."""
+    """k and v of a latent c (r values per token), the only cached tensor: shape of MLA (DeepSeek-V2, 2405.04434)."""
 
     def __init__(self, heads: Heads, clip: float | None = None, rank: int = 6, value_dim: int = 5):
         super().__init__(heads, clip)

@@ -39,7 +39,7 @@ from tests.refused import refused
 torch.set_num_threads(1)
 
 U = 2.0**-8
-"""What rounding to bf16 changes, relative, at most."""
+"""Largest relative change by rounding to bf16."""
 BOTH = pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
 OURS = pytest.mark.parametrize("own", [pytest.param(True, id="our product"), pytest.param(False, id="torch's")])
 SHAPES = [(64, 32), (17, 96), (70, 50), (200, 64), (960, 576), (PIECE // 1024 + 70, 1024), (4 * PIECE // 64 + 100, 64)]
@@ -185,7 +185,7 @@ print(torch.backends.cpu.get_cpu_capability(), layout("cpu"), torch.equal(packed
 
 @pytest.mark.parametrize(("capability", "layout"), [("avx2", "AVX2 (32, True)"), ("default", "DEFAULT (32, False)")])
 def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout: str) -> None:
-    """As this one does when it is told to be one."""
+    """This processor lays numbers out as a lesser one if torch is set to that one's instructions."""
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "GLASSFORMER_CPU": "none"}
     done = subprocess.run([sys.executable, "-c", LAYOUT], capture_output=True, text=True, env=environment, timeout=120)
     if capability.upper() not in done.stdout:
@@ -194,7 +194,7 @@ def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout
 
 
 def test_alayout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product alone reads it, for any number of tokens."""
+    """The unknown layout is read only by torch's product, for any number of tokens."""
     multiplied_by(False, monkeypatch)
     known = Int4Linear(matrix(100, 64), None, (100,))
     monkeypatch.setattr("glassformer.parts.quantized.layout", lambda device: None)
@@ -289,7 +289,7 @@ def loud(config: gf.ModelConfig) -> Model:
 
 
 def unpacked(model: Model, like: Model) -> Model:
-    """`like` with the values that the packed model stands for."""
+    """Returns `like` with the values that the packed model represents."""
     with torch.no_grad():
         for path, module in model.named_modules():
             if isinstance(module, QuantizedLinear) and path != "head.packed":

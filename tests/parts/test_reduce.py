@@ -56,7 +56,7 @@ def steps(x: Tensor, balance_rate: float | None) -> tuple[Tensor, Tensor, Tensor
     return grad, made.router.weight.detach(), made.router.selection_bias
 
 
-@pytest.mark.parametrize("balance_rate", [None, 0.01], ids=["losses alone", "selection bias"])
+@pytest.mark.parametrize("balance_rate", [None, 0.01], ids=["only losses", "selection bias"])
 def test_two_processes_are_the_whole_batch(balance_rate: float | None):
     x = torch.randn(STEPS, 20, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
     whole = steps(x, balance_rate)

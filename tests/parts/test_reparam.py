@@ -179,7 +179,7 @@ def test_parameters_are_counted():
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_every_map_of_a_model_is_bounded(family: str):
-    """All of the layers and an untied head; tables and norms are no maps."""
+    """All of the layers and an untied head; tables and norms are not maps."""
     model = preset(f"{family}@1m+{TINY}+sigmareparam:1").build(seed=0)
     maps = {path: module for path, module in model.named_modules() if getattr(module, "reparam", None) is not None}
     linears = {path for path, module in model.named_modules() if isinstance(module, Linear)}

@@ -36,7 +36,7 @@ CTX = BuildContext(d_model=D, vocab_size=7, context=8, n_layers=2, norm=RMSNormC
 
 
 def norms(n: int) -> list[LayerNorm]:
-    """Different ones, so that none can stand for another."""
+    """Returns n norms of different weights, so that an exchange of two is detected."""
     made = [LayerNorm(D) for _ in range(n)]
     with torch.no_grad():
         for norm in made:

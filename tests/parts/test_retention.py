@@ -74,7 +74,8 @@ def test_a_state_goes_on_and_back():
 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_lightning_is_the_published_class(layer: int):
-    """MiniMax-01's, whose q, k and v lie head by head; outputs and every gradient, over a border of its blocks."""
+    """MiniMax-01's class stores q, k and v head by head; outputs and every gradient are equal, over a border of its
+    blocks."""
     pytest.importorskip("transformers")
     from transformers import MiniMaxConfig
     from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention

@@ -106,11 +106,11 @@ S = 14
 TOKENS = torch.randint(31, (B, S), generator=torch.Generator().manual_seed(0))
 NEIGHBOURS = torch.randint(31, (B, S // M * W), generator=torch.Generator().manual_seed(1))
 APART = (torch.arange(S // M * W) // 3 + 1).expand(B, -1)
-"""Two neighbours for each chunk, each a document of its own."""
+"""Two neighbours for each chunk, each a separate document."""
 
 
 def test_no_neighbour_and_no_token_changes_the_past(model: Model):
-    """What is retrieved for chunk u reaches the last token of u first, m (u + 1) - 1; a token itself and later ones."""
+    """Neighbours of chunk u reach the last token of u first, m (u + 1) - 1; a token reaches itself and later ones."""
     with torch.no_grad():
         logits = model(TOKENS, source=NEIGHBOURS, source_documents=APART)
         for u in range(S // M):
@@ -127,7 +127,7 @@ def test_no_neighbour_and_no_token_changes_the_past(model: Model):
 
 @pytest.mark.parametrize("piece", [1, 3, 5])
 def test_a_state_reads_neighbours_as_they_are_found(model: Model, piece: int):
-    """Piece by piece, the memory of the chunks that have ended so far given where one ends: as in one call."""
+    """Reading piece by piece, with the memory of finished chunks given at each chunk's end, equals one call."""
     with torch.no_grad():
         whole = model(TOKENS, source=NEIGHBOURS, source_documents=APART)
         memory, found, known = model.encode(NEIGHBOURS, APART), [], -1

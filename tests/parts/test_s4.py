@@ -37,7 +37,7 @@ def starts(b: int, s: int, seed: int) -> Tensor:
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_chunks_are_the_definition(kind: tuple[bool, str], b: int, s: int, chunk: int, cut: bool, begun: bool):
-    """In outputs, the last state and every gradient, wherever documents begin, from a state and from nothing."""
+    """Outputs, the last state and every gradient are equal for any document starts, from a state and from nothing."""
     mixer, made = moved(3, 4, *kind), torch.Generator().manual_seed(s)
     u = torch.randn(b, s, 3, generator=made, dtype=torch.float64, requires_grad=True)
     h = torch.randn(b, 3, 4, generator=made, dtype=torch.float64, requires_grad=True) if begun else None

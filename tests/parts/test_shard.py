@@ -37,7 +37,7 @@ def randomise(module: nn.Module) -> nn.Module:
 
 
 def owned(whole: nn.Module, small: nn.Module, owner: int) -> Any:
-    """`small` with one owner's parts of the weights of `whole`; what is added to a sum belongs to owner 0 alone."""
+    """Returns `small` with one owner's parts of the weights of `whole`; only owner 0 has the biases added to a sum."""
     shards, values = shards_of(whole), dict(whole.named_parameters())
     pieces = {name: piece_of(values[name], shards[name], owner, OWNERS).detach() for name in shards}
     for name, cuts in shards.items():
@@ -119,7 +119,7 @@ def test_mamba_cut_by_channels_needs_one_sum_inside_and_one_at_the_end():
 
 @pytest.mark.parametrize("tied", ["tied", "untied"])
 def test_a_vocabulary_cut_in_two_gives_rows_and_loss(tied: str):
-    """The loss from each owner's logits: the log of the summed exponentials, less the target's logit where it lies."""
+    """The loss from each owner's logits is the log of the summed exponentials, less the target's logit at its owner."""
     model = preset(f"llama+{TINY}+{tied}+head.bias=true").build(seed=0).double()
     shards, values = shards_of(model), dict(model.named_parameters())
     name = "embedding.weight" if tied == "tied" else "head.weight"

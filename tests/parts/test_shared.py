@@ -139,7 +139,7 @@ def test_it_survives_copies_dtypes_and_files(model: Model, tmp_path: Path):
 
 
 def test_a_model_on_meta_shares_too():
-    """And begins the same from a seed, whichever way it is built."""
+    """The initial weights of a seed are the same, whichever way the model is built."""
     outline = config_of(SharedRelativeConfig()).outline()
     assert all(p.is_meta for p in outline.parameters())
     first, second = (config_of(SharedRelativeConfig()).build(seed=3) for _ in range(2))

@@ -64,7 +64,7 @@ def seen(visibility: Visibility, t: int, b: int = 1) -> Tensor:
 
 
 def sees(name: str, visibility: Any, q: int, k: int, t: int) -> bool:
-    """Whether q sees k, as the papers say it."""
+    """Returns True if q attends to k by the papers' definitions."""
     past = k <= q
     if name.startswith("chunked"):
         return past and q // visibility.chunk == k // visibility.chunk
@@ -189,7 +189,7 @@ def test_every_kernel_is_the_definition(name: str, sinks: bool):
 
 @pytest.fixture
 def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention as torch defines it, which has the gradients that its compiled form has on a GPU alone."""
+    """Replaces FlexAttention by torch's eager definition, which has gradients on a CPU; the compiled one has not."""
     monkeypatch.setattr("glassformer.parts.kernel.flex._flex", lambda: (flex.create_block_mask, flex.flex_attention))
     monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
 
@@ -225,7 +225,7 @@ def test_flex_keeps_nothing_that_grows_with_the_square(dtype: torch.dtype, eager
         Flex().attend(call)
     heads = HeadLayout(4, 2)
     kept = Flex().keeps(call.facts, Causal(), heads)
-    largest = 2 * 4 * 64 * 4  # of each row's scores, which torch's definition keeps beside their sum
+    largest = 2 * 4 * 64 * 4  # of each row's scores, which torch's definition keeps in addition to their sum
     assert kept.given == "qkv" and kept.own + q.nbytes + k.nbytes + v.nbytes + largest == sum(saved.values())
 
 
@@ -353,7 +353,7 @@ def test_any_pieces_of_any_documents_are_the_whole(name: str, seed: int):
 
 @pytest.mark.parametrize("name", [name for name in SPARSE if SPARSE[name].causal])
 def test_ragged_rows_go_on_at_lengths_of_their_own(name: str):
-    """Rows that read 1 to 29 tokens alone and then go on together, one or several tokens at a time."""
+    """Rows read 1 to 29 tokens separately and then continue together, one or several tokens at a time."""
     mixer, t, lengths = _mixer(SPARSE[name]), 40, [1, 4, 11, 29]
     x = torch.randn(4, t, 16, generator=torch.Generator().manual_seed(3))
     state = mixer.init_state(4, t, torch.float32)

@@ -105,7 +105,7 @@ def test_longformer_is_the_published_one(first: int, kernel: Kernel | None, chos
     else:
         same(found * here, expected * here, pairs, 1e-5)
     alone = Pass(0, s, global_tokens=None if is_global is None else is_global[:1])
-    torch.testing.assert_close(ours(x[:1], alone), found[:1])  # and where no documents are told
+    torch.testing.assert_close(ours(x[:1], alone), found[:1])  # and without documents
     with refused(code="causal", field="mixer"):
         ours.init_state(1, 8, torch.float32)
 

@@ -1,4 +1,4 @@
-"""Who sees whom, against loops."""
+"""Visibilities (attention masks), against loops."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def moved(memory: int, kernel: str = "naive") -> XLMemory:
 
 
 def published(mixer: XLMemory, x: Tensor, before: Tensor) -> Tensor:
-    """As appendix B computes it: q against all of W_R R, then rows moved (`rel_shift`); of one head after the other.
+    """Returns attention as appendix B computes it: q against all of W_R R, then rows moved (`rel_shift`), head by head.
     `before` (b, p, d): the memory, which gets no gradient."""
     n, h, s, p = mixer.n_heads, mixer.head_dim, x.shape[1], before.shape[1]
     hidden, t = torch.cat([before.detach(), x], dim=1), s + p
