@@ -46,14 +46,14 @@ class Counting(TorchDispatchMode):
 
 
 def exchanged(received: torch.Tensor, sent: torch.Tensor, *sizes: Any, **words: Any) -> Any:
-    """Of a group without other ranks: each of them sends as many rows as it gets."""
+    """Replaces the exchange in a group without other ranks: each rank sends the number of rows it gets."""
     if not received.is_floating_point():
         received.copy_(sent)
     return all_to_all(received, sent, *sizes, **words)
 
 
 def agreed(*_: Any, **__: Any) -> torch.Tensor:
-    """What stages tell each other before their first batch: that all know the shapes."""
+    """Returns the vote of stages before their first batch: all know the shapes."""
     return torch.ones(1, dtype=torch.int32)
 
 
@@ -61,7 +61,7 @@ all_to_all = dist.all_to_all_single
 
 
 def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int, rank: int = 0) -> Counting:
-    """Of a step of so many micro-batches on a rank, as the trainer makes it."""
+    """Returns the collectives of a training step of `pieces` micro-batches on a rank, as the trainer makes it."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.ranks)
     try:
         ranks, half = Ranks(ProcessGroups(rank, layout)), dtype != torch.float32

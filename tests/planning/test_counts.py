@@ -44,7 +44,7 @@ def test_components_are_the_parameters_of_the_module(name: str):
             put_in = " ".join(
                 str(letters[letter]) if w == letter else w for w in put_in.replace("(", "( ").replace(")", " )").split()
             )
-        assert value(put_in) == one.parameters, "a letter stands for one number"
+        assert value(put_in) == one.parameters, "a letter means one number"
 
 
 def test_the_guides_figures():

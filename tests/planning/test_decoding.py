@@ -1,4 +1,4 @@
-"""Decoding times: published rates lie within, and the turning point is where reading and computing are equal."""
+"""Decoding times: published rates are within the range, and at the turning point reading and computing are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says is what building the model takes; that of every state is in `test_generic.py`."""
+"""Plans against the built models; `test_generic.py` has the states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published figures of twenty-one sources beside what a plan says, and the traps of calculators that are often used."""
+"""Published figures of twenty-one sources against plans, and the traps of calculators that are often used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_published_rate_lies_in_the_range_of_a_layout_that_was_not_fitted():
 
 @pytest.mark.slow
 def test_a_published_rate_of_parts_that_were_not_measured_lies_in_the_range():
-    """torchtitan's, held to 500 W: their peak is not published, so that there is no tolerance, but a range."""
+    """torchtitan's, held to 500 W: their peak is not published, so the bound is a range, not a tolerance."""
     (one,), (two,) = of(1), of(2)
     for point in (one, two):
         assert point.low is not None and point.high is not None and point.low < point.published < point.high

@@ -1,4 +1,4 @@
-"""Published memory of training runs beside what is planned, and runs that ran beside what is said to fit."""
+"""Published memory of training runs against plans, and published runs against the layouts that plans call fitting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_more_ranks_leave_each_less():
 
 
 def test_chunks_one_by_one_hold_less():
-    """Two chunks of which one at a time has whole gradients: 9.8 GiB less are published, half of the gradients more."""
+    """One of two chunks at a time has whole gradients: 9.8 GiB less are published, half of the gradients more."""
     plain, interleaved = (point for point in points() if point.number == 5)
     assert interleaved.published - plain.published == pytest.approx(interleaved.ours - plain.ours, rel=0.15)
 

@@ -29,7 +29,7 @@ from glassformer.training.optimizers import AdamWConfig
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A fake group of so many ranks, of which this is rank 0."""
+    """Starts a fake group in which this is rank 0; yields its number of ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
     yield request.param
     dist.destroy_process_group()
@@ -90,7 +90,7 @@ def test_what_owners_hold_are_the_pieces_that_modules_declare(name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [64, 1024], indirect=True)
 def test_a_rank_of_tensor_parallelism_holds_what_torchs_tracker_sees(group: int):
-    """The model of one of 4 owners, whose branches end with an all-reduce, and begin with one on the way back."""
+    """The model of one of 4 owners, whose branches end with an all-reduce, and start with one in the backward pass."""
     config, tp = gf.preset("llama@10m+heads=8+vocab_size=512"), 4
     mesh = init_device_mesh("cpu", (group // tp, tp), mesh_dim_names=("dp", "tp"))
     model = owned(config, tp).outline().train()
@@ -180,7 +180,7 @@ def test_layers_that_do_not_divide_leave_the_ends_less():
 
 
 def test_stages_hold_the_microbatches_that_are_in_flight():
-    """1F1B: the first of p stages holds p microbatches, the last one; fewer where there are fewer."""
+    """1F1B: the first of p stages holds p microbatches, the last holds one; fewer if a step has fewer."""
     config = gf.preset("gpt2@1m+vocab_size=65+layers=4")
 
     def kept(layout: str) -> int:
@@ -194,7 +194,7 @@ def test_stages_hold_the_microbatches_that_are_in_flight():
 
 
 def test_experts_of_several_ranks_are_planned_in_half_precision_too():
-    """Products of whole blocks have groups of their own; those of the experts that are here."""
+    """Products of whole blocks have separate groups: those of this rank's experts."""
     made = [
         gf.plan(
             gf.preset("llama@1m+moe:8:2"), train=True, batch=16, context=256, dtype=torch.bfloat16, layout=layout

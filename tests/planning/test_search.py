@@ -1,4 +1,4 @@
-"""Layouts that fit: they do, the fastest first; what does not is said, and on how many it would."""
+"""Layouts that fit: they do, the fastest first; if no layout fits, the smallest number of accelerators is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = gf.preset("llama@1m+vocab_size=512+layers=2")
 
 
 def among(memory: float, batch: int = 8, node: int = 4, config: gf.ModelConfig = CONFIG, most: int = TRIED):
-    """Of 4 with so much memory each, and no driver in it."""
+    """Finds layouts on 4 accelerators of `memory` bytes each, without a driver's share."""
     on = cluster(f"h100:{node}", nodes=4 // node)
     on = replace(on, machine=on.machine.replace(memory=memory, device="cpu"))
     return find_layouts(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
@@ -57,7 +57,7 @@ def test_where_nothing_fits_the_fewest_that_would_are_named():
 
 
 def test_a_large_batch_fits_with_fewer_sequences_at_once():
-    """Of 64 sequences of a rank as many at once as fit: weights are gathered for every microbatch."""
+    """A microbatch has the most of a rank's 64 sequences that fit, since weights are gathered for each microbatch."""
     found = among(10e6, 256, node=1, config=gf.preset("llama@1m+vocab_size=512+layers=1"))
     (best,) = (plan for plan in found.fitting if plan.layout.zero == 3)
     assert best.layout.micro == 8 and 16 in {one.layout.micro for one in found.too_large}

@@ -1,4 +1,4 @@
-"""Planned times beside published ones: MFU of 216 runs, steps of sizes that the fit had not seen, other frameworks."""
+"""Planned times against published ones: MFU of 216 runs, steps of sizes that the fit had not seen, other frameworks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_time_of_a_size_that_the_fit_has_not_seen(gpu: str):
 
 @pytest.mark.slow
 def test_the_range_of_a_machine_that_was_not_measured():
-    """Each measured one left out in turn: nine of ten of its runs lie within what the others' factors give."""
+    """Each measured one left out in turn: nine of ten of its runs are within the range of the others' factors."""
     (low, high), within = elsewhere()
     assert pytest.approx((low, high), abs=0.01) == ELSEWHERE, "run python -m experiments.plan.mpt"
     assert set(within) == {"h100", "a100-80gb", "a100-40gb"} and min(within.values()) >= 0.89
@@ -110,14 +110,14 @@ def test_links_inside_a_node_before_those_between():
 
 
 def amount(layout: str, kind: str, name: str = "gpt2", context: int = 1024) -> float:
-    """Of a kind of work, in a step of 16 sequences."""
+    """Returns the amount of one kind of work in a step of 16 sequences."""
     work, how = workload(gf.preset(name), context, torch.bfloat16), Layout.of(layout)
     step = step_time(work, 16, how, cluster(f"h100:{how.ranks}"))
     return next(one.amount for one in step.kinds if one.kind == kind)
 
 
 def test_a_stage_stays_gathered():
-    """As its memory says: weights are gathered and gradients reduced once a step, and not for each microbatch."""
+    """Weights are gathered and gradients reduced once a step, not for each microbatch, as in its memory."""
     assert amount("dp=2,zero=3,micro=2", "sharding") == pytest.approx(2 * amount("dp=2,zero=3,micro=4", "sharding"))
     for micro in (1, 8):
         stage = amount(f"dp=2,pp=2,zero=3,micro={micro}", "sharding")
@@ -136,7 +136,7 @@ def test_pieces_of_a_sequence_meet_all_keys():
 
 
 def test_owners_of_experts_hold_them_whole():
-    """tp divides the other weights alone, as in `ranks`."""
+    """tp divides only the other weights, as in `ranks`."""
     alone, cut = (amount(f"dp=2,tp={tp},ep=2", "optimizer", "llama@1m+moe:4:2", 64) / 28 for tp in (1, 2))
     plan = gf.plan(gf.preset("llama@1m+moe:4:2"))
     assert alone == pytest.approx(plan.parameters - plan.expert_parameters / 2)
@@ -144,7 +144,7 @@ def test_owners_of_experts_hold_them_whole():
 
 
 def test_products_of_experts_are_divided_by_tokens_or_not_at_all():
-    """As `ranks` has them whole on each of tp owners: 3 x 2 k (3 d f) FLOPs of a token and a layer."""
+    """`ranks` has experts whole on each of tp owners: 3 x 2 k (3 d f) FLOPs of a token and a layer."""
     name = "llama@1m+moe:4:2"
     config = gf.preset(name)
     ffn = next(config.layers()).ffn
@@ -224,7 +224,7 @@ def test_advice_names_what_helps_and_fits():
     "asked", [{"finetune": "lora:8"}, {"loss": "whole"}, {"weights": "bfloat16"}], ids=["adapters", "loss", "masters"]
 )
 def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
-    """A layout is named where this very plan would fit with it; a machine's gain is that of the same work."""
+    """A layout is named if this very plan would fit with it; a machine's gain is that of the same work."""
     config = gf.preset("llama@1m+vocab_size=4096+layers=2")
 
     def planned(layout: Layout, **machine: object):
@@ -263,7 +263,8 @@ def test_the_verb_says_time_and_cost(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_frozen_matrix_has_two_products_of_three():
-    """Forward, and the gradient of its input; adapters' own come besides (LoRA, 2106.09685)."""
+    """A frozen matrix has the forward product and the gradient of its input; the adapters' products are added (LoRA,
+    2106.09685)."""
     config = gf.preset("llama-7b")
     whole, adapters = (
         gf.plan(config, train=True, batch=32, context=512, machine="h100", finetune=how) for how in (None, "lora:8")

@@ -95,8 +95,8 @@ def test_recomputation_takes_less_memory_and_more_flops():
     ],
 )  # fmt: skip
 def test_flops_of_a_step_are_those_that_torch_counts(finetune: str | None, recompute: str, within: float):
-    """Of 24 layers: in the first, frozen matrices have no gradient of their input either. So few tokens that scores,
-    which one kernel computes again under `alternate` and another does not, are next to nothing."""
+    """The model has 24 layers; in the first, frozen matrices have no gradient of their input either. Tokens are few, so
+    that scores, which one kernel computes again under `alternate` and another does not, are next to nothing."""
     config = gf.preset("llama@1m+vocab_size=64+layers=24+kernel=naive")
     model, tokens = config.outline().train(), 8 * 8
     if finetune:
@@ -107,7 +107,7 @@ def test_flops_of_a_step_are_those_that_torch_counts(finetune: str | None, recom
     with FakeTensorMode():
         faked(model, torch.float32)
         for layer in model.layers:
-            for one in layer.modules() if finetune else ():  # an adapter's second half stands in a list
+            for one in layer.modules() if finetune else ():  # an adapter's second half is in a list
                 if isinstance(one, torch.nn.ParameterList):
                     for name, weight in list(one._parameters.items()):
                         one._parameters[name] = torch.nn.Parameter(torch.empty(weight.shape))
@@ -152,8 +152,8 @@ def test_the_step_of_adafactor_is_that_of_torchs_tracker():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_on_a_gpu_steps_all_weights_at_once(nesterov: bool, monkeypatch: pytest.MonkeyPatch):
-    """torch's `foreach`, its default on GPUs, asked for here on a CPU: the gradients with their decay are as many
-    values as the weights that decay, and Nesterov's momentum is written over them."""
+    """torch's `foreach`, its default on GPUs, asked for here on a CPU: the gradients with their decay take one
+    value for each weight that decays, and Nesterov's momentum overwrites them."""
 
     def at_once(self: SGDConfig, groups: list[dict[str, object]], model: object) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=0.9, nesterov=nesterov, foreach=True)
@@ -250,7 +250,7 @@ def test_a_layout_is_read_by_words():
 
 
 def test_adapters_alone_have_gradients_and_states():
-    """Of rank 16 on q, k, v, out, gate, up and down: 16 L (4 (d + d) + 3 (d + f)) values (2106.09685)."""
+    """Adapters of rank 16 on q, k, v, out, gate, up and down have 16 L (4 (d + d) + 3 (d + f)) values (2106.09685)."""
     config, trained = gf.preset("llama-7b"), 16 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
     memory = gf.plan(config, train=True, batch=1, context=128, finetune="lora:16").moments
     assert memory["step"].weights == 2 * config.num_params() + 4 * trained
@@ -268,8 +268,8 @@ def test_adapters_alone_have_gradients_and_states():
 
 @pytest.mark.parametrize("word", ["sinks", "softcap:20"])
 def test_scores_that_flex_attention_bends_are_not_kept_on_a_gpu(word: str):
-    """Of each query and head FlexAttention keeps the logarithm of its sum, as SDPA does; with sinks what they left, in
-    fp32 and as z is. No mask and no score: twice the tokens hold twice as much."""
+    """For each query and head FlexAttention keeps the logarithm of the sum, as SDPA does; with sinks also the
+    remainder, in fp32 and in the dtype of z. No mask and no score is kept: twice the tokens hold twice as much."""
     config = gf.preset("llama@1m").replace(context=1024)
     held = {}
     for name, one in (("plain", config), (word, change_of(word)(config))):

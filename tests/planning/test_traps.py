@@ -1,4 +1,4 @@
-"""Where rules and calculators that are often used go wrong, each beside what the config answers."""
+"""Errors of rules and calculators that are often used, each against the answer from the config."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_full_recomputation_keeps_the_input_of_a_layer():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_trade_tokens(dtype: torch.dtype):
-    """What experts keep for the backward pass is not divided by their owners: each computes the tokens of all. Their
-    weights are, with what autocast makes of them and their gradients."""
+    """Activations of experts are not divided by their owners, since each computes the tokens of all. Weights are, with
+    their copies by autocast and their gradients."""
     config = gf.preset("llama@1m+moe:4:2+vocab_size=512")
     experts = gf.plan(config).expert_parameters
 
@@ -116,7 +116,7 @@ def test_logits_are_memory():
 
 
 def test_masters_are_memory():
-    """Weights in 16 bits with masters: 2 N + 4 N where they were 4 N (Narayanan et al. 2021, 18 N in all)."""
+    """Weights in 16 bits with masters take 2 N + 4 N instead of 4 N (Narayanan et al. 2021, 18 N in all)."""
     config = gf.preset("llama@1m+vocab_size=512")
     memory = gf.plan(config, train=True, context=64, weights="bfloat16").moments["step"]
     states = memory.weights + memory.masters + memory.gradients + memory.optimizer

@@ -27,8 +27,8 @@ def test_no_layout_becomes_more_efficient_with_more_nodes(name: str) -> None:
 
 
 def test_the_bytes_of_a_rank_approach_a_constant() -> None:
-    """FSDP: 2 bytes twice, or 4 once, of every weight and 4 of its gradient, a share of 1 - 1 / n of which travels; the
-    norms of layers are gathered twice in 4 bytes, and rows are padded to a multiple of the ranks."""
+    """FSDP moves a share of 1 - 1 / n of 2 bytes twice, or 4 once, of every weight and 4 of its gradient; the norms of
+    layers are gathered twice in 4 bytes, and rows are padded to a multiple of the ranks."""
     for row in of("FSDP"):
         assert row.sent == pytest.approx(8 * row.plan.config.num_params() * (1 - 1 / row.ranks), rel=1e-3)
 
