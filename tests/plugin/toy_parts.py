@@ -78,7 +78,7 @@ class Ema(Mixer):
 class EmaConfig(MixerConfig, kind="ema", words=Word("ema", whole("half_life"), "4", optional=True)):
     knows_order = True
     half_life: int = 4
-    """Tokens after which half of a token is forgotten, to begin with."""
+    """Initial number of tokens after which half of a token is forgotten."""
 
     def causal(self, ctx: BuildContext) -> bool:
         return True
