@@ -1,4 +1,4 @@
-"""A realistic results.json: four arms, one of which diverges, one of which cannot read longer contexts."""
+"""A realistic results.json: four arms; one diverges, another cannot read longer contexts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ GLU = {"kind": "glu", "hidden": 1024, "activation": "silu", "bias": False}
 ROTARY = {"kind": "rotary", "base": 10000.0}
 LEARNED = {"kind": "learned", "max_len": 256}
 
-# name, config, final loss, tokens/s, penalty at 2x 4x 8x (None: cannot)
+# name, config, final loss, tokens/s, penalty at 2x 4x 8x (None if it cannot)
 _ARMS: list[tuple[str, dict, float, float, tuple[float, ...] | None]] = [
     ("gpt2@10m", config(attention(), MLP, LAYERNORM, position=LEARNED), 4.121, 7100.0, None),
     ("gpt2@10m+rope", config(attention(ROTARY), MLP, LAYERNORM), 4.052, 6850.0, (0.09, 0.61, 1.32)),
@@ -198,7 +198,7 @@ def results(seeds: int = 3, diverge: bool = True) -> dict[str, Any]:
 
 
 def hostile() -> dict[str, Any]:
-    """The same with markup in every place where a stranger's words can stand."""
+    """Returns results with markup in every place that holds untrusted text."""
     made = results(1)
     for run in made["runs"][:2]:
         run["name"] += HOSTILE

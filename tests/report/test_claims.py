@@ -1,4 +1,4 @@
-"""What the report claims by a number or a place: spikes, what differs, one style of numbers."""
+"""Claims of the report by a number or a place: spikes, differences, one style of numbers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_spike_of_one_arm_is_not_blamed_on_the_data() -> None:
 
 
 def test_the_loss_of_the_trained_context_may_differ_from_the_summary() -> None:
-    """The two are measured on different amounts of text, and the page says so beside the second."""
+    """The two losses are measured on different amounts of text, and the page notes it next to the second."""
     made = results(1)
     for run in made["runs"]:
         for row in run["extrapolation"][:1]:
@@ -154,12 +154,12 @@ def test_drawings_mark_what_differs_and_nothing_else() -> None:
 def test_counts_have_one_style_on_the_page() -> None:
     made = results(1, diverge=False)
     made["data"] |= {"train_tokens": 820_864, "vocab_size": 49_152}
-    made["budget"]["notes"] = ["The layers of a hold 820,864 parameters, of which a token meets 49,152."]
+    made["budget"]["notes"] = ["The layers of a hold 820,864 parameters; each token activates 49,152."]
     for run in made["runs"]:
         run["parameters"], run["train"]["tokens_per_second"] = 820_864, 43_359.2
     text = Page(rendered(made)).text
     assert "820 864" not in text and "820,864" not in text and "820\u202f864" not in text and "49,152" not in text
-    assert "821k parameters, of which a token meets 49.2k." in text and "Vocabulary49.2k" in text
+    assert "821k parameters; each token activates 49.2k." in text and "Vocabulary49.2k" in text
     assert "43.4k" in text and "Parameters821k" in text
     assert restyled("from 1,024 to 2,048,000 tokens, 15% more") == "from 1024 to 2.05M tokens, 15 % more"
 

@@ -24,7 +24,7 @@ STEPS, LAYERS = [float(50 * (i + 1)) for i in range(40)], 6
 
 
 def short_form(windows: int = 40, layers: int = LAYERS, **changes: Any) -> dict[str, Any]:
-    """What a healthy run leaves; W_Q W_K^T is measured in every fourth window."""
+    """Returns the dynamics of a healthy run; W_Q W_K^T is measured in every fourth window."""
 
     def grid(value: float) -> list[list[Any]]:
         return [[value - 0.01 * layer for layer in range(layers)] for _ in range(windows)]
@@ -66,7 +66,7 @@ LOST = {
 
 
 def collapsed(made: dict[str, Any], window: int = 9, layer: int = 2) -> dict[str, Any]:
-    """The same with both signs of entropy collapse in one layer from one window on."""
+    """Returns dynamics with both signs of entropy collapse in one layer from one window on."""
     for i in range(window, len(made["steps"])):
         made["layers"]["max_attention_logit"][i][layer] = 6404.0
         made["layers"]["attention_entropy_worst"][i][layer] = 0.004
@@ -160,7 +160,7 @@ def test_a_value_has_the_same_colour_in_every_arm() -> None:
 
 
 def test_an_arm_that_ran_away_does_not_take_the_colours_from_the_others() -> None:
-    """The scale follows it for one power of ten, and says that more lies beyond."""
+    """The scale follows that arm for one power of ten, and notes that its values exceed it."""
     made = watched_results()
     for run in made["runs"]:
         run["dynamics"]["layers"]["gradient_norm"] = [[1.0, 10.0]] * len(run["dynamics"]["steps"])
@@ -254,7 +254,7 @@ def test_rows_are_named_by_their_layers() -> None:
     assert [t.split(",")[0] for t in titles[:4]] == ["Layer 0–2", "Layer 3–4", "Layer 5–7", "Layer 8–9"]
 
 
-# --- What is said ---
+# --- Sentences ---
 
 
 def test_a_healthy_comparison_names_the_extremes_and_no_collapse() -> None:

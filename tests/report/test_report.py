@@ -479,7 +479,7 @@ def altered(tree: Any, path: tuple, change: Any) -> Any:
 
 
 def accepted(read: Callable[[Any], object], tree: Any, path: tuple, change: Any) -> Any:
-    """The altered tree; None if there is no such place, or its type refuses the value."""
+    """Returns the altered tree; None if the place does not exist, or its type refuses the value."""
     try:
         made = altered(tree, path, change)
         read(made)
