@@ -101,7 +101,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def read(folder: Path, fields: Fields) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Returns the ids that end an answer, and the known settings of the folder.
+    """Returns (ids of the tokens that end an answer, known settings of decoding) of a checkpoint's `folder`; `fields`
+    are those of its config.json.
 
     Without a generation_config.json the fields of config.json count, as in older folders. Warns of settings that are
     not applied. Raises RequestError for a file that cannot be read."""
@@ -121,15 +122,15 @@ def read(folder: Path, fields: Fields) -> tuple[tuple[int, ...], dict[str, Any]]
 
 
 def _is_unread(name: str, value: Any) -> bool:
-    """Returns True for a setting that may change a text and is not applied."""
+    """Returns True if this setting may change a generated text and is not applied."""
     if value is None or value == -1 or name in WITHOUT_EFFECT:  # -1 marks an unset token or number
         return False
     return value not in NEUTRAL[name] if name in NEUTRAL else name not in KNOWN or not KNOWN[name](value)
 
 
 def special_ids(tokenizer: Tokenizer | None, ends: Sequence[int]) -> dict[str, int | None]:
-    """Returns {"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}; of several `ends` the tokenizer's, or
-    the first, because config.json holds one."""
+    """Returns {"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}, None for a token that the tokenizer
+    lacks. Of several `ends` the tokenizer's counts, or else the first, because config.json holds one."""
     ids = {name: getattr(tokenizer, f"{name}_id", None) for name in ("bos", "eos", "pad")}
     if ends and ids["eos"] not in ends:
         ids["eos"] = ends[0]
@@ -137,7 +138,8 @@ def special_ids(tokenizer: Tokenizer | None, ends: Sequence[int]) -> dict[str, i
 
 
 def written(ids: Mapping[str, Any], ends: Sequence[int], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of generation_config.json."""
+    """Returns the content of generation_config.json; without settings and with at most one end it is marked as derived
+    from config.json."""
     if len(ends) < 2 and not settings:
         return {"_from_model_config": True, **ids}
     return {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {}), **settings}

@@ -45,8 +45,8 @@ from glassformer.typed import typed
 
 
 def is_checkpoint(name: str) -> bool:
-    """Returns True for a name of weights: a run, a folder with a config.json or a params.json, a .gguf file, nanoGPT's
-    ckpt.pt, hf:owner/name, smollm2."""
+    """Returns True if `name` means weights: a run, a folder with a config.json or a params.json, a .gguf file,
+    nanoGPT's ckpt.pt, hf:owner/name, smollm2."""
     if name.startswith("hf:") or name in PACKAGED:
         return True
     path = Path(name)
@@ -57,7 +57,8 @@ def is_checkpoint(name: str) -> bool:
 
 
 def locate(name: str, weights: bool = True) -> Path:
-    """Returns the path of the checkpoint. Raises RequestError if it does not exist."""
+    """Returns the path of a checkpoint by its name, downloaded for hf:owner/name; without `weights`, only its config.
+    Raises RequestError if it does not exist."""
     if name in PACKAGED:
         return packaged(name)
     if name.startswith("hf:"):
@@ -69,7 +70,7 @@ def locate(name: str, weights: bool = True) -> Path:
 
 
 def read_config(name: str) -> ModelConfig:
-    """Returns the config of a checkpoint, without reading its weights."""
+    """Returns the config of the named checkpoint, without reading its weights. Raises RequestError."""
     path = locate(name, weights=False)
     if path.is_dir() and is_folder(path):
         return read_folder_config(path)[1]
@@ -83,8 +84,8 @@ def read_config(name: str) -> ModelConfig:
 
 
 def read_tokenizer(name: str) -> Tokenizer:
-    """Returns the tokenizer of a checkpoint, or of a tokenizer.json, without reading weights. Raises RequestError if
-    the checkpoint has no tokenizer."""
+    """Returns the tokenizer of the named checkpoint, or of a tokenizer.json, without reading weights. Raises
+    RequestError if the checkpoint has no tokenizer."""
     path = locate(name, weights=False)
     if not is_gguf(path):
         return load_tokenizer(path)
@@ -97,8 +98,8 @@ def read_tokenizer(name: str) -> Tokenizer:
 
 
 def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
-    """Reads a Hugging Face folder, a .gguf file, or a checkpoint in its authors' format. `keep` leaves weights
-    quantised as they are in a .gguf. Raises RequestError."""
+    """Returns the model, ready to run, of a Hugging Face folder, a .gguf file, or a checkpoint in its authors' format.
+    With `keep`, quantised weights of a .gguf stay quantised. Raises RequestError."""
     if path.is_dir() and is_folder(path):
         return read_folder(path, dtype, device)
     if originals.is_original(path):
@@ -111,7 +112,8 @@ def read_checkpoint(path: Path, dtype: torch.dtype | None, device: Any, keep: bo
 
 
 def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
-    """Quantises the matrices of the model to `kind`; all else becomes `dtype`."""
+    """Quantises the model's matrices to the format `kind`, in place; all other weights become `dtype`, or keep theirs
+    for None."""
     loaded.model = fold(loaded.model)
     loaded.config = loaded.model.config
     with paced(LOADING, f"packing {kind}", loaded.config.num_params()):
@@ -119,8 +121,8 @@ def pack(loaded: Loaded, kind: str, dtype: torch.dtype | None) -> None:
 
 
 def refuse_weights(path: Path) -> None:
-    """Raises RequestError for weights without a readable config, named in the message, and for a folder whose writing
-    was interrupted."""
+    """Raises RequestError if `path` holds weights without a readable config, or is a folder whose writing was
+    interrupted; the message names the format."""
     if (path / "config.yaml").is_file():
         return
     if path.is_dir() and unfinished(path):
@@ -135,11 +137,11 @@ def _refuse(path: Path) -> NoReturn:
 
 
 def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
-    """Returns the weights in a model of another config; parameters that are missing or of another shape are newly
-    initialised.
+    """Returns the loaded weights in a model of another config; parameters that are missing or of another shape are
+    newly initialised.
 
-    A different number of KV heads is made from the old ones by `heads` (`conversion/heads.py`). Reparametrised matrices
-    are folded first, and those of the new model are initialised from the given weights."""
+    A different number of KV heads is made from the loaded ones by `heads` (`conversion/heads.py`). Reparametrised
+    matrices are folded first, and those of the new model are initialised from the loaded weights."""
     before = fold(loaded.model)
     old = dict(before.named_parameters())
     example = next(iter(old.values()))
@@ -194,7 +196,7 @@ INSTEAD = "pass a folder, a .gguf file, or a run instead"
 
 def snapshot(name: str, weights: bool = True) -> Path:
     """Returns the folder of `hf:owner/name[@revision]`, downloaded if the cache lacks it; without `weights`, only its
-    config. Raises RequestError in one sentence, also offline."""
+    config. Raises RequestError, also offline."""
     owned, revision = hub_name(name)
     try:
         from huggingface_hub import snapshot_download
@@ -225,16 +227,16 @@ VLLM = frozenset({
     "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
     "StableLmForCausalLM", "Starcoder2ForCausalLM",
 })  # fmt: skip
-"""Text-generation classes that vLLM registers, among those written here: `_TEXT_GENERATION_MODELS` of its
+"""Text-generation classes that vLLM registers, of those that this package writes: `_TEXT_GENERATION_MODELS` in vLLM's
 vllm/model_executor/models/registry.py at commit 0002bff."""
 
 
 def runs_in(config: ModelConfig, family: Family, written: Format | None = None) -> list[str]:
-    """Returns the tools that load the `written` format, a folder or a GGUF; for None, either format that the model can
-    have.
+    """Returns the names of tools that load the model in the format `written`: "hf" for a folder, "gguf" for a file,
+    None for every format that can hold it.
 
-    vLLM if it registers the class, whatever the fields are; llama.cpp if a GGUF of the model, read back, gives an equal
-    config."""
+    vLLM counts if it registers the family's class, whatever the fields are; llama.cpp if a GGUF of the model, read
+    back, gives an equal config."""
     from glassformer.conversion.gguf import llama_cpp
 
     file = ["llama.cpp"] if written != "hf" and llama_cpp(config).supported else []

@@ -16,15 +16,15 @@ from glassformer.errors import RequestError
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """One family, and the parts of a config that it cannot hold."""
+    """A published family as a target of export, and the parts of a config that it cannot hold."""
 
     family: Family
     blocked_by: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Path in the config -> (its value, the family's value)."""
+    """Path in the config -> (the config's value, the family's value)."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Fields of config.json; empty if blocked."""
     whole: bool = True
-    """False if `blocked_by` may be incomplete: a part without any field in the family ends the search."""
+    """False if `blocked_by` may be incomplete, because a part that the family has no field for ended the search."""
 
     @property
     def supported(self) -> bool:
@@ -32,7 +32,8 @@ class ExportTarget:
 
     @property
     def blockers(self) -> dict[str, tuple[Any, Any]]:
-        """Summary of `blocked_by`: the kind of a part replaces its fields, and one block those equal to it."""
+        """`blocked_by` in short, in the same form: a part of another kind is listed without its fields, and a part that
+        differs in several blocks once."""
         kinds = {path.removesuffix(".kind") for path in self.blocked_by if path.endswith(".kind")}
         short: dict[str, tuple[Any, Any]] = {}
         for path, both in self.blocked_by.items():
@@ -46,8 +47,9 @@ class ExportTarget:
 
 
 def export_target(config: ModelConfig, family: Family) -> ExportTarget:
-    """Writes the config as the family's config.json and reads it back: fields that differ afterwards are the blockers.
-    Reparametrised matrices block no family, as they are folded before they are written."""
+    """Returns the family with the fields of `config` that block it: those that differ after the config is written as
+    the family's config.json and read back. Reparametrised matrices block no family, as they are folded before writing.
+    """
     mine = config.replace(reparam=None).resolved()
     try:
         fields = family.write(mine)
@@ -61,7 +63,8 @@ def export_target(config: ModelConfig, family: Family) -> ExportTarget:
 
 
 def export_targets(config: ModelConfig) -> list[ExportTarget]:
-    """Returns all families: supported ones first, then by number of blockers; last those with `whole` False."""
+    """Returns all families as export targets: supported ones first, then by number of blockers; last those with `whole`
+    False."""
     return list(_targets(config))
 
 
@@ -72,6 +75,6 @@ def _targets(config: ModelConfig) -> tuple[ExportTarget, ...]:
 
 
 def family_of(config: ModelConfig) -> ExportTarget | None:
-    """Returns the first family that can hold the config."""
+    """Returns the first published family that can hold the config; None if no family can."""
     targets = (export_target(config, family) for family in FAMILIES.values())
     return next((target for target in targets if target.supported), None)

@@ -18,7 +18,8 @@ from glassformer.parts.mixer import AttentionConfig
 
 @contextmanager
 def complaints(where: str) -> Iterator[None]:
-    """Turns every exception of reading an untrusted config into a RequestError that names the file."""
+    """Turns exceptions inside the block, from reading an untrusted config, into a RequestError that names the file
+    `where`."""
     try:
         yield
     except RequestError as problem:
@@ -31,52 +32,55 @@ def complaints(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Gguf:
-    """Storage of the family in llama.cpp: its name, its metadata and its tensors."""
+    """Storage of a family in llama.cpp's format: the architecture's name, the keys of its metadata, the names of its
+    tensors."""
 
     architecture: str
     names: Names
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Key of config.json, dotted if nested -> key of the GGUF metadata, without the architecture; added to the common
-    ones."""
+    """Key of config.json, dotted if nested -> key of the GGUF metadata, without the architecture; added to the keys
+    that all families share."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Flag of config.json -> tensor whose presence sets it; `!name`: whose absence."""
+    """Flag of config.json -> name of the tensor whose presence sets it, or `!name` if its absence does."""
     unheeded: frozenset[str] = frozenset()
     """Metadata keys that llama.cpp ignores, so that their values block an export to it."""
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda said: {}
     """Function from the metadata (without the architecture's name) to fields of config.json that llama.cpp derives."""
     factors: bool = False
-    """True if llama.cpp reads divisors of the frequencies for each pair (rope_freqs, rope_factors)."""
+    """True if llama.cpp reads tensors of frequency divisors, one per rotated pair (rope_freqs, rope_factors)."""
     fraction: str = "partial_rotary_factor"
-    """Field of config.json with the share of the head that is rotated."""
+    """Name of the field of config.json with the rotated share of a head."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A published family. `read` is exact: it builds the model that the fields describe or refuses. `write` returns the
-    fields nearest to a config; the family can hold the config if reading them gives it back (exports.py)."""
+    """A published family of models. `read` is exact: it returns the config that the fields describe or raises
+    RequestError. `write` returns the fields nearest to a config; the family can hold the config if reading them gives
+    it back (exports.py)."""
 
     model_type: str
     """Value of `model_type` in config.json."""
     architecture: str
-    """Class of `transformers` for a language model."""
+    """Name of the class of `transformers` for a language model."""
     names: Callable[[ModelConfig], Names] | Names
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     gguf: Gguf | None = None
     others: Mapping[str, str] = field(default_factory=dict)
-    """Classes for other heads: "vector" and "classes" -> class."""
+    """Kind of another head, "vector" or "classes" -> name of its class in `transformers`."""
     start: str = "pad_token_id"
-    """Key of the token with which the decoder starts a text, if config.json has no field for it."""
+    """Key of config.json whose token starts a decoder's text if decoder_start_token_id is absent."""
 
     as_ours: Callable[[Any, Any], None] = lambda theirs, model: None
-    """Function of (the published model, ours) that, for comparisons, makes the former compute in evaluation as in
-    training, if it differs."""
+    """Function of (the published model, ours) for families whose published class computes otherwise in evaluation than
+    in training: makes the published model compute as in training, for comparisons."""
 
     of_class: Callable[[str], str] = lambda name: name
     """Function from a tensor's name in the file to its name in the class, if `transformers` renames it."""
 
     def architecture_of(self, config: ModelConfig) -> str:
-        """Returns the class of `transformers` for this config. Raises Blocked for a head without one."""
+        """Returns the name of the class of `transformers` for this config. Raises Blocked if the family has no class
+        for its head."""
         if config.head.predicts_tokens:
             return self.architecture
         kind = "vector" if config.head.vector else "classes"
@@ -85,17 +89,18 @@ class Family:
         return self.others[kind]
 
     def config(self, fields: Fields) -> ModelConfig:
-        """Reads a config, and turns every error into one sentence that names the file. Raises RequestError."""
+        """Returns the config that the fields describe. Raises RequestError that names the file, for every error."""
         with complaints(fields.where):
             return self.read(fields)
 
     def names_of(self, config: ModelConfig) -> Names:
-        """Returns the names for a config; most families have one set."""
+        """Returns the names of the modules for a config; in most families they are equal for all configs."""
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
 class Blocked(RequestError):
-    """A config that a family cannot hold; `parts` are the paths that block it, with their values."""
+    """Error for a config that a family cannot hold: `parts` maps each path of the config that blocks it to its
+    value."""
 
     def __init__(self, parts: Mapping[str, Any]):
         self.parts = dict(parts)
@@ -104,7 +109,7 @@ class Blocked(RequestError):
 
 
 def attention(block: BlockConfig) -> AttentionConfig:
-    """Returns the block's mixer. Raises Blocked if it is not attention."""
+    """Returns the block's mixer. Raises Blocked if the mixer is not attention."""
     if not isinstance(block.mixer, AttentionConfig):
         raise Blocked({"mixer.kind": block.mixer.kind})
     return block.mixer
@@ -118,7 +123,7 @@ def ffn(block: BlockConfig) -> FFNConfig:
 
 
 def experts(block: BlockConfig) -> ExpertsConfig:
-    """Returns the block's mixture of experts. Raises Blocked for another FFN."""
+    """Returns the block's mixture of experts. Raises Blocked if the FFN is of another kind."""
     if not isinstance(block.ffn, ExpertsConfig):
         raise Blocked({"ffn.kind": block.ffn.kind if block.ffn else None})
     return block.ffn

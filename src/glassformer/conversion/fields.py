@@ -50,8 +50,8 @@ HARMLESS = {
 
 
 class Fields:
-    """Fields of a config.json; null counts as absent. Errors name the file (`where`) and the path within it
-    (`inside`)."""
+    """Fields of an untrusted config.json, checked when they are read; null counts as absent. Errors name the file
+    `where` and the path `inside` it."""
 
     def __init__(self, values: Any, where: str = "config.json", inside: str = ""):
         if not isinstance(values, Mapping):
@@ -79,7 +79,8 @@ class Fields:
         return value
 
     def whole(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Returns a positive integer; `default=None` allows its absence."""
+        """Returns the positive integer in the field `name`, `default` if it is absent. Raises RequestError, also for an
+        absent field without a default."""
         value = self._typed(name, default, (int,), "expected a positive whole number")
         if value is not None and value < 1:
             raise self.refuse(name, value, "expected a positive whole number", "range")
@@ -98,14 +99,16 @@ class Fields:
         return value
 
     def one_of(self, name: str, table: Mapping[str, T], default: str) -> T:
-        """Returns the entry of `table` for the field's value."""
+        """Returns the entry of `table` under the field's value, or under `default` if the field is absent. Raises
+        RequestError for an unknown value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in table:
             raise self.refuse(name, value, f"known are {', '.join(table)}", "unknown")
         return table[value]
 
     def names(self, name: str, known: tuple[str, ...], length: int) -> list[str] | None:
-        """Returns a list of `length` words, each one of `known`; None if absent."""
+        """Returns the field's list of `length` words, each one of `known`; None if the field is absent. Raises
+        RequestError."""
         value = self.get(name)
         if value is None:
             return None
@@ -114,25 +117,26 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> Fields:
-        """Returns the fields inside a field; keys not read there are reported as unread here."""
+        """Returns the fields of the mapping in the field `name`, empty if it is absent; `unread` covers them too."""
         if name not in self.inner:
             self.inner[name] = Fields(self.get(name, {}), f"{self.where}: {name}", f"{self.inside}{name}.")
         return self.inner[name]
 
     def changed(self, values: Mapping[str, Any]) -> Fields:
-        """Returns the fields with some values replaced; fields read in the copy count as read here."""
+        """Returns a copy with some values replaced; fields that are read in the copy count as read in the original."""
         made = Fields({**self.values, **values}, self.where, self.inside)
         made.seen = self.seen
         return made
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Raises RequestError for a value other than the allowed ones, which no part computes."""
+        """Raises RequestError unless the field's value is one of `allowed`; an absent field counts as the first of
+        them."""
         value = self.get(name, allowed[0])
         if value not in allowed:
             raise self.refuse(name, value, f"only {' or '.join(map(repr, allowed))} can be computed")
 
     def ignore(self, *names: str) -> None:
-        """Marks fields that the family knows and that change no logit as read."""
+        """Marks these fields as read, because they change no logit."""
         self.seen.update(names)
 
     def refuse(self, name: str, value: Any, right: str, code: Code = "unsupported") -> RequestError:
@@ -142,6 +146,6 @@ class Fields:
         )  # fmt: skip
 
     def unread(self) -> list[str]:
-        """Returns the fields that were not read and may matter; nested ones with a dotted path."""
+        """Returns the names of fields that were not read and may matter, sorted; nested ones with a dotted path."""
         mine = [shown(name) for name in self.values if name not in self.seen and name not in HARMLESS]
         return sorted(mine + [f"{name}.{one}" for name, said in self.inner.items() for one in said.unread()])

@@ -38,7 +38,8 @@ FILES = (CARD, "config.json", answers.FILE, *WEIGHT_FILES, *TOKENIZER_FILES, *se
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
-    """Reads config.json: family, config and fields. Raises RequestError for a model that cannot be computed exactly."""
+    """Returns (family, config, fields) of the folder's config.json; warns of unread fields. Raises RequestError for a
+    model that cannot be computed exactly."""
     fields = Fields(read_tree(folder / "config.json"), str(folder / "config.json"))
     kind = str(fields.get("model_type"))[:80]
     if kind == "gemma3" and fields.get("text_config"):
@@ -50,7 +51,7 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     if family is None:
         near = did_you_mean(kind, FAMILIES) or f"; known are {', '.join(FAMILIES)}"
         raise RequestError(
-            f"{fields.where}: model_type={kind!r} is no family known here{near}",
+            f"{fields.where}: model_type={kind!r} is not a known family{near}",
             code="unknown", field="model_type", value=kind,
         )  # fmt: skip
     if (how := fields.get("quantization_config")) is not None:
@@ -64,7 +65,8 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
 
 
 def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
-    """Returns the model, ready to run; a folder without tokenizer files gives tokenizer=None."""
+    """Returns the model of a Hugging Face folder, ready to run, without a tokenizer (None) if the folder has no
+    tokenizer.json. Weights have `dtype`, or the folder's for None. Raises RequestError."""
     family, config, fields = read_config(folder)
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
@@ -96,7 +98,7 @@ def write_folder(
     pooling: Pooling | None = None,
 ) -> Family:
     """Writes a folder for `from_pretrained`, as the family `kind` or the first that holds the model; returns the
-    family.
+    family. Raises RequestError.
 
     config.json is removed when all weights are written, and written last: a folder that has one is complete, and a
     folder that held a model keeps it until then."""
@@ -136,20 +138,21 @@ def write_folder(
 
 
 def _begins(family: Family, ids: Mapping[str, int | None]) -> dict[str, int]:
-    """Returns the default start token of the decoder: the tokenizer's token of the family's kind, or if it lacks one
-    the end token, as in a run."""
+    """Returns {"decoder_start_token_id": id} for a decoder without such a setting: the token that `family` starts with,
+    or the end token if the tokenizer lacks it; {} if it lacks both."""
     token = ids["eos_token_id"] if ids[family.start] is None else ids[family.start]
     return {} if token is None else {START: token}
 
 
 def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, Any]]:
-    """Returns the family to write, and its fields. Raises RequestError for one that cannot hold the config."""
+    """Returns (family, its fields of config.json): the family `kind`, or for None the first that holds the config.
+    Raises RequestError if the family cannot hold it."""
     if kind in (None, OWN.model_type):
         opened = None if kind else family_of(config)
         return (opened.family, opened.fields) if opened else (OWN, OWN.write(config))
     if kind not in FAMILIES:
         raise RequestError(
-            f"{kind!r} is no family known here{did_you_mean(str(kind), FAMILIES)}",
+            f"{kind!r} is not a known family{did_you_mean(str(kind), FAMILIES)}",
             code="unknown", field="kind", value=kind,
         )  # fmt: skip
     chosen = export_target(config, FAMILIES[kind])
@@ -168,7 +171,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any] | None = None) -> str:
-    """Returns a model card in Markdown with front matter for hubs. `trained` is a plain tree that is printed."""
+    """Returns a model card in Markdown with front matter for hubs. `trained` is a record of the training, printed as
+    YAML."""
     own = family is OWN
     auto, task = auto_class(config)
     front = {"library_name": "glassformer" if own else "transformers", "pipeline_tag": task,
@@ -180,7 +184,7 @@ def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any]
         f"# {name}",
         f"{config.num_params():,} parameters, {config.n_layers} layers, d_model {config.d_model}, context "
         f"{config.context:,}; stored as `{family.architecture_of(config)}`.",
-        f'```python\nfrom transformers import {auto}\n\nfolder = "."  # where this file lies\n{how}\n\n'
+        f'```python\nfrom transformers import {auto}\n\nfolder = "."  # the folder of this file\n{how}\n\n'
         "import glassformer as gf\ngf.load(folder)\n```",
     ]
     if trained:
@@ -190,7 +194,7 @@ def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any]
 
 
 def auto_class(config: ModelConfig) -> tuple[str, str]:
-    """Returns the auto class of `transformers` for the config, and the task name of hubs."""
+    """Returns (auto class of `transformers` for the config, name of its task on hubs)."""
     if config.encoder is not None:
         return "AutoModelForSeq2SeqLM", "text2text-generation"
     if config.head.predicts_tokens:

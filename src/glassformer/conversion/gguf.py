@@ -1,4 +1,4 @@
-"""GGUF, llama.cpp's file: reads and writes config, tokenizer, chat template and weights."""
+"""Config, tokenizer, chat template and weights in a GGUF, llama.cpp's file: reading and writing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HARMLESS = frozenset({
     "attention.group_norm_epsilon", "embedding_length", "feed_forward_length", "attention.head_count_kv",
     "attention.key_length",
 })  # fmt: skip
-"""Keys that only affect shapes, which the tensors also give."""
+"""Metadata keys that only affect shapes, which the tensors also give."""
 LOADED: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.max_alibi_bias": (0.0,),
@@ -81,20 +81,21 @@ LOADED: dict[str, tuple[Any, ...]] = {
     "expert_shared_count": (0,),
     "attention.sliding_window": (0,),
 }
-"""Keys that loaders of llama.cpp apply -> values without effect, for families that do not read the key themselves."""
+"""Metadata keys that llama.cpp's loaders apply -> values without effect, for families that do not read the key
+themselves."""
 FRACTIONS = frozenset({
     "attention.max_alibi_bias", "attention.clamp_kqv", "attention.scale", "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale",
     "residual_scale", "embedding_scale", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor",
     "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
-"""Keys that llama.cpp reads as 32-bit floats, whatever their type in config.json."""
+"""Metadata keys that llama.cpp reads as 32-bit floats, whatever the type of their field in config.json."""
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-"""Keys of ids that end an answer, in addition to the end-of-text id."""
+"""Metadata keys of token ids that end an answer, in addition to the end-of-text id."""
 FILLED = tuple(f"tokenizer.ggml.fim_{name}_token_id" for name in ("pad", "rep", "sep"))
-"""Keys of fill-in-the-middle ids at which llama.cpp also ends an answer."""
+"""Metadata keys of fill-in-the-middle token ids at which llama.cpp also ends an answer."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 """Type of the matrices -> value of general.file_type."""
 
@@ -108,7 +109,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
-    """Returns the tokenizer of a file; None without one."""
+    """Returns the tokenizer of a GGUF; None if the file holds no tokenizer."""
     with open_tensors(path) as file:
         return _tokenizer(file)
 
@@ -118,8 +119,8 @@ def _tokenizer(file: TensorFile) -> Tokenizer | None:
 
 
 def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, keep: bool = False) -> Loaded:
-    """Returns the model, ready to run, with its tokenizer and its chat template. Quantised weights become `dtype` or
-    fp32, or with `keep` stay quantised."""
+    """Returns the model of a GGUF, ready to run, with its tokenizer and its chat template. Quantised weights become
+    `dtype`, fp32 for None; with `keep` they stay quantised."""
     with open_tensors(path) as file:
         family, config = _config(file)
         assert family.gguf is not None
@@ -147,7 +148,7 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
         shown = name[:80] if isinstance(name, str) else type(name).__name__
         near = did_you_mean(shown, ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
         raise RequestError(
-            f"{file.path}: general.architecture={shown!r} is no family known here{near}",
+            f"{file.path}: general.architecture={shown!r} is not a known family{near}",
             code="unknown", field="general.architecture", value=name,
         )  # fmt: skip
     shapes = {name: entry.shape for name, entry in file.entries.items()}
@@ -166,10 +167,10 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
 
 
 class _Said(Metadata):
-    """Metadata of an architecture."""
+    """Metadata of a GGUF under the prefix of its architecture, keys without the prefix."""
 
     def forget(self, gguf: Gguf, fields: Fields) -> None:
-        """Marks a key as unread if the family read no field that was made from it."""
+        """Marks each key as unread whose field of config.json the family did not read."""
         (asked := Metadata(self)).seen.clear()
         gguf.implied(asked)
         unread, heeded = {*fields.unread()}, {*asked.seen}
@@ -178,7 +179,8 @@ class _Said(Metadata):
         self.seen -= {key for theirs, key in names.items() if theirs.partition(".")[0] in unread} - heeded
 
     def check_read(self, path: str, prefix: str) -> None:
-        """Warns of keys that were not read. Raises RequestError for one that changes llama.cpp's computation."""
+        """Warns of keys that were not read. Raises RequestError for an unread key that changes llama.cpp's
+        computation."""
         unread = {key: value for key, value in self.unread().items() if key not in HARMLESS}
         for key, value in unread.items():
             if key in LOADED and value not in LOADED[key]:
@@ -192,7 +194,8 @@ class _Said(Metadata):
 
 
 def _scalar(where: str, value: Any) -> Any:
-    """Returns the common value of a per-layer list. Raises RequestError if values differ."""
+    """Returns a metadata value, for a list per layer the value that all layers share. Raises RequestError if layers
+    differ."""
     if isinstance(value, (list, np.ndarray)):
         each = [*value[: MAX_LAYERS + 1]]
         if not 0 < len(each) <= MAX_LAYERS or not all(np.isscalar(one) and one == each[0] for one in each):
@@ -208,7 +211,8 @@ def _scalar(where: str, value: Any) -> Any:
 def _fields(
     gguf: Gguf, said: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
 ) -> dict[str, Any]:
-    """Returns the fields of config.json that the metadata and the presence of tensors give."""
+    """Returns the fields of config.json that follow from the metadata `said`, from the `shapes` of tensors and from the
+    divisors of frequencies, which `tensor(name)` returns."""
     fields: dict[str, Any] = {}
     for theirs, key in {**USUAL, **gguf.fields}.items():
         if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 means none in llama.cpp
@@ -266,12 +270,12 @@ def _fields(
 
 
 def _grown(factor: float) -> float:
-    """Returns the magnitude of YaRN that llama.cpp multiplies with `attn_factor`: 1 + 0.1 ln(factor)."""
+    """Returns the factor on cos and sin that llama.cpp's YaRN multiplies with `attn_factor`: 1 + 0.1 ln(factor)."""
     return 1.0 + 0.1 * math.log(factor)
 
 
 def _positive(key: str, value: Any) -> float:
-    """Returns a positive number of the metadata. Raises RequestError."""
+    """Returns `value`, a positive number of the metadata. Raises RequestError for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-6 < value < 1e6:
         raise RequestError(code="range", field=key, value=value, expected="a number above 0")
     return value
@@ -282,10 +286,11 @@ def _other(key: str, value: Any, expected: str) -> RequestError:
 
 
 def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
-    """Returns the scaling of Llama 3 that divides the frequencies by these numbers; otherwise one given pair by pair.
+    """Returns the field rope_scaling that divides the frequencies of `dim` / 2 pairs by `divisors`: of kind llama3 if
+    it reproduces them, otherwise longrope with one factor per pair. `base`: the rotary base.
 
-    Between 1 and 4 rotations within the original context, 1/divisor is linear from 1/factor to 1: any such pair
-    determines the context."""
+    Between 1 and 4 rotations within the original context, llama3's 1/divisor is linear from 1/factor to 1: any such
+    pair determines the context."""
     factor = float(divisors.max())
     plain = float(base) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     ramp = (1 / divisors.double() - 1 / factor) / (1 - 1 / factor) if factor > 1 else divisors.double()
@@ -324,12 +329,13 @@ def write(
     ends: Sequence[int] = (),
     generation: Mapping[str, Any] | None = None,
 ) -> Family:
-    """Writes a file for llama.cpp; `kind` (F32, F16, BF16, Q8_0) is the type of the matrices, vectors stay fp32.
-    Reparametrised matrices are folded. An answer ends at the tokenizer's end-of-text token, and at the first two others
-    of `ends`: a GGUF holds two. `generation` has settings of sampling, by their names in generation_config.json.
+    """Writes a GGUF for llama.cpp and returns the model's family. `kind` (F32, F16, BF16, Q8_0) is the type of
+    matrices, vectors stay fp32. Reparametrised matrices are folded. An answer ends at the tokenizer's end-of-text
+    token, and at the first two others of `ends`: a GGUF holds two. `generation` has settings of sampling, by their
+    names in generation_config.json.
 
-    Raises RequestError that names the part that llama.cpp has no family for, or the feature that its tokenizers
-    lack."""
+    Raises RequestError that names the part that llama.cpp has no family for, or the feature that its tokenizers lack.
+    """
     if kind not in FILE_TYPES:
         raise RequestError(
             f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}", code="unknown", field="dtype", value=kind
@@ -369,7 +375,8 @@ def write(
 
 
 def llama_cpp(config: ModelConfig) -> ExportTarget:
-    """Returns the nearest of llama.cpp's families; supported if its file, read back, gives the same config."""
+    """Returns the family of llama.cpp with the fewest blockers for this config; supported if a GGUF, read back, gives
+    the same config."""
     config = config.replace(reparam=None)
     seen = [target for target in export_targets(config) if target.family.gguf]
     through = [_through(config, target) for target in seen if target.supported]
@@ -403,13 +410,14 @@ def _through(config: ModelConfig, target: ExportTarget) -> ExportTarget:
 
 
 def _near(mine: Any, theirs: Any) -> bool:
-    """Returns True if two values are equal after rounding to 32 bits, all that a GGUF has for them, and one
+    """Returns True if two floats are equal up to one rounding to 32 bits, as a GGUF stores them, and one
     multiplication."""
     return isinstance(mine, float) and isinstance(theirs, float) and math.isclose(mine, theirs, rel_tol=2.0**-22)
 
 
 def _type(kind: str, shape: tuple[int, ...]) -> str:
-    """Returns the type of a tensor: fp32 for vectors, a quantised type if its blocks of 32 fit the rows."""
+    """Returns the GGUF type of a tensor of this shape if matrices have type `kind`: F32 for vectors, F16 instead of
+    Q8_0 if rows are not multiples of 32 elements."""
     if len(shape) == 1:
         return "F32"
     return "F16" if kind == "Q8_0" and shape[-1] % 32 else kind
@@ -452,7 +460,8 @@ def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
 
 
 def _factors(config: ModelConfig) -> dict[str, Tensor]:
-    """Returns divisors of the frequencies, for scalings that llama.cpp reads pair by pair."""
+    """Returns the tensors of frequency divisors, one per rotated pair, of a longrope or llama3 scaling; {} for other
+    positions."""
     mixer = next(config.resolved().layers()).mixer
     position = mixer.position if isinstance(mixer, AttentionConfig) else None
     if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):

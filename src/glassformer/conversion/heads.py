@@ -1,7 +1,6 @@
-"""Weights for other numbers of KV heads: MHA -> GQA -> MQA (Ainslie et al. 2023, 2305.13245, section 2.1).
+"""Weights for another number of KV heads: MHA -> GQA -> MQA (Ainslie et al. 2023, 2305.13245, section 2.1).
 
-A new head serves a group of query heads, and is made from the heads that these used before.
-"""
+A new head serves a group of query heads, and is made from the old heads that served this group."""
 
 from __future__ import annotations
 
@@ -16,23 +15,23 @@ from glassformer.model import Model
 from glassformer.parts.linear import Matrix
 
 OfHeads = Callable[[Tensor, Tensor], Tensor]
-"""Function of (heads of each group (g, m, h, ...), initialised new heads (g, h, ...)) to new heads (g, h, ...)."""
+"""Function of (old heads of each group (g, m, h, ...), initialised new heads (g, h, ...)) to new heads (g, h, ...)."""
 Part = tuple[Matrix | None, Matrix, bool]
-"""(linear layer of the old model or None, of the new model, True for keys or values)."""
+"""(linear layer of the old model, None if it lacks one; the same layer of the new model; True for keys and values)."""
 
 
 def mean(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the mean of each group's heads, best in Ainslie et al. 2023."""
+    """Returns the mean of each group's old heads (g, h, ...); the best choice in Ainslie et al. 2023."""
     return heads.mean(1)
 
 
 def first(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the first head of each group."""
+    """Returns the first old head of each group, (g, h, ...)."""
     return heads[:, 0]
 
 
 def new(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns newly initialised heads, as in an untrained model."""
+    """Returns the newly initialised heads `drawn` (g, h, ...), regardless of the old ones."""
     return drawn
 
 
@@ -47,8 +46,8 @@ def regrouped(old: Tensor, drawn: Tensor, how: OfHeads = mean) -> Tensor:
 
 @torch.no_grad()
 def regroup(old: Model, model: Model, how: OfHeads = mean) -> dict[str, Tensor]:
-    """Returns the parameters of `model`, by name, whose keys or values have another number of heads than in `old`: made
-    from the old heads, and all else in the parameter copied. Parameters with a part that cannot be converted are
+    """Returns {name: value} of the parameters of `model` whose keys or values have another number of heads than in
+    `old`: those heads are made by `how`, other rows copied. Parameters with a part that cannot be converted are
     omitted."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     maps = named_matrices(old)
@@ -67,7 +66,8 @@ def regroup(old: Model, model: Model, how: OfHeads = mean) -> dict[str, Tensor]:
 
 
 def _stacked(parts: list[Part], leaf: str, how: OfHeads) -> Tensor | None:
-    """Returns one parameter with the linear layers stacked in it; None if one of them has no source."""
+    """Returns a new model's parameter (`leaf`: "parameter" or "bias"), filled part by part from the old model; None if
+    a part of it has no source."""
     value: Tensor = getattr(parts[0][1], leaf).detach().clone()
     for one, other, grouped in parts:
         given = None if one is None else getattr(one, leaf)

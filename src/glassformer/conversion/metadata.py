@@ -1,4 +1,4 @@
-"""Metadata of a GGUF that do not depend on the architecture: records, tokenizer, and settings of decoding."""
+"""Metadata of a GGUF that do not depend on the architecture: records, tokenizer, settings of decoding."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ WITHOUT_EFFECT = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {f"{SAMPLING}xtc_probability": (0,), f"{SAMPLING}mirostat": (0,)}
 """Keys that this package does not apply -> values without effect."""
 FIRST = 40
-"""Most characters of a value in a warning."""
+"""Most characters of a metadata value in a warning."""
 WHOLE = -1
 """`penalty_last_n` for all tokens so far, the way repetitions are counted here."""
 
 
 class Metadata(dict[str, Any]):
-    """Metadata, with a record of the keys that were read."""
+    """Metadata of a GGUF, with a record of the keys that were read."""
 
     def __init__(self, pairs: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -74,7 +74,7 @@ class Metadata(dict[str, Any]):
         return super().__getitem__(key)
 
     def fitting(self, key: str, fits: Callable[[Any], bool]) -> Any:
-        """Returns a value that passes the check, or None; a value that fails stays unread."""
+        """Returns the value under `key` if `fits(value)`; otherwise None, and the key stays unread."""
         return self.get(key) if fits(super().get(key)) else None
 
     def unread(self) -> dict[str, Any]:
@@ -82,14 +82,14 @@ class Metadata(dict[str, Any]):
 
 
 def shortest(value: Any) -> Any:
-    """Returns the shortest decimal of a 32-bit float: 1e-05 for 9.999999747378752e-06."""
+    """Returns the shortest decimal of a 32-bit float, 1e-05 for 9.999999747378752e-06; other values unchanged."""
     return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 1e30 else value
 
 
 def decoding(metadata: Metadata) -> dict[str, Any]:
-    """Returns the settings of decoding, by their names in generation_config.json.
+    """Returns the settings of decoding in a GGUF's metadata, by their names in generation_config.json.
 
-    Tokens are sampled if there is a temperature above 0. A penalty counts only if it covers all tokens so far."""
+    do_sample is True for a temperature above 0. A repetition penalty counts only if it covers all tokens so far."""
     reach = dict.get(metadata, f"{SAMPLING}penalty_last_n")
     found = {}
     for key, name in SETTINGS.items():
@@ -102,7 +102,8 @@ def decoding(metadata: Metadata) -> dict[str, Any]:
 
 
 def sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata that make llama.cpp decode with these settings, regardless of its defaults."""
+    """Returns GGUF metadata that make llama.cpp decode with these settings of generation_config.json, regardless of its
+    defaults; {} without settings."""
     if not generation.keys() & {"do_sample", *SETTINGS.values()}:
         return {}
     drawn, penalty = bool(generation.get("do_sample")), float(generation.get("repetition_penalty") or 1.0)
@@ -117,7 +118,7 @@ def sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(metadata: Metadata, path: str, architecture: str) -> None:
-    """Warns of unread keys that may matter. Raises RequestError for a file without a model."""
+    """Warns of unread metadata that may matter. Raises RequestError for a file without a whole model."""
     kind = metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":
         raise RequestError(
@@ -134,7 +135,7 @@ def check(metadata: Metadata, path: str, architecture: str) -> None:
 
 
 def _start(value: Any) -> str:
-    """Returns the start of a value on one line, with an ellipsis if there is more."""
+    """Returns the first FIRST characters of a value for a message, on one line, with an ellipsis if there are more."""
     text = shown(value, FIRST + 1)
     return text if len(text) <= FIRST else f"{text[:FIRST]}…"
 

@@ -1,14 +1,13 @@
-"""Our parameters and the tensors of a published checkpoint: equal elements under other names, in another layout.
+"""Names and layouts of published checkpoints: which tensor holds which of our parameters.
 
-A family maps each of our modules to their tensors:
+A family maps each of our modules to tensors of the checkpoint ("theirs"):
 
     "embedding": "model.embed_tokens"                                    one for one
     ".mixer.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj"   ours are theirs, stacked by rows
     ".mixer.qkv": Grouped("attn.query_key_value")                        another layout
 
-A leading dot is a module of a layer. A layout is a list of pieces, each a view of their tensor and the view of ours
-with equal elements, so that one description reads and writes.
-"""
+A leading dot is a module of a layer. A layout is a list of pieces, each a view of a published tensor and a view of our
+parameter with equal elements, so that one description reads and writes."""
 
 from __future__ import annotations
 
@@ -30,43 +29,44 @@ OWNER = re.compile(r"(encoder\.)?layers\.\d+")
 
 
 class TensorPiece(NamedTuple):
-    """Equal elements of `ours(our tensor)` and `theirs(their tensor)`, two views of one shape."""
+    """Elements that our parameter and a published tensor share: `ours(parameter)` and `theirs(tensor)` are equal
+    views."""
 
     name: str
-    """Name of their tensor."""
+    """Name of the published tensor."""
     shape: tuple[int, ...]
-    """Shape of their whole tensor."""
+    """Shape of the whole published tensor."""
     ours: View | None = None
     theirs: View | None = None
-    """View of their tensor; None for the whole tensor."""
+    """View of the published tensor; None for all of it."""
     shift: float = 0.0
-    """Constant that theirs exceeds ours by."""
+    """Published element minus ours, a constant."""
     row: int | None = None
-    """First row of ours, if their whole tensor is a slice of our rows; None otherwise."""
+    """First row of our parameter, if the whole published tensor is a slice of its rows; None otherwise."""
 
     @property
     def whole(self) -> bool:
         return self.ours is None and self.theirs is None and self.row is None and not self.shift
 
     def mine(self, ours: Tensor) -> Tensor:
-        """Returns the view of our tensor."""
+        """Returns the piece's view of our parameter, or of a tensor of its shape."""
         if self.row is not None:
             return ours[self.row : self.row + self.shape[0]]
         return self.ours(ours) if self.ours else ours
 
     def their(self, theirs: Tensor) -> Tensor:
-        """Returns the view of their tensor."""
+        """Returns the piece's view of the published tensor."""
         return self.theirs(theirs) if self.theirs else theirs
 
 
 class OwnParameter(NamedTuple):
-    """One of our parameters, with the facts that layouts depend on."""
+    """One of our parameters, with the facts that a layout depends on."""
 
     shape: tuple[int, ...]
     leaf: str
     module: nn.Module
     mixer: Any
-    """Mixer of the module's layer: n_heads, n_kv_heads, head_dim."""
+    """Mixer of the parameter's layer, with n_heads, n_kv_heads and head_dim; None outside of layers."""
 
 
 class TensorLayout:
@@ -77,12 +77,12 @@ class TensorLayout:
         raise NotImplementedError
 
     def suffix(self, leaf: str) -> str:
-        """Returns the end of their tensor's name, for a parameter such as "weight"."""
+        """Returns the end of the published tensor's name for our parameter `leaf`, such as "weight"."""
         return f".{leaf}"
 
 
 class Stacked(TensorLayout):
-    """Ours equals theirs; several names are stacked by rows."""
+    """Layout of a parameter that equals the published tensor; several tensors are stacked by rows."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if len(self.names) == 1:
@@ -95,14 +95,14 @@ class Stacked(TensorLayout):
 
 
 class Flat(TensorLayout):
-    """Theirs is a vector, our rows flattened (norms in groups)."""
+    """Layout of a parameter whose rows the published checkpoint stores as one vector (norms in groups)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [TensorPiece(self.names[0], (prod(at.shape),), lambda w: w.view(-1))]
 
 
 class Transposed(TensorLayout):
-    """Their matrices are stored (in, out) (GPT-2's Conv1D)."""
+    """Layout of a matrix that the published checkpoint stores as (in, out) (GPT-2's Conv1D)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if len(at.shape) == 1:
@@ -111,8 +111,8 @@ class Transposed(TensorLayout):
 
 
 class Grouped(TensorLayout):
-    """Their fused qkv holds, for each KV head, its queries, then its key, then its value (GPT-NeoX, BLOOM, Falcon):
-    rows (g, n/g + 2, h)."""
+    """Layout of q, k and v whose published tensor has rows (g, n/g + 2, h): for each KV head its queries, its key, its
+    value (GPT-NeoX, BLOOM, Falcon)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         n, g, h = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim
@@ -132,7 +132,7 @@ class Grouped(TensorLayout):
 
 
 class Part(TensorLayout):
-    """Ours is the i-th of k equal parts of theirs (Phi-3's gate_up_proj)."""
+    """Layout of a parameter that is the i-th of k equal parts of a published tensor's rows (Phi-3's gate_up_proj)."""
 
     def __init__(self, name: str, i: int, k: int):
         super().__init__(name)
@@ -144,14 +144,15 @@ class Part(TensorLayout):
 
 
 class Shifted(Stacked):
-    """Theirs is ours plus one: norms that store w - 1 here and w there (Gemma's in GGUF)."""
+    """Layout of a norm that stores w - 1 here and w in the published file (Gemma's in GGUF)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [piece._replace(shift=1.0) for piece in super().pieces(at)]
 
 
 class EachHead(TensorLayout):
-    """Ours holds a row per head, theirs a tensor per head; `#` is the index of the head (StableLM's qk norms)."""
+    """Layout of a parameter with a row per head, published as a tensor per head; `#` in the name is the index of the
+    head (StableLM's qk norms)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [
@@ -161,8 +162,8 @@ class EachHead(TensorLayout):
 
 
 class EachExpert(TensorLayout):
-    """Ours holds the rows of all experts, stacked, theirs a tensor for each; `#` is the index of the expert. `dense`:
-    the name in layers that have one FFN instead."""
+    """Layout of a parameter that stacks the rows of all experts, published as a tensor per expert; `#` in the name is
+    the index of the expert. `dense`: the name in layers that have one FFN instead."""
 
     def __init__(self, name: str, dense: str = ""):
         super().__init__(name)
@@ -178,18 +179,19 @@ class EachExpert(TensorLayout):
 
 
 class Bare(Stacked):
-    """Their tensor has a name without a module: `name`, and `name_bias`."""
+    """Layout of a parameter published under a name without a module: `name`, and `name_bias`."""
 
     def suffix(self, leaf: str) -> str:
         return "" if leaf == "weight" else f"_{leaf}"
 
 
 class OfExperts(Bare):
-    """One tensor (e, in, k out) of all experts; ours, (e out, in), are the i-th of k parts of its columns: contiguous,
-    or every k-th (gpt-oss)."""
+    """Layout of a parameter (e out, in) that is the i-th of k parts of the columns of one published tensor (e, in, k
+    out): contiguous columns, or every k-th (gpt-oss)."""
 
     def __init__(self, name: str, i: int = 0, k: int = 1, interleaved: bool = False, dense: str = ""):
-        """Describes part `i` of `k`; `dense`: the name in layers that have one FFN instead."""
+        """Describes part `i` of `k`; `interleaved`: True for every k-th column; `dense`: the name in layers that have
+        one FFN instead."""
         super().__init__(name)
         self.i, self.k, self.interleaved, self.dense = i, k, interleaved, dense
 
@@ -207,7 +209,8 @@ class OfExperts(Bare):
 
 
 class HeadByHead(TensorLayout):
-    """Ours stacks several matrices by rows, theirs interleaves their rows head by head (DeepSeek's kv_b)."""
+    """Layout of several matrices, stacked by rows in our parameter and interleaved head by head in the published tensor
+    (DeepSeek's kv_b)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         outs, n, rest, made = at.module.outs, at.mixer.n_heads, at.shape[1:], []
@@ -226,8 +229,9 @@ class HeadByHead(TensorLayout):
 
 
 class Paired(Stacked):
-    """Layout `Stacked` for q, k and v, with the rows of q and k in the order that rotates neighbours: row 2i of a head
-    is our i, row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
+    """Layout `Stacked` for q, k and v, whose published q and k have the rows in the order that rotates neighbours: row
+    2i of a head is our row i, row 2i+1 our row i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for
+    `llama`)."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         h = at.mixer.head_dim
@@ -236,7 +240,7 @@ class Paired(Stacked):
 
 
 def _halves(rows: View, h: int) -> View:
-    """Returns the view (heads h, ...) -> (heads, h/2, 2, ...): features i and i + h/2 adjacent."""
+    """Returns `rows` followed by the view (heads h, ...) -> (heads, h/2, 2, ...): features i and i + h/2 adjacent."""
     return lambda w: rows(w).unflatten(0, (-1, 2, h // 2)).transpose(1, 2)
 
 
@@ -245,7 +249,8 @@ def _pairs(h: int) -> View:
 
 
 def modules_of(module: nn.Module, path: str = "", found: dict[str, nn.Module] | None = None) -> dict[str, nn.Module]:
-    """Returns `dict(module.named_modules())`, in a quarter of the time, for a module tree without shared modules."""
+    """Returns {path: module} as `named_modules()` gives it, in a quarter of the time, for a tree without shared
+    modules."""
     found = {} if found is None else found
     found[path] = module
     for name, child in module._modules.items():
@@ -256,40 +261,45 @@ def modules_of(module: nn.Module, path: str = "", found: dict[str, nn.Module] | 
 
 @dataclass(frozen=True)
 class Names:
-    """Our module path -> their module path or layout; `layer` is the prefix of their layers, with * for the index."""
+    """Map of our module paths to published module names or layouts; `layer` is the prefix of a published layer, with *
+    for its index."""
 
     layer: str
     modules: Mapping[str, str | TensorLayout]
     prefix: str = ""
-    """Prefix that checkpoints of the bare model, without its head, omit."""
+    """Prefix of names that checkpoints of the bare model, without a head, omit."""
     ignored: str = r"(?!)"
-    """Regular expression of their tensors that hold no weights."""
+    """Regular expression of published tensors that hold no weights."""
     overflows: bool = False
-    """True if published weights exceed 65,504 in float16 inside the model; such a file is loaded in float32."""
+    """True if activations with the published weights exceed 65,504, the largest float16; such a file is loaded in
+    float32."""
     copies: frozenset[str] = frozenset()
-    """Their tensors that repeat the embedding's table; a file in which one differs is another model."""
+    """Published tensors that repeat the embedding's table; a file in which one differs is refused."""
     wholes: Mapping[str, str] = field(default_factory=dict)
-    """Part of our layer -> their module that computes all of it, if its weights have no separate modules."""
+    """Part of our layer -> published module that computes all of it, for parts whose weights have no separate modules.
+    """
     apart: frozenset[str] = frozenset()
-    """Parts of our layer whose weights are in a module that computes more than they do (a norm and its gate), so that
-    its inputs and outputs differ from ours."""
+    """Parts of our layer whose published module computes more than the part (a norm and its gate), so that its inputs
+    and outputs differ from ours."""
     buffers: Mapping[str, str] = field(default_factory=dict)
-    """Our buffer -> their tensor, for values of a checkpoint that are not trained."""
+    """Our buffer -> published tensor, for values of a checkpoint that are not trained."""
     absent: frozenset[str] = frozenset()
-    """Their tensors that a checkpoint may lack; their values are then 0."""
+    """Published tensors that a checkpoint may lack; their values are then 0."""
     encoder: Names | None = None
     """Names of the encoder's modules, without the prefix `encoder.`; None without an encoder."""
     blocks: int = 1
-    """Number of our blocks in one of their layers; if several, names start with the block's index, as in
+    """Number of our blocks in one published layer; if several, our paths start with the block's index, as in
     `.1.mixer.output`."""
 
     def layout(self, module: str) -> tuple[TensorLayout, str]:
-        """Returns the layout of one of our modules, and the prefix of its names."""
+        """Returns (layout of our module `module`, prefix of its published names). Raises KeyError for an unknown
+        module."""
         names, key, stem = self._found(module)
         return names._layouts[key], stem
 
     def _found(self, module: str) -> tuple[Names, str, str]:
-        """Returns the names that apply to a module (the encoder's or these), the key in them, and the prefix."""
+        """Returns (the names that apply to our module `module`, its key in them, prefix of its published names); for
+        modules of the encoder the names are the encoder's."""
         if self.encoder is not None and module.startswith("encoder."):
             return self.encoder._found(module.removeprefix("encoder."))
         if (layer := LAYER.fullmatch(module)) is None:
@@ -306,7 +316,8 @@ class Names:
         }
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
-        """Yields (our name, our parameter, its pieces) for every parameter of the model, given `modules_of` it.
+        """Yields (our name, our parameter, its pieces) for every parameter of a model, whose modules `modules_of`
+        returns.
 
         Raises KeyError for a module that the family does not have."""
         seen: set[int] = set()

@@ -74,7 +74,7 @@ WORDS = {
 }  # fmt: skip
 """Key of params.json -> key of the config.json of the same model."""
 LLAMA_3_2 = {(2048, 16), (3072, 28)}
-"""(width, layers) of the models of Llama 3.2, which divide low frequencies by 32 instead of 3.1's 8."""
+"""(width, layers) of the models of Llama 3.2, which divide low frequencies by 32 instead of Llama 3.1's 8."""
 CUT = (
     r"output\.weight|.*\.(attention\.w[qkv]|feed_forward\.w[13])\.weight",
     r".*\.(attention\.wo|feed_forward\.w2)\.weight",
@@ -94,13 +94,13 @@ LONGEST = ("max_seq_len", "max_position_embeddings", "model_max_length")
 
 @dataclass(frozen=True)
 class Original:
-    """An opened checkpoint: its config, the names of its tensors, and the file that has them."""
+    """A checkpoint in its authors' format: its config, the names of its modules, and the opened file of its tensors."""
 
     config: ModelConfig
     names: Names
     file: TensorFile
     folder: Path
-    """Folder in which its tokenizer is looked for."""
+    """Folder that may have the tokenizer's files."""
 
 
 def is_original(path: Path) -> bool:
@@ -117,14 +117,15 @@ def is_original(path: Path) -> bool:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Returns the model that a checkpoint describes. Raises RequestError."""
+    """Returns the config of a checkpoint in its authors' format. Raises RequestError."""
     original = _opened(path)
     original.file.close()
     return original.config
 
 
 def read_original(path: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
-    """Returns the model, ready to run, with its tokenizer if that can be read. Raises RequestError."""
+    """Returns the model of a checkpoint in its authors' format, ready to run, with its tokenizer, None if that cannot
+    be read. Raises RequestError."""
     original = _opened(path)
     with original.file as file:
         model = fill(original.config, original.names, file, dtype, device, where=str(path))
@@ -136,7 +137,8 @@ def _opened(path: Path) -> Original:
 
 
 def _read(family: Family, fields: Fields, said: Fields) -> ModelConfig:
-    """Returns the config of a family's fields, and warns of keys of the original that were not read."""
+    """Returns the config that `fields` describe as `family`; warns of keys in `said`, the checkpoint's own, that were
+    not read."""
     config = family.config(fields)
     if unread := said.unread():
         warnings.warn(f"{said.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
@@ -149,7 +151,7 @@ def _read(family: Family, fields: Fields, said: Fields) -> ModelConfig:
 def _nanogpt(path: Path) -> Original:
     """Opens a checkpoint of nanoGPT's train.py: GPT-2 with exact GELU, with biases or without any.
 
-    Models of nanoGPT before June 2023 used the tanh approximation of GELU; the file does not tell."""
+    Models of nanoGPT before June 2023 used the tanh approximation of GELU, which the file does not record."""
     file = PickledFile(path)
     try:
         arguments = {
@@ -169,7 +171,7 @@ def _nanogpt(path: Path) -> Original:
 
 
 def _bare(name: str) -> str:
-    """Returns the name of a tensor in the trained model, without the prefixes of `WRAPPED`."""
+    """Returns a tensor's name in nanoGPT's model: without "model." and the prefixes of `WRAPPED`."""
     name = name.removeprefix("model.")
     while wrapped := next((one for one in WRAPPED if name.startswith(one)), ""):
         name = name.removeprefix(wrapped)
@@ -177,7 +179,7 @@ def _bare(name: str) -> str:
 
 
 def _unbiased(config: ModelConfig) -> ModelConfig:
-    """Returns GPT-2 without the biases of its matrices and norms."""
+    """Returns GPT-2's config without the biases of matrices and norms."""
     blocks = []
     for block in config.layers():
         mixer, network = attention(block).replace(bias=False), ffn(block).replace(bias=False)
@@ -189,7 +191,7 @@ def _unbiased(config: ModelConfig) -> ModelConfig:
 
 
 def _consolidated(folder: Path) -> Original:
-    """Opens a folder of Meta or Mistral, whose rotary positions rotate neighbouring pairs."""
+    """Opens a folder of Meta or Mistral with consolidated weights; their rotary positions rotate neighbouring pairs."""
     where = folder / PARAMS
     tree = read_tree(where)
     tree = tree["model"] if isinstance(tree, dict) and isinstance(tree.get("model"), dict) else tree
@@ -206,7 +208,8 @@ def _consolidated(folder: Path) -> Original:
 
 
 def _fields(said: Fields, file: TensorFile) -> dict[str, Any]:
-    """Returns the fields of the equivalent config.json. Raises RequestError for unsupported parts."""
+    """Returns the fields of the config.json equivalent to a params.json, `said`. Raises RequestError for unsupported
+    parts."""
     for name in ("moe", "vision_encoder", "quantization", "quantization_args", "lora", "lora_args", "yarn",
                  "llama_4_scaling", "qk_norm", "use_biases", "mla", "ssm"):  # fmt: skip
         said.only(name, None, False)
@@ -247,7 +250,7 @@ def _hidden(dim: int, multiplier: float, multiple_of: int) -> int:
 
 
 def _rows(said: Fields, file: TensorFile) -> int:
-    """Returns the size of the vocabulary, which Meta's files leave to the tokenizer (-1)."""
+    """Returns the vocabulary size from the embedding's shape, because Meta's params.json leaves it open (-1)."""
     rows = file.entry("tok_embeddings.weight").shape[0]
     given = said.get("vocab_size", -1)
     if given not in (-1, rows):
@@ -256,7 +259,7 @@ def _rows(said: Fields, file: TensorFile) -> int:
 
 
 def _context(said: Fields, theta: float, scaled: bool) -> int:
-    """Returns the longest text of the release of Llama that these fields match, and warns, because no file states
+    """Returns the context length in tokens of the Llama release that these fields match; warns, because no file states
     it."""
     if scaled:
         release, context = "Llama 3.1", 131_072
@@ -271,8 +274,8 @@ def _context(said: Fields, theta: float, scaled: bool) -> int:
 
 
 def _weights(folder: Path, dim: int) -> TensorFile:
-    """Opens the weights of a folder: files of torch divide tensors between ranks, safetensors distribute whole
-    tensors."""
+    """Opens the weights of a folder as one file; several files hold parts of each tensor (.pth of Meta's ranks) or
+    whole tensors (.safetensors)."""
     paths = sorted(folder.glob("consolidated*.safetensors")) or sorted(folder.glob("consolidated*.pth"))
     kind: Callable[[Path], SingleFile] = SafetensorsFile if paths[0].suffix == ".safetensors" else PickledFile
     with ExitStack() as opened:
@@ -283,7 +286,7 @@ def _weights(folder: Path, dim: int) -> TensorFile:
 
 
 def _joined(folder: Path, files: list[SingleFile], dim: int) -> TensorFile:
-    """Returns several files as one. Raises RequestError if they contradict each other."""
+    """Returns several files of weights as one file. Raises RequestError if they contradict each other."""
 
     def axis(name: str, shape: tuple[int, ...]) -> int | None:
         if name == "tok_embeddings.weight":  # by vocabulary since Llama 3, before by width
@@ -304,7 +307,7 @@ def _joined(folder: Path, files: list[SingleFile], dim: int) -> TensorFile:
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """Returns the tokenizer of a folder, or None with a warning that tells how to make a readable one."""
+    """Returns the tokenizer of a folder; None without a readable one, with a warning that tells how to make it."""
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return load_tokenizer(folder)
     for pattern, remedy in FOREIGN_TOKENIZERS.items():

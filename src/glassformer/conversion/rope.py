@@ -1,5 +1,5 @@
 """Rotary positions in config.json: `rope_theta`, `rope_scaling`, `partial_rotary_factor` (transformers 4), or all of
-them inside `rope_parameters` (transformers 5). Written in the older form, which both read."""
+them inside `rope_parameters` (transformers 5). They are written in the older form, which both read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def read_rotary(
     fraction_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
 ) -> RotaryConfig:
-    """Reads rotary positions; `theta` and `fraction` are the family's defaults.
+    """Reads rotary positions from config.json; `theta` and `fraction` are the family's defaults, `theta_name` and
+    `fraction_name` their fields.
 
     If both mappings are given the older one counts, and a trained context outside them takes precedence over one
     inside, as in transformers 5.23."""
@@ -39,7 +40,7 @@ def read_rotary(
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Returns `rope_scaling`, or if it is empty `rope_parameters`; the other mapping is ignored."""
+    """Returns the fields inside `rope_scaling`, or inside `rope_parameters` if that is empty."""
     inside, outside = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if not outside.values:
         return inside
@@ -50,7 +51,8 @@ def rope_fields(fields: Fields) -> Fields:
 def rotary(
     said: Fields, fields: Fields, context: int, theta: float, fraction: float = 1.0, pairing: Pairing = "half"
 ) -> RotaryConfig:
-    """Reads one mapping of rope parameters; `theta` and `fraction` are defaults."""
+    """Reads rotary positions from one mapping of rope parameters, `said`; `theta` and `fraction` are defaults, `fields`
+    are the config's, which may also have the trained context."""
     return RotaryConfig(
         base=said.number("rope_theta", theta),
         fraction=said.number("partial_rotary_factor", fraction),
@@ -62,8 +64,11 @@ def rotary(
 def rotary_by_kind(
     fields: Fields, context: int, bases: Mapping[str, tuple[str, float]], scaled: Collection[str]
 ) -> dict[str, RotaryConfig]:
-    """Reads each kind of layer from its mapping inside `rope_parameters`, or from older fields: `bases` has the field
-    of its base and the family's default, and an outer `rope_scaling` applies to the kinds `scaled`."""
+    """Reads the rotary positions of each kind of layer, {kind: config}, from `rope_parameters`[kind] or from older
+    fields.
+
+    `bases`: kind -> (older field of its base, the family's default); an outer `rope_scaling` applies to the kinds in
+    `scaled`."""
     nested, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     scaling.only("type", None)  # `transformers` ignores it here
     positions = {}
@@ -124,7 +129,8 @@ def _read_scaling(said: Fields, fields: Fields, context: int) -> RotaryScalingCo
 
 
 def _yarn_magnitude(said: Fields, factor: float) -> float | None:
-    """Returns the factor of cos and sin, if the fields give more than `factor` (DeepSeek's mscale); None otherwise."""
+    """Returns YaRN's factor on cos and sin: `attention_factor`, or a ratio of DeepSeek's mscale and mscale_all_dim;
+    None if the fields give neither."""
     given = said.number("attention_factor", None)
     one, all_ = said.number("mscale", None), said.number("mscale_all_dim", None)
     if given is not None or not (one and all_) or factor <= 1:
@@ -133,7 +139,8 @@ def _yarn_magnitude(said: Fields, factor: float) -> float | None:
 
 
 def write_rotary(position: Any, fraction_name: str | None = None, theta_name: str = "rope_theta") -> dict[str, Any]:
-    """Returns the fields of a rotary position; empty for another position, which a reader takes for the default."""
+    """Returns the fields of config.json for a rotary position; {} for another kind, so that reading gives the
+    default."""
     if not isinstance(position, RotaryConfig):
         return {}
     said: dict[str, Any] = {theta_name: position.base}
@@ -145,7 +152,8 @@ def write_rotary(position: Any, fraction_name: str | None = None, theta_name: st
 
 
 def write_scaling(scaling: RotaryScalingConfig) -> dict[str, Any]:
-    """Returns one entry per field; an unknown kind keeps its name, which no reader knows."""
+    """Returns `rope_scaling` of config.json for a scaling; a kind without a published name keeps its own, which is
+    refused when read."""
     said: dict[str, Any] = {"rope_type": _KINDS.get(scaling.kind, scaling.kind)}
     for name, value in scaling:
         if value is not None:

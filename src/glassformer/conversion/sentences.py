@@ -1,4 +1,4 @@
-"""Files of sentence-transformers in addition to the model: the pooling of hidden states into one vector per text."""
+"""Files of sentence-transformers next to a model's: the pooling of hidden states into one vector per text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from glassformer.text.subword import SETTINGS_FILE
 MODULES, LENGTH, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 LENGTHS = (LENGTH, *(f"sentence_{kind}_config.json" for kind in
            ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")))  # fmt: skip
-"""Files of the settings of the first step; the first that is not empty counts."""
+"""File names of the first step's settings; the first file that is not empty counts."""
 POOLING = "1_Pooling/config.json"
 FILES = (MODULES, *LENGTHS, PROMPTS, POOLING, "2_Normalize/config.json")
 """Files that a folder of sentence-transformers has in addition to one of transformers."""
 MODES: dict[str, Pool] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 FLAG = re.compile(r"pooling_mode_(\w+?)(_tokens?)?$")
-"""Pattern of a mode's flag, as sentence-transformers wrote them before 5.4."""
+"""Pattern of the flag of a pooling mode, as sentence-transformers wrote it before 5.4."""
 READ = {
     MODULES: {"type", "path"},
     LENGTH: {"max_seq_length"},
     PROMPTS: {"prompts", "default_prompt_name", "similarity_fn_name"},
     POOLING: {"pooling_mode", "include_prompt"},
 }
-"""File -> keys that are read."""
+"""File -> keys that are read from it."""
 WITHOUT_EFFECT = {
     **dict.fromkeys(("idx", "name", "kwargs"), "names a step, or what a caller may pass to it"),
     **dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), "repeats the width of the model"),
@@ -60,8 +60,8 @@ MOST_TOKENS = 1 << 28
 
 
 def read(folder: Path) -> Pooling | None:
-    """Returns the pooling of a folder; None for one without files of sentence-transformers. Raises RequestError for
-    unknown steps, because a vector without them would differ."""
+    """Returns the pooling that a folder describes; None for a folder without files of sentence-transformers. Raises
+    RequestError for unknown steps, because vectors would differ without them."""
     if not (folder / MODULES).is_file():
         return None
     steps = read_tree(folder / MODULES)
@@ -104,14 +104,14 @@ def read(folder: Path) -> Pooling | None:
 
 
 def _place(folder: Path, path: Any) -> Path:
-    """Returns the folder of a step. Raises RequestError for one outside of `folder`."""
+    """Returns the folder of a step, `folder` / `path`. Raises RequestError for a path outside of `folder`."""
     if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
         raise RequestError(code="range", field="modules", value=path, expected="the path of a folder inside this one")
     return folder / path
 
 
 def _check(place: Path, file: str, said: dict[str, Any]) -> None:
-    """Raises RequestError for keys of a file that may change a vector and are not applied."""
+    """Raises RequestError if `said`, the content of `file`, has a key that may change a vector and is not applied."""
     neutral = NEUTRAL.get(file, {})
     for key, value in said.items():
         if value is None or key in WITHOUT_EFFECT or key in READ.get(file, ()) or value in neutral.get(key, ()):
@@ -123,7 +123,8 @@ def _check(place: Path, file: str, said: dict[str, Any]) -> None:
 
 
 def _modes(said: dict[str, Any]) -> list[str]:
-    """Returns the names of the pooling modes: one key since sentence-transformers 5.4, a flag for each before."""
+    """Returns the names of the pooling modes in `said`: in one key since sentence-transformers 5.4, in a flag each
+    before."""
     given = said.get("pooling_mode")
     if given is not None:
         return [str(mode) for mode in given] if isinstance(given, list) else [str(given)]
@@ -132,7 +133,8 @@ def _modes(said: dict[str, Any]) -> list[str]:
 
 
 def _longest(folder: Path) -> int | None:
-    """Returns the number of tokens at which a text is truncated; None if the folder does not limit it."""
+    """Returns the number of tokens at which texts are truncated before embedding; None if the folder does not limit
+    it."""
     files = [name for name in LENGTHS if (folder / name).is_file()]
     name, said = next(((name, said) for name in files if (said := _mapping(folder / name))), (LENGTH, {}))
     _check(folder / name, LENGTH, {key: value for key, value in said.items() if key not in OF_QUERIES})
@@ -153,8 +155,8 @@ def _longest(folder: Path) -> int | None:
 
 
 def _prompt(folder: Path, normalize: bool) -> str:
-    """Returns the prompt that precedes each text to embed. Raises RequestError for an unknown key or name; warns of a
-    similarity other than the cosine, which ranks passages here."""
+    """Returns the text that precedes each text to embed, "" by default. Raises RequestError for an unknown key or name;
+    warns of a similarity that ranks otherwise than the cosine, which is used here."""
     if not (folder / PROMPTS).is_file():
         return ""
     said = _mapping(folder / PROMPTS)
@@ -174,7 +176,8 @@ def _prompt(folder: Path, normalize: bool) -> str:
 
 
 def replace(folder: Path, pooling: Pooling | None, width: int) -> None:
-    """Writes the files that only sentence-transformers reads; without `pooling`, only removes them."""
+    """Replaces the files of sentence-transformers in a folder by those of `pooling`, for vectors of `width` elements;
+    for None, only removes them."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     if pooling is None:

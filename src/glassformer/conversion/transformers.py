@@ -1,13 +1,12 @@
-"""Models of this package's family for `transformers`: `AutoModelForCausalLM`, `generate`, `Trainer`, `pipeline`.
+"""Models of this package as classes of `transformers`: `AutoModelForCausalLM`, `generate`, `Trainer`, `pipeline`.
 
 >>> import glassformer.conversion.transformers
 >>> AutoModelForCausalLM.from_pretrained(folder)                    # a folder that gf.save wrote
 >>> GlassformerForCausalLM.of(gf.preset("llama@10m+alibi").build())   # any model, wrapped unchanged
 
-A decoder is `AutoModelForCausalLM`'s, with a prefix or without, a bidirectional model `AutoModelForMaskedLM`'s, one
-with two towers `AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives the
-hidden states of any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
-"""
+`AutoModelForCausalLM` loads a decoder, with a prefix or without, `AutoModelForMaskedLM` a bidirectional model,
+`AutoModelForSeq2SeqLM` one with two towers, `AutoModelForSequenceClassification` one with classes; `AutoModel` gives
+the hidden states of any model. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`."""
 
 from __future__ import annotations
 
@@ -45,12 +44,11 @@ __all__ = [
 
 
 class GlassformerCache(Cache):
-    """Decode state of a wrapped model: the tokens read, (b, t), and our `ModelState` for them.
+    """Decode state of a wrapped model: all tokens read so far, (b, t), and a `ModelState` of them.
 
     Memory for `max_len` tokens is allocated at the first ones. If the state cannot follow (it is full, a window has
     dropped tokens to return to, rows are repeated), a new state reads the tokens again. With `prompted` the tokens of
-    the first call are the prefix of a model that takes one.
-    """
+    the first call are the prefix of a model that takes one."""
 
     def __init__(self, max_len: int = 256, prompted: bool = False):
         super().__init__(layers=[])
@@ -85,7 +83,8 @@ class GlassformerCache(Cache):
         )[:, start - read :]
 
     def _prefix(self, model: Model, read: int) -> Tensor | None:
-        """Returns the mask of prompt tokens (b, t) for a new state; None after it, and for a model without a prefix."""
+        """Returns the mask of prompt tokens (b, t), True for the prefix, for a new state; None if the state has `read`
+        tokens, and for a model without a prefix."""
         if read or not (self.prompted and model.takes_prefix):
             return None
         assert self.tokens is not None
@@ -108,7 +107,7 @@ class GlassformerCache(Cache):
         return -1 if self.tokens is None else self.tokens.shape[0]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replaces row i by row beam_idx[i]."""
+        """Replaces row i of the batch by row beam_idx[i], as beam search needs."""
         if self.tokens is None:
             return
         same_rows = len(beam_idx) == len(self.tokens)
@@ -128,7 +127,7 @@ class GlassformerCache(Cache):
             self.reorder_cache(rows.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last tokens; `generate` gives their number as a negative one."""
+        """Drops the last -`tokens_to_remove` tokens. Raises RequestError for a positive number."""
         if tokens_to_remove > 0:
             raise RequestError(
                 f"crop({tokens_to_remove}): give a negative number, of tokens to be forgotten",
@@ -171,13 +170,13 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple:
-        """Returns logits (b, s, v) of tokens (b, s); with `labels` (b, s), which are shifted here, the mean loss in
-        nats. Losses of parts are scaled by the share of this piece in its batch, as is the loss.
+        """Returns logits (b, s, v) of tokens (b, s); with `labels` (b, s), which are shifted here, also the mean loss
+        in nats, with the parts' auxiliary losses. With `num_items_in_batch`, both are scaled to the share of this piece
+        in its batch.
 
         `attention_mask` (b, s), or (b, t) with a cache, is 0 for padding, on either side; positions count its ones.
         Without a cache `position_ids` may override them; without a mask, a restart of positions starts another
-        document.
-        """
+        document."""
         tokens, mask = check_tokens(input_ids, attention_mask, inputs_embeds), padding(attention_mask)
         if past_key_values is None and use_cache:
             past_key_values = GlassformerCache()
@@ -216,7 +215,7 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
         if mask is not None and mask.shape[1] != end:
             raise RequestError(
                 f"attention_mask has {mask.shape[1]} columns; with {start} tokens in the cache and {tokens.shape[1]} "
-                f"new ones, {end} are right",
+                f"new ones, it must have {end}",
                 code="conflict", field="attention_mask", value=mask.shape[1],
             )  # fmt: skip
         counted = torch.arange(start, end, device=tokens.device)
@@ -230,7 +229,8 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> None:
-        """Allocates a cache for all tokens that `generate` may add."""
+        """Puts a cache for all tokens that `generate` may read into `model_kwargs`. Raises RequestError for a
+        bidirectional model."""
         if not self.model.writes:
             raise RequestError(
                 "this model is bidirectional (not causal), so it cannot generate", code="causal", field="model"
@@ -245,7 +245,8 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
 
 
 class GlassformerModel(Wrapped):
-    """Hidden states of any model, and of one whose head pools its vectors; of two towers those of the decoder."""
+    """A model of any kind without logits, for `AutoModel`: hidden states, of the decoder if there are two towers, and
+    the pooled vector if the head makes one."""
 
     def forward(
         self,
@@ -260,7 +261,8 @@ class GlassformerModel(Wrapped):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPooling | tuple:
-        """Returns last_hidden_state (b, s, d), pooler_output (b, d) or None. A model of images reads `pixel_values`."""
+        """Returns last_hidden_state (b, s, d) and pooler_output (b, d), None without a pooling head. A model of images
+        reads `pixel_values` (b, c, h, w)."""
         mask, given = padding(attention_mask), {}
         if self.model.encoder is not None:
             given = {"source": check_tokens(input_ids, attention_mask), "source_documents": mask}
@@ -275,7 +277,7 @@ class GlassformerModel(Wrapped):
 
 
 class _WithoutDecoder(Wrapped):
-    """Base of encoders with a head: logits, and their loss."""
+    """Base of encoders with a head: forward returns logits and their loss."""
 
     answer: Any
 
@@ -320,7 +322,7 @@ class GlassformerForMaskedLM(_WithoutDecoder):
 
 
 class GlassformerForSequenceClassification(_WithoutDecoder):
-    """A model that returns logits of classes for each text."""
+    """A model that returns logits of classes (b, c) for each text or image."""
 
     answer = SequenceClassifierOutput
 
@@ -330,7 +332,7 @@ class GlassformerForSequenceClassification(_WithoutDecoder):
 
 
 class _Encoder(nn.Module):
-    """The encoder for `generate`, which calls it once; the model is not registered as its child."""
+    """The encoder of `model` as a module that `generate` calls once; `model` is not registered as its child."""
 
     main_input_name = "input_ids"
 
@@ -345,7 +347,8 @@ class _Encoder(nn.Module):
 
 
 class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
-    """A model of two towers: the encoder reads `input_ids`, the decoder predicts `decoder_input_ids`."""
+    """A model of two towers: the encoder reads `input_ids`, the decoder predicts each next token of
+    `decoder_input_ids`."""
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
@@ -370,9 +373,8 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput | tuple:
         """Returns logits (b, s, v) of decoder_input_ids (b, s), which attend to input_ids (b, t) or to given encoder
-        outputs; with `labels` (b, s) their mean loss in nats. Without decoder_input_ids, the labels shifted by one are
-        used.
-        """
+        outputs; with `labels` (b, s) also their mean loss in nats. Without decoder_input_ids, the labels shifted by one
+        are used."""
         mask = padding(attention_mask)
         if encoder_outputs is None:
             memory = self.model.encode(check_tokens(input_ids, attention_mask), mask)
@@ -409,7 +411,7 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
 
 
 def refuse(condition: bool, why: str, right: str) -> None:
-    """Raises RequestError, if the condition holds, for a model of another Auto class."""
+    """Raises RequestError if `condition` holds: "this model `why`; load it with `right`", another Auto class."""
     if condition:
         raise RequestError(f"this model {why}; load it with {right}", code="conflict", field="head", expected=right)
 

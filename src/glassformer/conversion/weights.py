@@ -27,7 +27,7 @@ from glassformer.parts.quantized import UNTRAINED
 from glassformer.progress import counted
 
 LARGE = 1 << 18
-"""Elements of a tensor above which the number of threads that unpack it is tuned."""
+"""Least number of elements of a tensor for which the number of threads that unpack it is tuned."""
 NEIGHBOURS = 1 << 20
 """Bytes below which a tensor that is not adjacent to others in use is copied: the system maps some 64 kB at once, and
 would bring its unused neighbours into memory."""
@@ -43,7 +43,8 @@ def fill(
     keep: bool = False,
     where: str | None = None,
 ) -> Model:
-    """Returns a model with the file's weights; `dtype=None` keeps the file's dtypes, fp32 for quantised tensors.
+    """Returns a model with the file's weights in `dtype`; for None, in the most common dtype of the file, fp32 for
+    quantised weights.
 
     A tensor stored in the file as the model holds it becomes a parameter in place, mapped and read when first used;
     others are read into allocated memory. With `keep`, quantised matrices stay quantised and are unpacked at every use.
@@ -95,7 +96,7 @@ def fill(
 
 def not_finite(value: Tensor, dtype: torch.dtype | None = None) -> int:
     """Returns the number of elements that are NaN or infinite, or become so in `dtype`. A tensor without any is read
-    once: a minimum and a maximum are NaN if any element is."""
+    only once, for its minimum and maximum, which are NaN if any element is."""
     if not value.numel() or not value.is_floating_point():
         return 0
     most = torch.finfo(dtype or value.dtype).max
@@ -106,8 +107,8 @@ def not_finite(value: Tensor, dtype: torch.dtype | None = None) -> int:
 
 
 def spoilt_weights(model: nn.Module, dtype: torch.dtype | None = None, vectors: bool = True) -> dict[str, int]:
-    """Returns the number of elements that `not_finite` counts, by the name of a weight that has any. Without
-    `vectors`, `dtype` is that of matrices only."""
+    """Returns {name: number of elements that are NaN or infinite} of the weights that have any, also after conversion
+    to `dtype`; without `vectors`, only matrices are converted."""
     counts = {
         name: not_finite(weight, dtype if vectors or weight.dim() > 1 else None)
         for name, weight in model.named_parameters()
@@ -116,20 +117,21 @@ def spoilt_weights(model: nn.Module, dtype: torch.dtype | None = None, vectors: 
 
 
 def spoilt_words(spoilt: Mapping[str, int]) -> str:
-    """Returns names and counts of weights that are not finite, for a message."""
+    """Returns a phrase for a message with the names and counts of weights that are not finite."""
     named = [f"{name} ({count:,})" for name, count in list(spoilt.items())[:4]]
     more = [f"{len(spoilt) - 4:,} more tensors"] if len(spoilt) > 4 else []
     return f"NaN or infinite values in {', '.join([*named, *more])}"
 
 
 def warn_spoilt(path: Path, spoilt: Mapping[str, int]) -> None:
-    """Warns of weights that are not finite, with their names and counts."""
+    """Warns of weights in `path` that are not finite, with their names and counts; no warning for an empty `spoilt`."""
     if spoilt:
         warnings.warn(f"{path} has {spoilt_words(spoilt)}: what the model computes from them is not a number")
 
 
 def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
-    """Returns True if our tensor is theirs, whole and unchanged, stacked by rows."""
+    """Returns True if our parameter of this `shape` equals the published tensors of its pieces, whole and unchanged,
+    stacked by rows."""
     if len(pieces) == 1 and pieces[0].whole:
         return True
     at = 0
@@ -141,7 +143,7 @@ def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
 
 
 def common_dtype(file: TensorFile) -> torch.dtype:
-    """Returns the floating dtype of most elements of the file; quantised and 8-bit ones count as fp32."""
+    """Returns the floating dtype with the most bytes in the file; quantised and 8-bit weights count as fp32."""
     sizes: dict[torch.dtype, int] = {}
     for entry in file.entries.values():
         dtype = torch.float32 if is_packed(entry) else DTYPES[entry.dtype]
@@ -151,20 +153,20 @@ def common_dtype(file: TensorFile) -> torch.dtype:
 
 
 def is_packed(entry: TensorEntry) -> bool:
-    """Returns True for quantised weights and for 8-bit floats, which are unpacked before computation."""
+    """Returns True for quantised weights and 8-bit floats, which are unpacked before computation."""
     dtype = DTYPES.get(entry.dtype)
     return dtype is None or (dtype.is_floating_point and dtype.itemsize == 1)
 
 
 def packed_formats(file: TensorFile) -> str:
-    """Returns the formats of a file's quantised weights with their total size, or an empty text."""
+    """Returns a phrase with the formats of a file's quantised weights and their total size; "" without such weights."""
     entries = [entry for entry in file.entries.values() if is_packed(entry)]
     formats = sorted({entry.dtype for entry in entries})
     return f"{', '.join(formats)} ({size(sum(entry.nbytes for entry in entries))})" if formats else ""
 
 
 def safe_dtype(names: Names, dtype: torch.dtype, file: TensorFile) -> torch.dtype:
-    """Returns the dtype, or float32 with a warning for float16 in a family whose activations overflow it.
+    """Returns `dtype`, but float32, with a warning, instead of float16 for a family whose activations overflow float16.
 
     transformers keeps such a family's output matrices in float32 and clamps the residual stream."""
     if not names.overflows or dtype != torch.float16:
@@ -176,7 +178,7 @@ def safe_dtype(names: Names, dtype: torch.dtype, file: TensorFile) -> torch.dtyp
 
 
 class _Theirs:
-    """The tensors of a file under the names that its family uses, with a record of those used."""
+    """The tensors of a file under a family's names, with a record of those that were used."""
 
     def __init__(self, file: TensorFile, names: Names, dtype: torch.dtype, device: torch.device):
         self.file, self.names, self.dtype, self.device = file, names, dtype, device
@@ -188,14 +190,15 @@ class _Theirs:
         self.cut = names.prefix if bare else ""
 
     def lacks(self, pieces: list[TensorPiece]) -> bool:
-        """Returns True if the file has no piece of them, and may lack them."""
+        """Returns True if the file has no tensor for any of the pieces, and the family allows this."""
         return all(
             piece.name in self.names.absent and piece.name.removeprefix(self.cut) not in self.file.entries
             for piece in pieces
         )
 
     def entries(self, path: str, pieces: list[TensorPiece]) -> list[TensorEntry]:
-        """Returns the entries of the pieces of one of our parameters, and marks them as used."""
+        """Returns the file's entries for the pieces of our parameter `path`, and marks them as used. Raises
+        RequestError for a missing tensor or another shape."""
         found = []
         for piece in pieces:
             name = piece.name.removeprefix(self.cut)
@@ -233,8 +236,8 @@ class _Theirs:
         return made.to(self.device)
 
     def with_its_head(self, config: ModelConfig) -> ModelConfig:
-        """Returns `config`, untied if the file has a head that differs from the embedding, the rule of `transformers`;
-        an equal head counts as used."""
+        """Returns `config`, with an untied head if the file has a head that differs from the embedding, as
+        `transformers` does; a head equal to the embedding is marked as used."""
         if not config.head.tied or "head" not in self.names.modules:
             return config
         head, embedding = (f"{self.names.modules[module]}.weight" for module in ("head", "embedding"))
@@ -250,15 +253,15 @@ class _Theirs:
         return config.replace(head=config.head.replace(tied=False))
 
     def _equal(self, one: str, other: str) -> bool:
-        """Returns True if two tensors have equal elements in the loaded dtype; compared piece by piece, without a
-        copy."""
+        """Returns True if two tensors of the file have equal elements in the loaded dtype; compared without a copy of
+        the whole."""
         dtype = self.dtype
         pairs = zip(*(by_rows(self.file.tensor(name)) for name in (one, other)), strict=True)
         same = self.file.entry(one).shape == self.file.entry(other).shape
         return same and all(torch.equal(mine.to(dtype), theirs.to(dtype)) for mine, theirs in pairs)
 
     def check_all_used(self) -> None:
-        """Raises RequestError for a tensor that the model has no parameter for."""
+        """Raises RequestError if the file has a tensor that belongs to no parameter of the model."""
         table = f"{self.names.modules.get('embedding')}.weight".removeprefix(self.cut)
         for copy in sorted(self.names.copies):
             name = copy.removeprefix(self.cut)
@@ -296,8 +299,8 @@ class _Gathered:
 
 
 def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, TensorSource]:
-    """Returns their name -> a source of their tensor, for every weight of the model; a tied head is written once, as
-    the embedding. Raises RequestError for quantised weights."""
+    """Returns {published name: source of the tensor in `dtype`} of every weight of the model, for writing; a tied head
+    is written once, as the embedding. Raises RequestError for quantised weights."""
     if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):
         raise RequestError(
             "packed weights are not written; load the model without quantize and save that",
@@ -313,10 +316,9 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
 
 @torch.no_grad()
 def fold(model: Model) -> Model:
-    """Returns the model with plain linear layers: W_hat replaces W and the parameters that W_hat is computed from.
+    """Returns the model with plain linear layers: each reparametrised weight is replaced by its value.
 
-    A model without reparametrised matrices is returned itself; otherwise a new one, which shares all other weights.
-    """
+    A model without reparametrised matrices is returned itself; otherwise a new one, which shares all other weights."""
     if model.config.reparam is None:
         return model
     weights = model.state_dict()
@@ -332,7 +334,8 @@ def fold(model: Model) -> Model:
 
 
 class PackedLinear(Linear):
-    """A `Linear` whose weight is unpacked at every call: the file's memory, plus one full weight at a time.
+    """A `Linear` whose weight stays quantised and is unpacked at every call: memory for the file's bytes, plus one full
+    weight at a time.
 
     Equals the `Linear` with the unpacked weight; it is not trainable."""
 

@@ -1,4 +1,4 @@
-"""Base of our models behind the interface of `transformers`, for all heads."""
+"""Base of the classes that put our models behind the interface of `transformers`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from glassformer.register.config import GlassformerConfig
 
 
 class Wrapped(PreTrainedModel):
-    """Our `Model`, as `self.model`, behind the interface of `transformers`.
+    """Our `Model`, in the attribute `model`, behind the interface of `transformers`.
 
-    Kernels and masks are the model's: `attn_implementation` has no effect.
-    """
+    Kernels and masks are the model's: `attn_implementation` has no effect."""
 
     config_class = GlassformerConfig
     base_model_prefix = "model"
@@ -45,18 +44,19 @@ class Wrapped(PreTrainedModel):
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
-        """Raises RequestError for a model of another class."""
+        """Raises RequestError if this class cannot wrap a model of `config`; accepts any by default."""
 
     @classmethod
     def of(cls, model: Model) -> Self:
-        """Wraps a model unchanged: its weights are shared, not copied."""
+        """Returns a wrapper of `model`; the weights are shared, not copied."""
         with torch.device("meta"):
             made = cls(GlassformerConfig(glassformer=model.config.to_dict()))
         made.model = model
         return made.train(model.training)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialises a module for a weight that a checkpoint lacks."""
+        """Raises RequestError with the name of a weight of `module` that the checkpoint lacks; `transformers` calls it
+        then."""
         lacking = [name for name, p in module.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
         path = next(path for path, one in self.named_modules() if one is module)
         raise RequestError(
@@ -66,7 +66,8 @@ class Wrapped(PreTrainedModel):
 
     @contextmanager
     def looked_at(self, hidden: bool | None, patterns: bool | None) -> Iterator[dict[str, tuple[Tensor, ...]]]:
-        """Records hidden states and patterns as `watched` does, if asked for here or in the config."""
+        """Records, inside the block, hidden states and patterns as `watched` does; `hidden=None` means the config's
+        output_hidden_states, `patterns=None` False."""
         hidden = self.config.output_hidden_states if hidden is None else hidden
         with watched(self.model, bool(hidden), bool(patterns)) as seen:
             yield seen
@@ -78,7 +79,7 @@ class Wrapped(PreTrainedModel):
         self.model.embedding = value
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Returns the embedding. Raises RequestError for a new size, because the config fixes it."""
+        """Returns the embedding. Raises RequestError for another size, because the config fixes it."""
         if new_num_tokens in (None, self.config.vocab_size):
             return self.model.embedding
         raise RequestError(
@@ -89,7 +90,8 @@ class Wrapped(PreTrainedModel):
 
 
 def check_tokens(tokens: Tensor | None, mask: Tensor | None, embeds: object = None) -> Tensor:
-    """Returns the tokens (b, s). Raises RequestError for any other input."""
+    """Returns the tokens (b, s). Raises RequestError for embeddings instead of tokens, and for tokens or a mask without
+    two dimensions."""
     if tokens is None or embeds is not None:
         raise RequestError(
             "inputs_embeds: this model reads tokens; give input_ids", code="unsupported", field="inputs_embeds"
@@ -104,13 +106,13 @@ def check_tokens(tokens: Tensor | None, mask: Tensor | None, embeds: object = No
 
 
 def padding(mask: Tensor | None) -> Tensor | None:
-    """Returns the mask if it hides a token, otherwise None."""
+    """Returns the attention mask as integers (b, t), 0 for padding; None if it hides no token."""
     return None if mask is None or bool(mask.all()) else mask.long()
 
 
 def mean_loss(logits: Tensor, labels: Tensor, added: list[Tensor], count: Tensor | int | None) -> Tensor:
-    """Returns the mean loss in nats of logits (b, ..., v) against labels (b, ...), -100 ignored, of a batch with
-    `count` labels over all its pieces, plus the auxiliary losses of the model's parts."""
+    """Returns the mean loss in nats of logits (b, ..., v) against labels (b, ...), -100 ignored, plus the auxiliary
+    losses `added`. `count`: number of labels in the whole batch if this is a piece of one, otherwise None."""
     total = cross_entropy(logits, labels, "none" if count is not None else "mean")
     loss = total if count is None else total.sum() / count
     share = 1.0 if count is None else (labels != IGNORED).sum() / count
@@ -118,12 +120,13 @@ def mean_loss(logits: Tensor, labels: Tensor, added: list[Tensor], count: Tensor
 
 
 def count(mask: Tensor) -> Tensor:
-    """Returns the number of unpadded tokens before each position, for a mask (b, t) of zeros and ones."""
+    """Returns the number of unpadded tokens before each position, (b, t), for a mask (b, t) of zeros and ones."""
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def placed(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Tensor]:
-    """Returns the positions and documents of tokens (b, s) of a whole batch."""
+    """Returns the arguments positions and documents, (b, s) each, of `Model.hidden_states` for a whole batch of tokens;
+    {} if nothing is padded and positions are 0 to s-1."""
     if mask is not None:
         return {"documents": mask, "positions": count(mask) if positions is None else positions.expand_as(tokens)}
     usual = torch.arange(tokens.shape[1], device=tokens.device)
@@ -136,8 +139,8 @@ def placed(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dic
 
 @contextmanager
 def watched(model: Model, hidden: bool, patterns: bool) -> Iterator[dict[str, tuple[Tensor, ...]]]:
-    """Fills {hidden_states: the stream before each layer, then the normalised last one; attentions: (b, n, s, t) of
-    each layer} during one forward pass."""
+    """Yields a dict, filled when the block's forward pass is over: hidden_states, the stream (b, s, d) before each
+    layer and after the final norm; attentions, (b, n, s, t) of each layer."""
     layers = range(len(model.layers))
     wanted: dict[str, list[str]] = {}
     if hidden:

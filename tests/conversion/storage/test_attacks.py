@@ -98,15 +98,15 @@ SAFETENSORS = {
     "offsets of 2^64": (described(data_offsets=[1 << 64, (1 << 64) + 12]), "data_offsets"),
     "offset beyond the file": (described(data_offsets=[1 << 62, (1 << 62) + 12]), "leaves a gap"),
     "shape of 2^60": (described(shape=[1 << 30, 1 << 30]), "has 12 bytes, and F32"),
-    "shape of 2^120": (described(shape=[1 << 60, 1 << 60]), "no shape of a tensor"),
-    "nothing, of 2^120": (described(shape=[0, 1 << 60, 1 << 60], data_offsets=[0, 0]), "no shape of a tensor"),
-    "shape negative": (described(shape=[-1, -3]), "no shape of a tensor"),
-    "shape of booleans": (described(shape=[True, 3]), "no shape of a tensor"),
-    "shape of fractions": (described(shape=[3.0]), "no shape of a tensor"),
-    "shape of NaN": (described(shape=[float("nan")]), "no shape of a tensor"),
-    "shape of 9 dimensions": (described(shape=[3] + 8 * [1]), "no shape of a tensor"),
+    "shape of 2^120": (described(shape=[1 << 60, 1 << 60]), "not a shape of a tensor"),
+    "nothing, of 2^120": (described(shape=[0, 1 << 60, 1 << 60], data_offsets=[0, 0]), "not a shape of a tensor"),
+    "shape negative": (described(shape=[-1, -3]), "not a shape of a tensor"),
+    "shape of booleans": (described(shape=[True, 3]), "not a shape of a tensor"),
+    "shape of fractions": (described(shape=[3.0]), "not a shape of a tensor"),
+    "shape of NaN": (described(shape=[float("nan")]), "not a shape of a tensor"),
+    "shape of 9 dimensions": (described(shape=[3] + 8 * [1]), "not a shape of a tensor"),
     "shape that lies": (described(shape=[4]), "has 12 bytes, and F32 (4,) needs 16"),
-    "shape as text": (described(shape="3"), "no shape of a tensor"),
+    "shape as text": (described(shape="3"), "not a shape of a tensor"),
     "unknown dtype": (described(dtype="Q4_0"), "has dtype 'Q4_0'; known are F64"),
     "dtype as a list": (described(dtype=["F32"]), "has dtype"),
     "a field too many": (described(extra=1), "must have dtype, shape and data_offsets"),
@@ -361,7 +361,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path: Path, lengt
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    assert "is no regular file" in sentence_of(tmp_path / "pipe")
+    assert "is not a regular file" in sentence_of(tmp_path / "pipe")
     assert "does not exist" in sentence_of(tmp_path / "nothing")
     for name in ("a" * 5000, "a\0b", "\ud800"):
         with pytest.raises(RequestError):
@@ -386,14 +386,14 @@ def folder(tmp_path: Path) -> Path:
 
 FIRST = next(iter(SHARDS))
 INDEXES: dict[str, tuple[object, str]] = {
-    "a path that leaves": ({"weight_map": {"a": "../outside.safetensors"}}, "is no file of this folder"),
-    "a path that leaves by turns": ({"weight_map": {"a": f"deeper/../{FIRST}"}}, "is no file of this folder"),
-    "an absolute path": ({"weight_map": {"a": "/etc/passwd"}}, "is no file of this folder"),
-    "a path of Windows": ({"weight_map": {"a": "..\\outside.safetensors"}}, "is no file of this folder"),
-    "the folder above": ({"weight_map": {"a": ".."}}, "is no file of this folder"),
-    "the folder": ({"weight_map": {"a": "."}}, "is no file of this folder"),
-    "no name": ({"weight_map": {"a": ""}}, "is no file of this folder"),
-    "a NUL": ({"weight_map": {"a": "a\0b"}}, "is no file of this folder"),
+    "a path that leaves": ({"weight_map": {"a": "../outside.safetensors"}}, "not a file of this folder"),
+    "a path that leaves by turns": ({"weight_map": {"a": f"deeper/../{FIRST}"}}, "not a file of this folder"),
+    "an absolute path": ({"weight_map": {"a": "/etc/passwd"}}, "not a file of this folder"),
+    "a path of Windows": ({"weight_map": {"a": "..\\outside.safetensors"}}, "not a file of this folder"),
+    "the folder above": ({"weight_map": {"a": ".."}}, "not a file of this folder"),
+    "the folder": ({"weight_map": {"a": "."}}, "not a file of this folder"),
+    "no name": ({"weight_map": {"a": ""}}, "not a file of this folder"),
+    "a NUL": ({"weight_map": {"a": "a\0b"}}, "not a file of this folder"),
     "a folder as a shard": ({"weight_map": {"a": "deeper"}}, "lacks 'deeper'"),
     "a missing shard": ({"weight_map": {"a": "model-00003-of-00003.safetensors"}}, "lacks 'model-00003"),
     "a name too long for the disk": ({"weight_map": {"a": "s" * 4000}}, "lacks 'sss"),

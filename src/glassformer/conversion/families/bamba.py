@@ -38,7 +38,7 @@ NAMES = Names(
     apart=frozenset({".mixer.norm"}),
 )
 TURNED = 0.5
-"""Share of the head that is rotated, regardless of the fields."""
+"""Share of each attention head that is rotated, regardless of the fields of config.json."""
 
 
 def read(fields: Fields) -> ModelConfig:

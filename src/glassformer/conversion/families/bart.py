@@ -80,7 +80,8 @@ NAMES = Names(
 def read_towers(
     fields: Fields, position: EmbeddingPositionConfig, embedding_norm: bool, before: bool, activation: str = "gelu"
 ) -> ModelConfig:
-    """Reads both towers. `before`: pre-norm, with a final norm."""
+    """Reads the config of an encoder-decoder. `before`: True for pre-norm with a final norm, False for post-norm;
+    `embedding_norm`: True for a norm after the embedding; `activation`: the family's default."""
     d, context = fields.whole("d_model"), fields.whole("max_position_embeddings", 1024)
     fields.ignore(*UNUSED)
     scale = d**0.5 if fields.flag("scale_embedding", False) else None

@@ -82,7 +82,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def as_ours(theirs: Any, model: Model) -> None:
-    """Makes the published class use our random blocks: as in training, and without dropout."""
+    """Makes `theirs`, a published BigBird, attend to the random blocks of our `model`, in training mode without
+    dropout."""
     theirs.train()
     theirs.config.attention_probs_dropout_prob = 0.0  # read by the module that it builds for short texts
     sparse = []

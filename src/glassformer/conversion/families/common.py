@@ -38,12 +38,13 @@ QK_NORM_GGUF = {".mixer.qk_norm.q_norm": "attn_q_norm", ".mixer.qk_norm.k_norm":
 
 
 def with_modules(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
-    """Returns the names with these modules replaced or added."""
+    """Returns a copy of `names` with these modules replaced or added."""
     return replace(names, modules={**names.modules, **modules})
 
 
 def with_experts(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
-    """Returns `with_modules` for a class that holds all its experts in two parameters of one module, `mlp`."""
+    """Returns `with_modules(names, modules)` for a published class that holds all experts of a layer in one module,
+    `mlp`."""
     return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
 
 
@@ -54,7 +55,8 @@ def name_of(network: FFNConfig | TransformConfig) -> str:
 
 
 def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
-    """Reads n_heads, n_kv_heads and head_dim of an attention; the arguments are the family's defaults."""
+    """Reads the arguments n_heads, n_kv_heads and head_dim of an `AttentionConfig`; the parameters are the family's
+    defaults."""
     return {
         "n_heads": fields.whole("num_attention_heads"),
         "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads),
@@ -63,7 +65,8 @@ def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | No
 
 
 def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
-    """Reads hidden and activation of an FFN; `activation` is the family's default, by its published name."""
+    """Reads the arguments hidden and activation of an FFN's config; `activation` is the family's default, by its
+    published name."""
     return {
         "hidden": fields.whole("intermediate_size"),
         "activation": fields.one_of("hidden_act", ACTIVATIONS, activation),
@@ -78,8 +81,9 @@ def read_routing(
     also: str = "num_local_experts",
     width: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Reads sizes and activation of experts; numbers are the family's defaults. `hidden` names the field of one
-    expert's width, `also` an older field of their number; without a default `width` the field is required."""
+    """Reads the arguments hidden, activation, n_experts and top_k of an `ExpertsConfig`; `n_experts` and `top_k` are
+    the family's defaults. `hidden` names the field of one expert's hidden size, required unless `width` has a default;
+    `also` names an older field of the number of experts."""
     fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # fields of training only
     older = fields.whole(also, n_experts)
     return {
@@ -93,8 +97,8 @@ def read_routing(
 def read_model(
     fields: Fields, context: int, block: BlockConfig, tokens: HeadConfig | None = None, **own: Any
 ) -> ModelConfig:
-    """Reads a model of equal blocks, whose norm is also the final one; `tokens` is its head, tied as the fields or else
-    `tokens` say; `own` replaces fields of the config."""
+    """Returns the config of a model of equal blocks, whose norm is also the final norm. `tokens` is the head, tied by
+    default if the field tie_word_embeddings is absent; `own` replaces arguments of `ModelConfig`."""
     head = tokens or HeadConfig()
     said: dict[str, Any] = {
         "vocab_size": fields.whole("vocab_size"),
@@ -115,8 +119,8 @@ def encoder_of(config: ModelConfig) -> TowerConfig:
 
 
 def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
-    """Returns the two blocks of a published decoder's layer, self-attention and cross-attention with FFN. Raises
-    Blocked for other blocks."""
+    """Returns the two blocks that make one layer of a published decoder: self-attention, and cross-attention with FFN.
+    Raises Blocked for other blocks."""
     own, cross, *_ = [*config.layers(), None, None]
     if own is None or cross is None or not isinstance(cross.mixer, CrossAttentionConfig):
         raise Blocked({"stack": "blocks of another kind"})
@@ -124,7 +128,7 @@ def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
 
 
 def heads(mixer: AttentionConfig) -> dict[str, Any]:
-    """Returns the fields of an attention's heads, defaults included."""
+    """Returns the fields of config.json for the attention's numbers of heads and head size."""
     return {
         "num_attention_heads": mixer.n_heads,
         "num_key_value_heads": mixer.n_kv_heads,
@@ -144,8 +148,9 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, Any]:
-    """Returns the fields of sizes, heads, rotary positions and activation; without the norms' eps and fields special to
-    a family."""
+    """Returns the fields of config.json for sizes, heads, rotary positions and activation, without the eps of norms and
+    without fields special to a family. `fraction_name` is the field of the rotated share of a head, None without one.
+    """
     block = next(config.layers())
     mixer = attention(block)
     return {
@@ -157,8 +162,8 @@ def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, An
 
 
 def divided(config: ModelConfig) -> ModelConfig:
-    """Returns the config, for classes that require a width divisible by the number of heads, regardless of head_dim.
-    Raises Blocked."""
+    """Returns the config itself. Raises Blocked if its width is not divisible by the number of heads, which some
+    published classes require regardless of head_dim."""
     n_heads = attention(next(config.layers())).n_heads
     if config.d_model % n_heads:
         raise Blocked({"mixer.n_heads": n_heads})
@@ -166,8 +171,8 @@ def divided(config: ModelConfig) -> ModelConfig:
 
 
 def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig:
-    """Reads rotary positions for classes that rotate the whole head: `transformers` applies a partial_rotary_factor in
-    some scalings and not in others, so it is refused."""
+    """Reads rotary positions that rotate the whole head. Raises RequestError for a partial_rotary_factor, which
+    `transformers` applies to these classes in some scalings only."""
     position = read_rotary(fields, context, **more)
     if position.fraction != 1.0:
         raise fields.refuse("partial_rotary_factor", position.fraction, "this family turns the whole head")
@@ -175,12 +180,12 @@ def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig
 
 
 def number_or_none(fields: Fields, name: str, default: float | None) -> float | None:
-    """Returns a field's number: null means None, an absent field the default."""
+    """Returns the number in the field `name`: None if it is null, `default` if it is absent."""
     return fields.number(name, None) if name in fields.values else default
 
 
 def whole_or_none(fields: Fields, name: str, default: int) -> int | None:
-    """Returns a field's integer: null means None, an absent field the default."""
+    """Returns the positive integer in the field `name`: None if it is null, `default` if it is absent."""
     return fields.whole(name, None if name in fields.values else default)
 
 

@@ -44,13 +44,14 @@ SCALE = "mscale_all_dim"
 
 
 def names(config: ModelConfig) -> Names:
-    """Returns the names; queries from a latent have a projection of another name."""
+    """Returns the names of the modules; the projection of queries is `q_b_proj` if they come from a latent, else
+    `q_proj`."""
     by_latent = any(block.mixer.q_rank != 0 for block in config.layers() if hasattr(block.mixer, "q_rank"))
     return with_experts(LLAMA, {**MAPS, ".mixer.q_up": f"self_attn.{'q_b_proj' if by_latent else 'q_proj'}"})
 
 
 def latent(block: BlockConfig) -> LatentAttentionConfig:
-    """Returns the block's mixer. Raises Blocked if it is not latent attention."""
+    """Returns the block's mixer. Raises Blocked if the mixer is not latent attention."""
     if not isinstance(block.mixer, LatentAttentionConfig):
         raise Blocked({"mixer.kind": block.mixer.kind})
     return block.mixer
@@ -79,7 +80,8 @@ def _magnitude(factor: float, share: float) -> float:
 def read_layers(
     fields: Fields, mixer: LatentAttentionConfig, context: int, dense: int, experts: Callable[..., ExpertsConfig]
 ) -> ModelConfig:
-    """Reads `dense` (by default) dense layers, then `experts`, with the fields common to all versions."""
+    """Reads a model of some dense layers, followed by layers of experts, from the fields that DeepSeek-V2 and V3 share.
+    `dense` is the default number of dense layers; `experts(activation=...)` returns the FFN of the others."""
     fields.ignore("output_router_logits", "ep_size", "seq_aux", "aux_loss_alpha")  # of training and of parallelism
     fields.only("moe_layer_freq", 1)
     activation = fields.one_of("hidden_act", ACTIVATIONS, "silu")
@@ -113,7 +115,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def written(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields common to all versions."""
+    """Returns the fields of config.json that DeepSeek-V2 and V3 share."""
     blocks = list(config.layers())
     mixer = latent(blocks[0])
     dense = [isinstance(block.ffn, GluConfig) for block in blocks]

@@ -42,9 +42,9 @@ def named(
     pooler: str = "pooler.dense",
     classes: Mapping[str, str] | None = None,
 ) -> Callable[[ModelConfig], Names]:
-    """Returns a function from a config to the names in its checkpoint: bare if the head gives vectors, else below
-    `stem`,     where a pooler is ignored. `classes`: names of a classification head, by default `pooler` and
-    "classifier"."""
+    """Returns a function from a config to the names of its modules. They are bare if the head gives vectors; otherwise
+    they follow `stem`, and a pooler is ignored. `head`: names of the token head; `classes`: names of a classification
+    head, by default `pooler` and "classifier"; `ignored`: pattern of tensors that hold no weights."""
     classes = classes or {"head.transform.dense": f"{stem}.{pooler}", "head": "classifier"}
 
     def names(config: ModelConfig) -> Names:
@@ -59,7 +59,8 @@ def named(
 
 
 def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> HeadConfig:
-    """Returns the head of the class in `architectures`. Raises RequestError for an unknown class."""
+    """Returns the entry of `classes` that the field `architectures` names, or `default` names if the field is absent.
+    Raises RequestError for an unknown class."""
     said = fields.get("architectures")
     name = said[0] if isinstance(said, list) and len(said) == 1 else default if said is None else said
     if name not in classes:
@@ -68,8 +69,8 @@ def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> He
 
 
 def labels(fields: Fields) -> dict[str, Any]:
-    """Returns number and names of the classes, as fields of a head; two classes by default, as in `transformers`, and
-    no names if they are its default ones (LABEL_0)."""
+    """Returns the number and the names of the classes, as arguments of a `HeadConfig`: two classes by default, as in
+    `transformers`, and no names if they are its default ones (LABEL_0)."""
     names = fields.get("id2label")
     if not isinstance(names, dict):
         return {"classes": fields.whole("num_labels", 2)}
@@ -92,7 +93,8 @@ def encoder_block(fields: Fields, norm: LayerNormConfig) -> BlockConfig:
 
 
 def transform(fields: Fields, norm: LayerNormConfig, field: str = "hidden_act") -> TransformConfig:
-    """Reads the dense layer before the logits of masked language models, which has the activation of the layers."""
+    """Reads the dense layer before the logits of a masked language model; `field` names its activation, which is also
+    that of the layers."""
     return TransformConfig(activation=fields.one_of(field, ACTIVATIONS, "gelu"), norm=norm)
 
 
@@ -104,7 +106,7 @@ def refuse_decoders(fields: Fields) -> None:
 
 
 def first_position(fields: Fields) -> int:
-    """Returns the first position of RoBERTa and its relatives: the row after the padding's."""
+    """Returns the index of the first position of RoBERTa and its relatives: the row after the padding token's."""
     padding = fields.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
         raise fields.refuse("pad_token_id", padding, "expected a token id")
@@ -112,7 +114,8 @@ def first_position(fields: Fields) -> int:
 
 
 def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Returns fields of sizes, activation, norm and classes. Raises Blocked."""
+    """Returns the fields of config.json for sizes, activation, norm and classes. Raises Blocked for another norm than
+    LayerNorm."""
     block = next(config.layers())
     if not isinstance(block.norm, LayerNormConfig):
         raise Blocked({"norm.kind": block.norm.kind})
@@ -133,7 +136,8 @@ def written(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def written_behind_padding(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Returns the fields of `written`, for learned positions after a padding row. Raises Blocked."""
+    """Returns the fields of `written` for models whose learned positions follow a padding row. Raises Blocked for other
+    positions."""
     position = config.embedding.position
     if not isinstance(position, LearnedConfig) or not position.offset:
         raise Blocked({"embedding.position": getattr(position, "offset", None)})

@@ -28,7 +28,8 @@ TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residua
 
 
 class _Gguf(Names):
-    """Names in GGUF: the first norm is the FFN's, and also attention's without a separate one."""
+    """Names in a GGUF: `attn_norm` is the FFN's norm, and attention's too if the layer has no separate
+    `attn_norm_2`."""
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         two = any(path.endswith(".ffn_norm") for path in modules)
@@ -85,7 +86,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of the old architecture if it can hold the config: one KV head, or one per query head."""
+    """Returns the fields of config.json, in their older form if that can hold the config: one KV head, or one per query
+    head."""
     block = next(config.layers())
     mixer, network = attention(block), ffn(block)
     parallel = isinstance(block.residual, ParallelConfig)

@@ -68,7 +68,8 @@ def read_norm(fields: Fields) -> RMSNormConfig:
 def assemble(
     fields: Fields, kinds: list[str], mixers: Mapping[str, AttentionConfig], context: int, softcap: float | None
 ) -> ModelConfig:
-    """Returns the model whose layers take the mixer of their kind."""
+    """Returns a model of Gemma 2 or 3: layer i has the mixer `mixers[kinds[i]]`, the head the `softcap`; `context` is
+    the family's default."""
     fields.ignore("hidden_act")  # hidden_activation takes precedence
     d, norm = fields.whole("hidden_size"), read_norm(fields)
     network = GluConfig(
@@ -94,7 +95,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def written(config: ModelConfig) -> dict[str, Any]:
-    """Returns all fields but those of the positions."""
+    """Returns the fields of config.json, except those of the rotary positions. Raises Blocked."""
     block = next(common.divided(config).layers())
     mixer = attention(block)
     windows = [window(attention(one)) for one in config.layers()]
@@ -113,8 +114,8 @@ def written(config: ModelConfig) -> dict[str, Any]:
 
 
 def scaled_by(said: Mapping[str, Any], largest: int) -> dict[str, Any]:
-    """Returns {"query_pre_attn_scalar": width / heads for the largest model, recognised by its number of layers, else
-    head_dim}."""
+    """Returns {"query_pre_attn_scalar": width / heads} for the family's largest model, recognised by its `largest`
+    layers; for others {"query_pre_attn_scalar": head_dim}. `said` is the metadata of a GGUF."""
     width, n_heads, h = (said.get(key) for key in ("embedding_length", "attention.head_count", "attention.key_length"))
     wide = said.get("block_count") == largest and isinstance(width, int) and isinstance(n_heads, int) and n_heads > 0
     return {"query_pre_attn_scalar": width // n_heads if wide else h}  # type: ignore[operator]

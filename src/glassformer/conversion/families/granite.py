@@ -60,7 +60,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _divisor(scale: float) -> float:
-    """Returns the shortest number whose inverse is `scale`; otherwise 1 / scale."""
+    """Returns the divisor whose inverse is `scale`: the shortest decimal that has this inverse exactly, otherwise 1 /
+    scale."""
     rounded = (round(1 / scale, digits) for digits in range(17))
     return next((number for number in rounded if number and 1 / number == scale), 1 / scale)
 

@@ -86,7 +86,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _every(fields: Fields, what: str, default: tuple[int, int]) -> tuple[int, int]:
-    """Returns (period, offset) of the layers of a kind."""
+    """Returns (period, offset) of the layers i of one kind, i % period == offset, from the fields `what`_layer_period
+    and `what`_layer_offset."""
     period = fields.whole(f"{what}_layer_period", default[0])
     offset = fields.number(f"{what}_layer_offset", default[1])
     if offset != int(offset) or not 0 <= offset < period:
@@ -134,7 +135,8 @@ def _heads(attention: AttentionConfig) -> dict[str, Any]:
 
 
 def _periods(what: str, these: list[bool]) -> dict[str, int]:
-    """Returns the fields of the shortest period that gives these layers; for no layers, one beyond the last."""
+    """Returns the fields of the shortest period with an offset that selects the layers i with `these[i]`; if no period
+    fits or no layer is selected, an offset beyond the last layer."""
     n = len(these)
     found = next(
         ((period, offset) for period in range(1, n + 2) for offset in range(period)

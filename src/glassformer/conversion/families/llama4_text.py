@@ -46,7 +46,7 @@ NAMES = replace(_EXPERTS, wholes={".ffn": OURS}, apart=frozenset({".ffn.router"}
 
 
 def _places(fields: Fields, name: str, default: list[int], most: int) -> list[int]:
-    """Reads a list of integers below `most`."""
+    """Reads a field that is a list of integers from 0 to `most` - 1."""
     value = fields.get(name) or default
     if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < most for one in value):
         raise fields.refuse(name, value, f"expected a list of whole numbers below {most}")

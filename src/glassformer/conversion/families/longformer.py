@@ -37,7 +37,8 @@ CLASSES = {"head.transform.dense": "classifier.dense", "head": "classifier.out_p
 
 
 def names(config: ModelConfig) -> Names:
-    """Returns the names. The published class projects queries of global tokens for these only, ours for all tokens."""
+    """Returns the names of the modules. The projections of global tokens are listed as `apart`, because the published
+    class applies its query projection to global tokens only, ours to all tokens."""
     found = named("longformer", HEAD, UNUSED, LOOKS, classes=CLASSES)(config)
     return replace(found, apart=frozenset({".mixer.global_maps.qkv"}))
 
@@ -75,7 +76,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _windows(fields: Fields) -> list[int]:
-    """Returns the window of each layer."""
+    """Returns the attention window of each layer in tokens, from one number or one per layer."""
     said, n_layers = fields.get("attention_window", 512), fields.layers("num_hidden_layers")
     windows = said if isinstance(said, list) else [said] * n_layers
     if len(windows) != n_layers or not all(type(one) is int and one > 0 and one % 2 == 0 for one in windows):

@@ -27,7 +27,7 @@ BACKBONE = Names(
     },
     prefix="backbone.",
 )
-"""Names of the modules, for Mamba-2 too."""
+"""Names of the modules that Mamba and Mamba-2 share."""
 NAMES = with_modules(BACKBONE, {".mixer.x_proj": "mixer.x_proj", ".mixer.dt_proj": "mixer.dt_proj"})
 CONTEXT = 2048
 """Training context of the published models in tokens; their configs have no field for it."""
@@ -58,7 +58,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def recurrence(config: ModelConfig, kind: type[M]) -> tuple[M, dict[str, Any]]:
-    """Returns the common mixer of all layers, and the fields that both versions share."""
+    """Returns the mixer of the first layer and the fields of config.json that Mamba and Mamba-2 share. Raises Blocked
+    if the mixer is not of `kind`."""
     block = next(config.layers())
     mixer = block.mixer
     if not isinstance(mixer, kind):

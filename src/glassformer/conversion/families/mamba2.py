@@ -21,7 +21,8 @@ NAMES = replace(with_modules(BACKBONE, {".mixer.norm": Flat("mixer.norm")}), apa
 
 
 def read_limits(fields: Fields, name: str) -> dict[str, Any]:
-    """Reads dt_least and dt_most from a pair; the second may be infinite."""
+    """Reads the arguments dt_least and dt_most of a `Mamba2Config` from a pair of numbers; an infinite second one gives
+    dt_most=None."""
     limits = fields.get(name, [0.0, math.inf])
     if isinstance(limits, (list, tuple)):  # transformers 5 encodes numbers that JSON lacks
         limits = [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
@@ -32,7 +33,8 @@ def read_limits(fields: Fields, name: str) -> dict[str, Any]:
 
 
 def write_limits(mixer: Mamba2Config, name: str) -> dict[str, Any]:
-    """Returns the field of the limits, with infinity encoded because JSON lacks it; empty without limits."""
+    """Returns {name: [dt_least, dt_most]}, or {} if dt is unbounded. Raises Blocked for a lower bound only, because
+    JSON has no infinity for the upper one."""
     if mixer.dt_most is None:
         if mixer.dt_least:
             raise Blocked({"mixer.dt_least": mixer.dt_least})

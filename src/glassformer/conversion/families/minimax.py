@@ -37,11 +37,11 @@ LIGHTNING: dict[str, Any] = {
     "lightning": True, "expand": 1, "rotate": False, "key_scale": 1.0, "inner": "silu", "norm": "all",
     "gate": "sigmoid", "eps": 1e-6,
 }  # fmt: skip
-"""Constants of lightning attention without a field in the config."""
+"""Settings of lightning attention that have no field in config.json."""
 
 
 class _Of(TensorLayout):
-    """A layout for layers of lightning attention, and another for those of softmax."""
+    """Two layouts in one: `lightning` for layers of lightning attention, `softmax` for those of softmax attention."""
 
     def __init__(self, lightning: TensorLayout, softmax: TensorLayout):
         super().__init__(*lightning.names)

@@ -79,7 +79,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _head(fields: Fields, norm: LayerNormConfig) -> HeadConfig:
-    """Returns the head of the class in `architectures`. A tied one has no tied equivalent for vectors and classes."""
+    """Returns the head of the class that the field `architectures` names. Heads for vectors and classes are never
+    tied."""
     tied = fields.flag("tie_word_embeddings", True)
     transform = TransformConfig(
         activation=fields.one_of("classifier_activation", ACTIVATIONS, "gelu"),
@@ -129,7 +130,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rope(positions: dict[str, RotaryConfig]) -> dict[str, Any]:
-    """Returns the bases in the field names of every release, scalings in those of transformers 5."""
+    """Returns the fields of each kind's rotary positions: bases in the fields of every release, scalings in those of
+    transformers 5."""
     said: dict[str, Any] = {BASES[kind][0]: position.base for kind, position in positions.items()}
     if any(position.scaling for position in positions.values()):
         said["rope_parameters"] = {

@@ -17,7 +17,7 @@ from glassformer.register.sizes import sizes
 
 
 class _Same(Names):
-    """Names of our format: `model.` and the name of each parameter and buffer."""
+    """Names in this package's format: `model.` and our own path of each parameter and buffer."""
 
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         for path, value in modules[""].state_dict(keep_vars=True).items():

@@ -58,8 +58,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _position(fields: Fields, context: int) -> RotaryConfig:
-    """Reads longrope, also under early names; a trained context outside the mapping takes precedence over one
-    inside."""
+    """Reads rotary positions with or without longrope, also under its early names su and yarn; a trained context
+    outside the mapping takes precedence over one inside."""
     said, trained = rope_fields(fields), "original_max_position_embeddings"
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind not in ("default", "longrope", "su", "yarn"):
@@ -86,7 +86,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _shortly(scaling: LongRopeScalingConfig, ctx: BuildContext) -> dict[str, Any]:
-    """Returns the three fields that `transformers` 4 allows, if the others follow from the two contexts."""
+    """Returns {"rope_scaling": ...} with only the three keys that `transformers` 4 allows, or {} if factor and
+    magnitude do not follow from the two contexts."""
     plain = scaling.replace(factor=ctx.context / (scaling.original_context or ctx.context), attention_factor=None)
     if plain.build(ctx).magnitude != scaling.build(ctx).magnitude:
         return {}

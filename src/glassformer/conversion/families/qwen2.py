@@ -35,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
-    """Reads the fields common to Qwen 2 and Qwen 3; `own` are fields of the attention."""
+    """Reads a model from the fields that Qwen 2 and Qwen 3 share; `own` are further arguments of `AttentionConfig`."""
     context = fields.whole("max_position_embeddings", 32768)
     mixer = AttentionConfig(
         n_heads=fields.whole("num_attention_heads"),
@@ -51,8 +51,8 @@ def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
 
 
 def read_windows(fields: Fields, n_layers: int) -> list[int | None]:
-    """Returns the window of each layer, None without one: from layer `max_window_layers` on, unless `layer_types` is
-    given."""
+    """Returns the attention window of each layer in tokens, None without one: layers from `max_window_layers` on have
+    it, unless `layer_types` names them."""
     width = whole_or_none(fields, "sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
     first = n_layers if width is None else fields.number("max_window_layers", 28)
     fields.ignore("sliding_window", "max_window_layers")

@@ -22,8 +22,8 @@ LINEAR = "linear_attention"
 
 
 def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int], whole: int, rest: Any) -> TensorPiece:
-    """Returns the piece for rows first .. last-1 of ours, in `groups` groups, at `place` in each group of `whole` rows
-    of theirs."""
+    """Returns the piece that maps `rows` (first, end) of our parameter, in `groups` equal groups, to the rows `place`
+    (first, end) of each group of `whole` rows in the published tensor; `rest`: its other dimensions."""
     first, last = rows
 
     def ours(w: Tensor) -> Tensor:
@@ -36,7 +36,8 @@ def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int]
 
 
 class _Queries(TensorLayout):
-    """Queries and their gates: theirs interleaved head by head, ours as separate maps."""
+    """Layout of queries and output gates: the published tensor interleaves them head by head, we have two
+    parameters."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         n, g, h, rest = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim, at.shape[1:]
@@ -47,8 +48,8 @@ class _Queries(TensorLayout):
 
 
 class _Inputs(TensorLayout):
-    """Inputs of the delta rule: theirs has, per KV head, its query and key, the values and gates of its value heads,
-    and in a second tensor their beta and decay."""
+    """Layout of the delta rule's input projection: of two published tensors, the first holds per KV head a query, a
+    key, and the values and gates of its value heads, the second their beta and decay."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         g, outs, made, start = at.mixer.n_heads, at.module.outs, [], 0

@@ -65,8 +65,8 @@ def names(config: ModelConfig) -> Names:
 
 
 def read(fields: Fields, activation: str = "relu", scaled: bool = True, shared: bool = True) -> ModelConfig:
-    """Reads the config. `scaled`: default for the scale of a tied head's input; `shared`: True if the layers of a tower
-    share one table of biases."""
+    """Reads T5. `activation`: the family's default; `scaled`: True if a tied head scales its input by default;
+    `shared`: True if the layers of a tower share one table of relative biases."""
     n, h, layers = fields.whole("num_heads"), fields.whole("d_kv", 64), fields.layers("num_layers")
     d, context = fields.whole("d_model"), fields.whole("n_positions", 512)
     norm = RMSNormConfig(eps=fields.number("layer_norm_epsilon", 1e-6))
@@ -147,12 +147,12 @@ FAMILY = Family("t5", "T5ForConditionalGeneration", names, read, write)
 
 
 def read_mt5(fields: Fields) -> ModelConfig:
-    """Reads mT5, `MT5ForConditionalGeneration`: T5 v1.1 whose head is not scaled, tied or not."""
+    """Reads mT5, `MT5ForConditionalGeneration`: T5 v1.1 without a scale before the head, tied or not."""
     return read(fields, "gated-gelu", scaled=False)
 
 
 def write_without_scale(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of mT5 and UMT5, whose heads have a fixed scale."""
+    """Returns the fields of config.json for mT5 and UMT5, which lack T5's field of the head's scale."""
     said = write(config)
     del said["scale_decoder_outputs"]
     return said
@@ -162,11 +162,11 @@ MT5 = Family("mt5", "MT5ForConditionalGeneration", names, read_mt5, write_withou
 
 
 def read_umt5(fields: Fields) -> ModelConfig:
-    """Reads UMT5, `UMT5ForConditionalGeneration`: mT5 with a table of relative biases in each layer, and T5's scaled
-    tied head.
+    """Reads UMT5, `UMT5ForConditionalGeneration`: mT5 with a table of relative biases in each layer, and a scale before
+    a tied head as in T5.
 
-    The published checkpoints declare an untied head, and were trained with an unscaled one; they are read this way.
-    Release 5 of `transformers` scales every head of this class."""
+    An untied head is read without a scale, because the published checkpoints were trained so; release 5 of
+    `transformers` scales every head of this class."""
     return read(fields, "gated-gelu", shared=False)
 
 

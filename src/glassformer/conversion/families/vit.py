@@ -42,14 +42,15 @@ OF_CLASS = {
 
 
 class Batched(Bare):
-    """A tensor without a module, with an additional batch axis of 1."""
+    """Layout of a tensor without a module that has an additional batch axis of 1 in the published checkpoint."""
 
     def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [TensorPiece(self.names[0], (1, *at.shape[-2:]), None, lambda w: w[0])]
 
 
 class Squares(Stacked):
-    """Patch projection: their matrix is a convolution's, (d, c, patch, patch)."""
+    """Layout of the patch projection: the published matrix is a convolution's, (d, c, patch, patch), ours (d, c
+    patch^2)."""
 
     def __init__(self, name: str, patches: PatchesConfig):
         super().__init__(name)
@@ -113,7 +114,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _side(fields: Fields, name: str, default: int) -> int:
-    """Reads the side of a square in pixels, given once or for both axes."""
+    """Returns the side of a square in pixels from the field `name`, which gives it once or for both axes."""
     said = fields.get(name, default)
     sides = said if isinstance(said, list) else [said] * 2
     if len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int or sides[0] < 1:

@@ -23,7 +23,7 @@ from glassformer.errors import RequestError, WorkError
 
 
 class TensorEntry(NamedTuple):
-    """One tensor of a file: `shape` has rows first, `offset` is from the start of the file in bytes."""
+    """Location of one tensor in a file: `shape` has rows first, `offset` is in bytes from the start of the file."""
 
     name: str
     dtype: str
@@ -34,8 +34,8 @@ class TensorEntry(NamedTuple):
 
 @contextlib.contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Disables Python's garbage collector, which would scan young objects repeatedly while thousands are made that
-    stay."""
+    """Disables Python's garbage collector inside the block, because it would scan thousands of new, permanent objects
+    repeatedly."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -51,7 +51,7 @@ def quoted(text: str) -> str:
 
 
 def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple[int, ...], int, int]:
-    """Returns (shape, first byte, bytes) of `rows` of a tensor."""
+    """Returns (shape, offset of the first byte, number of bytes) of `rows` of a tensor; None for all rows."""
     weights, nbytes = unit(dtype)
     if rows is None:
         return shape, 0, math.prod(shape) // weights * nbytes
@@ -70,31 +70,31 @@ def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor as stored in its file: `bytes` (nbytes,) uint8 encode `shape` elements of `dtype`."""
+    """A tensor as stored in its file: `bytes` (nbytes,) uint8 encode elements of `dtype` with this `shape`."""
 
     dtype: str
     shape: tuple[int, ...]
     bytes: Tensor
 
     def __getitem__(self, rows: slice) -> Packed:
-        """Returns consecutive rows, without a copy. Raises RequestError for a step, and to cut a block."""
+        """Returns consecutive rows, without a copy. Raises RequestError for a step and for a boundary within a
+        block."""
         shape, begin, nbytes = _rows(self.dtype, self.shape, rows)
         return Packed(self.dtype, shape, self.bytes[begin : begin + nbytes])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the elements in a new tensor."""
+        """Returns the elements as a new tensor of `shape` on the CPU."""
         out = torch.empty(self.shape, dtype=dtype, device="cpu")
         unpack(self.dtype, lambda begin, nbytes: self.bytes[begin : begin + nbytes], out)
         return out
 
 
 class TensorFile(ABC):
-    """Tensors by name.
+    """An opened file, or several as one, of tensors by name.
 
     path: the opened path; entries: name -> TensorEntry; metadata: other content of the header. The header has been
     checked against the size of the file, so every entry can be read. Use as a context manager or close it: that
-    releases the file, while returned tensors stay valid.
-    """
+    releases the file, while returned tensors stay valid."""
 
     path: Path
     entries: dict[str, TensorEntry]
@@ -102,7 +102,7 @@ class TensorFile(ABC):
 
     @abstractmethod
     def packed(self, name: str) -> Packed:
-        """Returns the bytes of a tensor, as a view of a private mapping of the file."""
+        """Returns a tensor as it is stored, a view of a private mapping of the file."""
 
     @abstractmethod
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
@@ -117,9 +117,8 @@ class TensorFile(ABC):
 
     def tensor(self, name: str) -> Tensor:
         """Returns a plain tensor as a view of a private mapping of the file: nothing is read before it is used, and
-        writing to it does not reach the file. (It is copied only if its dtype does not allow the address.) A quantised
-        tensor is unpacked to float32.
-        """
+        writing to it does not reach the file. It is copied only if its address is not aligned for its dtype. A
+        quantised tensor is unpacked to float32."""
         entry = self.entry(name)
         if (dtype := DTYPES.get(entry.dtype)) is not None:
             return self.home(entry).plain(dtype, entry.offset, entry.nbytes).view(entry.shape)
@@ -128,9 +127,8 @@ class TensorFile(ABC):
         return out
 
     def stacked(self, parts: Sequence[TensorEntry], shape: tuple[int, ...]) -> Tensor | None:
-        """Returns plain tensors as one of `shape`, a view as `tensor` returns it; None if they cannot be mapped as one.
-
-        Contiguous ones can, and so can most others: see `join.py`."""
+        """Returns the plain tensors `parts` as one tensor of `shape`, a view like that of `tensor`; None if they cannot
+        be mapped as one. Contiguous parts can; `join.py` tells which others."""
         first = parts[0]
         home, dtype, end, together = self.home(first), DTYPES.get(first.dtype), first.offset, True
         for part in parts:
@@ -147,10 +145,10 @@ class TensorFile(ABC):
 
     @abstractmethod
     def home(self, entry: TensorEntry) -> SingleFile:
-        """Returns the file that holds the entry."""
+        """Returns the single file that holds the entry's tensor."""
 
     def entry(self, name: str) -> TensorEntry:
-        """Returns the entry of a tensor. Raises RequestError if the file has no such tensor."""
+        """Returns the entry of the tensor `name`. Raises RequestError if the file has no such tensor."""
         if name in self.entries:
             return self.entries[name]
         raise RequestError(f"{self.path} has no tensor {quoted(name)}", code="missing", field=f"tensor {quoted(name)}")
@@ -163,7 +161,7 @@ class TensorFile(ABC):
 
 
 class SingleFile(TensorFile):
-    """A single file. Subclasses read the header."""
+    """Base of files with one header, which subclasses parse."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -183,8 +181,8 @@ class SingleFile(TensorFile):
 
     @abstractmethod
     def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
-        """Returns entries and metadata. Raises RequestError for any contradiction within the header or with the size of
-        `data`."""
+        """Returns (entries, metadata) of the header in `data`, the mapped file. Raises RequestError for any
+        contradiction within the header or with the size of the file."""
 
     @functools.cached_property
     def _mapping(self) -> mmap.mmap:
@@ -201,8 +199,8 @@ class SingleFile(TensorFile):
         return Packed(entry.dtype, entry.shape, self.bytes(entry.dtype, entry.offset, entry.nbytes))
 
     def bytes(self, dtype: str, offset: int, count: int) -> Tensor:
-        """Returns `count` bytes at `offset`, which hold elements of this dtype; copied only if it does not allow their
-        address."""
+        """Returns `count` bytes at `offset`, (count,) uint8; copied only if their address is not aligned for elements
+        of `dtype`."""
         if not count:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=count, offset=offset)
@@ -211,7 +209,8 @@ class SingleFile(TensorFile):
         return data if aligned else data.clone()
 
     def plain(self, dtype: torch.dtype, offset: int, count: int) -> Tensor:
-        """Returns bytes of the file as elements of `dtype`; copied only if it does not allow their address."""
+        """Returns `count` bytes at `offset` as a vector of `dtype`; copied only if their address is not aligned for
+        it."""
         if offset % dtype.itemsize or not count:
             return self.bytes("U8", offset, count).clone().view(dtype)
         return torch.frombuffer(self._mapping, dtype=dtype, count=count // dtype.itemsize, offset=offset)
@@ -233,7 +232,7 @@ class SingleFile(TensorFile):
         self._fill(entry.dtype, entry.offset + begin, out.detach())
 
     def _fill(self, dtype: str, offset: int, out: Tensor) -> None:
-        """Fills `out` with the elements of `dtype` from `offset` on."""
+        """Fills `out` with consecutive elements that are stored as `dtype` from byte `offset` on."""
         if not out.numel():
             return
         if not out.is_contiguous() or out.device.type != "cpu":
@@ -251,7 +250,7 @@ class SingleFile(TensorFile):
             unpack(dtype, fetch, out)
 
     def _fill_rows(self, dtype: str, offset: int, out: Tensor) -> None:
-        """Fills `out` some rows at a time, by way of a contiguous copy."""
+        """Fills `out`, not contiguous or not on the CPU, some rows at a time by way of a contiguous copy."""
         weights, nbytes = unit(dtype)
         row = out.numel() // len(out)
         count = min(max(1, PIECE // row), len(out))
@@ -262,7 +261,7 @@ class SingleFile(TensorFile):
             part.copy_(values[: len(part)])
 
     def _read(self, offset: int, out: Tensor) -> None:
-        """Fills `out` (contiguous, uint8) with the bytes at `offset`."""
+        """Fills `out` (contiguous, uint8) with the file's bytes from `offset` on. Raises WorkError."""
         view = out.numpy().data
         while view:
             try:
@@ -281,7 +280,7 @@ class SingleFile(TensorFile):
 
 
 class ManyFiles(TensorFile):
-    """The tensors of several files as one; `homes` maps a name to its file."""
+    """Several files of whole tensors as one; `homes` maps a tensor's name to its file."""
 
     def __init__(self, path: Path, files: list[SingleFile], homes: dict[str, SingleFile], metadata: dict[str, Any]):
         self.path, self.metadata = path, metadata
@@ -303,9 +302,9 @@ class ManyFiles(TensorFile):
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Opens a regular file for reading. Raises RequestError."""
+    """Opens a regular file for reading, unbuffered. Raises RequestError."""
     if not os.path.isfile(path):  # a pipe would block; `isfile` is also False for impossible names
-        what = "is no regular file" if os.path.exists(path) else "does not exist"
+        what = "is not a regular file" if os.path.exists(path) else "does not exist"
         raise RequestError(
             f"{str(path)!r} {what}; give a file of tensors, or a folder", code="missing", field=path.name
         )
@@ -319,7 +318,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 class TensorSource(Protocol):
-    """A tensor to be written that is made on demand, to save memory."""
+    """A tensor to be written that a call makes on demand, to save memory; shape and dtype are known before."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -329,7 +328,8 @@ class TensorSource(Protocol):
 
 
 def made(source: Tensor | TensorSource) -> Tensor:
-    """Returns the tensor. Raises ValueError if a source does not match its declared shape or dtype."""
+    """Returns the tensor itself, or the one that a source makes. Raises ValueError if it has another shape than
+    declared."""
     tensor = source if isinstance(source, Tensor) else source()
     if tuple(tensor.shape) != tuple(source.shape):
         raise ValueError(f"a source of shape {tuple(source.shape)} made a tensor of shape {tuple(tensor.shape)}")
@@ -337,7 +337,7 @@ def made(source: Tensor | TensorSource) -> Tensor:
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yields groups of whole rows of at most PIECE elements each (or one row), in order."""
+    """Yields consecutive rows of a tensor in groups of at most PIECE elements, at least one row each."""
     if not tensor.numel():
         return
     tensor = tensor.reshape(1) if tensor.dim() == 0 else tensor
@@ -346,7 +346,7 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def write_plain(file: IO[bytes], tensor: Tensor, dtype: torch.dtype) -> None:
-    """Writes the elements as `dtype`, row by row."""
+    """Writes the elements of a tensor to `file` as `dtype`, some rows at a time."""
     for piece in pieces(tensor):
         values = piece.to("cpu", dtype).contiguous()
         file.write(values.view(-1).view(torch.uint8).numpy().data)

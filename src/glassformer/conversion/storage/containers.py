@@ -1,4 +1,4 @@
-"""Recognition of a container by its content."""
+"""Recognition and opening of files of weights by their content."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _start(path: Path) -> bytes:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns True for a file with GGUF's first bytes. Nothing else is opened."""
+    """Returns True for a file that starts with GGUF's first four bytes."""
     return path.is_file() and _start(path).startswith(b"GGUF")
 
 
 def means_weights(path: Path) -> bool:
-    """Returns True for a file or folder of weights, readable here or not, by first bytes or by name (for a folder, of
-    its files): no text has these first bytes."""
+    """Returns True for a file or folder of weights, readable here or not: by a file's first bytes, which no text has,
+    or by the name of a file, in a folder of any file."""
     if path.is_dir():
         return any(file.suffix in WEIGHTS for file in path.iterdir())
     start = _start(path)
@@ -36,7 +36,7 @@ def means_weights(path: Path) -> bool:
 
 
 def open_tensors(path: str | Path) -> TensorFile:
-    """Opens the container at `path` by its content: safetensors, GGUF (all parts of a split one), or a folder of
+    """Opens the weights at `path` by their content: safetensors, GGUF (all parts of a split one), or a folder of
     Hugging Face.
 
     Raises RequestError for everything else; for a pickle with a sentence on how to convert it."""
@@ -58,7 +58,8 @@ def open_tensors(path: str | Path) -> TensorFile:
 
 
 def _refuse_code(path: Path) -> None:
-    """Raises RequestError for a file of torch that needs more than tensors, with the name that it refers to."""
+    """Raises RequestError if a torch file at `path` refers to a class or function that tensors do not need, with its
+    name."""
     try:
         if is_zip(path):
             PickledFile(path).close()

@@ -1,4 +1,4 @@
-"""Tensors that ranks saved in parts, one file for each rank, as whole tensors."""
+"""Tensors that ranks saved in parts, one file for each rank, joined to whole tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from glassformer.conversion.storage.base import Packed, SingleFile, TensorEntry,
 from glassformer.errors import RequestError
 
 Axis = Callable[[str, tuple[int, ...]], int | None]
-"""Function of a tensor's name and a part's shape to the axis of the division; None if each rank has a copy."""
+"""Function of a tensor's name and the shape of a part to the axis along which ranks divided it; None if each rank has a
+copy."""
 
 
 class CutFile(TensorFile):
-    """The tensors of several files, each joined along the axis of its division when it is read.
+    """Files of several ranks as one: each tensor is joined, when it is read, along the axis of its division.
 
     Raises RequestError for files that differ in their tensors' names or shapes, or lack an axis to join."""
 
@@ -63,7 +64,7 @@ class CutFile(TensorFile):
         out.detach().copy_(value if rows is None else value[rows])
 
     def stacked(self, parts: object, shape: object) -> None:
-        """Returns None, since the parts of a tensor are not contiguous."""
+        """Returns None, because the parts of a tensor are not contiguous."""
 
     def packed(self, name: str) -> Packed:
         value = self.tensor(name)

@@ -70,7 +70,7 @@ NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
-"""Metadata value types (`gguf_type`) that have a fixed size."""
+"""Code of a metadata value type (`gguf_type`) of fixed size -> numpy dtype."""
 UINT32, STRING, ARRAY = 4, 8, 9
 CODES = {np.dtype(name): code for code, name in NUMBERS.items()}
 
@@ -93,7 +93,8 @@ class GGUFFile(SingleFile):
 
 
 class _Header:
-    """A cursor over the header. Every requested size is compared with the remaining bytes before allocation."""
+    """Parser of a GGUF header. Every size that the header gives is compared with the remaining bytes before
+    allocation."""
 
     def __init__(self, path: Path, data: mmap.mmap):
         self.path, self.data, self.at = path, data, 0
@@ -236,7 +237,7 @@ class _Header:
         return found
 
     def tensor(self) -> tuple[str, str, tuple[int, ...], int]:
-        """Reads one entry of the table: (name, dtype, shape, offset from the start of the data)."""
+        """Parses one entry of the table: (name, dtype, shape, offset in bytes from the start of the data)."""
         name = self.name("the name of a tensor", 1024)
         what = f"tensor {quoted(name)}"
         n = self.u32(what)
@@ -264,7 +265,7 @@ class _Header:
 
 
 def open_gguf(path: str | Path) -> TensorFile:
-    """Opens a GGUF file, or all parts of a split model, given any part. Raises RequestError.
+    """Opens a GGUF file, or all parts of a split model if `path` is any of them. Raises RequestError.
 
     llama.cpp's gguf-split names the parts NAME-00001-of-00003.gguf; the first has the metadata of the model."""
     file = GGUFFile(path)
@@ -299,7 +300,8 @@ def open_gguf(path: str | Path) -> TensorFile:
 
 @singledispatch
 def _typed(value: Any) -> bytes:
-    """Encodes a metadata value as GGUF does: its type, then the value."""
+    """Encodes a metadata value as GGUF does: the code of its type, then the value. Raises TypeError if GGUF has no such
+    type."""
     raise TypeError
 
 
@@ -345,7 +347,7 @@ def _(value: list[Any]) -> bytes:
 
 
 def _narrowest(value: Any, dtypes: list[str]) -> Any:
-    """Returns integers in the first of the dtypes that holds them."""
+    """Returns the integers in the first of the dtypes that holds all of them. Raises TypeError if none does."""
     numbers = np.asarray(value)
     for name in dtypes:
         limits = np.iinfo(name)

@@ -1,10 +1,8 @@
-"""Parts of files mapped contiguously in memory without a copy: q, k and v of a layer as the one matrix that computes
-them.
+"""Parts of files, mapped in memory as one tensor without a copy: q, k and v of a layer become one matrix.
 
 The system maps files in pages, at any free address. The pages of each part are mapped directly after those of the
 previous part; a page in which two parts meet is allocated here and filled from both. That needs parts whose offsets
-within pages match: the sizes of matrices are almost always multiples of a page, and those of a layer then do.
-"""
+within pages match: the sizes of matrices are almost always multiples of a page, and those of a layer then do."""
 
 from __future__ import annotations
 
@@ -21,7 +19,8 @@ from torch import Tensor
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE, which `mmap` lacks on some systems: without it Linux refuses to map a file larger than memory."""
+"""MAP_NORESERVE, which `mmap` lacks on some systems; 0 if not on Linux. Without it Linux refuses to map a file larger
+than memory."""
 FIXED = 0x10
 """MAP_FIXED of Linux and macOS: replaces existing mappings at the address."""
 
@@ -32,7 +31,7 @@ MOST = 8
 
 
 class Stretch(NamedTuple):
-    """A slice of `nbytes` of an open file."""
+    """A range of `nbytes` bytes at `offset` of the open file `descriptor`."""
 
     descriptor: int
     offset: int
@@ -40,8 +39,8 @@ class Stretch(NamedTuple):
 
 
 def joined(parts: Sequence[Stretch], dtype: torch.dtype) -> Tensor | None:
-    """Returns the elements of all parts (n,), private to this process as a mapping of one file is; None if pages or the
-    system do not allow it."""
+    """Returns the elements of all parts as one vector (n,), a private mapping: writing to it does not reach the files.
+    None if the parts' places within pages or the system do not allow it."""
     start = parts[0].offset % PAGE
     if len(parts) > MOST or start % dtype.itemsize or any(part.nbytes < LEAST for part in parts) or _map() is None:
         return None
@@ -64,7 +63,8 @@ def joined(parts: Sequence[Stretch], dtype: torch.dtype) -> Tensor | None:
 
 
 def _lay(address: int, count: int, descriptor: int, offset: int) -> bool:
-    """Maps pages of a file over memory of this process; returns True on success."""
+    """Maps `count` bytes of a file from `offset` on to the memory at `address`, replacing it; returns True on
+    success."""
     protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | FIXED | NO_RESERVE
     return _map()(address, count, protection, flags, descriptor, offset) == address
 
@@ -77,7 +77,7 @@ def _read(descriptor: int, memory: mmap.mmap, begin: int, stop: int, offset: int
 @cache
 def _map() -> Any:
     """Returns the C library's `mmap`, which unlike Python's takes an address; None if the system has no such
-    library."""
+    function."""
     if sys.platform not in ("linux", "darwin") or sys.maxsize < 1 << 32:
         return None
     function = ctypes.CDLL(None).mmap

@@ -1,9 +1,8 @@
-"""Untrusted JSON: scanned member by member, so that a small file cannot unfold into gigabytes.
+"""Parser of untrusted JSON, member by member, so that a small file cannot unfold into gigabytes.
 
 `json.loads` turns three bytes (`[],`) into eighty. Here an object's members are found by one expression that allocates
 only the match, and each caller decodes only values of bounded length. The quantifiers are possessive: time is linear
-for any text.
-"""
+for any text."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ _BRACKETS = re.compile(STRING + rb"|[\[\]{}]")
 
 
 class BadJSON(ValueError):
-    """Error for a text that is not a JSON object of the kind read here, with the reason."""
+    """Error, with the reason, for a text that is not a JSON object of the kind read here."""
 
 
 def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
-    """Yields the members of a JSON object in order, at most `most`: the decoded name, and the text of the value. Raises
-    BadJSON.
+    """Yields (decoded name, text of the value) of the members of a JSON object in order. Raises BadJSON, also for more
+    than `most` members and for a duplicate name.
 
     Values may be strings, numbers, or objects; of an object only the braces are checked."""
     opening = _OPEN.match(text)
@@ -62,7 +61,8 @@ def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
 
 
 def string(text: bytes) -> str:
-    """Returns a decoded JSON string. Raises BadJSON, also for half a surrogate pair, which no name can hold."""
+    """Returns the string that a JSON text encodes. Raises BadJSON for another value, and for half a surrogate pair,
+    which no name can hold."""
     if text.isascii() and text[:1] == text[-1:] == b'"' and b"\\" not in text and len(text) > 1:
         inner = text[1:-1].decode()
         if inner.isprintable() and '"' not in inner:  # needs no decoding: most names
@@ -76,7 +76,8 @@ def string(text: bytes) -> str:
 
 
 def small(text: bytes) -> Any:
-    """Decodes any JSON value that the caller knows to be small or flat. Raises BadJSON for a duplicate name."""
+    """Returns the value that a JSON text encodes, for callers that have bounded its length. Raises BadJSON, also for a
+    duplicate name."""
     try:
         if _depth(text) > DEEPEST:
             raise ValueError
@@ -86,7 +87,8 @@ def small(text: bytes) -> Any:
 
 
 def _depth(text: bytes) -> int:
-    """Returns the nesting depth of lists and objects; 0 also if there are too few brackets to matter."""
+    """Returns how deeply lists and objects are nested; 0 for texts with at most DEEPEST brackets, which need no
+    check."""
     if text.count(b"[") + text.count(b"{") <= DEEPEST:
         return 0
     steps = ((found[0] in b"[{") - (found[0] in b"]}") for found in _BRACKETS.finditer(text))

@@ -43,11 +43,11 @@ STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }  # fmt: skip
-"""Class of torch -> dtype of the elements."""
+"""Storage class of torch -> dtype of its elements."""
 
 
 class BadPickle(ValueError):
-    """Error for a refused pickle, with the instruction or the name at fault."""
+    """Error for a refused pickle; `at` is the instruction or name at fault."""
 
     def __init__(self, message: str, at: str = "pickle"):
         super().__init__(message)
@@ -55,13 +55,13 @@ class BadPickle(ValueError):
 
 
 class Called(NamedTuple):
-    """Name of a function or class, which is not imported."""
+    """Name of a function or class that a pickle refers to; it is not imported."""
 
     name: str
 
 
 class PickledStorage(NamedTuple):
-    """Bytes of a member of the archive."""
+    """A storage that a pickle refers to: `length` elements of `dtype` in the archive's member data/`key`."""
 
     key: str
     dtype: str
@@ -69,7 +69,7 @@ class PickledStorage(NamedTuple):
 
 
 class PickledTensor(NamedTuple):
-    """Elements of a storage, from `start` on."""
+    """A tensor that a pickle describes: elements of `storage`, from index `start` on; strides in elements."""
 
     storage: PickledStorage
     start: int
@@ -123,12 +123,12 @@ KNOWN: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
 }
-"""Name in a pickle -> the function here that takes its place."""
+"""Name of a function in a pickle -> function of this module that replaces it, given the arguments."""
 NAMED = {*KNOWN, *(f"torch.{name}" for name in STORAGES)}
 
 
 class _Machine:
-    """Stack machine of a pickle, which holds only values made by its instructions."""
+    """Stack machine that executes the instructions of a pickle and makes plain values only."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -146,7 +146,7 @@ class _Machine:
         return self.stack[-1]
 
     def marked(self) -> list[Any]:
-        """Pops the values since the last mark, and the mark."""
+        """Pops the last mark and the values pushed since; returns the values."""
         if not self.marks:
             raise BadPickle("an instruction of it finds no mark")
         at = self.marks.pop()
@@ -155,7 +155,8 @@ class _Machine:
         return values
 
     def fill(self, pairs: list[Any]) -> None:
-        """Puts keys and values into the topmost mapping."""
+        """Puts pairs, a flat list of keys and values in turn, into the mapping on top of the stack. Raises
+        BadPickle."""
         found, keys = self.top(dict), pairs[::2]
         if len(pairs) % 2 or not all(isinstance(key, str) or _is_small(key) for key in keys):
             raise BadPickle("a mapping of it has a key that is neither a text nor a small whole number")
@@ -173,7 +174,8 @@ class _Machine:
         return KNOWN[function.name](arguments)
 
     def step(self, name: str, argument: Any) -> None:
-        """Executes an instruction other than the last."""
+        """Executes one instruction, any but STOP, by its name in `pickletools`. Raises BadPickle for one that tensors
+        do not need."""
         push = self.stack.append
         match name:
             case "PROTO" | "FRAME":
@@ -230,7 +232,7 @@ class _Machine:
 
 
 def value_of(pickle: bytes) -> Any:
-    """Returns the value that a pickle describes, of plain values and `PickledTensor`. Raises BadPickle."""
+    """Returns the value that a pickle describes: plain values, and `PickledTensor` for tensors. Raises BadPickle."""
     if len(pickle) > MOST_BYTES:
         raise BadPickle(f"it takes {len(pickle):,} bytes, more than the {MOST_BYTES:,} allowed")
     machine = _Machine()
@@ -249,22 +251,23 @@ def value_of(pickle: bytes) -> Any:
 
 
 def open_pickled(path: Path) -> PickledFile:
-    """Opens a file of torch. Raises RequestError for one older than the zip archives of torch 1.6, with the way to
-    convert it."""
+    """Opens a file that `torch.save` wrote. Raises RequestError, with a way to convert it, for a format older than
+    torch 1.6's zip archives."""
     if not (path.is_file() and is_zip(path)):
         raise RequestError(pickled(path), code="unsupported", field=path.name)
     return PickledFile(path)
 
 
 def scalars(value: Any) -> dict[str, Any]:
-    """Returns the entries of a mapping whose values are strings, numbers, booleans or None."""
+    """Returns the entries of a mapping whose values are strings, numbers, booleans or None; {} if `value` is not a
+    mapping."""
     found = value.items() if isinstance(value, dict) else ()
     return {str(key): one for key, one in found if one is None or isinstance(one, str | int | float)}
 
 
 class PickledFile(SingleFile):
-    """A file that `torch.save` wrote. `entries` holds the tensors of a mapping by name; those of a nested mapping have
-    its name and a dot as prefix. `metadata` holds plain values in the same way, one mapping deep."""
+    """A file that `torch.save` wrote. `entries` holds the tensors of a mapping by name; names from a nested mapping
+    have its name and a dot as prefix. `metadata` holds plain values in the same way, one mapping deep."""
 
     def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
         try:
@@ -306,7 +309,7 @@ class PickledFile(SingleFile):
         return data[start : start + size]
 
     def _place(self, data: mmap.mmap, member: str) -> tuple[int, int]:
-        """Returns the offset and the size of a member in bytes. Raises RequestError."""
+        """Returns (offset, size) in bytes of a member of the archive. Raises RequestError."""
         if (info := self._members.get(member)) is None:
             raise self._damaged(f"it has no {quoted(member)}")
         header = data[info.header_offset : info.header_offset + LOCAL]
@@ -335,7 +338,7 @@ class PickledFile(SingleFile):
 
 
 class _Directory:
-    """The file as `zipfile` reads it: only the bounded directory at the end of the archive."""
+    """The file as `zipfile` reads it; only its directory, at the end and of bounded size, is ever read."""
 
     def __init__(self, data: mmap.mmap):
         self.data = data
@@ -350,7 +353,7 @@ class _Directory:
 
 
 def _members(data: mmap.mmap) -> dict[str, zipfile.ZipInfo]:
-    """Returns the members of the archive by their names without the top folder."""
+    """Returns the members of a zip archive, by their names without the top folder."""
     with zipfile.ZipFile(_Directory(data)) as archive:  # type: ignore[call-overload]
         found = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     if len(found) != len(archive.infolist()):
@@ -359,7 +362,7 @@ def _members(data: mmap.mmap) -> dict[str, zipfile.ZipInfo]:
 
 
 def _counts(values: tuple[Any, ...]) -> bool:
-    """Returns True if all are valid integers for a tensor's sizes, strides or offset."""
+    """Returns True if all values are integers that a tensor's sizes, strides or offset can have."""
     return all(type(value) is int and 0 <= value < MOST_ELEMENTS for value in values)
 
 
@@ -368,5 +371,6 @@ def _is_small(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Returns the type of a value, and the value if it is short and plain: others may unfold without end."""
+    """Returns a string in quotes, shortened; for another value the name of its type, because it may unfold without
+    end."""
     return quoted(value) if isinstance(value, str) else type(value).__name__

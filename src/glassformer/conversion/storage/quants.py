@@ -1,4 +1,4 @@
-"""Number formats of GGUF files: the decoding of a block of quantised weights.
+"""Number formats of GGUF files, and the decoding of blocks of quantised weights.
 
 All formats that this module unpacks itself have one form. A block holds integer codes, one per weight, in groups that
 share a scale and perhaps a minimum:
@@ -7,8 +7,7 @@ share a scale and perhaps a minimum:
 
 They differ in the layout of the bits. The layouts are those of `block_*` in ggml-common.h and of `dequantize_row_*` in
 ggml-quants.c (llama.cpp); the products are rounded in the order of gguf-py's quants.py, so that the results are equal
-to it bit for bit. The formats built on large tables of vectors (IQ1, IQ2, IQ3) are left to the `gguf` package.
-"""
+to it bit for bit. The formats built on large tables of vectors (IQ1, IQ2, IQ3) are left to the `gguf` package."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from torch import Tensor
 from glassformer.errors import RequestError
 
 PIECE = 1 << 19
-"""Weights unpacked at once: bytes, codes and fp32 values together stay in the cache. A multiple of every block."""
+"""Number of weights unpacked at once: bytes, codes and fp32 values together stay in the cache. A multiple of every
+block."""
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -54,7 +54,7 @@ Decode = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class Format:
-    """A block format: its `ggml_type` number, the weights and bytes of one block, and its decoder."""
+    """A format of blocks: its `ggml_type` number, the weights and bytes of one block, and its decoder."""
 
     code: int
     weights: int
@@ -63,7 +63,7 @@ class Format:
 
 
 def unit(dtype: str) -> tuple[int, int]:
-    """Returns (weights, bytes) of the smallest unit of a tensor of `dtype`: one element, or one block."""
+    """Returns (elements, bytes) of the smallest unit of a tensor of `dtype`: one element, or one block."""
     plain = DTYPES.get(dtype)
     return (1, plain.itemsize) if plain else (FORMATS[dtype].weights, FORMATS[dtype].nbytes)
 
@@ -91,23 +91,26 @@ def unpack(dtype: str, fetch: Callable[[int, int], Tensor], out: Tensor) -> None
 
 
 def _planes(b: Tensor, bits: int) -> Tensor:
-    """Returns codes (n, 8 / bits, k) of bytes (n, k): all the lowest fields first, llama.cpp's layout of weights."""
+    """Unpacks bytes (n, k) into codes (n, 8 / bits, k): the lowest bits of all bytes first, as llama.cpp stores
+    weights."""
     b = b.contiguous()
     return torch.stack([(b >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], 1)
 
 
 def _fields(b: Tensor, bits: int) -> Tensor:
-    """Returns codes (n, k * 8 / bits) of bytes (n, k): the fields of the first byte first."""
+    """Unpacks bytes (n, k) into codes of `bits` bits, (n, k * 8 / bits): all codes of the first byte first, the lowest
+    bits leading."""
     return _planes(b, bits).transpose(1, 2).flatten(1)
 
 
 def _half(b: Tensor, at: int) -> Tensor:
-    """Returns the half-precision number at byte `at` of each block, (n, 1) float32."""
+    """Returns the half-precision number at byte `at` of each block, as (n, 1) float32."""
     return b[:, at : at + 2].view(torch.float16).float()
 
 
 def _scaled(out: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> None:
-    """Sets out (n, weights) = scale (n, groups) * codes (n weights of them, any shape) + minimum (n, groups)."""
+    """Sets out (n, weights) to scale (n, groups) * codes (n * weights of them, any shape) + minimum (n, groups) or
+    0."""
     groups = out.view(*scale.shape, -1)
     groups.copy_(codes.view(groups.shape))
     groups.mul_(scale[..., None])
@@ -116,7 +119,7 @@ def _scaled(out: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor | None = 
 
 
 def _signed(codes: Tensor, zero: int) -> Tensor:
-    """Returns codes below 128 as int8, minus `zero`."""
+    """Returns uint8 codes, all below 128, minus `zero` as int8."""
     return codes.view(torch.int8) - zero
 
 
@@ -132,11 +135,11 @@ def _q4_1(b: Tensor, out: Tensor) -> None:
 
 
 _SPREAD = torch.tensor([sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)], device="cpu")
-"""Table of 256 int64: the bytes of entry b are the bits of b, the lowest first, each worth 16."""
+"""Table of 256 int64: byte i of entry b is bit i of b times 16, i from the lowest on."""
 
 
 def _five_bits(b: Tensor) -> Tensor:
-    """Returns codes from four bytes of fifth bits, then sixteen bytes of low nibbles."""
+    """Returns 5-bit codes (n, 32) of bytes (n, 20): four bytes of fifth bits, then sixteen of low nibbles."""
     fifth = _SPREAD.index_select(0, b[:, :4].reshape(-1).int()).view(torch.uint8).view(-1, 32)
     return _planes(b[:, 4:], 4).flatten(1) | fifth
 
@@ -170,8 +173,8 @@ def _q3_k(b: Tensor, out: Tensor) -> None:
 
 
 def _six_bit_pairs(b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns 8 scales and 8 minima of six bits from twelve bytes: the last four bytes hold the low nibbles of groups 4
-    to 7, whose high two bits are on top of groups 0 to 3."""
+    """Returns 8 scales and 8 minima of six bits, each (n, 8), of bytes (n, 12): the last four bytes hold the low
+    nibbles of groups 4 to 7, whose high two bits are on top of groups 0 to 3."""
     scale, minimum, nibbles = b[:, 0:4], b[:, 4:8], b[:, 8:12]
     return (
         torch.cat([scale & 63, nibbles & 15 | scale >> 2 & 48], 1),
@@ -202,7 +205,7 @@ def _q6_k(b: Tensor, out: Tensor) -> None:
 
 
 def _trits(b: Tensor, count: int) -> Tensor:
-    """Returns codes 0, 1, 2, (n, count * k), of bytes (n, k): a byte holds the digits of a fraction in base 3, rounded
+    """Returns `count` codes 0, 1 or 2 of each byte (n, k), as (n, count * k): a byte is a fraction in base 3, rounded
     up, so that the integer part of three times it is the next digit."""
     powers = [b * 3**power for power in range(count)]  # wraps: the digits already read overflow
     return torch.stack([(part.to(torch.int16) * 3 >> 8).to(torch.uint8) for part in powers], 1).flatten(1)
@@ -222,17 +225,18 @@ def _tq2_0(b: Tensor, out: Tensor) -> None:
 NORMAL_VALUES = torch.tensor(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8, device="cpu"
 )
-"""kvalues_iq4nl in ggml-common.h: spaced like normally distributed weights."""
+"""Values of 4-bit codes of IQ4 weights, spaced like normally distributed weights (kvalues_iq4nl in ggml-common.h)."""
 
 E2M1_VALUES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8, device="cpu")
-"""Twice the values of a four-bit float (kvalues_mxfp4): the scales are halved in return."""
+"""Values of 4-bit floats, doubled to be integers (kvalues_mxfp4 in ggml-common.h); the scales are halved in return."""
 
 E8M0_SCALES = torch.tensor([2.0 ** (byte - 128) for byte in range(256)], dtype=torch.float32, device="cpu")
-"""Half of 2^(byte - 127), exactly; the first two are subnormal."""
+"""Scale of each byte of MXFP4, half of 2^(byte - 127), exactly; the first two are subnormal."""
 
 
 def _e4m3(byte: int) -> float:
-    """Returns half of an unsigned float of 4 exponent and 3 mantissa bits, without the top bit; 0x7F, a NaN, is 0."""
+    """Returns half of the float that a byte encodes with 4 exponent and 3 mantissa bits, the sign ignored; 0 for the
+    NaN 0x7F."""
     exponent, mantissa = byte >> 3 & 15, byte & 7
     value = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa * 2.0**-9
     return 0.0 if byte == 0x7F else value / 2
@@ -265,7 +269,7 @@ def _nvfp4(b: Tensor, out: Tensor) -> None:
 
 
 def _by_gguf(name: str) -> Decode:
-    """Returns the decoder of the `gguf` package. The decoder raises RequestError if the package is missing."""
+    """Returns a decoder that calls the `gguf` package, and raises RequestError if the package is missing."""
 
     def decode(b: Tensor, out: Tensor) -> None:
         try:
@@ -308,11 +312,10 @@ FORMATS: dict[str, Format] = {
 
 
 def quantize_q8_0(weights: Tensor) -> Tensor:
-    """Returns the bytes of the Q8_0 blocks, uint8 (n, 34), of float weights (..., 32 k).
+    """Returns Q8_0 blocks, uint8 (n, 34), of float weights (..., 32 k), 32 weights a block.
 
     scale = max|w| / 127 and code = round(w / scale), halves away from zero, in float32 and stored as float16 and int8:
-    `quantize_row_q8_0_ref` in ggml-quants.c, bit for bit.
-    """
+    `quantize_row_q8_0_ref` in ggml-quants.c, bit for bit."""
     blocks = weights.to(torch.float32).reshape(-1, 32)
     scale = blocks.abs().amax(1, keepdim=True) / 127
     codes = blocks * torch.where(scale == 0, 0.0, 1.0 / scale)

@@ -59,13 +59,13 @@ _COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
 PLAIN = re.compile(
     rb'\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%b(?:,%b){0,7}+)?)\],"data_offsets":\[(%b),(%b)\]\}' % ((_COUNT,) * 4)
 )
-"""Pattern of a tensor's entry in the header, as the reference writes it."""
+"""Pattern of a tensor's entry in the header as the reference implementation writes it."""
 
 ORDER = [
     *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
     *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
 ]
-"""The reference's dtypes by rising alignment (`enum Dtype`), in reverse order of writing."""
+"""Dtypes of the reference implementation by rising alignment (`enum Dtype`); tensors are written in reverse order."""
 
 
 class SafetensorsFile(SingleFile):
@@ -100,7 +100,8 @@ class SafetensorsFile(SingleFile):
 
 
 def _entry(name: str, text: bytes, start: int) -> TensorEntry:
-    """Returns one entry of the header; `start` is the offset of the data."""
+    """Parses the header's JSON `text` about the tensor `name`; `start` is the offset of the data in bytes. Raises
+    BadJSON."""
     if (plain := PLAIN.fullmatch(text)) is not None:
         dtype, begin, end = plain[1].decode(), int(plain[3]), int(plain[4])
         shape = tuple(map(int, plain[2].split(b","))) if plain[2] else ()
@@ -110,7 +111,7 @@ def _entry(name: str, text: bytes, start: int) -> TensorEntry:
         known = ", ".join(DTYPES)
         raise BadJSON(f"tensor {quoted(name)} has dtype {quoted(dtype)}; known are {known}")
     if len(shape) > MAX_DIMENSIONS or math.prod(filter(None, shape)) > MAX_ELEMENTS:
-        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str([*shape]))}, which is no shape of a tensor")
+        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str([*shape]))}, which is not a shape of a tensor")
     if begin > end:
         raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str([begin, end]))}; they must be [start, end]")
     if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].itemsize):
@@ -119,7 +120,7 @@ def _entry(name: str, text: bytes, start: int) -> TensorEntry:
 
 
 def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
-    """Parses (dtype, shape, start, end) from any JSON."""
+    """Parses (dtype, shape, start, end) of a tensor from any JSON that describes it. Raises BadJSON."""
     if len(text) > LARGEST_DESCRIPTION or not text.startswith(b"{"):
         raise BadJSON(f"tensor {quoted(name)} is not described by a small object")
     said = small(text)
@@ -127,19 +128,19 @@ def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
         raise BadJSON(f"tensor {quoted(name)} must have dtype, shape and data_offsets and nothing else")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
     if not _counts(shape):
-        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str(shape))}, which is no shape of a tensor")
+        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str(shape))}, which is not a shape of a tensor")
     if not _counts(offsets) or len(offsets) != 2:
         raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str(offsets))}; they must be [start, end]")
     return dtype if isinstance(dtype, str) else str(dtype), tuple(shape), *offsets
 
 
 def _counts(values: object) -> bool:
-    """Returns True for a list of integers of at most 63 bits; JSON's true and 1.0 do not count."""
+    """Returns True for a list of integers from 0 to 2^63 - 1; JSON's true and 1.0 do not count."""
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def _check_cover(entries: list[TensorEntry], start: int, size: int) -> None:
-    """Raises RequestError unless the tensors are contiguous and fill the file, without overlaps or gaps."""
+    """Raises BadJSON unless the tensors fill the file from byte `start` to `size`, without overlaps or gaps."""
     at = start
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset != at:
@@ -165,7 +166,7 @@ def open_folder(folder: str | Path) -> TensorFile:
 
 
 def _sharded(folder: Path, index: Path, kind: Callable[[Path], SingleFile]) -> ManyFiles:
-    """Opens the shards that an index names."""
+    """Opens the shards that an index file names, as one file; `kind` opens each."""
     homes = _index(index)
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(kind(folder / name)) for name in sorted(set(homes.values()))}
@@ -181,7 +182,8 @@ def _sharded(folder: Path, index: Path, kind: Callable[[Path], SingleFile]) -> M
 
 
 def _index(path: Path) -> dict[str, str]:
-    """Returns tensor -> name of its shard, a file in the folder of the index."""
+    """Returns {tensor: file name of its shard} of an index file. Raises RequestError for a shard that is missing or
+    outside of the folder."""
     with opened(path) as file:
         text = file.read(HEADER_BYTES + 1)
     homes: dict[str, str] = {}
@@ -195,7 +197,9 @@ def _index(path: Path) -> dict[str, str]:
         for name, value in members(parts.pop("weight_map"), MAX_INDEXED):
             shard = string(value)
             if Path(shard).name != shard or shard in ("", "..") or not {"\\", "\0"}.isdisjoint(shard):
-                raise BadJSON(f"weight_map places {quoted(name)} in {quoted(shard)}, which is no file of this folder")
+                raise BadJSON(
+                    f"weight_map places {quoted(name)} in {quoted(shard)}, which is not a file of this folder"
+                )
             homes[name] = shards.setdefault(shard, shard)
         for name, value in parts.items():
             if len(value) > LARGEST_EXTRA:
@@ -261,7 +265,7 @@ def _nbytes(source: Tensor | TensorSource) -> int:
 
 
 def _shards(tensors: Mapping[str, Tensor | TensorSource], limit: float) -> list[list[str]]:
-    """Returns the names in order, divided whenever the next tensor would exceed `limit`; a larger tensor is a shard by
+    """Returns the tensors' names in order, divided into shards of at most `limit` bytes; a larger tensor is a shard by
     itself."""
     shards: list[list[str]] = []
     current: list[str] = []
