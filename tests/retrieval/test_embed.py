@@ -42,7 +42,7 @@ def loaded(change: str = "", pooling: Pooling | None = None) -> Loaded:
 
 @minilm
 def test_the_published_cosines():
-    """Of the model card's example of all-MiniLM-L6-v2."""
+    """Cosines equal those of the model card's example of all-MiniLM-L6-v2."""
     texts = ["That is a happy person", "That is a happy dog", "That is a very happy person", "Today is a sunny day"]
     x = gf.embed("minilm", texts)
     assert x.dtype == torch.float32 and x.shape == (4, 384)

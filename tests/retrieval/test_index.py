@@ -1,4 +1,4 @@
-"""An index: passages, exact search, a run broken off anywhere, and what is refused without loss."""
+"""An index: passages, exact search, a run interrupted anywhere, and refusals without loss."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_search_is_exact(data: Path, tmp_path: Path):
     assert hits[0].passage.text == texts[hits[0].number] and hits[0].passage.document.endswith(".txt")
 
 
-# Broken off, and gone on with
+# Interruption and continuation
 
 
 class Killed(BaseException):

@@ -95,7 +95,7 @@ def test_the_sum_over_documents_is_theirs(form: str):
 
 
 def test_a_decoder_reads_each_document_before_the_answer():
-    """Of different lengths, padded at the end: as each read alone."""
+    """Documents of different lengths, padded at the end, give the result of each read separately."""
     model = gf.preset(f"llama@1m+layers=1+d_model=16+heads=2+vocab_size={V}+context=32").build(seed=0)
     answer, passages = [5, 6, 7], [[8], [9, 10, 11], [12, 13]]
     tokens, targets = torch.zeros(1, K, 6, dtype=torch.long), torch.full((1, K, 6), -100)
