@@ -1,4 +1,4 @@
-"""A SLURM cluster of one machine, started for a test in a folder of its own."""
+"""A SLURM cluster of one machine, started for a test in a separate folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PartitionName=main Nodes={host} Default=YES MaxTime=60 State=UP
 
 
 def missing() -> str | None:
-    """Why no cluster can be started here; None where one can."""
+    """Returns the reason why a cluster cannot be started here; None if it can."""
     if gone := [name for name in PROGRAMS if _program(name) is None]:
         return f"{', '.join(gone)} not installed (apt-get install slurm-wlm munge)"
     return None if os.getuid() == 0 else "a cluster of one's own is started as root"

@@ -1,4 +1,4 @@
-"""What a model answers to held-out sources, and how that is counted."""
+"""Answers of a model to held-out sources, and their scores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_scores_are_none_without_sacrebleu(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("model", [TRANSLATOR, "gpt2@1m+layers=2+d_model=32+heads=2"])
 def test_answers_are_those_of_generate(model: str):
-    """Batched and cut where they end, they are what one source after the other gives."""
+    """Answers of a batch, each cut at its end, equal those of one source after the other."""
     text = prepare("pairs:reversal", "char")
     recipe: dict[str, Any] = {"steps": 1, "batch_size": 2, "context": 32, "objective": "seq2seq", "device": "cpu"}
     recipe |= {"evaluation_tokens": 64}
@@ -68,7 +68,7 @@ def test_answers_are_those_of_generate(model: str):
 
 @pytest.mark.parametrize("end", [None, 5])
 def test_an_answer_has_the_room_behind_its_own_prompt(end: int | None):
-    """Whatever prompts are beside it: learned positions end at 16."""
+    """The other prompts of a batch do not matter; learned positions end at 16."""
     model = gf.preset("gpt2@1m+layers=1+d_model=32+heads=2+vocab_size=31+context=16+init=gpt2+init.std=0.3").build(
         seed=3
     )

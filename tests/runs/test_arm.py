@@ -1,4 +1,4 @@
-"""The process of one run: what it says when it cannot go on."""
+"""The process of one run, and its messages when it cannot continue."""
 
 from __future__ import annotations
 

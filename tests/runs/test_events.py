@@ -1,4 +1,4 @@
-"""Events come back from their line of JSON, and other lines are none."""
+"""Events come back from their line of JSON; other lines give no event."""
 
 from __future__ import annotations
 

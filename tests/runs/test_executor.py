@@ -65,7 +65,7 @@ def test_one_that_fails_leaves_the_others_alone_and_is_tried_again(asked: list[R
 def test_what_a_process_says_last_is_its_error(
     asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event, or the last line of a traceback; lines that are no events are passed over."""
+    """The error is an event or the last line of a traceback; other lines are skipped."""
     said = Error(name="a", seed=0, error="no such text").model_dump_json()
     for code, words in (
         (f"print('hello'); print({said!r}); sys.exit(2)", "no such text"),
@@ -123,7 +123,7 @@ def test_nothing_of_a_run_lies_elsewhere(asked: list[RunRequest], tmp_path: Path
 
 
 def test_one_process_trains_run_after_run(asked: list[RunRequest], tmp_path: Path) -> None:
-    """Two side by side in a process each, which go on to the next run; every result is that of a process of its own."""
+    """Two processes run in parallel, each taking the next run when free; results equal those of separate processes."""
     more = [replace(one, recipe=one.recipe.replace(seed=9)) for one in asked]
     with_processes: dict[str, list[str]] = {}
 

@@ -1,4 +1,4 @@
-"""What is measured on a trained model."""
+"""Measurements of a trained model."""
 
 from __future__ import annotations
 

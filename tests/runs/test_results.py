@@ -1,4 +1,4 @@
-"""results.json as types: nothing is lost on the way through them, and what cannot be a result is none."""
+"""results.json as types: no key or number is lost in the conversion, and invalid results are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAILED = {
 
 
 def text(tree: object) -> str:
-    """With the order of the keys, and with integers told from floats."""
+    """Returns the tree as JSON, which keeps the order of keys and distinguishes integers from floats."""
     return json.dumps(tree)
 
 

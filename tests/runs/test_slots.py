@@ -11,6 +11,7 @@ import pytest
 from glassformer import machine
 from glassformer.comparison.arms import threads_of
 from glassformer.runs import executor, workers
+from glassformer.runs.arm import BEGUN
 from glassformer.runs.executor import Slots
 from glassformer.runs.request import RunRequest
 from tests.refused import refused
@@ -19,12 +20,12 @@ MEETS = """
 import json, os, sys, time
 from pathlib import Path
 here = Path(json.loads(sys.stdin.readline()))
-print("begun", flush=True)
+print("STARTED", flush=True)
 (here / "there").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 while len(list(here.parent.glob("*/there"))) < 2:
     time.sleep(0.01)
 raise ValueError('met')
-"""
+""".replace("STARTED", BEGUN)
 
 
 def test_each_run_sees_its_own_device(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Runs as jobs: on a queue that is a dictionary, and on a SLURM cluster of this machine where one can be started."""
+"""Runs as jobs: on a queue that is a dictionary, and on a SLURM cluster of this machine if it can be started."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 
 from glassformer.errors import Code, RequestError
 from glassformer.runs import workers
+from glassformer.runs.arm import BEGUN
 from glassformer.runs.events import End, Error, Event, Measuring, StageEvent, Step, decode
 from glassformer.runs.executor import Local, execute
 from glassformer.runs.request import RunRequest, TextPlaces
@@ -28,11 +29,11 @@ from tests.runs.local_slurm import cluster, missing
 from tests.runs.stand_in import ask, trained_at_once
 
 Deed = Callable[[Path, int], str]
-"""What a worker does with the run of a folder the n-th time; the state of its job then."""
+"""Action of a worker on a run's folder at the n-th attempt -> the state of its job afterwards."""
 
 
 class Quick:
-    """A queue whose jobs have ended, or will not begin, as soon as they are submitted."""
+    """A queue whose jobs have ended, or will not start, as soon as they are submitted."""
 
     def __init__(self, deed: Deed):
         self.deed, self.jobs, self.arrays = deed, dict[str, str](), list[list[str]]()
@@ -128,7 +129,7 @@ def test_whoever_asked_may_go(asked: list[RunRequest], tmp_path: Path) -> None:
 
 
 def test_a_job_says_what_its_run_says(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events reach whoever asked through a file, few of the steps; a job that is preempted has its run saved."""
+    """Events reach the caller through a file, few of the steps; a job that is preempted has its run saved."""
     monkeypatch.setattr(workers, "START", SAYS)
     place = tmp_path / "run"
     place.mkdir()
@@ -158,7 +159,7 @@ def test_a_job_says_what_its_run_says(asked: list[RunRequest], tmp_path: Path, m
 SAYS = """
 import json, signal, sys, time
 place = json.loads(sys.stdin.readline())
-print("begun", flush=True)
+print("STARTED", flush=True)
 step = '{"event": "step", "name": "a", "seed": 0, "step": %d, "done": 0.5, "loss": 1, "tokens_per_second": 1, '
 step += '"seconds_left": 1}'
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -172,7 +173,7 @@ except KeyboardInterrupt:
     open(place + "/saved", "w").close()
     print('{"event": "error", "name": "a", "seed": 0, "error": "stopped"}', flush=True)
 sys.exit(75)
-"""
+""".replace("STARTED", BEGUN)
 
 
 def _once_said(file: Path, words: bytes) -> None:
@@ -222,8 +223,8 @@ def test_options_of_sbatch() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(missing() is not None, reason=f"no SLURM: {missing()}")
 def test_a_real_cluster(places: TextPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three runs in one array. The worker of one is killed, the job of another preempted, and whoever asked goes away:
-    all end as undisturbed runs do, bit for bit."""
+    """Three runs in one array. The worker of one is killed, the job of another preempted, and the caller goes away: all
+    end as undisturbed runs do, bit for bit."""
     pytest.importorskip("submitit")
     tiny = "+layers=1+d_model=16+heads=2"
     names = [f"{name}@1m{tiny}" for name in ("gpt2", "llama", "bloom")]
@@ -261,7 +262,7 @@ def test_a_real_cluster(places: TextPlaces, tmp_path: Path, monkeypatch: pytest.
         second = json.loads((out / "jobs.json").read_text())
     assert [results[name].status for name in names] == ["ok"] * 3, [one.error for one in results.values()]
     changed = {place for place in first if first[place] != second[place]}
-    assert changed == {runs[0].place(out).name}, "the killed worker's run alone has another job"
+    assert changed == {runs[0].place(out).name}, "only the killed worker's run has another job"
     for run, alone in zip(runs, Local().run(runs, tmp_path / "alone"), strict=True):
         found = results[run.name]
         assert found.train is not None and alone.train is not None
