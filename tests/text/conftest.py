@@ -1,4 +1,4 @@
-"""A cache of its own for each test, and texts to read."""
+"""A separate cache for each test, and texts to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that nobody would write, against the sandbox: `python -m tests.text.fuzz_chat --seconds 600`.
+"""Random templates against the sandbox: `python -m tests.text.fuzz_chat --seconds 600`.
 
 Half of them are grown from a grammar, so that most of those run; half are templates cut, repeated and spliced. Only a
 text or a RequestError of one sentence may come back. Prints how many were tried, and what became of them.
@@ -17,7 +17,7 @@ from glassformer.text.chat_template import ChatTemplate, TemplateWorker
 
 
 def words(text: str) -> list[str]:
-    """Those of a text; a middle dot stands for a space in one."""
+    """Returns the words of a text; a middle dot in a word means a space."""
     return [word.replace("·", " ") for word in text.split()]
 
 
@@ -119,7 +119,7 @@ def mutated(rng: random.Random) -> str:
 
 
 def run(seconds: float, seed: int = 0) -> Counter[str]:
-    """What became of the templates tried in that time: `text`, or how the sentence begins."""
+    """Returns the number of tried templates by outcome: `text`, or the start of the error's sentence."""
     rng, found, end = random.Random(seed), Counter[str](), time.monotonic() + seconds
     worker = TemplateWorker(seconds=0.5)
     try:

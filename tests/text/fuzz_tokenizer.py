@@ -1,4 +1,4 @@
-"""Tokenizer files that nobody would write, by the thousand: `python -m tests.text.fuzz_tokenizer --seconds 60`.
+"""Randomly damaged tokenizer files: `python -m tests.text.fuzz_tokenizer --seconds 60`.
 
 Small files of every kind of part are changed as JSON (values exchanged, moved, doubled, left out) or as bytes, read,
 and used. Only a tokenizer or a RequestError of one sentence may come back, soon and in little memory. A process of its
@@ -38,7 +38,7 @@ from glassformer.text.tokenizers import ByteTokenizer, CharTokenizer, FileTokeni
 
 SLOW = 2.0  # seconds of the processor, whatever else it has to do
 LARGE = 200_000  # KiB that one input may add to the peak of memory
-ADDRESSES = 2 << 30  # bytes that the process may ask for beyond what it has at the beginning
+ADDRESSES = 2 << 30  # bytes that the process may ask for beyond its first ones
 TEXTS = ["a ab  ñ漢 Abc, 12345.\n", "<s>x</s> [CLS] <0xC3>\t", "ab" * 200, "\u2581aＡ\u00a0😀ﬁ", ""]
 FILES = ("tokenizer.json", "tokenizer_config.json", "glassformer_tokenizer.json")
 
@@ -299,7 +299,7 @@ def use(folder: Path) -> None:
 
 
 def outcome(seed: int, number: int) -> str:
-    """`read`, how the sentence begins, or, after a `!`, what must not be."""
+    """Returns `read`, the start of the error's sentence, or, after a `!`, a finding: a crash, a slow or large read."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
         for name, data in files(seed, number).items():
             Path(place, name).write_bytes(data)
@@ -320,7 +320,7 @@ def outcome(seed: int, number: int) -> str:
 
 
 def work(seed: int, begin: int) -> None:
-    """Prints the outcome of every input from `begin` on, a line each."""
+    """Prints the outcome of every input from the number given on, a line each."""
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     resource.setrlimit(resource.RLIMIT_AS, (held + ADDRESSES,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -340,13 +340,13 @@ class Result:
     tried: int = 0
     found: Counter[str] = field(default_factory=Counter)
     findings: dict[str, list[int]] = field(default_factory=dict)
-    """What must not be -> the numbers of the inputs."""
+    """Finding -> the numbers of the inputs."""
 
 
 @contextlib.contextmanager
 def worker(seed: int, begin: int) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", f"from tests.text.fuzz_tokenizer import work; work({seed}, {begin})"]
-    # The library's panics are told to the terminal too.
+    # The library also prints its panics to the terminal.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0)
     try:
         yield process
@@ -356,7 +356,7 @@ def worker(seed: int, begin: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def run(seed: int = 0, inputs: int | None = None, seconds: float = float("inf")) -> Result:
-    """Tries the first `inputs` of a seed, or as many as `seconds` allow."""
+    """Tries the first `inputs` of a seed, or until `seconds` have passed."""
     result, end = Result(), time.monotonic() + seconds
 
     def enough() -> bool:
@@ -375,7 +375,7 @@ def run(seed: int = 0, inputs: int | None = None, seconds: float = float("inf"))
             assert lines.next(60) == "ready"
             while not enough():
                 line = lines.next(5 * SLOW)
-                if line is None:  # it hangs, or is no more
+                if line is None:  # it hangs, or has ended
                     ended = process.poll() if lines.closed and process.wait() is not None else None
                     note("! it never returns" if ended is None else f"! the process ends by {ended}")
                     break
@@ -384,7 +384,7 @@ def run(seed: int = 0, inputs: int | None = None, seconds: float = float("inf"))
 
 
 class Lines:
-    """Of a pipe, each within a time."""
+    """Lines of a pipe, each read within a time."""
 
     def __init__(self, pipe: int):
         self.pipe, self.held, self.closed = pipe, b"", False

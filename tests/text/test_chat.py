@@ -92,7 +92,7 @@ CHATS: list[list[dict[str, Any]]] = [
     ],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?\n\nBecause.\n"}],
     [{"role": r, "content": f"{r} {n}"} for n in range(5) for r in ("user", "assistant")],
-    [{"role": "assistant", "content": "I begin"}, {"role": "user", "content": ""}],
+    [{"role": "assistant", "content": "I start"}, {"role": "user", "content": ""}],
     [{"role": "user", "content": "x", "name": "y", "n": 3, "parts": [{"type": "text", "text": "t"}, None, 2.5, True]}],
     [],
 ]
@@ -191,7 +191,7 @@ ATTACKS = {
     "long negations": "{{ " + "not " * 5000 + "1 }}",
     "long paths": "{{ a" + ".a" * 30000 + " }}",
     "bad syntax": "{% for %}",
-    "a name that is not there": "{{ nobody.content }}",
+    "an undefined name": "{{ missing.content }}",
     "its own exception": "{{ raise_exception('no\nsystem\nrole' * 10**5) }}",
     "an exception of no text": "{{ raise_exception(namespace(a=1)) }}",
     "half a character": "{{ '\\ud800' }}",

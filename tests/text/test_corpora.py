@@ -53,7 +53,7 @@ RUSSIAN = "Все счастливые семьи похожи друг на д�
 
 @pytest.mark.parametrize("chunk", [7, 256 * 1024])
 def test_bytes_that_are_not_utf8_are_counted(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "CHUNK", chunk)  # characters of several bytes lie across reads
+    monkeypatch.setattr(files, "CHUNK", chunk)  # characters of several bytes cross reads
     path = tmp_path / "a.txt"
     for right in (RUSSIAN, "\ufeff" + RUSSIAN, RUSSIAN + "\ufffd \U0001f600"):  # U+FFFD itself is text
         path.write_text(right)
@@ -102,7 +102,7 @@ def test_a_large_document_is_streamed_as_it_would_be_read_whole(
     text = "".join(f"{number} é 漢\n" for number in range(3000))
     path.write_text(text)
     monkeypatch.setattr(files, "WHOLE", 1000)
-    monkeypatch.setattr(files, "CHUNK", 777)  # characters of several bytes lie across reads
+    monkeypatch.setattr(files, "CHUNK", 777)  # characters of several bytes cross reads
     (document,) = open_corpus(path).documents()
     assert not isinstance(document.source, str)
     assert document.text == text and "".join(document.pieces(50)) == text
@@ -149,7 +149,7 @@ def test_a_folder_is_read_in_order_and_says_what_it_skipped(tmp_path: Path) -> N
 
 
 def locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody may list or enter `folder`, root neither."""
+    """Makes listing and entering `folder` fail for every user, root too."""
     real = {name: getattr(os, name) for name in ("scandir", "stat")}
 
     def refuse(name: str, inside: bool):
@@ -294,7 +294,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "a/c.py": "async def g(): 'Waits.'",
         "broken.py": "def (",
         "a/tests/t.py": "'''a test'''",
-        "site-packages/s.py": "'''a stranger'''",
+        "site-packages/s.py": "'''a package'''",
         "config-3.99/x.py": "'''generated'''",
         "_sysconfigdata_x.py": "'''generated'''",
         "pydoc_data/topics.py": "topics = {'z': 'Topic z\\n', 'a': 'Topic a\\n'}\n",

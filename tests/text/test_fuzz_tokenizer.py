@@ -95,7 +95,7 @@ HUGE = {
     "doubled": chained(*NORMALIZERS, *[DOUBLED] * 40),
     "in a chain of chains": chained(*NORMALIZERS, *[chained(*NORMALIZERS, *[DOUBLED] * 10)["normalizer"]] * 4),
     "in the words of old files": {"normalizer": {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 40}},
-    "by a type nobody knows": {"normalizer": {"type": "x", "normalizers": [DOUBLED] * 40}},
+    "by an unknown type": {"normalizer": {"type": "x", "normalizers": [DOUBLED] * 40}},
     "two long ones": chained(*NORMALIZERS, *[replaced("a", 999 * "a")] * 2),
     "between characters": chained(*NORMALIZERS, *[replaced("", "a")] * 40),
     "by nothing found": chained(*NORMALIZERS, *[{**DOUBLED, "pattern": {"Regex": "x*"}}] * 40),
@@ -156,7 +156,8 @@ def test_long_chains_that_make_nothing_longer_are_not(parts: dict[str, Any], tmp
 
 
 def test_published_families_are_not() -> None:
-    """What `transformers` builds for them, and the table of SentencePiece that their files may add."""
+    """The files that `transformers` builds for published families pass, and so does the table of SentencePiece that
+    their files may add."""
     names = (
         "SeamlessM4T Nougat CLIP Albert FNet Bert XLNet Herbert MPNet Qwen2 Whisper Deberta T5 XLMRoberta Llama Gemma"
     )
@@ -169,7 +170,7 @@ def test_published_families_are_not() -> None:
 
 
 def test_two_tokens_of_one_id_are_refused(tmp_path: Path) -> None:
-    """Which of them the id would be read as is decided anew each time."""
+    """The library would choose one of the two tokens for the id differently in each process."""
     tree = corpus()["tokenizer.json"][0]
     tree = {**tree, "model": {**tree["model"], "vocab": {**tree["model"]["vocab"], "twin": 2}}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))

@@ -145,9 +145,9 @@ def smollm2_metadata() -> Metadata:
 
 @cache
 def theirs() -> Any:
-    """As transformers reads the file, with the way to cut text that the model was published with.
+    """Returns the tokenizer as transformers reads the file, with the published way of cutting text.
 
-    From a GGUF file of the kind `smollm`, transformers leaves out that each digit stands alone.
+    From a GGUF file of the kind `smollm`, transformers leaves out the split into single digits.
     """
     made = AutoTokenizer.from_pretrained(smollm2().parent, gguf_file=smollm2().name)
     made.as_read = Library.from_str(made.backend_tokenizer.to_str())
@@ -357,7 +357,8 @@ PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @cache
 def sentencepiece(prefix: bool) -> FileTokenizer:
-    """As Llama 2: pieces that `tokenizers` trained, and all merges that their scores imply (by transformers)."""
+    """Returns a tokenizer like Llama 2's: pieces that `tokenizers` trained, and all merges that their scores imply (by
+    transformers)."""
     library = Library(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     library.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always" if prefix else "never", split=True)
     trainer = trainers.BpeTrainer(
@@ -438,7 +439,7 @@ def test_merges_that_spell_a_special_token_are_left_out() -> None:
 
 @cache
 def unigram(one_space: bool = True, prefix: bool = True, table: bool = False) -> Metadata:
-    """As T5: a Unigram that `tokenizers` trained, and rows that fill up the model's table."""
+    """Returns metadata like T5's: a Unigram that `tokenizers` trained, and rows that fill up the model's table."""
     library = Library(models.Unigram())
     library.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=True)
     trainer = trainers.UnigramTrainer(
@@ -484,7 +485,7 @@ def test_unigram_goes_and_comes_back(one_space: int, prefix: int, table: int) ->
 
 
 def test_unigram_is_what_transformers_makes_of_it() -> None:
-    """Its T5Tokenizer cuts at all whitespace; single spaces are alike. It names the rows of the end anew."""
+    """transformers' T5Tokenizer cuts at all whitespace; single spaces are alike. It renames the last rows."""
     metadata = unigram()
     ours, hf = tokenizer_from_gguf(metadata), converted("t5", metadata)
     hf.encode_special_tokens = True

@@ -13,7 +13,7 @@ from tests.refused import refused
 
 
 def test_numbers_are_those_of_english():
-    """As they are written in dictionaries."""
+    """Numbers are written as in dictionaries."""
     spelled = {
         0: "zero", 13: "thirteen", 40: "forty", 99: "ninety-nine", 100: "one hundred",
         342: "three hundred forty-two", 1000: "one thousand", 21_042: "twenty-one thousand forty-two",

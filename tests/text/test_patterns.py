@@ -21,7 +21,7 @@ from tests.refused import refused
 from tests.text.fuzz_tokenizer import corpus
 
 UPPER, LOWER = (rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{han}]" for han in ("&&[^\\p{Han}]", ""))
-PUBLISHED = {  # beside those of text/gguf, which llama.cpp knows by name
+PUBLISHED = {  # in addition to those of text/gguf, which llama.cpp knows by name
     "qwen2 in transformers": PRETOKENIZE_REGEX,
     "clip": r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
     "gpt-4": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
@@ -117,7 +117,7 @@ PATTERNS = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(PATTERNS)
 def test_what_is_read_ends_soon(pattern: str) -> None:
-    """On 800 characters what grows with the cube takes 85 million steps, about a second, and the square a few ms."""
+    """A cubic pattern takes 85 million steps on 800 characters, about a second, and a quadratic one a few ms."""
     try:
         check(pattern)
         cut = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -135,7 +135,7 @@ def test_what_is_read_ends_soon(pattern: str) -> None:
 
 
 def test_what_breaks_off_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    """Of a library that the user made, whose patterns are the user's own."""
+    """The error of a library that the user made is reported, since its patterns are not checked."""
     library = Library(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     library.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
     with refused(code="failed", field="tokenizer"):

@@ -165,7 +165,7 @@ def test_text_is_prepared_without_torch(path: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path) -> None:
-    """The whole way in a process of its own, whose peak is measured: 64 MB of text within 40 MB more than 4
+    """Preparation runs in a separate process, whose peak is measured: 64 MB of text within 40 MB more than 4
     MB take.
     """
     code = (

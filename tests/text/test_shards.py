@@ -128,18 +128,18 @@ DAMAGES = {
     "another version": edit(glassformer_shards=99),
     "a huge count": edit(tokens=10**18),
     "a negative count": edit(tokens=-1),
-    "a count that is no number": edit(tokens="12"),
+    "a count in a string": edit(tokens="12"),
     "no count": edit(documents=0),
     "a foreign type": edit(dtype="object"),
     "another type": edit(dtype="uint32"),
     "ids outside": edit(vocab_size=50),
     "another id of the vocabulary": put("tokens.bin", 10, b"\5\0"),
-    "a later beginning": put("documents.bin", 8, b"\x0b"),
+    "a later start": put("documents.bin", 8, b"\x0b"),
     "no hashes": edit(sha256=None),
-    "hashes that are none": edit(sha256={"tokens.bin": 1}),
+    "hashes of another type": edit(sha256={"tokens.bin": 1}),
     "documents out of order": overwrite("documents.bin", np.array([0, 9, 4], "<u8").tobytes()),
     "documents beyond the end": overwrite("documents.bin", np.array([0, 9, 4000], "<u8").tobytes()),
-    "documents not from the beginning": overwrite("documents.bin", np.array([1, 2, 3], "<u8").tobytes()),
+    "documents not from 0": overwrite("documents.bin", np.array([1, 2, 3], "<u8").tobytes()),
 }
 
 
@@ -184,7 +184,7 @@ SPACES_KEPT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolate
 
 
 def test_shards_of_an_earlier_format_are_written_again_under_their_name() -> None:
-    """By the name a run knows its text: another one, and no run begun before could go on."""
+    """A run identifies its text by the name of the shards: under another name, no earlier run could resume."""
     first = token_shards(lambda: documents("some text"), BYTE, "f")
     assert first.folder.name == digest(1, "f", BYTE.fingerprint())
     described = json.loads((first.folder / "shards.json").read_text())
@@ -215,7 +215,7 @@ def test_a_tokenizer_that_keeps_the_text_is_not(monkeypatch: pytest.MonkeyPatch)
     found = token_shards(lambda: documents(text), tokenizer, "f")
     assert found.lost is None and found.token_bytes(tokenizer).tolist() == [0, 3, 3, 1]
     assert tokenizer.token_bytes()[found.tokens].sum() == found.bytes == len(text)
-    rare = "the and " * 1000 + "cat"  # a character in a thousand is let pass, so that one accent stops nobody
+    rare = "the and " * 1000 + "cat"  # a lost character in a thousand is accepted, so that one accent blocks no text
     assert token_shards(lambda: documents(rare), tokenizer, "g").lost is None
 
 
@@ -284,7 +284,7 @@ def test_what_a_killed_process_left_is_swept(cache: Path, monkeypatch: pytest.Mo
 def test_another_process_may_be_faster(cache: Path) -> None:
     def source() -> Iterator[Document]:
         yield Document("a", "text")
-        if len(list((cache / "shards").iterdir())) == 1:  # our temporary: the other one begins and ends meanwhile
+        if len(list((cache / "shards").iterdir())) == 1:  # our temporary: the other one starts and ends during ours
             token_shards(lambda: documents("text"), BYTE, "f")
 
     assert token_shards(source, BYTE, "f").tokens.tolist() == [*b"text", 256]

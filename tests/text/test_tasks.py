@@ -1,4 +1,4 @@
-"""Tasks: what their rows are, that they are drawn by a key alone, and what is refused."""
+"""Tasks: their rows, which depend only on a key, and refusals."""
 
 from __future__ import annotations
 

@@ -219,7 +219,8 @@ def test_fingerprints_tell_tokenizers_apart() -> None:
 
 
 def _sentencepiece_like() -> dict:
-    """As Llama 2: metaspace, byte fallback, a padding and a truncation that a corpus must not suffer."""
+    """Returns a file like Llama 2's: metaspace, byte fallback, and a padding and a truncation that must not reach a
+    corpus."""
     vocabulary = {"<s>": 0, "</s>": 1, "<0xC3>": 2, "<0xB1>": 3, "▁a": 4, "b": 5, "▁": 6, "a": 7, "[IMG]": 8}
     added = [
         {
@@ -265,7 +266,7 @@ def test_a_sentencepiece_file(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "a ab ñ"
     tokenizer.save(tmp_path / "copy")
     kept = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
-    assert kept == {"eos_token": {"content": "</s>"}}  # no code of strangers travels on
+    assert kept == {"eos_token": {"content": "</s>"}}  # no untrusted code is copied
 
 
 @pytest.mark.parametrize(
