@@ -1,4 +1,4 @@
-"""Callbacks may look at a run and act on it, and what they keep is part of the checkpoint."""
+"""Callbacks may observe a run and act on it, and their state is part of the checkpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Counting(Callback):
     def recorded(self, run: Training, row: dict[str, Any]) -> None:
         assert run.folder is not None
         lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == run.rows and run.rows[-1] == row  # written before it is told
+        assert [json.loads(line) for line in lines] == run.rows and run.rows[-1] == row  # written before the call
         self.called("recorded")
 
     def evaluated(self, run: Training) -> None:

@@ -179,7 +179,7 @@ def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None
 
 
 def test_what_is_written_in_the_background_is_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is slow, and training goes on: the files hold the weights and moments of the step that was saved."""
+    """The disk is slow, and training continues: the files hold the weights and moments of the step that was saved."""
     model, optimizer = built()
     held, real = threading.Event(), stored.save_file
 

@@ -303,7 +303,7 @@ def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
 
 
 def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4.2, then 1.5, then 4.0: below the first loss, and lost all the same."""
+    """Losses of 4.2, then 1.5, then 4.0 are a divergence, although 4.0 is below the first loss."""
     fake = iter([4.2] + [1.5] * 80 + [4.0] * 200)
     monkeypatch.setattr(loop, "backward", lambda run, batch: next(fake))
     monkeypatch.setattr(loop, "warm_up", lambda run: None)
@@ -336,7 +336,7 @@ def test_a_run_shorter_than_a_window_can_diverge(
 def test_what_auto_chose_stays_when_a_run_is_resumed(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
 ) -> None:
-    """A machine that now measures something else would go on in another dtype."""
+    """The resumed run keeps its dtype although the machine's measurements now favour another."""
     monkeypatch.setattr(machine.device, "has_fast_bfloat16", lambda device: began == "bfloat16")
     recipe = {name: value for name, value in TEN.items() if name != "dtype"}
     with pytest.raises(Interrupted):

@@ -89,7 +89,7 @@ def test_batches_are_a_function_of_seed_step_and_rank(text: TextData):
     epoch = math.ceil(plain.windows / 4)
     same = {tuple(row.tolist()) for row in plain[0].inputs}
     later = {tuple(row.tolist()) for step in range(epoch, epoch + 2) for row in plain[step].inputs}
-    assert len(same) == 4 and later  # a window comes back with masks of its own: the key is its sequence number
+    assert len(same) == 4 and later  # a window comes back with other masks: the key is its sequence number
     first, later_key = (Masking.of(how, how.with_tokens(text).tokenizer).row(np.arange(12), key) for key in (1, 2))
     assert first[0].tolist() != later_key[0].tolist() or first[1].tolist() != later_key[1].tolist()
 
@@ -107,7 +107,7 @@ def test_special_tokens_are_not_chosen_and_something_always_is(text: TextData):
 
 
 def test_spans_take_their_share_in_stretches(text: TextData):
-    """As many as the share exactly; few borders between chosen and not; each stretch is treated alike."""
+    """The chosen tokens are exactly the share; they form few stretches; each stretch is treated alike."""
     for span, longest in ((1.0, 1.5), (5.0, 9.0)):
         masking = Masking.of(how := MaskedConfig(p=0.15, span=span), how.with_tokens(text).tokenizer)
         chosen, runs = 0, 0
@@ -193,8 +193,8 @@ def test_an_expression_sets_fields_of_the_objective():
 
 @pytest.mark.slow
 def test_encoders_are_compared_under_the_same_masks(text: TextData, tmp_path: Path):
-    """Held-out losses, no generation, and a table that shows them. A causal arm may take part beside one that sees both
-    ways, and not alone."""
+    """The report has held-out losses in a table, and no generation. A causal arm may take part together with a
+    bidirectional one, but not without."""
     asked: dict[str, Any] = {**TEN, "tokens": 256, "objective": "masked:0.3"}
     with refused(code="causal", field="objective"):
         gf.compare([TINY], text, out=tmp_path / "alone", **asked)

@@ -42,7 +42,7 @@ def model(changes: str = "") -> ModelConfig:
 
 
 def stepped(config: OptimizerConfig, steps: int = 3, rate: float = 1e-2, decay: float = 0.1) -> tuple[Model, Model]:
-    """A model after some steps on given gradients, and as it began."""
+    """Returns a model after some steps on given gradients, and the initial model."""
     built, begun = (model("+vocab_size=11").build(seed=0) for _ in range(2))
     optimizer = config.create(built, rate, decay)
     for step in range(steps):
@@ -152,7 +152,7 @@ def test_muon_in_fp32_and_in_bf16_are_one_step(monkeypatch: pytest.MonkeyPatch) 
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_torchs_own_over_groups_by_declared_decay(config: OptimizerConfig, theirs: Any) -> None:
-    """Each parameter alone in torch's optimizer."""
+    """The reference has each parameter separately in torch's optimizer."""
     built, begun = stepped(config)
     for i, ((name, now), before) in enumerate(zip(built.named_parameters(), begun.parameters(), strict=True)):
         optimizer = theirs([before], 0.1 if decays(name) else 0.0)

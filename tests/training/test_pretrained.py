@@ -38,7 +38,7 @@ def base(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_begins_with_the_weights_given(text: TextData, tmp_path: Path) -> None:
-    """With a learning rate of next to nothing it ends with them, too; and goes on from them alone."""
+    """With a tiny learning rate the run also ends with the given weights; it resumes only with those."""
     config = gf.preset(f"{TINY}+vocab_size={text.tokenizer.vocab_size}+context=16")
     model = config.build(seed=7)
     plan = {**PLAN, "learning_rate": 1e-12}

@@ -1,4 +1,4 @@
-"""What a run wrote down is checked before it is gone on with, and where it is damaged the way on is said."""
+"""Files of a run are checked before it resumes, and the message about a damaged one has the remedy."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_what_is_no_row_is_left_out(folder: Path, text: TextData, straight: Run,
 
 
 def test_lost_rows_are_told_of(folder: Path, text: TextData, straight: Run) -> None:
-    """The run is the same; that its curve begins later is said."""
+    """The run is the same; a warning reports that its curve lacks the first steps."""
     (folder / "metrics.jsonl").unlink()
     with pytest.warns(UserWarning, match=r"metrics\.jsonl lacks 5 of the 5 steps so far") as told_of:
         run = resume(folder, text)
@@ -158,7 +158,7 @@ def test_lost_rows_are_told_of(folder: Path, text: TextData, straight: Run) -> N
 
 
 def test_what_has_no_bits_per_byte_is_read_back(tmp_path: Path) -> None:
-    """A tokenizer that loses text has a loss all the same."""
+    """A tokenizer that loses text still has a loss."""
     found = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": None, "tokens": 3}
     row = {"step": 3, "tokens": 96, "seconds": 1.0, "validation": found}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")

@@ -1,4 +1,4 @@
-"""What happens in a run's folder between the check of a request and the run."""
+"""Changes of a run's folder between the check of a request and the run."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_batch_is_the_pairs():
 
 
 def test_a_model_without_an_encoder_reads_the_source_first():
-    """Scored are the same targets; those with a prefix are told which tokens it has."""
+    """The scored targets are equal; a model with a prefix is given the positions of the prefix."""
     pairs_ = stream("ab\tc", "d\tefg")
     for layout in (SourceLayout(False), SourceLayout(False, prefix=True)):
         batch = Pairs(pairs_, BYTES, layout).batch([0, 1])

@@ -75,7 +75,7 @@ def trained(groups: ProcessGroups, seed: int) -> tuple[Model, torch.optim.Optimi
 
 
 def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that lies here."""
+    """Returns the weights and moments that this rank holds."""
     values = dict(model.state_dict())
     for name, parameter in model.named_parameters():
         values |= {f"{part}.{name}": value for part, value in optimizer.state[parameter].items()}
@@ -122,7 +122,7 @@ def test_any_layout_loads_what_any_other_saved(
 
 
 def test_one_process_writes_plain_safetensors(tmp_path: Path) -> None:
-    """As the format's own library serialises the tensors by name."""
+    """The files equal those of the format's own library for the tensors by name."""
     model, optimizer = trained(ProcessGroups.alone(), 0)
     path = checkpoint.save(tmp_path, 3, model, optimizer, {})
     assert sorted(one.name for one in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
@@ -138,7 +138,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(path: Path, ranks: str = "") -> str:
-    """What both loaders say on all ranks."""
+    """Returns the message of both loaders, equal on all ranks."""
 
     def load(groups: ProcessGroups) -> str:
         model, said = filled(groups, 50), ""
@@ -166,7 +166,7 @@ def forged(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def moved(path: Path, key: str, to: list[int], field: str = "at") -> None:
-    """A piece is said to lie elsewhere, in a file whose hash is right."""
+    """Changes the recorded place of a piece, and the file's hash accordingly."""
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
         values = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

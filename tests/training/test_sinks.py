@@ -1,4 +1,4 @@
-"""Sinks: what is sent is what the run recorded, what is missing is said early, what fails takes no run with it."""
+"""Sinks: they send the rows that the run recorded, a missing package is reported early, a failure ends no run."""
 
 from __future__ import annotations
 

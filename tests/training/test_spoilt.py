@@ -106,8 +106,8 @@ def test_sentences_change_places_and_nothing_else(text: TextData):
 
 
 def test_a_prefix_is_read_both_ways_and_the_rest_is_not(text: TextData):
-    """Rows with prefixes of their own are what a model with the fixed visibility of that length makes of them, and a
-    prediction does not depend on what it is to predict, by autograd."""
+    """Rows with different prefixes give the result of a model with the fixed visibility of each length, and a
+    prediction does not depend on its target, by autograd."""
     how = PrefixObjectiveConfig()
     config = gf.preset(f"{DECODER}+prefix").replace(vocab_size=text.tokenizer.vocab_size, context=32)
     batch = how.batches(text, 6, 32, 0, config)[0]

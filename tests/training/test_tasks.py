@@ -83,7 +83,7 @@ def test_it_is_an_ordinary_run(
 
 
 def test_squares_may_climb(texts: dict[str, TextData]) -> None:
-    """Of one prompt a step they differ by far more than a nat from step to step."""
+    """With one prompt a step, squared errors differ by far more than a nat from step to step."""
     recipe = {**QUICK, "context": 11, "objective": "regression", "steps": 40, "batch_size": 1}
     run = gf.train(gf.preset(f"{SMALL}+vectors:6"), texts["icl-regression"], recipe)
     losses = [row["loss"] for row in run.metrics if "loss" in row]

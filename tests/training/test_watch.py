@@ -73,7 +73,7 @@ class Poke(Callback):
 
 @pytest.mark.parametrize("name", ["gpt2@1m+dropout:0.1", "llama@1m+gqa:1", "bloom@1m", "falcon@1m"])
 def test_watching_changes_nothing(text: TextData, tmp_path: Path, name: str) -> None:
-    """Weights, moments and losses are those of the run that nobody watched, bit for bit."""
+    """Weights, moments and losses are those of the unwatched run, bit for bit."""
     alone = train(model(name), text, TEN, tmp_path / "alone")
     watched = train(model(name), text, {**TEN, "watch": 3}, tmp_path / "watched")
     assert weights(tmp_path / "alone") == weights(tmp_path / "watched")
@@ -84,7 +84,7 @@ def test_watching_changes_nothing(text: TextData, tmp_path: Path, name: str) -> 
 
 @pytest.fixture
 def marked_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What `torch.compile` makes of an elementwise region is told from its body: floats are larger by a thousandth."""
+    """Replaces `torch.compile`, so that a compiled region differs from its body: floats are larger by a thousandth."""
     regions = [one for one in gc.get_objects() if type(one) is region]  # a dead proxy answers no isinstance
     calls: list[str] = []
 
@@ -111,7 +111,7 @@ def marked_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_watching_changes_nothing_where_regions_are_compiled(
     text: TextData, tmp_path: Path, marked_regions: list[str], recipe: dict[str, Any]
 ) -> None:
-    """Looks are passes of their own, eager ones; QK-clip looks during the step, which stays compiled."""
+    """The watch measures in separate eager passes; QK-clip observes the step itself, which stays compiled."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model(), text, {**TEN, "compile": True, **recipe}, tmp_path / "alone")
@@ -125,7 +125,7 @@ def test_watching_changes_nothing_where_regions_are_compiled(
 
 @pytest.mark.parametrize("name", ["llama@1m", "gpt2@1m"])
 def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], name: str) -> None:
-    """And that is said once for each look, whichever of the two contexts is the outer one."""
+    """The warning appears once for each capture or edit, whichever of the two contexts is the outer one."""
     net = model(name).replace(vocab_size=11, context=CONTEXT).build(seed=0).eval()
     tokens = torch.arange(8)[None]
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
 
 
 def test_a_zero_weight_that_moved_has_moved_by_inf(tmp_path: Path) -> None:
-    """As `update_ratio` says it, in the row, in the file and in the checkpoint; what stays zero has not moved."""
+    """`update_ratio` is inf in the row, in the file and in the checkpoint; a weight that stays zero has not moved."""
     net = model().replace(vocab_size=11, context=CONTEXT).build(seed=0)
     net.layers[0].ffn.down_proj.weight.data.zero_()
     net.layers[1].ffn.up_proj.weight.data.zero_()
@@ -282,7 +282,7 @@ def test_activations_are_measured(name: str) -> None:
 
 
 class Streams(Callback):
-    """What every layer puts out, by plain hooks, after the steps that are looked at."""
+    """Callback that records every layer's output, by plain hooks, after the steps that the watch measures."""
 
     def __init__(self, every: int):
         self.every = every
@@ -304,9 +304,9 @@ class Streams(Callback):
 
 
 def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Path) -> None:
-    """Of what stands in dynamics.jsonl, against singular values that numpy takes of what the layers put out."""
+    """Ranks in dynamics.jsonl equal those from numpy's singular values of the layers' outputs."""
     streams = Streams(3)
-    config = model().replace(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: they can be told apart
+    config = model().replace(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: ranks differ
     recipe = {**TEN, "watch": 3, "learning_rate": 0.03, "dtype": "float32"}
     train(config, text, recipe, tmp_path, callbacks=[streams])
     recorded = {
@@ -327,7 +327,7 @@ def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Pa
             assert recorded[step]["activation_effective_rank"][where] == pytest.approx(effective, rel=1e-4)
             assert recorded[step]["activation_stable_rank"][where] == pytest.approx(stable, rel=1e-4)
             values |= {round(effective, 3), round(stable, 3)}
-    assert len(values) == 16  # every one of its own
+    assert len(values) == 16  # all different
 
 
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
@@ -336,7 +336,7 @@ HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "lea
 def test_a_loop_of_ones_own_can_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The example of the docstring, which docs/under_glass.md repeats, as it stands."""
+    """The example of the docstring, which docs/under_glass.md repeats, runs unchanged."""
     monkeypatch.chdir(tmp_path)
     examples = doctest.DocTestParser().get_examples(gf.dynamics.Watch.__doc__ or "")
     with torch.random.fork_rng():
@@ -439,7 +439,7 @@ def test_sequences_of_a_spike_are_chosen_by_their_own_losses(tmp_path: Path, mon
         (folder := tmp_path / str(together)).mkdir()
         watch = Watch(net, records=Records.open(folder, 0))
         assert watch.not_finite(moment)["batch_losses"] == pytest.approx(sorted(alone, reverse=True)[:3], rel=1e-5)
-    assert "batch" not in Watch(net).not_finite(moment)  # nobody keeps it
+    assert "batch" not in Watch(net).not_finite(moment)  # without records, no batch is kept
 
 
 @pytest.mark.slow
