@@ -94,7 +94,7 @@ def test_what_is_not_text_is_named(
     for verb in ("generate", "chat"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
         assert main([verb, "smollm2"]) == 2
-        assert capsys.readouterr().err == "glassformer: standard input holds the byte 0xff; utf-8 text is right\n"
+        assert capsys.readouterr().err == "glassformer: standard input holds the byte 0xff; it must be utf-8 text\n"
     for name in ("config.yaml", "config.json"):
         (tmp_path / name).write_bytes(b"\xff")
         assert main(["inspect", str(tmp_path / name)]) == 2

@@ -19,7 +19,9 @@ from glassformer.retrieval.answer import source_lines
 def answer(
     question: str, folder: str, model: str, k: int, encoder: str | None, asked: AskOptions, as_json: bool
 ) -> None:
-    """Retrieves sources for a question and shows the answer. Raises SystemExit after Ctrl-C."""
+    """Prints the sources that the index in `folder` has for a question, then the model's answer as it is generated.
+
+    Raises SystemExit after Ctrl-C, WorkError if generation fails."""
     asked = ready(asked)
     with loading(as_json):
         opened = Index(folder, encoder)

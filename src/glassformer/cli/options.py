@@ -1,4 +1,4 @@
-"""Options that several verbs take, and how they are read. Torch is not imported here."""
+"""Options that several verbs take, with converters and checks of their values. Torch is not imported here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from glassformer.names.places import existing, kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, OwnTemperature, Rank, Temperature
 
 LONGEST_TEXT = 1_000_000
-"""Characters of a file or of standard input that are read."""
+"""Largest number of characters read from a file or from standard input."""
 
 Flag = Annotated[bool, Parameter(negative="")]
 Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
@@ -35,22 +35,22 @@ Texts = Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=
 
 @dataclass(frozen=True)
 class ModelName:
-    """Mark of an option that names a model; `weights`: one with weights, `text`: one that reads text."""
+    """Mark of an option that names a model, which must have weights if `weights`, and read text if `text`."""
 
     weights: bool = False
     text: bool = False
 
     def check(self, value: str, field: str) -> None:
-        """Raises RequestError if there is certainly no such model."""
+        """Raises RequestError for a value that cannot name such a model; `field` is ignored."""
         check_model(value, self.weights, self.text)
 
 
 @dataclass(frozen=True)
 class TextName:
-    """Mark of an option that names texts to read."""
+    """Mark of an option that names texts: a file, a folder, a dataset or a built-in corpus."""
 
     def check(self, value: str, field: str) -> None:
-        """Raises RequestError if there are certainly no such texts."""
+        """Raises RequestError for a value that cannot name texts; `field` is ignored."""
         check_data(value)
 
 
@@ -59,18 +59,18 @@ class FileName:
     """Mark of an option that names a file or folder to read."""
 
     def check(self, value: str, field: str) -> None:
-        """Raises RequestError for a file or folder that does not exist."""
+        """Raises RequestError, for the option `field`, if the file or folder does not exist."""
         check_path(value, field)
 
 
 @dataclass(frozen=True)
 class ChoiceName:
-    """Mark of an option whose value `refuse` refuses if nothing is named so."""
+    """Mark of an option that takes one of certain names; `refuse(value)` raises RequestError for any other."""
 
     refuse: Callable[[str], None]
 
     def check(self, value: str, field: str) -> None:
-        """Raises RequestError for a value that names nothing."""
+        """Raises RequestError for an unknown name; `field` is ignored."""
         self.refuse(value)
 
 
@@ -112,27 +112,27 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the res
 
 
 def of_field(data: str, field: str | None) -> str:
-    """Returns the name of a field of the data: FILE.jsonl,column=FIELD."""
+    """Returns `data` with the field that holds the text, FILE.jsonl,column=FIELD; unchanged without `field`."""
     return data if field is None else f"{data},column={field}"
 
 
 def count(type_: Any, tokens: Any) -> int:
-    """200k, 5M, 1.5B -> a whole number."""
+    """Converts an option such as 200k, 5M or 1.5B to a whole number. Raises RequestError."""
     return units.count(tokens[0].value, "count")
 
 
 def amount(type_: Any, tokens: Any) -> float:
-    """1e21, 5M -> a number."""
+    """Converts an option such as 1e21 or 5M to a number. Raises RequestError."""
     return units.quantity(tokens[0].value, field="count")
 
 
 def amounts(type_: Any, tokens: Any) -> list[float]:
-    """1e21, 5M, each a number."""
+    """Converts the values of a repeatable option, such as 1e21 and 5M, to numbers. Raises RequestError."""
     return [units.quantity(token.value, field="count") for token in tokens]
 
 
 def pairs(given: list[str] | None, field: str) -> dict[str, str]:
-    """NAME=TEXT, each once. Raises RequestError."""
+    """Returns name -> text for options NAME=TEXT. Raises RequestError for another form or a name given twice."""
     found: dict[str, str] = {}
     for one in given or []:
         name, equals, text = one.partition("=")
@@ -151,7 +151,7 @@ Optimizer = Annotated[
         "sets its fields."
     ),
 ]
-Device = Annotated[str, ChoiceName(check_device), Parameter(help="auto, cpu, cuda, mps.")]
+Device = Annotated[str, ChoiceName(check_device), Parameter(help="Device: auto, cpu, cuda or mps.")]
 Threads = Annotated[
     int | None, Parameter(help="CPU threads; by default one per core, fewer while other processes are busy.")
 ]
@@ -173,7 +173,7 @@ class TrainingOptions:
     """Tokens per sequence; by default +context=N of the model's expression, or 256."""
     device: Device = "auto"
     dtype: str = "auto"
-    """auto, float32, bfloat16."""
+    """Compute dtype: auto, float32 or bfloat16."""
     threads: Threads = None
     compile: bool | None = None
     """Compile the layers; by default if there is a compiler and the run is long enough to gain from it."""
@@ -208,7 +208,7 @@ class RunOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorOptions:
-    """Options of verbs of several runs: the place where they are trained."""
+    """Options of verbs that train several runs: the machine or cluster, and the number of runs at once."""
 
     workers: int = 1
     """Runs trained at the same time on this machine, each with its share of the cores; for small runs."""
@@ -219,7 +219,7 @@ class ExecutorOptions:
     example slurm:partition=NAME,time=MINUTES,gpus=1."""
 
     def made(self, device: str = "auto") -> Any:
-        """Returns the executor for runs on a device. Raises RequestError."""
+        """Returns the executor that trains the runs. Raises RequestError for options that contradict."""
         from glassformer.runs.slurm import executor_of
 
         return executor_of(self.executor, self.slots, self.workers, device)
@@ -281,7 +281,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(TextOptions, DecodingOptions, PromptOptions):
-    """Options of generate. Fields of the last base come first."""
+    """Options of generate. --help lists the fields of the last base class first."""
 
     temperature: OwnTemperature = None  # type: ignore[assignment]
     """Sampling temperature; 0 takes the most likely token. By default 0.8; --beams takes none."""
@@ -293,14 +293,17 @@ class GenerateOptions(TextOptions, DecodingOptions, PromptOptions):
 
 
 def watch_interval(watch: bool, every: int | None) -> int | None:
-    """Steps between looks, None for a run that is not watched."""
+    """Returns the number of steps between observations, by default `WATCH`; None if neither --watch nor `every` is
+    given.
+
+    Raises RequestError for a number below 1."""
     if every is None and not watch:
         return None
     from glassformer.training.recipe import WATCH
 
     if every is not None and every < 1:
         raise RequestError(
-            f"watch_every={every} must be at least 1: it is the number of steps between looks",
+            f"watch_every={every} must be at least 1: it is the number of steps between observations",
             code="range", field="watch_every", value=every,
         )  # fmt: skip
     return every or WATCH
@@ -308,20 +311,21 @@ def watch_interval(watch: bool, every: int | None) -> int | None:
 
 @contextmanager
 def standard_input() -> Iterator[None]:
-    """Raises RequestError if standard input, read inside, is not text."""
+    """Turns a UnicodeDecodeError inside the context, in which standard input is read, into a RequestError."""
     try:
         yield
     except UnicodeDecodeError as problem:
         byte = problem.object[problem.start]
         raise RequestError(
-            f"standard input holds the byte {byte:#04x}; {problem.encoding} text is right",
+            f"standard input holds the byte {byte:#04x}; it must be {problem.encoding} text",
             code="damaged", field="stdin",
         ) from None  # fmt: skip
 
 
 def text_of(text: str, field: str) -> str:
-    """Returns the text that an option means: the option itself, the text of a file after an @, or standard input for
-    -."""
+    """Returns the text that an option means: the option itself; the content of FILE for @FILE; standard input for -.
+
+    Raises RequestError for a file that cannot be read or is not text."""
     try:
         if text == "-":
             return sys.stdin.read(LONGEST_TEXT)
@@ -342,7 +346,7 @@ def text_of(text: str, field: str) -> str:
 
 
 def no_prompt() -> RequestError:
-    """Returns the refusal of a prompt without a character."""
+    """Returns the error for an empty prompt."""
     return RequestError(
         'the prompt is empty; write it in quotes after the model (generate MODEL "TEXT"), or give --prompt-file, or '
         "text on standard input",
@@ -351,7 +355,7 @@ def no_prompt() -> RequestError:
 
 
 def check_context(context: int | None, data: str) -> None:
-    """Raises RequestError for a context longer than a text has bytes: a token takes one or more."""
+    """Raises RequestError if the file `data` has no more bytes than `context` tokens: a token takes at least one."""
     path = Path(data)
     size = path.stat().st_size if context is not None and existing(data) and path.is_file() else None
     if context is not None and size and size <= context:  # an empty text is refused by its reader
@@ -363,5 +367,5 @@ def check_context(context: int | None, data: str) -> None:
 
 
 def command_line() -> str:
-    """Returns the command as it was typed."""
+    """Returns the command line of this process, quoted for a shell."""
     return shlex.join(["glassformer", *sys.argv[1:]])

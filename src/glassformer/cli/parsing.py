@@ -1,4 +1,4 @@
-"""A command line -> the verb and its arguments, with everything that can be refused before torch is imported."""
+"""Parser of the command line: finds the verb and its arguments, and refuses what it can before torch is imported."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LENGTH = "a length (--minutes 1, or --tokens, --steps, --flops)"
 
 
 def parse(app: App, arguments: list[str], example: str) -> Callable[[], object]:
-    """Returns the call of the verb. Raises RequestError or an error of the parser.
+    """Returns a function that calls the verb in `arguments`. Raises RequestError, or an error of cyclopts.
 
-    Missing arguments are named all at once, with the example."""
+    The error for missing arguments names all of them, and `example`."""
     try:
         command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
     except MissingArgumentError as problem:
@@ -53,13 +53,14 @@ def _values(command: Callable[..., object], given: Mapping[str, Any]) -> Iterato
 
 
 def _marks(hint: Any) -> list[Mark]:
-    """Marks of an annotation, through lists and unions."""
+    """Returns the marks in a type annotation, those inside lists and unions included."""
     own = [one for one in get_args(hint)[1:] if isinstance(one, Mark)] if get_origin(hint) is Annotated else []
     return [*own, *(mark for one in get_args(hint) for mark in _marks(one))]
 
 
 def _missing(app: App, arguments: list[str]) -> list[str]:
-    """Names of the required arguments that are missing: each is given a value in turn, until the parser finds none."""
+    """Returns the names of the missing required arguments: gives each one a value until the parser accepts the
+    command."""
     found: list[str] = []
     while True:
         try:
@@ -82,11 +83,11 @@ OPTIONS = {
     "output": "--out", "steps": "--tokens", "rate": "--lr", "seq-len": "--context", "block-size": "--context",
     "dataset": "--data", "gpu": "--device", "verbose": "--traceback", "temp": "--temperature",
 }  # fmt: skip
-"""Names of options in other programs -> ours."""
+"""Name of an option in other programs -> name of the option here."""
 
 
 def _unknown_option(verb: str, problem: UnknownOptionError) -> RequestError:
-    """Returns the refusal of an option that a verb lacks, with the nearest that it has."""
+    """Returns the error for an option that the verb lacks; it suggests the nearest one that the verb has."""
     typed = (problem.token.keyword or problem.token.value).partition("=")[0]
     known = [name for one in problem.argument_collection if one.parse for name in one.names if name.startswith("-")]
     meant = OPTIONS.get(typed.lstrip("-").replace("_", "-"))
@@ -101,7 +102,8 @@ def _unknown_option(verb: str, problem: UnknownOptionError) -> RequestError:
 
 
 def _also_missing(arguments: list[str]) -> list[str]:
-    """Returns what is missing of --out (train) and a budget (train, compare); nothing with --dry."""
+    """Returns the names of missing options that the parser does not require: --out of train, a budget of train and
+    compare. With --dry or --help both may be missing."""
     typed = {word.partition("=")[0] for word in arguments}
     if arguments[0] not in ("train", "compare") or typed & {"--dry", "--help", "-h"}:
         return []

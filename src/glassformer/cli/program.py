@@ -1,4 +1,4 @@
-"""The program: which verbs there are, and how a call of one ends. A verb's file is imported once it is called."""
+"""Program `glassformer`: its verbs, and the output and exit status of a call. Only the called verb is imported."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from glassformer.version import __version__
 
 
 class Verb(NamedTuple):
-    """A verb in the list of them: its file in `verbs`, the first line of its docstring, an example to copy, and names
-    that other programs have for it, whose error suggests this one."""
+    """Entry in the list of verbs: file in `verbs`, first line of the docstring, an example to copy, and names that
+    other programs have for the verb, which the error for an unknown verb answers with this one."""
 
     file: str
     line: str
@@ -194,7 +194,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
 }
-"""Verbs by what they are for, those that a beginner needs first."""
+"""Heading of the list of verbs -> name -> verb; those that a beginner needs come first."""
 VERBS: dict[str, Verb] = {name: verb for some in GROUPS.values() for name, verb in some.items()}
 
 app = App(
@@ -219,12 +219,12 @@ app["--help"].group = app["--version"].group = (_options,)
 
 
 MOST_WORDS = 1000
-"""On a command line: beyond them its parser takes minutes."""
+"""Largest number of words of a command line, because the parser takes minutes for more."""
 
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Inside, a warning of ours is printed as errors are, without the line of code that gave it."""
+    """Prints warnings of this package, inside the context, in one line without the line of code that raised them."""
     usual, here = warnings.formatwarning, str(Path(__file__).parents[1])
 
     def plain(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
@@ -240,7 +240,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def described(arguments: list[str]) -> Iterator[None]:
-    """Inside, the verb's own help is its docstring, which says more than its line in the list of verbs."""
+    """Makes the help of the verb in `arguments`, inside the context, its whole docstring, not its line in the list."""
     if not arguments or arguments[0] not in VERBS:
         yield
         return
@@ -253,7 +253,7 @@ def described(arguments: list[str]) -> Iterator[None]:
 
 
 def _refuse_ranks(arguments: list[str]) -> None:
-    """Calls `refuse_ranks` where several processes may have been started."""
+    """Calls `refuse_ranks` if the environment shows that torchrun or srun started this process."""
     several = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or "SLURM_PROCID" in os.environ
     if several and arguments and not arguments[0].startswith("-"):
         from glassformer.cli.ranks import refuse_ranks
@@ -262,7 +262,9 @@ def _refuse_ranks(arguments: list[str]) -> None:
 
 
 def _import_parts(arguments: list[str]) -> list[str]:
-    """Imports the files after each --import and returns the other arguments. Raises RequestError."""
+    """Imports the file after each --import, which makes its parts known; returns the other arguments.
+
+    Raises RequestError for a file that cannot be imported."""
     files: list[str] = []
     others: list[str] = []
     left = iter(arguments)
@@ -294,8 +296,8 @@ def _call_verb(arguments: list[str]) -> None:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[list[int]]:
-    """Inside, SIGTERM ends a command as Ctrl-C does, so that unfinished files are removed and results so far are shown.
-    Yields a list that then has the signal."""
+    """Makes SIGTERM, inside the context, end a command as Ctrl-C does, so that unfinished files are removed and results
+    so far are shown. Yields a list to which the handler adds the signal."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield asked
@@ -313,9 +315,10 @@ def sigterm_interrupts() -> Iterator[list[int]]:
 
 
 def exit_status(program: Callable[[list[str]], object], arguments: Sequence[str]) -> int:
-    """Calls `program` with `arguments`; an error becomes one line on stderr, or with --traceback its traceback.
+    """Calls `program` with `arguments`, prints an error as one line on stderr (with --traceback, as its traceback), and
+    returns the exit status. Exceptions that are defects of the program are raised.
 
-    0 done; 1 the work failed; 2 the request was wrong; 130 Ctrl-C, 143 SIGTERM, also of a run that was saved.
+    Exit status: 0 done; 1 the work failed; 2 the request was wrong; 130 Ctrl-C, 143 SIGTERM, even if a run was saved.
     """
     with sigterm_interrupts() as asked:
         status = _exit_status(program, arguments, asked)
@@ -374,7 +377,8 @@ def _print_results(error: BaseException, told: RequestError | WorkError | None, 
 
 
 def _told(error: Exception) -> RequestError | WorkError | None:
-    """Returns an error as one of ours; None for a defect."""
+    """Returns the RequestError or WorkError for an exception, also of the parser, the disk or memory; None for a
+    defect."""
     if isinstance(error, RequestError | WorkError):
         return error
     if isinstance(error, CycloptsError):
@@ -392,5 +396,5 @@ def _told(error: Exception) -> RequestError | WorkError | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status of `glassformer` with these arguments, or those of the process."""
+    """Runs `glassformer` with the arguments (if None, those of the process); returns the exit status."""
     return exit_status(_call_verb, sys.argv[1:] if arguments is None else arguments)

@@ -16,9 +16,10 @@ from glassformer.training.shared import layout_of
 
 
 def begin_processes(processes: str | None, asked: SingleRun, quiet: bool) -> bool:
-    """Checks the run and trains it in new processes. Returns False if this process is to train it instead.
+    """Trains a run in `processes` new processes, after a check, and returns True. Returns False if this process must
+    train it: without --processes, for a single process, or in one of the new processes.
 
-    Raises RequestError."""
+    Raises RequestError for a run that cannot be trained so, and under torchrun or srun."""
     place = joined()
     if processes is None or (place is not None and "GLASSFORMER_LAUNCHED" in os.environ):
         return False
@@ -39,7 +40,9 @@ def begin_processes(processes: str | None, asked: SingleRun, quiet: bool) -> boo
 
 
 def count_of(processes: str, device: str) -> int:
-    """Returns the number of processes; for auto, one for each GPU, or 1 without a GPU. Raises RequestError."""
+    """Returns the number of processes in the option --processes; for auto, the number of GPUs, or 1 without a GPU.
+
+    Raises RequestError unless it is auto or a number from 1 to 1024."""
     if processes == "auto":
         import torch
 
@@ -60,6 +63,6 @@ def refuse_ranks(words: Sequence[str]) -> None:
     if place.rank:
         raise SystemExit(2)
     raise RequestError(
-        f"{words[0]} is work for one process, and torchrun or srun has started {place.world}; start it alone",
+        f"{words[0]} is work for one process, and torchrun or srun has started {place.world}; start it without them",
         code="conflict", field="command", value=words[0], expected="train",
     )  # fmt: skip

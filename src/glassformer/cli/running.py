@@ -28,7 +28,9 @@ Options = TypeVar("Options", bound=TextOptions)
 
 
 def ready(asked: Options) -> Options:
-    """Sets up the process and returns the options, defaults filled in. Raises RequestError for a value out of range."""
+    """Sets device, threads and seed of the process by the options; returns the options with defaults filled in.
+
+    Raises RequestError for a value out of range."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows ?
     chosen = machine.settings(device_of(asked), threads=asked.threads, compile=asked.compile)
@@ -51,7 +53,7 @@ def ready(asked: Options) -> Options:
 
 
 def biases(given: Iterable[str]) -> dict[int, float]:
-    """Returns the bias of each token id, from texts such as 42=-100."""
+    """Returns token id -> bias from texts such as 42=-100. Raises RequestError for another form."""
     found = {}
     for text in given:
         token, _, value = text.partition("=")

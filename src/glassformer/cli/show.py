@@ -39,7 +39,7 @@ def print_result(value: Printed, as_json: bool, **more: Any) -> None:
 
 
 def show_line(fields: dict[str, Any]) -> None:
-    """Prints one line of JSON and flushes it."""
+    """Prints a dict as one line of JSON and flushes it."""
     waiting.end()
     print(json.dumps(fields, allow_nan=False), flush=True)
 

@@ -1,10 +1,10 @@
-"""Time at which the command line started, and the signal that asks it to end."""
+"""Time at which the command line started, and the exception that SIGTERM raises."""
 
 import time
 
 STARTED = time.perf_counter()
-"""Reading of the clock when the program was imported, before anything heavy."""
+"""`time.perf_counter` at the import of the program, before torch is imported."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a command as Ctrl-C does, even if Ctrl-C would end only a part, such as one answer."""
+    """Exception that SIGTERM raises: it ends a command even if Ctrl-C would end only a part, such as one answer."""

@@ -1,4 +1,4 @@
-"""`glassformer generate`: reads prompts, asks a session for texts, shows them as they come."""
+"""Output of `glassformer generate`: reads the prompts, and prints the texts as they are generated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from glassformer.text.documents import utf8
 
 
 def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
-    """Generates texts and shows them. Ends the program as Ctrl-C does if it was pressed."""
+    """Generates texts by the options of `generate`, and prints them as they grow. Raises SystemExit after Ctrl-C.
+
+    Raises RequestError for options that contradict or a prompt that cannot be read, WorkError if generation fails."""
     asked, interrupted, failed = ready(asked), False, None
     if asked.prompts is not None and (asked.prompt or asked.prompt_file):
         raise RequestError(
@@ -78,12 +80,12 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
 
 
 class _View:
-    """Shows texts as they grow, or if there are several, once each is complete."""
+    """Printer of texts: a single one as it grows, several each once it is complete."""
 
     def __init__(self, run: TextRun, quiet: bool):
         self.run, self.quiet = run, quiet
         self.shown: dict[int, str] = {}
-        """Text shown so far of each."""
+        """Index of a text -> its characters printed so far."""
         self.complete: set[int] = set()
 
     def follow(self) -> None:
@@ -95,13 +97,14 @@ class _View:
                 self.show(i, text, complete)
 
     def finish(self, found: GeneratedTexts) -> None:
-        """Shows what is left of the texts that have tokens, and of a single one."""
+        """Prints the rest of each text, except cancelled ones without a token; of a single text always."""
         for i, one in enumerate(found.completions):
             if one.tokens or one.finish_reason != "cancelled" or len(found.completions) == 1:
                 self.show(i, one.text, complete=True)
 
     def show(self, i: int, text: str, complete: bool = False) -> None:
-        """Shows the prompt, and what text `i` has grown by."""
+        """Prints the characters that text `i` has grown by: before the first, its heading and prompt; after the last
+        (`complete`), a newline."""
         if self.quiet or i in self.complete:
             return
         prompts = self.run.prompts
@@ -127,7 +130,7 @@ class _Lines:
                 self._print(self.run.so_far())
 
     def finish(self, found: GeneratedTexts) -> None:
-        """Prints the texts that are left, as far as they came."""
+        """Prints the lines of the texts not printed yet, complete or not."""
         while self.printed < len(found.completions):
             self._print(found)
 
@@ -137,7 +140,9 @@ class _Lines:
 
 
 def read_records(path: str) -> list[dict[str, Any]]:
-    """Returns the objects of a file of JSON lines, each with its prompt. Raises RequestError."""
+    """Returns the objects of a file of JSON lines, each with the field `prompt`; a line may be only the text in quotes.
+
+    Raises RequestError for another line, and for a file without prompts."""
     text = sys.stdin.read() if path == "-" else read_file(path, "prompts", None)
     records = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -160,14 +165,16 @@ def read_records(path: str) -> list[dict[str, Any]]:
 
 
 def check_prompt(text: str) -> None:
-    """Raises RequestError for a prompt that is far too long, or not a text."""
+    """Raises RequestError for a prompt of more than `LONGEST_PROMPT` characters, or that is not valid Unicode."""
     if len(text) > LONGEST_PROMPT:
         raise RequestError(f"the prompt has more than {LONGEST_PROMPT:,} characters", code="range", field="prompt")
     utf8(text, "the prompt")
 
 
 def read_prompts(asked: GenerateOptions) -> list[str]:
-    """Returns the prompts. Raises RequestError for one that is empty, far too long, or not a text."""
+    """Returns the prompts of --prompt and --prompt-file, by default standard input; [""] with only a source.
+
+    Raises RequestError for a prompt that is empty, too long, or not text."""
     named = [*(asked.prompt or ()), *([] if asked.prompt_file is None else [None])]
     if not named and asked.source is not None:
         return [""]
@@ -185,7 +192,9 @@ def read_prompts(asked: GenerateOptions) -> list[str]:
 
 
 def read_file(path: str, field: str = "prompt_file", most: int | None = LONGEST_PROMPT + 1) -> str:
-    """Returns the text of a file, at most `most` characters of it. Raises RequestError."""
+    """Returns the text of a file, at most its first `most` characters (if None, all).
+
+    Raises RequestError, for the option `field`, if it cannot be read or is not UTF-8."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return file.read(most)

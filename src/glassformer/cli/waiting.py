@@ -1,4 +1,4 @@
-"""A line on a terminal while a verb has not shown anything yet, so that no wait is silent."""
+"""Line on a terminal that counts seconds until a verb prints something, so that no wait is silent."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _now: list[_Line] = []
 
 
 def begin(words: str) -> None:
-    """Shows `words` after `SOON` seconds, until `end`, if standard error is a terminal."""
+    """Shows `words` and the seconds so far from `SOON` seconds on until `end()`, if standard error is a terminal."""
     end()
     if sys.stderr.isatty():
         _now.append(_Line(words))
 
 
 def end() -> None:
-    """Erases the line; must be called before other output."""
+    """Erases the line that is shown, if any; must be called before other output."""
     while _now:
         _now.pop().end()

@@ -1,4 +1,4 @@
-"""Verbs that take a model as it is: convert, check, inspect.
+"""Verbs for one model or checkpoint: convert, check, inspect.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -27,7 +27,7 @@ from glassformer.errors import RequestError
 from glassformer.names.checks import check_ablated, check_reading, names_a_model
 
 FOLDER = "inspection"
-"""Folder of the page and the figures, without --out and --json."""
+"""Default folder of the page and the figures of inspect; with --json it is not written by default."""
 
 
 def convert(
@@ -48,7 +48,8 @@ def convert(
         Checkpoint to convert: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2, nanoGPT's
         ckpt.pt, or a folder of Meta or Mistral (params.json); +CHANGE modifies it, for example RUN+gqa:1.
     out
-        Folder or .gguf file to write. What glassformer wrote there before is replaced, and the output names it.
+        Folder or .gguf file to write. Files that glassformer wrote there before are replaced, and the output names
+        them.
     to
         Output format; by default gguf if OUT ends in .gguf, else hf.
     dtype

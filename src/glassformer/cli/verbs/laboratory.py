@@ -58,7 +58,7 @@ def ablate(
     Parameters
     ----------
     base
-        The first model: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
+        Model to start from, for example: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
     to
         Target model; the changes from BASE to it are derived.
     changes
@@ -236,8 +236,8 @@ def advise(
     ----------
     goal
         Use case. chat: decoding with a KV cache; long: texts longer than the training context; train: training from
-        scratch; fast: little to compute and to keep; simple: plain parts unless a claim speaks for another; balanced:
-        all of it.
+        scratch; fast: few FLOPs and little memory; simple: plain parts unless a claim favours another; balanced:
+        all of these.
     context
         Tokens held in the KV cache, for example 8k.
     memory
@@ -279,7 +279,7 @@ def claims(
         Results folder, by default ./claims: NAME.json per claim, and a page of all. Finished results are reused.
         Without --out, claims that have no result in ./claims are listed with the verdicts shipped with this release.
     data
-        Training text, by default python-docs; a claim about a text of its own needs it. Results from another text are
+        Training text, by default python-docs; a claim about a particular text needs it. Results from another text are
         refused.
     seeds
         Number of seeds per model; by default that of the claim. Stored results with another number are refused.

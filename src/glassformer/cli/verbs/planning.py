@@ -102,7 +102,7 @@ def plan(
         Search the layouts whose training step fits --machine, fastest first; --tokens, --explain and --out describe the
         fastest.
     finetune
-        Plan a training step of adapters on every linear layer, lora:16, with all other weights frozen.
+        Adapters on every linear layer, lora:RANK: plan a training step of them, with all other weights frozen.
     here
         Build each model and time a few training steps and decoding steps of it on this machine.
     out
@@ -178,8 +178,8 @@ def tokens(
     text
         The text; @FILE reads a file, - standard input.
     tokenizers
-        Tokenizers with commas: byte, char, word:SIZE, bpe:SIZE, a tokenizer.json, or a model that has one, such as
-        smollm2 or a run folder. char, word and bpe are trained on --data.
+        Tokenizers, separated by commas: byte, char, word:SIZE, bpe:SIZE, a tokenizer.json, or a model that has one,
+        such as smollm2 or a run folder. char, word and bpe are trained on --data.
     out
         HTML page to write: pieces and ids by each tokenizer, and the loop of generation.
     """

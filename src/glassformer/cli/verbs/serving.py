@@ -1,4 +1,4 @@
-"""Verbs that answer other programs and browsers: serve, mcp, studio.
+"""Verbs that serve other programs and browsers: serve, mcp, studio.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -47,7 +47,7 @@ def serve(
     Parameters
     ----------
     host
-        Address to listen on. An address of a network needs --token.
+        Address to listen on. An address that other machines reach needs --token.
     port
         Port; 0 takes a free one.
     quantize
@@ -62,11 +62,11 @@ def serve(
     slots
         Texts of each model that are computed at once; more wait.
     threads
-        Threads of the processor; by default one per core.
+        CPU threads; by default one per core.
     token
         Secret of at least 16 characters that each request must carry as Authorization: Bearer TOKEN.
     allow_origin
-        Origin of pages of another server that may ask, such as http://localhost:3000; repeatable.
+        Origin of web pages that may send requests (CORS), such as http://localhost:3000; repeatable.
     grace
         Seconds that running answers have to end after SIGTERM.
     dry
@@ -138,12 +138,12 @@ def studio(
     """Open the pages in a browser: compose a model and see its costs, train and compare, write, look inside.
 
     They are served on this machine until Ctrl-C or SIGTERM, and load nothing from the network. The address holds a
-    token that the browser exchanges for a cookie; without it, no question is answered.
+    token that the browser exchanges for a cookie; without it, every request is refused.
 
     Parameters
     ----------
     expression
-        Model that is open at first. A file is opened only if it is named here.
+        Model shown at first. Files are opened only if they are named here.
     port
         Port of 127.0.0.1; 0 takes a free one.
     folder

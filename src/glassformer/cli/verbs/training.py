@@ -1,4 +1,4 @@
-"""Verbs that train: compare, train; and why, which says what a run died of.
+"""Verbs that train, compare and train, and why, which diagnoses a failed run.
 
 A verb imports what computes inside its function, so that its help imports no torch.
 """
@@ -85,7 +85,7 @@ def compare(
         Power analysis: the difference of the loss to detect, for example 1%. A pilot of three seeds (or --seeds) in
         OUT/pilot gives the number of seeds and hours required; its seeds are not reused.
     looks
-        Numbers of seeds at which results are looked at, for example 3,5,8; intervals are corrected for repeated looks.
+        Numbers of seeds at which results are evaluated, for example 3,5,8; intervals are corrected for the repetition.
     """
     check_context(run.context, data)
     from glassformer import comparison
@@ -139,7 +139,7 @@ def train(
     model
         Model expression NAME[@SIZE][+CHANGE...], for example llama@10m+gqa:2; +recipe.FIELD=VALUE changes the recipe.
     out
-        The run folder; --dry does without.
+        Run folder to write; --dry needs none.
     resume
         Continue from the latest checkpoint in --out; without a checkpoint, start from scratch.
     pretrained
@@ -147,7 +147,7 @@ def train(
     epochs
         Training budget in passes over the training text, in place of --tokens, --steps, --minutes or --flops.
     schedule
-        cosine, wsd, noam or constant, after a warm-up.
+        Learning-rate schedule after the warm-up: cosine, wsd, noam or constant.
     warmup
         Warm-up steps if 1 or more, else a share of the run.
     weight_decay
@@ -172,12 +172,12 @@ def train(
     watch
         Record statistics per layer and head in dynamics.jsonl, for the report and for the command 'glassformer why'.
     layout
-        How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
+        Parallel layout of the processes: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
     processes
         Processes to start on this machine, or auto; leave it out under torchrun and srun.
     dry
-        Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files; without a length, of
-        one pass over the text.
+        Show the plan of the run and write nothing: model, tokens, steps, schedule, memory, files. Without
+        a budget, the plan is of one pass over the text.
     """
     check_context(run.context, data)
     with saved_before(out, resume):
@@ -243,7 +243,8 @@ def train(
 
 @contextmanager
 def saved_before(out: str | None, resume: bool) -> Iterator[None]:
-    """Around the start of a run: adds to Ctrl-C the step that is saved and the command that continues."""
+    """Adds a note to a KeyboardInterrupt inside the context: the last saved step and the command that resumes the
+    run."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -261,7 +262,8 @@ def why(run: ToRead, /, *, json: Json = False) -> None:
     Parameters
     ----------
     run
-        Run folder, or the folder of one run inside a comparison. Runs trained with --watch tell the most.
+        Run folder, or the folder of one run inside a comparison. The diagnosis is most precise for a run trained with
+        --watch.
     """
     from glassformer.cli.show import show
     from glassformer.training.post_mortem import why
