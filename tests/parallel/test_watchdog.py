@@ -37,12 +37,12 @@ def test_no_rank_is_named_while_one_moves_or_all_compute() -> None:
         ([seen(), seen(heard=100)], "rank 1 on node has not answered for 60 s, after step 7 in a.py:1 f"),
         (
             [seen(), seen(), seen(waits="", at="b.py:2 g")],
-            "rank 2 on node does not come to all_gather, where 2 other ranks have waited for 60 s: it is after step 7 "
+            "rank 2 on node has not reached all_gather, where 2 other ranks have waited for 60 s: it is after step 7 "
             "in b.py:2 g",
         ),
         (
             [seen(step=6), seen()],
-            "rank 0 on node does not come to all_gather, where 1 other rank has waited for 60 s: it is after step 6 in "
+            "rank 0 on node has not reached all_gather, where 1 other rank has waited for 60 s: it is after step 6 in "
             "a.py:1 f",
         ),
         (

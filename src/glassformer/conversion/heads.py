@@ -1,6 +1,7 @@
 """Weights for another number of KV heads: MHA -> GQA -> MQA (Ainslie et al. 2023, 2305.13245, section 2.1).
 
-A new head serves a group of query heads, and is made from the old heads that served this group."""
+A new head serves a group of query heads, and is made from the old heads that served this group.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ A family maps each of our modules to tensors of the checkpoint ("theirs"):
     ".mixer.qkv": Grouped("attn.query_key_value")                        another layout
 
 A leading dot is a module of a layer. A layout is a list of pieces, each a view of a published tensor and a view of our
-parameter with equal elements, so that one description reads and writes."""
+parameter with equal elements, so that one description reads and writes.
+"""
 
 from __future__ import annotations
 

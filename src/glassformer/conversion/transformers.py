@@ -6,7 +6,8 @@
 
 `AutoModelForCausalLM` loads a decoder, with a prefix or without, `AutoModelForMaskedLM` a bidirectional model,
 `AutoModelForSeq2SeqLM` one with two towers, `AutoModelForSequenceClassification` one with classes; `AutoModel` gives
-the hidden states of any model. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`."""
+the hidden states of any model. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class GlassformerCache(Cache):
 
     Memory for `max_len` tokens is allocated at the first ones. If the state cannot follow (it is full, a window has
     dropped tokens to return to, rows are repeated), a new state reads the tokens again. With `prompted` the tokens of
-    the first call are the prefix of a model that takes one."""
+    the first call are the prefix of a model that takes one.
+    """
 
     def __init__(self, max_len: int = 256, prompted: bool = False):
         super().__init__(layers=[])
@@ -176,7 +178,8 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
 
         `attention_mask` (b, s), or (b, t) with a cache, is 0 for padding, on either side; positions count its ones.
         Without a cache `position_ids` may override them; without a mask, a restart of positions starts another
-        document."""
+        document.
+        """
         tokens, mask = check_tokens(input_ids, attention_mask, inputs_embeds), padding(attention_mask)
         if past_key_values is None and use_cache:
             past_key_values = GlassformerCache()

@@ -318,7 +318,8 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
 def fold(model: Model) -> Model:
     """Returns the model with plain linear layers: each reparametrised weight is replaced by its value.
 
-    A model without reparametrised matrices is returned itself; otherwise a new one, which shares all other weights."""
+    A model without reparametrised matrices is returned itself; otherwise a new one, which shares all other weights.
+    """
     if model.config.reparam is None:
         return model
     weights = model.state_dict()

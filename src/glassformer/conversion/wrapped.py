@@ -23,7 +23,8 @@ from glassformer.register.config import GlassformerConfig
 class Wrapped(PreTrainedModel):
     """Our `Model`, in the attribute `model`, behind the interface of `transformers`.
 
-    Kernels and masks are the model's: `attn_implementation` has no effect."""
+    Kernels and masks are the model's: `attn_implementation` has no effect.
+    """
 
     config_class = GlassformerConfig
     base_model_prefix = "model"

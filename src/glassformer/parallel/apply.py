@@ -29,8 +29,8 @@ from glassformer.parts.linear import Linear
 
 
 class Ranks(Sharing):
-    """A rank's share of a run of several processes: weights are sharded over `fsdp`, with a copy for each of
-    `replicate`."""
+    """The work of one rank among several processes: weights are sharded over the ranks of `fsdp`, with a copy for each
+    of `replicate`."""
 
     def __init__(self, groups: ProcessGroups):
         self.groups = groups
@@ -48,7 +48,9 @@ class Ranks(Sharing):
         return model
 
     def _divided(self, model: Model, autocast: torch.dtype | None) -> Model:
-        """Returns a model on the meta device, divided by the layout."""
+        """Returns this rank's part of a model on the meta device, divided by tensor, context, pipeline, expert
+        parallelism and FSDP as the layout says; `autocast`: dtype in which FSDP transfers matrices, None for their
+        own."""
         if (group := self.groups.group("tp")) is not None:
             tensor.divide(model, group, self.groups.layout.sp)
         if (group := self.groups.group("cp")) is not None:
@@ -62,7 +64,7 @@ class Ranks(Sharing):
         return spread(model, self.groups, autocast, {weight for _, weight in self._own(model)})
 
     def _own(self, model: Model) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields the expert weights of this rank."""
+        """Yields (name, weight) of this rank's experts; no items without expert parallelism."""
         return iter(()) if self.groups.group("ep") is None else experts.own(model)
 
     def add_up(self, model: Model) -> None:
@@ -103,7 +105,8 @@ class Ranks(Sharing):
             yield
 
     def settle(self, model: nn.Module) -> None:
-        """Reshards weights gathered by a pass without a backward: they would be reused unchanged."""
+        """Reshards weights that a forward pass without a backward has left gathered; otherwise the next pass would
+        reuse them although they have changed."""
         for unit in units(model):
             unit.reshard()
 
@@ -111,9 +114,9 @@ class Ranks(Sharing):
 def spread(
     model: Model, groups: ProcessGroups, autocast: torch.dtype | None = None, own: Collection[nn.Parameter] = ()
 ) -> Model:
-    """Shards the weights of a model among the ranks of `fsdp`, and those of its `own` experts among the ranks with the
-    same experts (`edp`); returns the model. Matrices of the layers that autocast would round are transferred in
-    `autocast`, with the same bits as rounding after the transfer."""
+    """Shards the weights of a model in place among the ranks of `fsdp`, and those of its `own` experts among the ranks
+    with the same experts (`edp`); returns the model. Matrices of the layers that autocast would round are transferred
+    in `autocast`, with the same bits as rounding after the transfer."""
     if (mesh := groups.mesh) is None:
         return model
     apart, alike = set(own), groups.mesh_of_experts
@@ -137,18 +140,19 @@ def spread(
 
 
 def travels_in_half(module: nn.Module) -> bool:
-    """Returns True if autocast rounds the module's matrix unchanged for every matmul."""
+    """Returns True for a linear layer whose stored matrix autocast would round before every matmul, so that it can be
+    transferred in half precision."""
     return isinstance(module, Linear) and module.in_half and module.reparam is None
 
 
 def units(model: nn.Module) -> Iterator[FSDPModule]:
-    """Yields the parts of the model that are gathered at once."""
+    """Yields the FSDP modules of a model, whose weights are gathered and resharded together."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 class TreeReduceScatter(ReduceScatter):
-    """Reduce-scatter as a binary tree, in the order of the ranks: each rank sends the others their shards, and sums the
-    received ones. Sends the number of bytes of a ring."""
+    """Reduce-scatter that sums as a binary tree, in the order of the ranks: each rank receives its shard from every
+    other rank and sums the shards. Sends the number of bytes of a ring."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -186,12 +190,13 @@ def _add_up(pieces: list[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _sum_here(received: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns the sum over ranks of the received tensors, computed in place."""
+    """Returns the sum of a received tensor's equal parts, one per rank, computed in place as a binary tree."""
     return tree_sum(received.view(group.size(), -1).unbind(), Tensor.add_)
 
 
 def _joined(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Returns the rows of all ranks of a group, padded with zeros, which do not change a sum."""
+    """Returns the concatenated values (k,) of all ranks of a group, each padded with zeros to the longest, which change
+    no sum; for group None the values themselves."""
     if group is None:
         return rows
     sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]

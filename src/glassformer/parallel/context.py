@@ -4,7 +4,7 @@
 >>> model.loss(tokens, targets).backward()             # all tokens on every rank; the loss is the same on each
                                                        # a gradient is now partial: the sum over the ranks is the whole
 
-A rank computes one slice of each sequence, as in decoding: in place of a layer's decode state, `Gathered` gives
+A rank computes one slice of each sequence, as in decoding: instead of a layer's decode state, `Gathered` gives
 attention the keys and values of all tokens up to the rank's last, from all ranks. Parts are unaware of it. Lengths of
 slices differ by at most one token; later ones attend to more keys, so that the last rank works longest.
 
@@ -32,7 +32,8 @@ from glassformer.parts.loss import IGNORED
 
 
 def check(config: ModelConfig, cp: int) -> None:
-    """Raises RequestError, before anything is allocated, if `cp` ranks cannot share a model's sequences."""
+    """Raises RequestError, before anything is allocated, if `cp` ranks cannot share the sequences of a model of
+    `config`."""
     if cp > 1:
         check_model(config.outline(), cp)
         if config.context < cp:
@@ -40,7 +41,7 @@ def check(config: ModelConfig, cp: int) -> None:
 
 
 def check_model(model: Model, cp: int) -> None:
-    """Raises RequestError if a part needs tokens of another rank."""
+    """Raises RequestError if a part of the model would need more than the gathered keys and values of another rank."""
     if model.encoder is not None:
         raise _no(cp, "for models without an encoder", "encoder", None)
     if model.head.pool is not None:
@@ -70,7 +71,8 @@ def _no(cp: int, why: str, field: str, value: object) -> RequestError:
 
 
 def divide(model: Model, group: Any) -> Model:
-    """Makes the ranks of a ProcessGroup share the tokens of each sequence. Raises RequestError if they cannot."""
+    """Makes the ranks of a ProcessGroup share the tokens of each sequence; changes the model in place and returns it.
+    Raises RequestError if they cannot."""
     across = Group(group)
     check_model(model, across.of)
     model.context = context = Context(Seams(across))
@@ -84,12 +86,12 @@ def divide(model: Model, group: Any) -> Model:
 
 
 class Context:
-    """Division of sequences over ranks; a `parts.forward_pass.Along`."""
+    """Division of each sequence into consecutive slices, one per rank; a `parts.forward_pass.Along`."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0
         self.part: Tensor = torch.ones(())
-        """This rank's share of the unpadded tokens."""
+        """Share of the batch's unpadded tokens that this rank has, a number from 0 to 1."""
 
     def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
         if pass_.global_tokens is not None:
@@ -129,26 +131,27 @@ class Context:
         return self.seams.join(y, 1, self.size)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Gathers (b, s', ...) of each rank to (b, s, ...), with gradients from all ranks."""
+        """Returns the slices (b, s', ...) of all ranks as (b, s, ...); gradients from all ranks are summed."""
         return self.seams.gather(x, 1, self.size)
 
 
 class Gathered:
-    """Replacement of attention's decode state: the keys and values of all tokens that a rank's tokens may attend to."""
+    """Substitute for attention's decode state, which gives the keys and values of all tokens up to the last of this
+    rank."""
 
     def __init__(self, context: Context):
         self.context = context
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, None]:
-        """Returns the gathered keys and values, as `KVState.append`: k, v (b, t, g, h) of the tokens before
-        pass_.end."""
+        """Returns (keys, values, None) as `KVState.append` does: those of all ranks for the tokens before pass_.end,
+        (b, t, g, h); `k` and `v` are this rank's."""
         k, v = (self.context.gather(x)[:, : pass_.end] for x in (k, v))
         return k, v, None
 
 
 class Stretches:
-    """Value of a site that is divided among ranks into slices of tokens, and perhaps further
-    (`parts.core.site.Joint`)."""
+    """Access to the value of a site that ranks hold in slices of tokens, perhaps divided along another axis too
+    (`inner`); a `parts.core.site.Joint`."""
 
     def __init__(self, context: Context, axes: str, inner: Any):
         self.context, self.axes, self.inner = context, axes, inner

@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank has some experts and the tokens of its sequences, and rows are exchanged.
+"""Expert parallelism: each rank has some experts and some sequences, and exchanges rows of tokens with the others.
 
 >>> model = divide(config.build(seed=0), group)         # group: the ranks that share the experts (ep)
 >>> model.loss(tokens, targets).backward()              # each rank its own tokens
@@ -38,7 +38,8 @@ from glassformer.parts.grouped import BLOCK, Groups, wants_blocks
 
 
 def check(config: ModelConfig, layout: Layout) -> None:
-    """Raises RequestError, before anything is allocated, if a model's experts cannot be divided this way."""
+    """Raises RequestError, before anything is allocated, if the layout cannot divide the experts of a model of `config`
+    among `ep` ranks."""
     ep = layout.ep
     if ep == 1:
         return
@@ -56,7 +57,8 @@ def check(config: ModelConfig, layout: Layout) -> None:
 
 
 def divide(model: Model, group: Any) -> Model:
-    """Removes the experts of other ranks from a model, in place. `group`: the ranks that share them, a ProcessGroup.
+    """Removes the experts of other ranks from a model, in place, and returns it. `group`: the ProcessGroup of the ranks
+    that share the experts.
 
     Raises RequestError if the ranks do not divide the experts."""
     across = Group(group)
@@ -75,7 +77,8 @@ def divide(model: Model, group: Any) -> Model:
 
 
 def _parts(model: nn.Module, ep: int) -> list[tuple[str, Any]]:
-    """Returns the parts with experts, by path. Raises RequestError if `ep` ranks cannot divide them."""
+    """Returns (path, part) of the model's mixtures of experts. Raises RequestError if `ep` ranks cannot divide their
+    experts."""
     found: list[tuple[str, Any]] = [
         (path, part) for path, part in model.named_modules() if isinstance(part, Exchanging)
     ]
@@ -85,7 +88,7 @@ def _parts(model: nn.Module, ep: int) -> list[tuple[str, Any]]:
         if of_experts and id(module) not in inside:
             raise RequestError(
                 f"ep={ep}: the experts of {path.rpartition('.')[0]} choose among the tokens of one rank, and cannot "
-                "lie with another; use ep=1",
+                "be on another; use ep=1",
                 code="conflict", field="ep", value=ep, expected="1",
             )  # fmt: skip
     if not found:
@@ -107,14 +110,15 @@ def _choices(count: int) -> str:
 
 
 def own(model: Model) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the parameters that only this rank of the group has: matrices of its experts."""
+    """Yields (name, parameter) of the matrices of this rank's experts; no items for an undivided model."""
     cuts = model.division.cuts if model.division is not None else {}
     return ((name, weight) for name, weight in model.named_parameters() if name in cuts)
 
 
 @dataclass
 class Trade:
-    """Exchange of rows of tokens and results between owners of `experts` experts (`parts.core.exchange.Exchange`)."""
+    """Exchange of rows between the ranks of `group`, which own equal parts of `experts` experts; a
+    `parts.core.exchange.Exchange`."""
 
     group: Group
     experts: int
@@ -133,7 +137,7 @@ class Trade:
 
 
 class Trip:
-    """Routing of the rows of one pass, for the way back."""
+    """Routes of the rows of one pass to the owners of their experts (`there`) and back (`back`)."""
 
     def __init__(self, group: Any, sent: list[int], came: list[int], place: Tensor, groups: Groups):
         self.group, self.sent, self.came = group, sent, came
@@ -158,8 +162,8 @@ class Trip:
 
 
 class _Exchanged(torch.autograd.Function):
-    """All-to-all exchange: `sent` rows to each rank, in rank order, and `came` rows from each; gradients take the
-    reverse way."""
+    """Differentiable all-to-all: sends `sent[r]` rows to rank r and receives `came[r]` rows from it, in rank order;
+    gradients take the reverse way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], came: list[int], group: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights of this rank's part of a model: no rank holds more than its part.
+"""Initial or given weights for this rank's part of a model: no rank holds more than its part.
 
 A model is built on the meta device, divided there, and allocated only for its part; then each piece is drawn, or copied
 from whole weights. Initial values depend only on the seed and the weight's name, so that every layout starts with the
@@ -19,9 +19,9 @@ from glassformer.parts.building import InitialWeights
 
 @torch.no_grad()
 def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, Tensor] | None = None) -> None:
-    """Fills parameters and buffers in place: from `given`, whole tensors by name, if there are any, or from `initial`.
-    Buffers that are not saved always come from `initial`. Raises RequestError if `given` lacks a tensor, or has it in
-    another shape."""
+    """Fills this rank's parameters and buffers in place: from `given`, whole tensors by name, or for None from
+    `initial`. Buffers that are not saved always come from `initial`. Raises RequestError if `given` lacks a tensor, or
+    has it in another shape."""
     places, kept = places_of(model), model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         for piece in pieces_of(name, tensor, places.get(name)):
@@ -39,8 +39,8 @@ def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, T
 
 
 def _drawn(initial: InitialWeights, name: str, box: IndexBox) -> Tensor:
-    """Returns the initial elements of a box: rows, and columns unless complete, are drawn separately; other axes are
-    cut."""
+    """Returns the initial elements of parameter `name` inside a box: only its rows, and its columns if it lacks some,
+    are drawn; along other axes the drawn tensor is cut."""
     cut = [slice(first, last) for first, last in zip(box.at, box.end, strict=True)]
     whole = initial.tensors[name].shape[1:2]
     columns = cut[1:2] if whole and whole != box.shape[1:2] else []

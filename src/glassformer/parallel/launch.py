@@ -1,4 +1,4 @@
-"""Start of the processes of a run, or entry into those that torchrun or SLURM has started.
+"""Start of a run's processes, or entry of a process into a run that torchrun or SLURM has started.
 
 --processes 2          this command again for each rank, on this machine
 torchrun ...           RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
@@ -34,29 +34,30 @@ from glassformer.parallel.watchdog import LOST
 
 STARTED = ("RANK", "WORLD_SIZE")
 LAUNCHED = "GLASSFORMER_LAUNCHED"
-"""Variable that is set in the processes started by `spawn`."""
+"""Environment variable that `spawn` sets in the processes it starts."""
 LISTENING = "GLASSFORMER_LISTENING"
-"""Variable of rank 0 of such processes: file descriptor of the socket that listens at MASTER_PORT. The parent opens it,
-so that no other process can take the port while rank 0 imports torch."""
+"""Environment variable of rank 0 of a run started by `spawn`: file descriptor of a socket that listens at MASTER_PORT.
+The parent opens it, so that no other process can take the port while rank 0 imports torch."""
 PREPARING = timedelta(days=7)
-"""Longest time that other ranks wait for rank 0 to prepare the text."""
+"""Longest time that the other ranks wait for rank 0 to prepare the text."""
 MEETING = timedelta(minutes=5)
-"""Longest time that processes wait for each other at the start."""
+"""Longest time that the processes of a run wait for each other at its start."""
 PATIENCE = timedelta(minutes=30)
-"""Timeout of a collective."""
+"""Timeout of a collective operation."""
 READY = "glassformer/ready"
-"""Key of the store: empty if rank 0 has prepared the run, else its reason for refusal."""
+"""Key of the store whose value is empty once rank 0 has prepared the run, or has the reason for its refusal."""
 _TURNS = count()
-"""Counter of the runs prepared in this process; all ranks count alike."""
+"""Counter of the preparations of runs in this process; all ranks count alike."""
 _RUNS = count()
-"""Counter of the runs of this process; all ranks count alike."""
+"""Counter of the runs that this process has joined; all ranks count alike."""
 QUIET_SECONDS = 0.5
-"""Time after the end of one process in which others may end for the same reason, before the reason is determined."""
+"""Seconds to wait after a process has ended, because others may end for the same reason, before the reason is
+determined."""
 
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Place of this process among the processes of a run."""
+    """Place of this process among the processes of a run: `rank` of `world`."""
 
     rank: int
     world: int
@@ -67,8 +68,8 @@ class ProcessPlace:
 
 
 def joined(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
-    """Returns this process's place as torchrun or SLURM gives it; None if it was started by itself. Raises
-    RequestError."""
+    """Returns this process's place in a run that torchrun, srun or `spawn` started, from the environment; None for a
+    process that runs by itself. Raises RequestError."""
     names = {"rank": "RANK", "world": "WORLD_SIZE", "local": "LOCAL_RANK", "machine": "LOCAL_WORLD_SIZE"}
     if "RANK" not in environment and int(_number(environment, "SLURM_NTASKS", "1")) > 1 and _in_step(environment):
         names = {"rank": "SLURM_PROCID", "world": "SLURM_NTASKS", "local": "SLURM_LOCALID", "machine": ""}
@@ -86,13 +87,15 @@ def joined(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
 
 
 def _of_machine(environment: Mapping[str, str]) -> str | None:
-    """Returns the largest number of processes of a SLURM step on one machine: 8 of `8(x2),4`."""
+    """Returns the largest number of processes that a SLURM step has on one machine, as text: "8" for `8(x2),4`; None
+    outside of a step."""
     told = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     return str(max(map(int, numbers))) if (numbers := re.findall(r"(\d+)(?:\(x\d+\))?", told)) else None
 
 
 def _in_step(environment: Mapping[str, str]) -> bool:
-    """Returns True if srun started this process: a batch script itself is one process, whatever the job has."""
+    """Returns True if srun started this process; a batch script is not counted, being one process whatever the job
+    has."""
     return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_ID", "") not in ("", "batch", "4294967291")
 
 
@@ -107,7 +110,7 @@ def _number(environment: Mapping[str, str], name: str, usual: str | None = None)
 
 
 def meet(place: ProcessPlace, environment: dict[str, str] | os._Environ[str] = os.environ) -> Any:
-    """Returns a store that all processes reach. Rank 0 waits for the others."""
+    """Returns a torch store that all processes of the run reach. Rank 0 waits for the others."""
     from torch import distributed as dist
 
     environment.setdefault("MASTER_ADDR", _first_machine(environment))
@@ -128,7 +131,8 @@ _met = cache(meet)
 
 
 def _first_machine(environment: Mapping[str, str]) -> str:
-    """Returns the first machine of a SLURM list such as gpu[003-007,11],login1."""
+    """Returns the first machine's name in SLURM's list of nodes, gpu003 for gpu[003-007,11],login1; 127.0.0.1 without
+    SLURM."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
     first = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
     return nodes if first is None else first[1] + (first[2] or "")
@@ -137,8 +141,8 @@ def _first_machine(environment: Mapping[str, str]) -> str:
 def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--resume",)) -> None:
     """Runs `python -m glassformer ARGUMENTS` as each rank of a run on this machine, and waits. Rank 0 has the terminal.
 
-    If one dies the others are stopped, and WorkError names it and the command that resumes; `again` are its additional
-    arguments. Ctrl-C and SIGTERM reach all of them, once. Exits with rank 0's status if that refuses."""
+    If a process dies the others are stopped, and WorkError names it and the command that resumes, ARGUMENTS and
+    `again`. Ctrl-C and SIGTERM reach all of them, once. Exits with rank 0's status if that refuses."""
     command = [sys.executable, "-m", "glassformer", *arguments]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
     with (
@@ -182,17 +186,17 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
     words = ["glassformer", *arguments, *(word for word in again if word not in arguments)]
     if status == LOST and said:  # another rank has named rank 0, which does not respond
         raise WorkError(
-            f"{said[-1].removeprefix('glassformer: ').split(';')[0][:300]}; go on with: {shlex.join(words)}",
+            f"{said[-1].removeprefix('glassformer: ').split(';')[0][:300]}; resume with: {shlex.join(words)}",
             code="process",
         )  # fmt: skip
     raise WorkError(
-        f"rank {dead} on {socket.gethostname()} {why}{last}; go on with: {shlex.join(words)}", code="process"
+        f"rank {dead} on {socket.gethostname()} {why}{last}; resume with: {shlex.join(words)}", code="process"
     )
 
 
 def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Waits until all have ended well, or one has not and the others had time to report; returns their exit statuses,
-    None for a running one."""
+    """Waits until all processes have ended well, or until one has failed and the others had time to report; returns
+    their exit statuses, None for a process that still runs. Passes SIGINT and SIGTERM to all."""
     asked = 0
 
     def pass_on(number: int, frame: Any) -> None:
@@ -216,8 +220,8 @@ def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _first_to_die(statuses: Sequence[int | None]) -> int | None:
-    """Returns the rank that the others have lost: one that was killed, else one that failed, else one that has named
-    another; rank 0 first, because it reports the reason."""
+    """Returns the rank to blame: one that was killed, else one that failed by itself, else one that ended because it
+    lost another; the lowest of several, because rank 0 reports the reason. None if no process failed."""
     killed = [rank for rank, status in enumerate(statuses) if status is not None and status < 0]
     failed = [rank for rank, status in enumerate(statuses) if status is not None and status > 0]
     return next(iter(killed + [rank for rank in failed if statuses[rank] != LOST] + failed), None)
@@ -225,9 +229,9 @@ def _first_to_die(statuses: Sequence[int | None]) -> int | None:
 
 @contextmanager
 def leader_first(place: ProcessPlace | None) -> Iterator[Any]:
-    """Runs the preparation of a run, which may write caches and take long, on rank 0 before the others, which wait
-    without a process group, because a group would time out. If rank 0 refuses, all do. Yields the store of the
-    ranks."""
+    """Runs the block, the preparation of a run, on rank 0 first and then on the others, which wait without a process
+    group, because a group would time out. If rank 0 raises, all do. Yields the ranks' store, None for a single
+    process."""
     store = None if place is None or place.world == 1 else _met(place)
     turn = next(_TURNS)
     ready = f"{READY}/{turn}"
@@ -249,7 +253,8 @@ def leader_first(place: ProcessPlace | None) -> Iterator[Any]:
 
 
 def enlist(place: ProcessPlace | None, store: Any, layout: Layout, device: str) -> ProcessGroups:
-    """Returns the process groups of a layout, of the ranks that have met in a store."""
+    """Returns this process's groups in a layout, among the ranks that have met in `store`; for a single process, groups
+    of one."""
     if place is None or store is None:
         return ProcessGroups.alone()
     from torch import distributed as dist
@@ -269,6 +274,6 @@ def _begin(place: ProcessPlace, store: Any, device: str) -> None:
 
 
 def one_voice() -> bool:
-    """Returns True in the one process that prints and writes shared output: the first, or the only one."""
+    """Returns True in the one process of a run that prints and writes shared output: rank 0, or the only process."""
     place = joined()
     return place is None or place.rank == 0

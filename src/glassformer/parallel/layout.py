@@ -1,4 +1,5 @@
-"""How ranks share a training step: data, tensor, pipeline, expert and context parallelism, ZeRO, microbatches."""
+"""Layouts: how ranks share a training step by data, tensor, pipeline, expert and context parallelism, ZeRO,
+microbatches."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from glassformer.parts.core.cost import RECOMPUTE
 from glassformer.parts.core.shard import shards_of
 
 RANKS = 1 << 24
-"""Most ranks of a layout."""
+"""Largest number of ranks of a layout."""
 POLICIES = (*RECOMPUTE[:2], "alternate", RECOMPUTE[2])
 WORDS = "fsdp, replicate, dp, tp, pp, ep, cp, zero, micro, interleave, sp, recompute"
 
@@ -55,7 +56,7 @@ class Layout(Value):
 
     @classmethod
     def of(cls, text: str) -> Layout:
-        """Parses dp=8,tp=4,zero=3,recompute=full; fsdp=8 is dp=8,zero=3 and fsdp=4,replicate=2 is
+        """Parses a layout: dp=8,tp=4,zero=3,recompute=full; fsdp=8 means dp=8,zero=3 and fsdp=4,replicate=2 means
         dp=8,zero=3,replicate=2.
 
         Raises RequestError for an unknown key or value."""
@@ -73,7 +74,8 @@ class Layout(Value):
         return cls(**{name: value == "1" if name == "sp" else value for name, value in given.items()})
 
     def recomputing(self, recompute: str) -> Layout:
-        """Returns the layout with this policy. Raises RequestError for an unknown one, or if the layout has another."""
+        """Returns the layout with the recomputation policy `recompute`. Raises RequestError for an unknown policy, or
+        if the layout already has another one."""
         _check_word("recompute", recompute, recompute)
         if self.recompute not in ("none", recompute):
             expected = f"that of the layout, {self.recompute}"
@@ -81,7 +83,8 @@ class Layout(Value):
         return self.replace(recompute=recompute)
 
     def in_microbatches(self, micro: int | None) -> Layout:
-        """Returns the layout with microbatches of `micro` sequences. Raises RequestError if it has another number."""
+        """Returns the layout with microbatches of `micro` sequences; unchanged for None. Raises RequestError if the
+        layout already has another size."""
         if micro is None:
             return self
         check_whole("micro_batch", micro)
@@ -101,38 +104,40 @@ class Layout(Value):
 
     @property
     def sharing(self) -> int:
-        """Ranks that share weights, gradients or moments, as `zero` determines: data parallel and context parallel
-        ones."""
+        """Number of ranks among which ZeRO shards optimizer state, gradients or weights: those of dp and cp in one
+        replica."""
         return self.dp * self.cp // self.replicate
 
     @property
     def fsdp(self) -> int:
-        """Ranks over which weights are sharded: 1 below stage 3."""
+        """Number of ranks over which weights are sharded; 1 below ZeRO stage 3."""
         return self.dp // self.replicate if self.zero == 3 else 1
 
     @property
     def trains(self) -> bool:
-        """True if `train` supports the combination; other layouts can only be planned."""
+        """True if `train` supports this combination; other layouts can only be planned."""
         apart = self.fsdp == self.tp == self.cp == self.ep == 1 if self.pp > 1 else True
         of_experts = self.tp == self.cp == 1 and self.fsdp % self.ep == 0 if self.ep > 1 else True
         return self.zero not in (1, 2) and apart and of_experts
 
     def microbatch(self, batch: int) -> int:
-        """Returns the sequences of a microbatch, for a batch over all ranks."""
+        """Returns the number of sequences of a microbatch, for a `batch` of sequences over all ranks."""
         return self.micro or batch // self.dp
 
     def microbatches(self, batch: int) -> int:
-        """Returns the number of microbatches of a rank in a step."""
+        """Returns the number of microbatches that each rank computes in a step, for a `batch` of sequences over all
+        ranks."""
         return batch // self.dp // self.microbatch(batch)
 
     def layers_of(self, stage: int, layers: int) -> list[int]:
-        """Returns the indices of a pipeline rank's layers, of `layers` in all: for each of its chunks, which are pp
-        chunks apart."""
+        """Returns the indices of the layers that pipeline rank `stage` computes, of `layers` in all; with interleave >
+        1 they are several chunks, pp chunks apart."""
         every = stage_layers(layers, self.pp * self.interleave)
         return [layer for chunk in every[stage :: self.pp] for layer in chunk]
 
     def check(self, config: ModelConfig, batch: int, context: int) -> None:
-        """Raises RequestError if a number does not divide what it must, with the nearest that does."""
+        """Raises RequestError, with the nearest valid number, if the layout does not divide batch (sequences), context
+        (tokens), layers, heads or experts of the model."""
         self._divides_batch("dp", batch, batch)
         self._divides("replicate", self.dp, f"dp={self.dp}, the ranks that share the batch")
         if self.micro is not None:
@@ -151,7 +156,7 @@ class Layout(Value):
             self._check_units(config)
 
     def _check_units(self, config: ModelConfig) -> None:
-        """Raises RequestError unless owners divide heads, rows and columns of every matrix, and experts."""
+        """Raises RequestError unless tp divides the heads, rows and columns of every matrix, and ep the experts."""
         units = _units(config)
         if self.ep > 1 and not units["ep"]:
             raise _no("ep", self.ep, "for models with experts", 1)
@@ -160,7 +165,8 @@ class Layout(Value):
                 self._divides(field, number, what, [other for other, _ in counted])
 
     def _divides_batch(self, field: str, sequences: int, batch: int) -> None:
-        """Raises RequestError unless the field's value divides the sequences among ranks, or of a rank."""
+        """Raises RequestError unless the value of `field` divides `sequences`: the whole `batch`, or a rank's part of
+        it."""
         value = getattr(self, field)
         if sequences % value:
             near, more = _nearest(value, lambda n: sequences % n == 0, sequences), batch // sequences * value
@@ -173,8 +179,8 @@ class Layout(Value):
             )  # fmt: skip
 
     def _divides(self, field: str, number: int, what: str, besides: Sequence[int] = ()) -> None:
-        """Raises RequestError unless the field's value divides `number`; the suggested nearest value also divides
-        `besides`."""
+        """Raises RequestError unless the value of `field` divides `number`, described by `what`; the suggested nearest
+        value also divides the other numbers given."""
         value, all_of = getattr(self, field), [number, *besides]
         if number % value:
             near = _nearest(value, lambda n: not any(one % n for one in all_of), number)
@@ -182,8 +188,8 @@ class Layout(Value):
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """Returns the layers of each stage, consecutive; if `stages` does not divide them, middle stages have one more,
-    because embedding and head are work too."""
+    """Returns the indices of the layers of each stage, consecutive; if `stages` does not divide them, middle stages
+    have one layer more, because embedding and head are work too."""
     least, more = divmod(layers, stages)
     middle = sorted(range(stages), key=lambda i: min(i, stages - 1 - i), reverse=True)[:more]
     ends = list(accumulate((least + (i in middle) for i in range(stages)), initial=0))
@@ -191,14 +197,16 @@ def stage_layers(layers: int, stages: int) -> list[range]:
 
 
 def tensor_parallel(config: ModelConfig, most: int) -> list[int]:
-    """Returns the numbers of ranks up to `most`, ascending, that tensor parallelism can divide the model among."""
+    """Returns the numbers of ranks up to `most`, ascending, among which tensor parallelism can divide a model of
+    `config`."""
     counted = [number for number, _ in _units(config)["tp"]]
     return [ranks for ranks in range(1, most + 1) if not any(number % ranks for number in counted)]
 
 
 @lru_cache(maxsize=64)
 def _units(config: ModelConfig) -> dict[str, list[tuple[int, str]]]:
-    """Returns the numbers that tp and ep must divide, each with a description."""
+    """Returns {"tp": ..., "ep": ...}: (number that it must divide, description), sorted, from the matrices of a
+    model."""
     model = config.outline()
     found: dict[str, set[tuple[int, str]]] = {"tp": set(), "ep": set()}
     parameters = dict(model.named_parameters())
@@ -213,7 +221,8 @@ def _units(config: ModelConfig) -> dict[str, list[tuple[int, str]]]:
 
 
 def _nearest(value: int, serves: Callable[[int], bool], most: int) -> int:
-    """Returns the number nearest to `value`, from 1 to `most`, that serves; the smaller of two."""
+    """Returns the number from 1 to `most` nearest to `value` for which `serves` is True, the smaller of two; 1 if no
+    number serves."""
     for away in range(max(value, most)):
         for n in (value - away, value + away):
             if 1 <= n <= most and serves(n):

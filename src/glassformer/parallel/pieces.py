@@ -1,4 +1,4 @@
-"""Pieces of whole tensors on this rank: index boxes, and views of their elements.
+"""Pieces of whole tensors that this rank holds: index boxes, and views of their elements.
 
 A rank holds a tensor whole; or its rows by FSDP2 (a `DTensor`); or its share of each matrix stacked in it, as the part
 declares (`parts/core/shard.py`); or rows of these. For a matrix of four query heads and two each of keys and values:
@@ -27,7 +27,7 @@ from glassformer.parts.core.shard import Region
 
 
 class IndexBox(NamedTuple):
-    """A box of consecutive indices along each axis of a tensor."""
+    """A box of tensor elements: consecutive indices along each axis."""
 
     at: tuple[int, ...]
     """First index along each axis."""
@@ -42,19 +42,19 @@ class IndexBox(NamedTuple):
         return tuple(first + length for first, length in zip(self.at, self.shape, strict=True))
 
     def meet(self, other: IndexBox) -> IndexBox | None:
-        """Returns the intersection; None if it is empty."""
+        """Returns the intersection of two boxes; None if it is empty."""
         at = tuple(map(max, self.at, other.at))
         shape = tuple(min(one, two) - first for one, two, first in zip(self.end, other.end, at, strict=True))
         return IndexBox(at, shape) if all(length > 0 for length in shape) else None
 
     def within(self, other: IndexBox) -> tuple[slice, ...]:
-        """Returns the box's indices in a tensor that holds `other`."""
+        """Returns the slices that select this box in a tensor that holds the elements of box `other`."""
         pairs = zip(self.at, self.end, other.at, strict=True)
         return tuple(slice(first - zero, last - zero) for first, last, zero in pairs)
 
 
 class Piece(NamedTuple):
-    """A box of the tensor `name` of shape `whole`, and a view of the local values in it."""
+    """A box of the tensor `name`, whose full shape is `whole`, and a view of this rank's elements in the box."""
 
     name: str
     box: IndexBox
@@ -63,18 +63,19 @@ class Piece(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Location of a rank's part in the whole tensor: a region for each matrix; in the part they are stacked by rows."""
+    """Location of a rank's part in a tensor of shape `whole`: `regions`, one per matrix; the part stacks them by
+    rows."""
 
     whole: tuple[int, ...]
     regions: list[Region]
 
 
 Places = Mapping[str, Place]
-"""Name -> location, for tensors that are divided."""
+"""Name -> location of this rank's part, for divided tensors only."""
 
 
 def places_of(model: nn.Module) -> Places:
-    """Returns the locations of the parts that `parallel.tensor.divide` has cut; empty for an undivided model."""
+    """Returns {name: location} of the parameters that `parallel.tensor.divide` has cut; {} for an undivided model."""
     division: Any = getattr(model, "division", None)
     if division is None:
         return {}
@@ -82,7 +83,8 @@ def places_of(model: nn.Module) -> Places:
 
 
 def pieces_of(name: str, tensor: Tensor, place: Place | None = None) -> list[Piece]:
-    """Returns the pieces of a tensor on this rank: `tensor` is its part, located at `place`, or a DTensor of it."""
+    """Returns the pieces of the tensor `name` that this rank holds. `tensor` is the rank's part at `place`, for None
+    the whole; either may be a DTensor, sharded further."""
     part = IndexBox((0,) * tensor.dim(), tuple(tensor.shape))
     held, values = _held(tensor.detach())
     if lies_whole(tensor, place):
@@ -99,18 +101,17 @@ def pieces_of(name: str, tensor: Tensor, place: Place | None = None) -> list[Pie
 
 
 def whole_of(tensor: Tensor, place: Place | None = None) -> tuple[int, ...]:
-    """Returns the shape of the whole tensor."""
+    """Returns the shape of the whole tensor, given its part `tensor` at `place`; for None `tensor` is the whole."""
     return tuple(tensor.shape) if place is None else place.whole
 
 
 def lies_whole(tensor: Tensor, place: Place | None = None) -> bool:
-    """Returns True if every rank holds the whole tensor."""
+    """Returns True if this rank holds all elements of the tensor, neither sharded as a DTensor nor cut at `place`."""
     return _held(tensor)[0].shape == tuple(tensor.shape) == whole_of(tensor, place)
 
 
 def _held(tensor: Tensor) -> tuple[IndexBox, Tensor]:
-    """Returns the box of a tensor on this rank, and its elements. Each axis of a DTensor's mesh takes
-    `torch.chunk`s."""
+    """Returns (box, elements) of a tensor on this rank; a DTensor's shards are divided as by `torch.chunk`."""
     at, shape = [0] * tensor.dim(), list(tensor.shape)
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
@@ -130,24 +131,23 @@ def _held(tensor: Tensor) -> tuple[IndexBox, Tensor]:
 
 @dataclass(frozen=True)
 class Held:
-    """Pieces of some tensors on this rank."""
+    """Pieces of several tensors, a model's or an optimizer's, on this rank."""
 
     pieces: list[Piece]
     wholes: dict[str, tuple[int, ...]]
-    """Shapes of the whole tensors."""
+    """Name -> shape of the whole tensor."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    """Plain numbers in addition to the tensors, equal on every rank that has them."""
+    """Plain numbers by name, in addition to the tensors; equal on every rank that has them."""
 
     @classmethod
     def of_model(cls, model: nn.Module) -> Held:
-        """Returns the pieces of parameters and persistent buffers: the vectors of a power iteration are training state
-        too."""
+        """Returns the pieces of a model's parameters and persistent buffers; the latter count as training state too."""
         return cls._of(model.state_dict(), places_of(model), {})
 
     @classmethod
     def of_optimizer(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
-        """Returns the pieces of `optimizer.state` by PART.PARAMETER: tensors, and plain numbers, which a tensor would
-        round."""
+        """Returns the pieces of an optimizer's state, named STATE.PARAMETER (exp_avg.head.weight); plain numbers stay
+        numbers, because a tensor would round them."""
         places = places_of(model)
         tensors: dict[str, Tensor] = {}
         cut: dict[str, Place] = {}
@@ -175,13 +175,13 @@ class Held:
 
 
 def known_anywhere(names: Iterable[str], groups: ProcessGroups) -> set[str]:
-    """Returns the names that any rank has: stages have different ones."""
+    """Returns the union of the names on all ranks, because pipeline stages have different ones."""
     return set(names) if groups.sizes["pp"] == 1 else set().union(*groups.gather(list(names)))
 
 
 def written_here(pieces: list[Piece], groups: ProcessGroups) -> list[Piece]:
-    """Returns the pieces that this rank writes: each is written by one of the ranks that hold it. Ranks exchange what
-    they hold, so that no layout is assumed."""
+    """Returns the pieces that this rank writes: of the ranks that hold a piece, exactly one writes it. Ranks exchange
+    the keys of their pieces, so that no layout is assumed."""
     if groups.world == 1:
         return pieces
     own = [int.from_bytes(blake2b(f"{piece.name} {piece.box}".encode(), digest_size=8).digest()) for piece in pieces]
@@ -195,7 +195,7 @@ def written_here(pieces: list[Piece], groups: ProcessGroups) -> list[Piece]:
 
 
 def gap_or_overlap(boxes: Iterable[IndexBox], whole: tuple[int, ...]) -> str | None:
-    """Returns the reason why boxes do not tile a tensor exactly once, or None if they do."""
+    """Returns a phrase that says why boxes do not tile a tensor of shape `whole` exactly once; None if they do."""
     everything, values = math.prod(whole), 0
     reached: list[IndexBox] = []
     for box in sorted(boxes):

@@ -1,4 +1,5 @@
-"""Process groups of a run: ranks, groups, and messages. A single process has groups of one."""
+"""Process groups of a run: this rank's groups on each axis of the layout, and messages. A single process has groups of
+one."""
 
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "replicate", "fsdp", "cp", "tp")
-"""Axes of a layout, from the most distant ranks to neighbours: ranks that communicate most share a machine. `ep` is
-within `fsdp`, `edp` are the ranks of `fsdp` with the same experts, and `dp` is `replicate` and `fsdp` together."""
+"""Axes of a layout, from those whose ranks may be far apart to those whose ranks communicate most and share a machine.
+`ep` is within `fsdp`, `edp` are the ranks of `fsdp` with the same experts, and `dp` is `replicate` and `fsdp`
+together."""
 
 
 class ProcessGroups:
-    """A rank among `world`, and its groups in a layout.
+    """One rank of a run of `world` processes, and the groups it belongs to.
 
-    rank, world   this process, and the number of processes
+    rank, world   index of this process, and number of processes
     layout        division of a step; its product is `world`
-    device        where this rank computes
-    store         of the ranks that share this run; if None, no watchdog runs (`parallel/watchdog.py`)
+    device        device on which this rank computes
+    store         torch store that the ranks of the run share; if None, no watchdog runs (`parallel/watchdog.py`)
     """
 
     def __init__(self, rank: int, layout: Layout, device: torch.device | str = "cpu", store: Store | None = None):
-        """Makes the groups, on all ranks at the same time, after `torch.distributed.init_process_group`."""
+        """Creates the groups; a call of all ranks at the same time, after `torch.distributed.init_process_group`."""
         self.rank, self.world, self.layout, self.device = rank, layout.ranks, layout, torch.device(device)
         self.store = store
         self.moves = 0
@@ -52,18 +54,19 @@ class ProcessGroups:
         if self.world > 1:
             self._join(grid)
         self.at = dict(zip(AXES, (int(place) for place in (grid == rank).nonzero()[0]), strict=True))
-        """Index of this rank on every axis."""
+        """Index of this rank on each axis."""
         self.sizes |= {"dp": layout.dp, "ep": layout.ep, "edp": layout.fsdp // layout.ep}
         dp = self.at["replicate"] * layout.fsdp + self.at["fsdp"]
         self.at |= {"dp": dp, "ep": dp % layout.ep, "edp": self.at["fsdp"] // layout.ep}
 
     @classmethod
     def alone(cls) -> ProcessGroups:
-        """Returns the groups of a single process."""
+        """Returns the groups of a single process, without communication."""
         return cls(0, Layout())
 
     def _join(self, grid: Tensor) -> None:
-        """Makes the groups, in the same order on every rank."""
+        """Creates the process groups of every axis, in the same order on every rank. `grid`: ranks by their indices on
+        AXES."""
         from torch.distributed import new_group
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -81,23 +84,23 @@ class ProcessGroups:
 
     @property
     def leads(self) -> bool:
-        """True on rank 0, the only one that writes, prints and reads the clock for decisions."""
+        """True on rank 0, the only rank that writes, prints and reads the clock for decisions."""
         return self.rank == 0
 
     def group(self, axis: str) -> ProcessGroup | None:
-        """Returns the group of this rank on an axis: fsdp, replicate, dp, tp, ep, edp, cp or pp. None if it is the only
-        member."""
+        """Returns the group of ranks along an axis (fsdp, replicate, dp, tp, ep, edp, cp or pp) that this rank is in;
+        None if this rank is its only member."""
         return self._groups.get(axis)
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """Mesh of the ranks that share the weights, for `fully_shard`; None if each has all of them."""
+        """Mesh of the ranks over which weights are sharded, for `fully_shard`; None if each rank has all weights."""
         return None if self._mesh is None or self.sizes["fsdp"] == 1 else self._mesh["fsdp"]
 
     @property
     def mesh_of_experts(self) -> DeviceMesh | None:
-        """Mesh of the ranks that share the weights of the same experts; None if experts are not divided, or each rank
-        has different ones."""
+        """Mesh of the ranks over which the weights of the same experts are sharded; None if experts are not divided, or
+        each rank has different ones."""
         if self.sizes["ep"] == 1 or (group := self.group("edp")) is None:
             return None
         from torch.distributed.device_mesh import DeviceMesh
@@ -105,7 +108,8 @@ class ProcessGroups:
         return DeviceMesh.from_group(group, self.device.type)
 
     def aside(self) -> ProcessGroups:
-        """Returns the same ranks with a separate group, for a thread that gathers while the run continues."""
+        """Returns a copy with a separate group of all ranks, for a thread that exchanges messages while the run
+        continues."""
         other = copy(self)
         if self.world > 1:
             from torch.distributed import new_group
@@ -114,7 +118,7 @@ class ProcessGroups:
         return other
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the JSON value of each rank, by rank."""
+        """Returns the `value` of every rank, in rank order; values are plain JSON. A call of all ranks."""
         self.moves += 1
         if self.world == 1:
             return [value]
@@ -130,8 +134,8 @@ class ProcessGroups:
         return [json.loads(bytes(given[: int(size)].tolist())) for given, size in zip(texts, sizes, strict=True)]
 
     def numbers(self, *mine: float, axis: str | None = None) -> list[list[float]]:
-        """Returns the numbers of each rank, by rank or by index on an axis: equally many from each, faster than
-        `gather`."""
+        """Returns the numbers `mine` of every rank, in rank order, or of the ranks that share `axis`; all give equally
+        many. Faster than `gather`."""
         self.moves += 1
         group = None if axis is None else self.group(axis)
         if self.world == 1 or (axis is not None and group is None):
@@ -144,19 +148,20 @@ class ProcessGroups:
         return [one.tolist() for one in found]
 
     def agree(self, value: Any, by: Callable[[Sequence[Any]], Any]) -> Any:
-        """Returns one value on all ranks, computed from each rank's: `agree(asked, any)`, `agree(due, first)`."""
+        """Returns `by([value of each rank])`, equal on all ranks: `agree(asked, any)`, `agree(due, first)`."""
         return by(self.gather(value))
 
     def mine(self, atoms: int) -> range:
-        """Returns the indices of this rank's microbatches among the `atoms` of a step. A group of `replicate` has
-        consecutive ones, and within it the ranks of `fsdp` alternate: each of their rounds is a subtree, and so is the
-        sum of a group (`parallel/sums.py`)."""
+        """Returns the indices of the microbatches that this rank computes, of `atoms` in a step. A replica has
+        consecutive ones; within it the ranks of `fsdp` alternate, so that each round of theirs, and a replica's sum, is
+        a subtree of the sum (`parallel/sums.py`)."""
         part = atoms // self.sizes["replicate"]
         first = self.at["replicate"] * part
         return range(first + self.at["fsdp"], first + part, self.layout.fsdp)
 
     def in_order(self, mine: Tensor) -> Tensor:
-        """Gathers numbers (k,) of this rank's microbatches to (K,) of all data ranks, by index of the microbatch."""
+        """Returns the numbers of all microbatches of a step, (atoms,) in order of their index; `mine` (k,) are this
+        rank's."""
         group = self.group("dp")
         if group is None:
             return mine
@@ -167,7 +172,8 @@ class ProcessGroups:
         return torch.stack(found).view(-1, self.layout.fsdp, len(mine)).transpose(1, 2).flatten()
 
     def alike(self, what: str, value: Any) -> None:
-        """Raises RequestError, on all ranks, unless all have the same plain value; names the rank that differs."""
+        """Raises RequestError, on all ranks, unless `value` is equal on all; the message names the rank that differs
+        and `what` differs."""
         values = self.gather(value)
         texts = [json.dumps(one, sort_keys=True) for one in values]
         usual = max(texts, key=texts.count)
@@ -181,7 +187,7 @@ class ProcessGroups:
 
 
 def first(values: Sequence[Any]) -> Any:
-    """Returns rank 0's value, for `ProcessGroups.agree`."""
+    """Returns the value of rank 0; a rule for `ProcessGroups.agree`."""
     return values[0]
 
 

@@ -27,13 +27,14 @@ from torch.autograd.function import once_differentiable
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Reduce-scatter by its name in torch 2.13, or in earlier ones."""
+"""Reduce-scatter of one tensor, by its name in torch 2.13 or in earlier releases."""
 
 Across = Callable[[Tensor], Tensor]
 
 
 class Group:
-    """Collective operations of one process among `of`. Copies of a model communicate in the same group."""
+    """Collective operations, without gradients, of process `number` among the `of` processes of a group. A deep copy of
+    a model keeps the same group."""
 
     def __init__(self, group: Any):
         self.group, self.number, self.of = group, dist.get_rank(group), dist.get_world_size(group)
@@ -56,17 +57,17 @@ class Group:
         return made
 
     def span(self, size: int, number: int | None = None) -> tuple[int, int]:
-        """Returns (first, last) of a process's slice of `size`."""
+        """Returns (first, end) of the slice of an axis of `size` that process `number` has; None for this process."""
         number = self.number if number is None else number
         return number * size // self.of, (number + 1) * size // self.of
 
     def own(self, x: Tensor, axis: int) -> Tensor:
-        """Returns this process's slice of x along an axis."""
+        """Returns this process's slice of x along `axis`."""
         first, last = self.span(x.shape[axis])
         return x.narrow(axis, first, last - first).contiguous()
 
     def gathered(self, x: Tensor, axis: int, size: int) -> Tensor:
-        """Returns the slices of all processes together, `size` long."""
+        """Returns the slices x of all processes, concatenated along `axis`, which then has length `size`."""
         longest = -(-size // self.of)
         padded = _padded(x.movedim(axis, 0), longest)
         made = padded.new_empty(self.of * longest, *padded.shape[1:])
@@ -77,7 +78,7 @@ class Group:
         return made.movedim(0, axis)
 
     def scattered(self, x: Tensor, axis: int) -> Tensor:
-        """Returns this process's slice of the sum."""
+        """Returns this process's slice, along `axis`, of the sum of x over all processes."""
         size = x.shape[axis]
         longest, moved = -(-size // self.of), x.movedim(axis, 0)
         spans = [self.span(size, i) for i in range(self.of)]
@@ -108,7 +109,7 @@ class _Pair(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Seams:
-    """Collectives with gradients, as in the module's table."""
+    """Collective operations whose gradients are collectives too, as in the module's table."""
 
     group: Group
 
@@ -122,20 +123,22 @@ class Seams:
         return _Pair.apply(x, self.group.summed, self.group.summed)
 
     def join(self, x: Tensor, axis: int, size: int) -> Tensor:
-        """Gathers x; the result is used alike on every process."""
+        """Returns the slices x of all processes, concatenated to length `size` along `axis`, for use that is equal on
+        every process: the gradient is this process's slice."""
         return _Pair.apply(x, partial(self.group.gathered, axis=axis, size=size), partial(self.group.own, axis=axis))
 
     def gather(self, x: Tensor, axis: int, size: int) -> Tensor:
-        """Gathers x; the result is used differently on each process."""
+        """Returns the slices x of all processes, concatenated to length `size` along `axis`, for use that differs
+        between processes: the gradient is this process's slice of the sum."""
         back = partial(self.group.scattered, axis=axis)
         return _Pair.apply(x, partial(self.group.gathered, axis=axis, size=size), back)
 
     def scatter(self, x: Tensor, axis: int) -> Tensor:
-        """Returns a slice of the sum."""
+        """Returns this process's slice, along `axis`, of the sum of x over all processes; the gradient is gathered."""
         back = partial(self.group.gathered, axis=axis, size=x.shape[axis])
         return _Pair.apply(x, partial(self.group.scattered, axis=axis), back)
 
     def spread(self, x: Tensor, axis: int) -> Tensor:
-        """Returns a slice of a replicated value."""
+        """Returns this process's slice, along `axis`, of x, which every process has; the gradient is gathered."""
         back = partial(self.group.gathered, axis=axis, size=x.shape[axis])
         return _Pair.apply(x, partial(self.group.own, axis=axis), back)

@@ -1,5 +1,5 @@
-"""Pipeline parallelism: layers spread over the ranks of `pp`, through which microbatches flow (Narayanan et al. 2021,
-2104.04473).
+"""Pipeline parallelism: the ranks of `pp` have consecutive layers, through which microbatches pass (Narayanan et al.
+2021, 2104.04473).
 
 With p ranks and v chunks on each, the layers are p v stages, and stage j is the chunk j // p of rank j mod p. The first
 stage has the embedding, the last the final norm and the head. `torch.distributed.pipelining` transfers activations
@@ -29,7 +29,7 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 def refuse_unstaged(model: Model, stages: int) -> None:
-    """Raises RequestError for a model that cannot be divided between its layers."""
+    """Raises RequestError if the layers of a model cannot be divided into `stages` pipeline stages."""
     layers = len(model.layers)
     reasons = {
         ("pp", f"{stages} stages are more than the {layers} layers"): stages > layers,
@@ -47,7 +47,7 @@ def refuse_unstaged(model: Model, stages: int) -> None:
 
 
 def _named(tree: Any, field: str) -> Iterator[Any]:
-    """Yields the values of a field in a tree of plain values, at any depth."""
+    """Yields every value under the key `field` in a tree of dicts and lists, at any depth."""
     if isinstance(tree, dict):
         if field in tree:
             yield tree[field]
@@ -59,13 +59,14 @@ def _named(tree: Any, field: str) -> Iterator[Any]:
 
 
 class Stages(Model):
-    """The layers of one rank, by their names in the whole model.
+    """Part of a model that one pipeline rank computes: its layers, under their names in the whole model.
 
-    `loss` is a call of all ranks: activations pass to the next rank, and all have the result.
+    `loss` and `step` are calls of all ranks: activations pass to the next rank, and all ranks have the result.
     """
 
     def __init__(self, model: Model, rank: int, ranks: int, chunks: int = 1, group: Any = None):
-        """Moves the layers of pipeline rank `rank` (of `ranks`, in process group `group`) out of `model`."""
+        """Moves the layers of pipeline rank `rank` (of `ranks`, in process group `group`), in `chunks` separate groups,
+        out of `model`."""
         count = ranks * chunks
         refuse_unstaged(model, count)
         parts = stage_layers(len(model.layers), count)
@@ -92,7 +93,7 @@ class Stages(Model):
         self.around: Around = nullcontext
         """Function that returns the context of forward passes: autocast, and compiled regions."""
         self.share = 1.0
-        """Share of a microbatch in the mean loss."""
+        """Weight of a microbatch's loss in the loss of the step."""
 
     chunks: list[Chunk]
 
@@ -105,7 +106,8 @@ class Stages(Model):
         return next(self.parameters()).device
 
     def loss(self, tokens: Tensor, targets: Tensor, *_: Any, reduction: str = "mean", **given: Any) -> Tensor:
-        """Returns the loss of the whole model, without a gradient."""
+        """Returns the loss of the whole model on tokens (b, s), a scalar, or (b, s) for reduction "none"; without a
+        gradient. A call of all ranks."""
         _refuse_given(given)
         count, x = self.ranks * len(self.chunks), tokens
         b, s = tokens.shape
@@ -133,8 +135,8 @@ class Stages(Model):
         )  # fmt: skip
 
     def step(self, tokens: Tensor, targets: Tensor, atoms: int, share: float) -> list[float]:
-        """Adds the gradients of a batch (b, s) of equal microbatches, each with its `share` in the mean loss; returns
-        their losses times that share. A call of all ranks."""
+        """Adds up the gradients of a batch (b, s) of `atoms` equal microbatches, each of weight `share` in the step's
+        loss; returns their losses times `share`. A call of all ranks."""
         self.share = share
         parameters = [one for one in self.parameters() if one.requires_grad]
         trees = {parameter: Tree[Tensor](torch.add) for parameter in parameters}
@@ -184,8 +186,8 @@ class Stages(Model):
 
 
 class Chunk(nn.Module):
-    """Consecutive layers, with the embedding before the first or the head after the last; x (b, s) or (b, s, d) -> (b,
-    s, d)."""
+    """Consecutive layers of a pipeline rank, with the embedding before the first layer of the model or the final norm
+    after the last: tokens (b, s) or x (b, s, d) -> x (b, s, d)."""
 
     def __init__(self, stages: Stages, layers: Sequence[Block], first: bool, last: bool):
         super().__init__()
@@ -211,8 +213,8 @@ class Chunk(nn.Module):
 
 
 class _Join(torch.autograd.Function):
-    """Identity on x that joins the losses of a stage's parts to its gradient: the loss itself arises on another
-    rank."""
+    """Identity on x whose backward pass also gives a gradient to the auxiliary losses of this stage, because the loss
+    itself is computed on another rank."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float, *added: Tensor) -> Tensor:

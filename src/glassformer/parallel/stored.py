@@ -1,4 +1,4 @@
-"""Pieces of tensors in safetensors files.
+"""Files of pieces of tensors, in safetensors format.
 
     {"__metadata__": {"pieces": "{KEY: {"of": NAME, "at": [row, column], "whole": [rows, columns]}}"}, KEY: ...}
 
@@ -23,11 +23,11 @@ from glassformer.errors import RequestError, shown
 from glassformer.parallel.pieces import IndexBox, Piece, Place, gap_or_overlap, lies_whole, pieces_of, whole_of
 
 PIECES = "pieces"
-"""Metadata key of the pieces' locations."""
+"""Metadata key under which a file has the locations of its pieces."""
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str]) -> None:
-    """Writes the pieces of one rank."""
+    """Writes one rank's pieces into a file, with additional `metadata`."""
     values: dict[str, Tensor] = {}
     places: dict[str, dict[str, Any]] = {}
     for piece in pieces:
@@ -46,14 +46,14 @@ class _Found(NamedTuple):
     file: Any
 
     def values(self, box: IndexBox) -> Tensor:
-        """Returns the elements of a box inside this one."""
+        """Returns the elements inside `box`, which must be within this piece's box."""
         if box == self.box:
             return self.file.get_tensor(self.key)  # mapped, not read
         return self.file.get_slice(self.key)[box.within(self.box)]
 
 
 class StoredPieces:
-    """Tensors with pieces in several files; `with StoredPieces(paths) as stored`.
+    """Tensors whose pieces are in several files, opened together: `with StoredPieces(paths) as stored`.
 
     Raises RequestError if the pieces of a tensor overlap, leave a gap or exceed it, and the errors of `safe_open` for a
     file of another format."""
@@ -62,7 +62,7 @@ class StoredPieces:
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name -> shape of the whole tensor."""
         self.metadata: list[dict[str, str]] = []
-        """Metadata of each file."""
+        """Metadata of each file, in the order of the paths."""
         self._found: dict[str, list[_Found]] = {}
         with ExitStack() as stack:
             for path in paths:
@@ -82,7 +82,7 @@ class StoredPieces:
         self._files.close()
 
     def _list(self, path: Path, file: Any) -> None:
-        """Adds the pieces of a file."""
+        """Adds the pieces of an opened file to the index. Raises RequestError for a damaged one."""
         metadata = file.metadata() or {}
         self.metadata.append(metadata)
         places = _places(metadata.get(PIECES, "{}"), path)
@@ -91,7 +91,7 @@ class StoredPieces:
             name, at, whole = places.pop(key, (key, (0,) * len(shape), shape))
             if len(at) != len(shape) or self.shapes.setdefault(name, whole) != whole:
                 raise RequestError(
-                    f"{path} is damaged: {shown(key)} is no piece of a tensor {self.shapes[name]}",
+                    f"{path} is damaged: {shown(key)} is not a piece of a tensor {self.shapes[name]}",
                     code="damaged", field=shown(key),
                 )  # fmt: skip
             self._found.setdefault(name, []).append(_Found(IndexBox(at, shape), key, file))
@@ -101,15 +101,17 @@ class StoredPieces:
             )
 
     def read(self, name: str, box: IndexBox, into: Tensor) -> None:
-        """Copies a box of a tensor into a tensor of that shape; only elements inside the box are read."""
+        """Copies the elements of tensor `name` inside `box` into the tensor `into` of that shape; no others are
+        read."""
         for found in self._found[name]:
             if (common := found.box.meet(box)) is not None:
                 into[common.within(box)].copy_(found.values(common))
 
     def like(self, name: str, tensor: Tensor, place: Place | None = None) -> Tensor:
-        """Returns a tensor divided like another one, located at `place`, if it has that shape; else the whole.
+        """Returns the stored tensor `name`: this rank's part, divided as `tensor` at `place`, if the whole shapes are
+        equal; otherwise the whole tensor.
 
-        Raises RequestError if the other one is divided, and this one has neither its shape nor a single element."""
+        Raises RequestError if the shapes differ, `tensor` is divided, and the stored tensor is not a scalar."""
         shape, first = self.shapes[name], self._found[name][0]
         dtype = first.values(IndexBox(first.box.at, tuple(min(1, length) for length in first.box.shape))).dtype
         if shape == (whole := whole_of(tensor, place)):
@@ -119,7 +121,7 @@ class StoredPieces:
             return made
         if shape and not lies_whole(tensor, place):
             raise RequestError(
-                f"{name} has shape {shape} and its parameter {whole}, which is divided among ranks; go on in one "
+                f"{name} has shape {shape} and its parameter {whole}, which is divided among ranks; resume in one "
                 f"process",
                 code="unsupported", field=name,
             )  # fmt: skip
@@ -129,7 +131,8 @@ class StoredPieces:
 
 
 def _places(text: str, path: Path) -> dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Parses key -> (name of its tensor, first index of the piece along each axis, shape of the whole)."""
+    """Parses the metadata of pieces: key -> (name of its tensor, first index of the piece along each axis, shape of the
+    whole tensor). Raises RequestError."""
     try:
         places = {key: (one["of"], tuple(one["at"]), tuple(one["whole"])) for key, one in json.loads(text).items()}
         for name, at, whole in places.values():
@@ -138,6 +141,6 @@ def _places(text: str, path: Path) -> dict[str, tuple[str, tuple[int, ...], tupl
                 raise ValueError
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         raise RequestError(
-            f"{path} is damaged: {PIECES} of its header does not say where its pieces lie", code="damaged", field=PIECES
+            f"{path} is damaged: {PIECES} of its header does not locate its pieces", code="damaged", field=PIECES
         ) from None
     return places

@@ -19,12 +19,13 @@ from glassformer.parts.precision import exact, exact_device
 T = TypeVar("T")
 
 LONGEST = 1 << 14
-"""Elements of a row that are summed at once: torch divides a single longer sum among its threads."""
+"""Most elements of a row that are summed in one operation: torch divides the sum of a single longer row among its
+threads."""
 VALUES_PER_BLOCK = 1 << 17
-"""Elements of a gradient that are converted to fp64 at once: a block stays in the processor's cache."""
+"""Number of a gradient's elements that are converted to fp64 at once: a block stays in the processor's cache."""
 
 ON_CPU, ON_GPU = 1 << 21, 1 << 24
-"""Elements of a bucket in the reduction between copies of the weights: on a CPU they fit its cache; on a GPU an
+"""Most elements of a bucket in the reduction between copies of the weights: on a CPU they fit its cache; on a GPU an
 operation takes far longer than its launch."""
 
 
@@ -40,16 +41,16 @@ class Tree(Generic[T]):
     def __init__(self, add: Callable[[T, T], T]):
         self.add = add
         self.kept: list[tuple[int, T]] = []
-        """(level, sum of 2^level values), the largest first."""
+        """(level, partial sum of 2^level values), the largest level first."""
 
     def push(self, value: T, level: int = 0) -> None:
-        """Adds the next value, itself a sum of 2^level."""
+        """Adds the next value, which is itself a sum of 2^`level` values."""
         while self.kept and self.kept[-1][0] == level:
             value, level = self.add(self.kept.pop()[1], value), level + 1
         self.kept.append((level, value))
 
     def total(self) -> T:
-        """Returns the sum of all; partial sums of smaller powers of two are added to larger ones."""
+        """Returns the sum of all values pushed; smaller partial sums are added to larger ones."""
         *larger, (_, value) = self.kept
         for _, sum_ in reversed(larger):
             value = self.add(sum_, value)
@@ -57,7 +58,7 @@ class Tree(Generic[T]):
 
 
 def tree_sum(values: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """Returns the sum of one or more values, as a tree."""
+    """Returns the sum of one or more values as a binary tree; `add` returns the sum of two."""
     tree = Tree[T](add)
     for value in values:
         tree.push(value)
@@ -65,13 +66,13 @@ def tree_sum(values: Iterable[T], add: Callable[[T, T], T]) -> T:
 
 
 def bucket_of(device: str) -> int:
-    """Returns the elements of a bucket on a type of device."""
+    """Returns the most elements of a bucket on a type of device, "cpu" or another."""
     return ON_CPU if device == "cpu" else ON_GPU
 
 
 def buckets(sizes: Iterable[int], most: int) -> Iterator[list[tuple[int, slice]]]:
-    """Divides tensors of these sizes into buckets of at most `most` elements: (index of the tensor, slice of its
-    elements).
+    """Yields buckets of at most `most` elements that together cover tensors of these sizes; a bucket is a list of
+    (index of the tensor, slice of its elements).
 
     A piece that fills more than half of a bucket is a bucket by itself, so that it can be summed in place."""
     bucket: list[tuple[int, slice]] = []
@@ -93,7 +94,8 @@ def buckets(sizes: Iterable[int], most: int) -> Iterator[list[tuple[int, slice]]
 
 
 def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:
-    """Adds b to a for each pair, in place of a; a missing gradient is None."""
+    """Returns the sums of paired gradients, added to those in `kept` in place; a missing gradient (None) counts as
+    zero."""
     pairs = [(a, b) for a, b in zip(kept, more, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_add_([local(a) for a, _ in pairs], [local(b) for _, b in pairs])
@@ -102,8 +104,8 @@ def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor 
 
 @torch.no_grad()
 def row_squares(gradient: Tensor) -> Tensor:
-    """Returns sum_j g_ij^2 in fp64 of each row, and of each `LONGEST` elements of a longer one: (k,) numbers that do
-    not depend on neighbouring rows. A vector's elements are rows of one."""
+    """Returns the sum of squares in fp64 of each row of a gradient, and of each `LONGEST` elements of a longer row:
+    (k,) numbers, each independent of other rows. Each element of a vector is a row."""
     if gradient.dim() < 2:
         return exact(gradient).square().flatten()
     rows = gradient.reshape(-1, gradient.shape[-1])
@@ -120,8 +122,8 @@ def _of_short_rows(rows: Tensor) -> Tensor:
 
 
 def norm_of_rows(squares: Sequence[Tensor]) -> float:
-    """Returns the norm from `row_squares` of all gradients: their exact sum, rounded once, so that the order has no
-    effect."""
+    """Returns the norm of all gradients from their `row_squares`: the exact sum is rounded once, so that the order has
+    no effect."""
     try:
         return math.sqrt(math.fsum(torch.cat([one.cpu() for one in squares]).tolist())) if squares else 0.0
     except OverflowError:
@@ -129,6 +131,6 @@ def norm_of_rows(squares: Sequence[Tensor]) -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor."""
+    """Returns this rank's part of a DTensor; another tensor is returned itself."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part

@@ -41,24 +41,26 @@ STREAM = "bsd"
 
 @dataclass
 class Division:
-    """Record of a division: the owner, the cut of each divided parameter, and the shapes of the whole."""
+    """Record of how a model was divided: the rank is owner `number` of `of`; cuts of each divided parameter by name,
+    and shapes of the whole parameters."""
 
     number: int
     of: int
     cuts: Shards = field(default_factory=dict)
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
-    """Replicated parameters whose gradient on each rank is a partial sum."""
+    """Names of replicated parameters whose gradient on each rank is a partial sum."""
     group: Group | None = None
 
     def regions(self, name: str) -> list[Region]:
-        """Returns the regions of the whole parameter that this rank's matrices are; in the part they are stacked by
-        rows."""
+        """Returns the regions of the whole parameter `name` that this rank holds, one per matrix; its part stacks them
+        by rows."""
         return regions(self.shapes[name], self.cuts.get(name, (REPLICATED,)), self.number, self.of)
 
     @torch.no_grad()
     def join(self, name: str, values: Tensor) -> Tensor:
-        """Returns a parameter, or a tensor of its shape (a gradient, a moment), joined from all ranks."""
+        """Returns the whole parameter `name`, or a gradient or moment of its shape, joined from the parts `values` of
+        all ranks."""
         if name not in self.cuts or self.group is None:
             return values
         maps, made = values.split([rows[1] - rows[0] for rows, *_ in self.regions(name)]), []
@@ -71,15 +73,16 @@ class Division:
 
 
 def check(config: ModelConfig, tp: int) -> None:
-    """Raises RequestError, before anything is allocated, if `tp` ranks cannot share a model."""
+    """Raises RequestError, before anything is allocated, if `tp` ranks cannot share a model of `config`."""
     if tp > 1:
         cut(config.outline(), Owner(0, tp))
 
 
 def divide(model: Model, group: Any, sequence: bool = False) -> Model:
-    """Reduces a model to this rank's share, in place; its parameters may be on the meta device.
+    """Reduces a model to this rank's share, in place, and returns it; its parameters may be on the meta device.
 
-    `group`: the ranks that share it, a ProcessGroup. Raises RequestError if they cannot share a part."""
+    `group`: the ProcessGroup of the ranks that share the model; `sequence`: True to divide the stream by tokens too.
+    Raises RequestError if they cannot share a part."""
     across = Group(group)
     seams = Seams(across)
     owner = Owner(
@@ -89,7 +92,7 @@ def divide(model: Model, group: Any, sequence: bool = False) -> Model:
 
 
 def division_of(model: nn.Module) -> Division:
-    """Returns the record of a model's division. Raises RequestError for an undivided model."""
+    """Returns the record of how a model was divided. Raises RequestError for an undivided model."""
     division: Division | None = getattr(model, "division", None)
     if division is None:
         raise RequestError("this model is whole; parallel.tensor.divide cuts it", code="missing", field="model")
@@ -98,7 +101,7 @@ def division_of(model: nn.Module) -> Division:
 
 @torch.no_grad()
 def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool = False) -> Model:
-    """Performs `divide` for an owner; without seams, for shapes only."""
+    """Reduces a model to the share of `owner`, as `divide` does; without seams it can only be checked, not run."""
     division = Division(owner.number, owner.of, group=None if seams is None else seams.group)
     division.shapes = {name: weight.shape for name, weight in model.named_parameters()}
     streams: dict[int, SpreadTokens] = {}
@@ -114,7 +117,7 @@ def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool =
 
 
 def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the outermost parts, by path, that declare how an owner takes its share."""
+    """Yields (path, part) of the outermost parts that declare how an owner takes its share."""
     if says_how(module):
         yield path, module
         return
@@ -125,7 +128,8 @@ def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]
 def _cut_part(
     part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: SpreadTokens | None
 ) -> None:
-    """Divides a part and all inside it; with `tokens`, its result is slices of a sequence."""
+    """Reduces a part and all modules inside to the owner's share, and records the cuts in `division`; with `tokens`,
+    the part's input and result are slices of a sequence."""
     if tokens is not None:
         owner = replace(owner, enter=tokens.enter, leave=tokens.leave)
     part.divide(owner)
@@ -152,7 +156,8 @@ def _cut_part(
 
 
 def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, SpreadTokens]:
-    """Makes the ranks share the tokens of a tower's stream; returns, by id, the branches whose work they also share."""
+    """Makes the ranks share the tokens of a tower's stream; returns {id of a branch: tokens} of the divided
+    branches."""
     tokens = tower.sequence = SpreadTokens(seams)
     found: dict[int, SpreadTokens] = {}
     for block in tower.layers:
@@ -169,13 +174,13 @@ def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, SpreadTokens]
 
 
 def _own_sites(block: Block) -> Iterator[Site]:
-    """Yields the sites of the stream, between the branches."""
+    """Yields the block's sites of the stream, outside of its branches."""
     for module in (block, block.residual):
         yield from (child for child in module.children() if isinstance(child, Site))
 
 
 def _between_branches(model: Model) -> Iterator[str]:
-    """Yields the parameters that meet only a rank's tokens: those of wirings and final norms."""
+    """Yields the names of parameters of wirings and final norms, which see only a rank's own tokens."""
     for path, module in model.named_modules():
         for name, child in module.named_children() if isinstance(module, (Tower, Block)) else ():
             if name in ("residual", "final_norm"):
@@ -184,7 +189,7 @@ def _between_branches(model: Model) -> Iterator[str]:
 
 
 class SpreadTokens:
-    """Tokens of a stream, shared by the ranks (`parts.core.owner.Spread`)."""
+    """Division of the tokens of a stream among ranks between its branches; a `parts.core.owner.Spread`."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0
@@ -197,16 +202,16 @@ class SpreadTokens:
         return self.seams.join(x, 1, self.size)
 
     def enter(self, x: Tensor) -> Tensor:
-        """Gathers the input of a divided branch."""
+        """Returns the input (b, s, d) of a divided branch, gathered from the ranks' slices of tokens."""
         return self.seams.gather(x, 1, self.size)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Scatters the result of a divided branch."""
+        """Returns this rank's slice of tokens of the summed result (b, s, d) of a divided branch."""
         return self.seams.scatter(x, 1)
 
     def wrap(self, branch: nn.Module) -> None:
-        """Makes a replicated branch read all tokens, and return the rank's tokens. Uses hooks, not a wrapper module:
-        weights and sites keep their names."""
+        """Makes a replicated branch read all tokens, and return only the rank's tokens. Uses hooks, not a wrapper
+        module, so that weights and sites keep their names."""
         branch.register_forward_pre_hook(self._read_all)
         branch.register_forward_hook(self._return_own)
 
@@ -218,7 +223,7 @@ class SpreadTokens:
 
 
 class JoinedSite:
-    """Value of a site that is divided among ranks along an axis (`parts.core.site.Joint`)."""
+    """Access to the value of a site that ranks hold in slices along `axis`; a `parts.core.site.Joint`."""
 
     def __init__(self, seams: Seams, axis: int, tokens: SpreadTokens | None = None):
         self.seams, self.axis, self.tokens = seams, axis, tokens
@@ -234,7 +239,8 @@ class JoinedSite:
 
 @torch.no_grad()
 def sum_partial(model: Model) -> None:
-    """Sums the partial gradients over ranks: once a step, after its last backward pass."""
+    """Sums the partial gradients of a divided model over its ranks, in place: once a step, after the last backward
+    pass."""
     division = division_of(model)
     weights = dict(model.named_parameters())
     grads = [weights[name].grad for name in division.partial]

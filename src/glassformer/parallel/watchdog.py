@@ -1,4 +1,4 @@
-"""Watchdog of ranks: names the one that hangs, has died, or is missing where the others wait.
+"""Watchdog of the ranks of a run: names a rank that hangs, has died, or is missing where the others wait.
 
 Every rank writes a heartbeat once a second, with the place of its main thread, into the store that all reach; a thread
 of the first rank reads all, and a thread of each other reads the first's. A step only increments a counter.
@@ -28,40 +28,41 @@ if TYPE_CHECKING:
 BEAT = 1.0
 """Seconds between two heartbeats of a rank."""
 CLOSING = 10.0
-"""Seconds in which a watchdog thread ends, unless the store does not respond."""
+"""Most seconds to wait for a watchdog thread to end."""
 GONE = 4.0
 """Seconds without a heartbeat after which a rank counts as dead, once a collective has failed."""
 NOTED = 60.0
-"""Seconds without progress of any rank after which a warning names the one that the others wait for."""
+"""Seconds without progress of any rank after which a warning names the rank that the others wait for."""
 PATIENCE = 600.0
-"""Default seconds without progress after which the job ends; GLASSFORMER_PATIENCE overrides it."""
+"""Default seconds without progress of any rank after which the job ends; GLASSFORMER_PATIENCE overrides it."""
 LOST = 75
-"""Exit status of a rank which has named another."""
+"""Exit status of a rank that ends because of another."""
 KEY = "watchdog"
 VERDICT = f"{KEY}/verdict"
-"""Key of the store with the first rank's finding, upon which all end."""
+"""Key of the store with the first rank's finding, at which all other ranks end."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """State that a rank reports."""
+    """State that a rank writes into the store once a second."""
 
     beat: int
     moves: int
-    """Value of `ProcessGroups.moves`."""
+    """Value of `ProcessGroups.moves`, a counter of progress."""
     step: int
     at: str
-    """Place of its main thread in this library: training/loop.py:93 to_the_end."""
+    """Place of the rank's main thread in this library, such as training/loop.py:93 to_the_end."""
     waits: str
-    """Name of the collective in which it waits; empty outside of one."""
+    """Name of the collective in which the rank waits; empty outside of one."""
     host: str
     ended: str = ""
-    """Reason why it has left the run; empty before."""
+    """Reason why the rank has left the run; empty while it runs."""
 
 
 @dataclass
 class Seen:
-    """Last heartbeat of a rank, with local times of its arrival and of the rank's last progress."""
+    """Last heartbeat of a rank, with the reader's times in seconds when it arrived (`heard`) and when the rank last
+    made progress (`moved`)."""
 
     sign: Heartbeat
     heard: float
@@ -76,8 +77,9 @@ class Seen:
 
 
 def verdict(seen: Sequence[Seen], now: float, patience: float) -> str | None:
-    """Returns a sentence on a standstill of `patience` seconds, with the rank, if one, that is silent or late, and its
-    place. None if some rank moves, or all answer and compute."""
+    """Returns a sentence about a run without progress for `patience` seconds, which names the rank that is silent or
+    late and its place; None if some rank made progress, or if all answer and no rank waits. `now`: the reader's time in
+    seconds."""
     still = now - max(one.moved for one in seen)
     if still < patience:
         return None
@@ -93,7 +95,7 @@ def verdict(seen: Sequence[Seen], now: float, patience: float) -> str | None:
         late, others = seen[away[0]], [one for rank, one in enumerate(seen) if one.sign.waits and rank != away[0]]
         count = "1 other rank has" if len(others) == 1 else f"{len(others)} other ranks have"
         return (
-            f"{_name(away[0], late)} does not come to {others[0].sign.waits}, where {count} waited for {still:.0f} s: "
+            f"{_name(away[0], late)} has not reached {others[0].sign.waits}, where {count} waited for {still:.0f} s: "
             f"it is {_where(late)}"
         )
     places = Counter((one.sign.waits, one.sign.at) for one in seen)
@@ -134,13 +136,14 @@ def doing(thread: int) -> tuple[str, str]:
 
 
 class Watchdog:
-    """Thread of a rank that writes heartbeats, and names the rank that the others wait for.
+    """Threads of a rank that write its heartbeats, and name the rank that the others wait for.
 
-    groups       the ranks; `store` is the one they have met in
+    groups     the run's ranks; heartbeats are written into its `store`
     patience   seconds without progress of any rank, after which this process ends
+    noted      seconds without progress of any rank, after which a warning names one
     again      command to resume, for the end of the sentence
-    say        function that takes the sentence
-    leave      ends this process, whose main thread waits in an uninterruptible call
+    say        function that prints a sentence
+    leave      function that ends this process with a status; its main thread waits in an uninterruptible call
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class Watchdog:
         self._main, self._over, self._lock = threading.get_ident(), threading.Event(), threading.Lock()
         self._beat, self._ended, self._warned = 0, "", False
         self._answered = time.monotonic()
-        """Time of the store's last answer. Its process may be stopped, and then a call waits without end."""
+        """Time in seconds of the store's last answer. Its process may be stopped, and then a call waits without end."""
         self.seen: dict[int, Seen] = {}
         self._tell()
         works = (self._watch, self._mind_the_store)
@@ -165,7 +168,8 @@ class Watchdog:
             thread.start()
 
     def close(self) -> None:
-        """Ends the threads: one that is in a call to the store when the interpreter ends would abort the process."""
+        """Ends the threads, because one that is in a call to the store when the interpreter ends would abort the
+        process."""
         self._over.set()
         for thread in self._threads:
             thread.join(CLOSING)
@@ -182,7 +186,7 @@ class Watchdog:
         self._store.set(self._key(self.groups.rank), json.dumps(asdict(sign)))
 
     def _look(self, ranks: Sequence[int]) -> None:
-        """Reads the heartbeats of the ranks that have written any."""
+        """Reads the heartbeats of `ranks` from the store into `seen`; ranks that have not written any are left out."""
         there = [rank for rank in ranks if rank in self.seen or self._store.check([self._key(rank)])]
         for rank, text in zip(there, self._store.multi_get([self._key(rank) for rank in there]), strict=True):
             sign, now = Heartbeat(**json.loads(text)), time.monotonic()
@@ -200,7 +204,8 @@ class Watchdog:
                     return
 
     def _end(self, said: str) -> None:
-        """Ends this process; the first rank's verdict ends the others, which print nothing."""
+        """Prints the sentence `said` and ends this process; on the first rank it also ends the others, which print
+        nothing."""
         self._say(said and f"{said}; {self.again}")
         if self.groups.leads:
             self._store.set(VERDICT, said)
@@ -216,7 +221,8 @@ class Watchdog:
                 return
 
     def _one_beat(self) -> str | None:
-        """Writes a heartbeat and reads the others; returns the sentence with which the job has to end, or None."""
+        """Writes this rank's heartbeat and reads the others'; returns the sentence with which the run has to end, "" if
+        another rank prints it, None if the run continues."""
         self._tell()
         if self.groups.rank:
             self._look([0])
@@ -240,13 +246,14 @@ class Watchdog:
         return None
 
     def ends(self, reason: str) -> None:
-        """Announces the reason why this rank leaves the run."""
+        """Writes into the store the reason why this rank leaves the run."""
         self._ended = reason or "it has ended"
         with suppress(RuntimeError), self._lock:
             self._tell()
 
     def who_is_gone(self, reason: str) -> str:
-        """Returns a sentence for a collective that has failed here."""
+        """Returns a sentence that names the rank that made a collective fail here; if no such rank is known, it quotes
+        the error `reason`."""
         with suppress(RuntimeError), self._lock:
             self._look(range(self.groups.world))
         known = {rank: one.sign.host for rank, one in self.seen.items()}
@@ -268,7 +275,7 @@ class Watchdog:
 
 
 def patience_of(environment: Any = os.environ) -> float:
-    """Returns GLASSFORMER_PATIENCE in seconds, or the default. Raises RequestError."""
+    """Returns the seconds in GLASSFORMER_PATIENCE, or PATIENCE if it is not set. Raises RequestError."""
     given = environment.get("GLASSFORMER_PATIENCE", "")
     try:
         value = float(given or PATIENCE)
@@ -287,9 +294,9 @@ Follow = Callable[[Callable[[], int]], None]
 
 @contextmanager
 def watched(groups: ProcessGroups, again: str) -> Iterator[Follow]:
-    """Runs a watchdog inside the context: a rank that hangs ends the job with a sentence that names it; a dead one is
-    named by those that have lost it: WorkError. `again`: command to resume. Yields a function that takes the counter
-    of finished steps, itself a function."""
+    """Runs a watchdog during the block: a rank that hangs ends the job with a sentence that names it; if a rank died,
+    the others raise WorkError with its name. `again`: command to resume. Yields a function to call once with a function
+    that returns the number of finished steps."""
     if groups.world == 1 or groups.store is None:
         yield lambda position: None
         return
@@ -316,7 +323,7 @@ def _say(said: str) -> None:
 
 
 def is_of_others(error: BaseException) -> bool:
-    """Returns True for the failure of a collective, which other ranks cause."""
+    """Returns True if the error is the failure of a collective, which another rank causes."""
     from torch.distributed import DistError
 
     words = ("Connection closed by peer", "Connection reset", "Connection refused", "Timed out", "NCCL", "gloo")

@@ -94,7 +94,8 @@ class TensorFile(ABC):
 
     path: the opened path; entries: name -> TensorEntry; metadata: other content of the header. The header has been
     checked against the size of the file, so every entry can be read. Use as a context manager or close it: that
-    releases the file, while returned tensors stay valid."""
+    releases the file, while returned tensors stay valid.
+    """
 
     path: Path
     entries: dict[str, TensorEntry]

@@ -2,7 +2,8 @@
 
 The system maps files in pages, at any free address. The pages of each part are mapped directly after those of the
 previous part; a page in which two parts meet is allocated here and filled from both. That needs parts whose offsets
-within pages match: the sizes of matrices are almost always multiples of a page, and those of a layer then do."""
+within pages match: the sizes of matrices are almost always multiples of a page, and those of a layer then do.
+"""
 
 from __future__ import annotations
 

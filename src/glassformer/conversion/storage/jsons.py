@@ -2,7 +2,8 @@
 
 `json.loads` turns three bytes (`[],`) into eighty. Here an object's members are found by one expression that allocates
 only the match, and each caller decodes only values of bounded length. The quantifiers are possessive: time is linear
-for any text."""
+for any text.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ share a scale and perhaps a minimum:
 
 They differ in the layout of the bits. The layouts are those of `block_*` in ggml-common.h and of `dequantize_row_*` in
 ggml-quants.c (llama.cpp); the products are rounded in the order of gguf-py's quants.py, so that the results are equal
-to it bit for bit. The formats built on large tables of vectors (IQ1, IQ2, IQ3) are left to the `gguf` package."""
+to it bit for bit. The formats built on large tables of vectors (IQ1, IQ2, IQ3) are left to the `gguf` package.
+"""
 
 from __future__ import annotations
 
@@ -315,7 +316,8 @@ def quantize_q8_0(weights: Tensor) -> Tensor:
     """Returns Q8_0 blocks, uint8 (n, 34), of float weights (..., 32 k), 32 weights a block.
 
     scale = max|w| / 127 and code = round(w / scale), halves away from zero, in float32 and stored as float16 and int8:
-    `quantize_row_q8_0_ref` in ggml-quants.c, bit for bit."""
+    `quantize_row_q8_0_ref` in ggml-quants.c, bit for bit.
+    """
     blocks = weights.to(torch.float32).reshape(-1, 32)
     scale = blocks.abs().amax(1, keepdim=True) / 127
     codes = blocks * torch.where(scale == 0, 0.0, 1.0 / scale)
