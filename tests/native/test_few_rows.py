@@ -36,8 +36,8 @@ runs_avx2 = pytest.mark.skipif(
 has_kernel = pytest.mark.skipif(not few_rows.kernel(), reason="no kernel for this processor, or no compiler here")
 
 
-def check_against_the_twin(folder: Path, options: tuple[str, ...], rounds: int) -> None:
-    native.build(SOURCE, folder / "twin", (*options, f"-DROUNDS={rounds}"))
+def check_against_the_twin(folder: Path, options: tuple[str, ...], rounds: int, source: Path = SOURCE) -> None:
+    native.build(source, folder / "twin", (*options, f"-DROUNDS={rounds}"))
     done = subprocess.run([folder / "twin"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.startswith("0 of "), done.stdout + done.stderr[-2000:]
 

@@ -32,6 +32,18 @@ inline __m256 from_bf16(const uint16_t* x) {
 
 inline __m256 load(const uint16_t* x) { return from_bf16(x); }
 inline __m256 load(const float* x) { return _mm256_loadu_ps(x); }
+inline __m256 load(const int8_t* x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x)));
+}
+
+inline float number(const uint16_t* x) {
+    const uint32_t bits = uint32_t(*x) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+inline float number(const int8_t* x) { return *x; }
+inline float number(const float* x) { return *x; }
 
 inline __m128i to_bf16(__m256 value) {  // to the nearest, ties to even
     const __m256i bits = _mm256_castps_si256(value);
@@ -268,12 +280,7 @@ inline void block_of_8_bits(
         }
     }
     for (int n = 0; n < N; ++n)
-        for (int m = 0; m < M; ++m) {
-            const uint32_t bits = uint32_t(scales[m]) << 16;
-            float s;
-            std::memcpy(&s, &bits, 4);
-            store(y + (row + n) * out + m, sum(sums[n][m]) * s);
-        }
+        for (int m = 0; m < M; ++m) store(y + (row + n) * out + m, sum(sums[n][m]) * number(scales + m));
 }
 
 // Rows first .. end-1 of x with two rows of the matrix, which has `o`, or with its last one; `out` is the width of y.

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
+from glassformer.parts import many_rows
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.init import Init, Role
@@ -63,7 +64,8 @@ class Linear(nn.Module):
     def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
         weight = self.weight if self.reparam is None else self.reparam(self.weight)
         if self.leave is None:
-            return as_among_others(lambda x: F.linear(x, weight, self.bias), x)
+            y = many_rows.linear(x, weight, self.bias)
+            return as_among_others(lambda x: F.linear(x, weight, self.bias), x) if y is None else y
         y = self.leave(as_among_others(lambda x: F.linear(x, weight), x))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 

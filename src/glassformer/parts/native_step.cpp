@@ -15,6 +15,7 @@ namespace native_step {
 
 using few_rows::from_bf16;
 using few_rows::load;
+using few_rows::number;
 using few_rows::Rounded;
 using few_rows::soon;
 using few_rows::sum;
@@ -48,26 +49,13 @@ struct Table {  // cos and +-sin (rows or 1, r) of turned pairs
     int64_t rows;
 };
 
-inline float from_bf16(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
+inline float from_bf16(uint16_t x) { return few_rows::number(&x); }
 
 inline uint16_t to_bf16(float x) {
     uint16_t y;
     few_rows::store(&y, x);
     return y;
 }
-
-inline float number(const float* x) { return *x; }
-inline float number(const uint16_t* x) { return from_bf16(*x); }
-inline float number(const int8_t* x) { return *x; }
-inline __m256 load(const int8_t* x) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x)));
-}
-using few_rows::load;
 
 // e^x to 2 units in the last place; NaN stays, and what is below -87 gives about 1e-38.
 inline __m256 exponential(__m256 x) {

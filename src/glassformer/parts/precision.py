@@ -108,6 +108,6 @@ def onednn_in_bf16(device: str = "cpu") -> bool:
 
 
 def slow_in_bf16(device: str) -> bool:
-    """Returns True if matmuls of many bf16 rows are faster in fp32; False while a compiler traces, because nothing can
-    be measured then."""
-    return device == "cpu" and not torch.compiler.is_compiling() and onednn_in_bf16() and bf16_gain() < SLOW
+    """Returns True if matmuls of many bf16 rows are faster in fp32, as they are without oneDNN's in bf16; False while
+    a compiler traces, because nothing can be measured then."""
+    return device == "cpu" and not torch.compiler.is_compiling() and (not onednn_in_bf16() or bf16_gain() < SLOW)

@@ -7,7 +7,8 @@ int4   w = (q - 8) s + z, q in 0..15: a scale and a middle for each group of 32 
 
 Weights are rounded to the nearest of these, with s and z in bf16; products run in bf16 and add up in fp32. Of 8 and 4
 bits, a few tokens at a time take the packed product, our own (`few_rows.py`) on processors that it was compiled for,
-else torch's; many (a prompt) unpack the matrix, a piece at a time, and take the ordinary one. Nothing trains these.
+else torch's; many (a prompt) unpack the matrix, a piece at a time, and take the ordinary one, unless the processor is
+slow in bf16 and the packed product our own. Nothing trains these.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PIECE = 1 << 19
 OF_SLOW_BF16 = 64
 """More rows than these are multiplied in fp32 by a processor that is slow in bf16."""
 OF_OUR_OWN = 64
-"""More rows than these unpack a matrix of 8 or 4 bits where the packed product is our own."""
+"""More rows than these unpack a matrix of 8 or 4 bits where the packed product is our own and bf16 is fast."""
 TINY = 1e-30
 UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
@@ -56,6 +57,8 @@ class QuantizedLinear(Linear):
 
     bits: int
     few: int
+    own = False
+    """True if the matrix is packed for our own product."""
     of_head = "int8"
     """How the head is packed where these are the layers'."""
     packed: Tensor
@@ -90,6 +93,8 @@ class QuantizedLinear(Linear):
         raise NotImplementedError
 
     def product_of_many(self, x: Tensor) -> Tensor:
+        if self.own and self.slow:  # as fast as a product in fp32 with what would be unpacked
+            return self.product_of_few(x)
         dtype = torch.float32 if self.slow else x.dtype
         many, y = x.to(dtype), x.new_empty(x.shape[0], self.rows, dtype=dtype)
         for rows in _pieces(self.rows, self.in_features, 4 * PIECE):

@@ -1,0 +1,121 @@
+// Products of many rows x (n, i) with a matrix in bf16, for processors with AVX2 that are slow in bf16: in fp32, of a
+// matrix that is widened 16 rows at a time. `many_rows.py` has the definition, tests/native/many_rows.cpp the same sums
+// written plainly. Each sum runs over the columns in their order, whatever the other rows and the threads are.
+
+#define INCLUDED
+#include "few_rows.cpp"
+
+#include <omp.h>
+
+namespace many_rows {
+
+using few_rows::BLOCK;
+using few_rows::load;
+using few_rows::number;
+using few_rows::store;
+
+// Rows of x that meet 16 widened rows of the matrix, which then come from the nearest cache, before the next 16.
+constexpr int64_t TOGETHER = 48, TILE = 6;
+
+// From 8 vectors of 8, one for each row, to one for each column.
+inline void turned(__m256 a[8]) {
+    __m256 b[8];
+    for (int k = 0; k < 4; ++k) {
+        b[2 * k] = _mm256_unpacklo_ps(a[2 * k], a[2 * k + 1]);
+        b[2 * k + 1] = _mm256_unpackhi_ps(a[2 * k], a[2 * k + 1]);
+    }
+    for (int k = 0; k < 8; k += 4)
+        for (int one = 0; one < 2; ++one) {
+            a[k + 2 * one] = _mm256_shuffle_ps(b[k + one], b[k + one + 2], 0x44);
+            a[k + 2 * one + 1] = _mm256_shuffle_ps(b[k + one], b[k + one + 2], 0xee);
+        }
+    for (int k = 0; k < 4; ++k) {
+        b[k] = _mm256_permute2f128_ps(a[k], a[k + 4], 0x20);
+        b[k + 4] = _mm256_permute2f128_ps(a[k], a[k + 4], 0x31);
+    }
+    for (int k = 0; k < 8; ++k) a[k] = b[k];
+}
+
+// Up to 16 rows of W (o, inner) from `first` on, as (inner, 16), filled up with zeros.
+inline void widened(const uint16_t* w, int64_t first, int64_t o, int64_t inner, float* made) {
+    const int64_t rows = std::min(BLOCK, o - first);
+    int64_t i = 0;
+    for (; i + 8 <= inner; i += 8)
+        for (int half = 0; half < 2; ++half) {
+            __m256 some[8];
+            for (int r = 0; r < 8; ++r)
+                some[r] = 8 * half + r < rows ? load(w + (first + 8 * half + r) * inner + i) : _mm256_setzero_ps();
+            turned(some);
+            for (int k = 0; k < 8; ++k) _mm256_storeu_ps(made + (i + k) * BLOCK + 8 * half, some[k]);
+        }
+    for (; i < inner; ++i)
+        for (int64_t r = 0; r < BLOCK; ++r) made[i * BLOCK + r] = r < rows ? number(w + (first + r) * inner + i) : 0;
+}
+
+// N rows of x with 16 widened rows: each sum in the order of the columns.
+template <int N>
+inline void tile(const float* x, const float* w, int64_t inner, uint16_t* y, int64_t out, int64_t filled) {
+    __m256 sums[N][2];  // in registers, if each loop over them is unrolled
+#pragma GCC unroll 6
+    for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < inner; ++i) {
+        const __m256 first = load(w + BLOCK * i), second = load(w + BLOCK * i + 8);
+#pragma GCC unroll 6
+        for (int n = 0; n < N; ++n) {
+            const __m256 one = _mm256_broadcast_ss(x + n * inner + i);
+            sums[n][0] = _mm256_fmadd_ps(one, first, sums[n][0]);
+            sums[n][1] = _mm256_fmadd_ps(one, second, sums[n][1]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int n = 0; n < N; ++n) {
+        uint16_t made[BLOCK];
+        store(made, sums[n][0]), store(made + 8, sums[n][1]);
+        std::memcpy(y + n * out, made, 2 * filled);
+    }
+}
+
+// W (out, inner).
+inline void of_16_bits(
+    const uint16_t* x, const uint16_t* w, uint16_t* y, int64_t rows, int64_t inner, int64_t out
+) {
+    const int64_t total = rows * inner, blocks = (out + BLOCK - 1) / BLOCK, threads = omp_get_max_threads();
+    std::unique_ptr<float[]> wide(new float[total + threads * BLOCK * inner]);
+#pragma omp parallel num_threads(threads)
+    {
+        float* block = wide.get() + total + omp_get_thread_num() * BLOCK * inner;
+#pragma omp for schedule(static)
+        for (int64_t k = 0; k < total / 8; ++k) store(wide.get() + 8 * k, load(x + 8 * k));
+#pragma omp single
+        for (int64_t k = total / 8 * 8; k < total; ++k) wide[k] = number(x + k);
+        for (int64_t first = 0; first < rows; first += TOGETHER) {
+            const int64_t end = std::min(first + TOGETHER, rows);
+#pragma omp for schedule(static) nowait
+            for (int64_t at = 0; at < blocks; ++at) {
+                widened(w, BLOCK * at, out, inner, block);
+                const int64_t filled = std::min(BLOCK, out - BLOCK * at);
+                int64_t row = first;
+                for (; row + TILE <= end; row += TILE)
+                    tile<TILE>(wide.get() + row * inner, block, inner, y + row * out + BLOCK * at, out, filled);
+                for (; row < end; ++row)
+                    tile<1>(wide.get() + row * inner, block, inner, y + row * out + BLOCK * at, out, filled);
+            }
+        }
+    }
+}
+
+}  // namespace many_rows
+
+extern "C" {
+// 0; 1 without memory.
+int32_t product_of_many_rows(
+    const uint16_t* x, const uint16_t* w, uint16_t* y, int64_t rows, int64_t inner, int64_t out
+) {
+    try {
+        many_rows::of_16_bits(x, w, y, rows, inner, out);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+}

@@ -1,0 +1,75 @@
+"""Products of many rows x (n, i) with a matrix W (o, i), both in bf16, as `many_rows.cpp` computes them.
+
+A prompt meets each matrix at once, so what counts is arithmetic, and a processor without instructions for bf16 computes
+in fp32: 16 rows of W at a time are widened, and met by all rows of x while they are in the cache:
+
+    y_no = sum_i x_ni W_oi, in the order of i
+
+in fp32, each sum with one rounding for each term; y is rounded to bf16. A row has the same bits in any company and with
+any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import WorkError
+from glassformer.machine import native
+from glassformer.parts import few_rows
+from glassformer.parts.precision import slow_in_bf16, traced
+
+SOURCE = few_rows.SOURCE.with_name("many_rows.cpp")
+FROM = 17
+"""Least number of rows of a product here. Fewer take torch's, which reads the matrix as it is."""
+
+
+@cache
+def _call() -> Any:
+    """Returns the C++, or None without a kernel or a compiler."""
+    name = few_rows.kernel()
+    if not name:
+        return None
+    try:
+        call: Any = native.shared_object(SOURCE, name, few_rows.SOURCE).product_of_many_rows
+    except WorkError as problem:
+        warnings.warn(f"prompts are read by torch's slower products: {problem}")
+        return None
+    call.argtypes, call.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3, ctypes.c_int32
+    return call
+
+
+def serves(device: str) -> bool:
+    """Returns True on a processor that is slow in bf16 and for which the C++ is built; False while a compiler
+    traces."""
+    return device == "cpu" and not traced() and slow_in_bf16(device) and _call() is not None
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns y (n, o) of x (n, i) and W (o, i), all bf16. Raises MemoryError."""
+    x, weight = x.contiguous(), weight.contiguous()
+    y = x.new_empty(len(x), len(weight))
+    if _call()(x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, len(weight)):
+        raise MemoryError(f"a product of {len(x)} rows")
+    return y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """Returns x W^T + b for x (..., i), W (o, i) in bf16 if the C++ serves; None if torch's product does: other dtypes,
+    few rows, gradients."""
+    if traced() or torch.is_grad_enabled() or not x.dtype == weight.dtype == torch.bfloat16:
+        return None
+    if x.numel() < FROM * x.shape[-1] or not serves(x.device.type):
+        return None
+    y = product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+    return y if bias is None else y + bias
+
+
+def definition(x: Tensor, weight: Tensor) -> Tensor:
+    """x (n, i), W (o, i) -> y (n, o) bf16, with sums in fp64."""
+    return (x.double() @ weight.double().T).bfloat16()
