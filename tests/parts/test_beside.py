@@ -32,7 +32,7 @@ def tokens(b: int, s: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("other", ["mamba2", "gated_deltanet", "s4", "mamba"])
-def test_what_they_make_is_added(other: str):
+def test_parallel_mixers_add_their_outputs(other: str):
     model = built(f"llama@1m+{SIZE}+beside:{other}")
     mixer, x = model.layers[0].mixer, torch.randn(2, 9, 32)
     assert isinstance(mixer, Beside)
@@ -131,7 +131,7 @@ def test_one_of_them_may_take_anothers_keys():
         assert model.init_state(2, 12).nbytes == wanted
 
 
-def test_a_prefix_is_taken_where_it_is_the_only_look_ahead():
+def test_prefix_is_accepted_if_no_other_mixer_looks_ahead():
     """By mixers side by side, if the others are causal, and by layers that take another's keys."""
     taking = gf.preset(f"llama@1m+{SIZE}+prefix")
     block = next(taking.layers())

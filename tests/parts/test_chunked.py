@@ -101,7 +101,7 @@ def test_constant_inputs_sum_a_geometric_series(s: int):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_what_16_bits_cannot_hold_is_summed_in_fp32(dtype: torch.dtype):
+def test_sums_beyond_the_range_of_16_bits_are_fp32(dtype: torch.dtype):
     """2,000 products of 16 x 16 are 512,000: past the largest number of fp16, and past where bf16 still counts."""
     ones = torch.full((1, 2000, 1, 1), 16.0, dtype=dtype)
     y, h = chunked_linear_attention(ones, ones, ones)

@@ -133,7 +133,7 @@ def block_cost(config: ModelConfig, products: torch.dtype | None = None) -> Cost
 
 @pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["fp32", "autocast"])
 @pytest.mark.parametrize("name", ROWS)
-def test_a_block_keeps_what_autograd_saves(name: str, products: torch.dtype | None):
+def test_kept_bytes_of_a_block_equal_tensors_saved_by_autograd(name: str, products: torch.dtype | None):
     config = gf.preset(ROWS[name])
     model = config.build(seed=0).train()
     owned = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
@@ -149,7 +149,7 @@ def test_a_block_keeps_what_autograd_saves(name: str, products: torch.dtype | No
 
 @pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["fp32", "autocast"])
 @pytest.mark.parametrize("name", ["gpt2", "gqa", "alibi", "mamba"])
-def test_a_model_keeps_what_autograd_saves_for_its_loss(name: str, products: torch.dtype | None):
+def test_kept_bytes_of_a_model_equal_tensors_saved_for_its_loss(name: str, products: torch.dtype | None):
     """Tables and masks that layers share once, and of the head gradients in place of logits."""
     config = gf.preset(ROWS[name])
     model = config.build(seed=0).train()
@@ -163,7 +163,7 @@ def test_a_model_keeps_what_autograd_saves_for_its_loss(name: str, products: tor
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "naive", "banded"])
-def test_attention_to_a_memory_keeps_what_autograd_saves(kernel: str):
+def test_kept_bytes_of_cross_attention_equal_tensors_saved_by_autograd(kernel: str):
     kinds = KernelConfig.choices()
     config = CrossAttentionConfig(n_heads=4, n_kv_heads=2, kernel=kinds[kernel]())
     ctx = BuildContext(d_model=64, vocab_size=61, context=512, n_layers=2)
@@ -237,7 +237,7 @@ def test_a_training_step_takes_three_times_the_products_of_its_forward_pass(name
 
 
 @pytest.mark.parametrize("s", [1, 5, 12])
-def test_flops_of_a_prefill_that_goes_on(s: int):
+def test_flops_of_a_continued_prefill_equal_torchs_count(s: int):
     config = gf.preset(ROWS["naive"])
     model, tokens = config.build(seed=0).eval(), torch.randint(0, 61, (3, 12))
     state = model.init_state(3, 12)
@@ -249,7 +249,7 @@ def test_flops_of_a_prefill_that_goes_on(s: int):
     assert config.costs(Shape(3, s, 12, "prefill")).flops == counter.get_total_flops()
 
 
-def test_keys_seen_by_the_last_queries_alone():
+def test_flops_count_only_keys_visible_to_the_last_queries():
     """Against a count, pair by pair."""
     config = gf.preset(ROWS["window"])
     for s, t in ((1, 100), (7, 40), (40, 40), (90, 100)):
@@ -357,7 +357,7 @@ def test_a_part_that_asks_for_its_layer_is_counted_for_each(monkeypatch: pytest.
     assert [layers[f"{i}.ffn_norm"].parameters for i in range(2)] == [64 + 1, 64 + 10]
 
 
-def test_what_is_shared_adds_once():
+def test_cost_of_a_shared_table_is_added_once():
     own, table = Cost.weights(3, kept=5), Cost.once("table", Cost.weights(100, kept=7))
     both = own + table
     assert (both.parameters, both.kept) == (103, 12)

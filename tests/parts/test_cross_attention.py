@@ -253,7 +253,7 @@ def test_its_pattern_is_seen_and_edited(model: Model):
         torch.testing.assert_close(model(TOKENS, memory=MEMORY), full)
 
 
-def test_masks_of_one_shape_are_told_apart():
+def test_masks_of_self_and_cross_attention_are_cached_separately():
     """Self- and cross-attention of equal shape, both with documents, in one pass (SDPA keeps masks by key)."""
     own, cross = Attention(D, N, kernel=Sdpa()), CrossAttention(D, N, kernel=Sdpa())
     x, memory = seeded(1, 6, D), seeded(1, 6, D, seed=1)

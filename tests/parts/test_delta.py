@@ -102,7 +102,7 @@ def test_no_decay_is_too_strong(decay: float):
 
 
 @pytest.mark.parametrize("rows", [1, 40, 1 << 22])
-def test_its_map_is_what_it_does_to_values(rows: int, monkeypatch: pytest.MonkeyPatch):
+def test_delta_rule_map_times_values_equals_output(rows: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("glassformer.parts.mixer.delta.VALUES_PER_BLOCK", rows * 13)
     given, fresh = drawn(2, 13, 2, 1, 3, 4), starts(2, 13, 0)
     del given["state"]

@@ -135,7 +135,7 @@ def test_a_site_is_the_identity():
     assert site(x) is x
 
 
-def test_attention_alone_is_its_formula():
+def test_attention_without_config_equals_its_formula():
     """A part is usable without a config or positions: plain torch, head by head."""
     attention, x = Attention(12, n_heads=4, n_kv_heads=2, bias=True), torch.randn(2, 5, 12)
     q, k, v = attention.qkv(x).split((12, 6, 6), -1)
@@ -150,7 +150,7 @@ def test_attention_alone_is_its_formula():
     assert scaled.scale == 0.1 and Attention(12, 4, head_dim=5).output.weight.shape == (12, 20)
 
 
-def test_attention_clips_what_it_projects():
+def test_attention_clips_q_k_and_v():
     clipped = Attention(12, 4, bias=True, projection=partial(FusedQKV, clip=0.3))
     plain, x = Attention(12, 4, bias=True), torch.randn(2, 5, 12)
     plain.load_state_dict(clipped.state_dict())
@@ -160,7 +160,7 @@ def test_attention_clips_what_it_projects():
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
-def test_each_head_may_have_a_norm_of_its_own(kind: str):
+def test_qk_norm_over_each_head_equals_separate_norms(kind: str):
     """Against torch's norms, one for each head of q and of k."""
     norm = LayerNormConfig(eps=1e-3, bias=False) if kind == "layernorm" else RMSNormConfig(eps=1e-3)
     config = QKNormConfig(norm=norm, over="each_head")

@@ -129,7 +129,7 @@ def test_experts_of_gpt_oss():
         close(parameter.grad, wanted[name])
 
 
-def test_a_shared_network_of_its_own_width_behind_a_gate():
+def test_gated_shared_expert_equals_qwen2_moe():
     """Qwen2-MoE's block."""
     theirs = moved(Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(hidden_size=16, moe_intermediate_size=12, num_experts=4,
         shared_expert_intermediate_size=20, num_experts_per_tok=2)))  # fmt: skip
@@ -183,7 +183,7 @@ def test_the_weight_may_be_the_inputs(blocks: bool, monkeypatch: pytest.MonkeyPa
 # Capacity
 
 
-def test_an_expert_serves_so_many_and_the_rest_is_counted():
+def test_expert_serves_up_to_capacity_and_counts_dropped_tokens():
     router = Router(4, 3, 2, capacity=0.75)
     weights = torch.rand(2, 4, 2) + 0.5
     chosen = torch.tensor([[[0, 1], [0, 1], [0, 2], [0, 1]], [[1, 0], [2, 0], [1, 0], [2, 1]]])
@@ -201,7 +201,7 @@ def test_an_expert_serves_so_many_and_the_rest_is_counted():
     assert torch.equal(Router(4, 3, 2, capacity=3.0).serve(weights, chosen), weights)
 
 
-def test_capacity_is_of_training_alone_and_looks_at_no_later_token():
+def test_capacity_applies_only_in_training_and_is_causal():
     part: Experts = moved(ExpertsConfig(n_experts=4, top_k=2, hidden=8, capacity=0.5).build(CTX))
     free: Experts = ExpertsConfig(n_experts=4, top_k=2, hidden=8).build(CTX)
     free.load_state_dict(part.state_dict())
@@ -239,7 +239,7 @@ def test_padding_counts_for_nothing(told: str):
     assert found[0][1].sum() == 2 * 14 and found[2][1].sum() == (2 * 14 if told == "documents" else 2 * 20)
 
 
-def test_who_has_no_padding_keeps_every_bit():
+def test_results_without_padding_keep_every_bit():
     """Results are equal if all tokens are marked as real and without a mask; without real tokens no loss is added."""
     part: Experts = moved(
         ExpertsConfig(n_experts=3, top_k=2, hidden=8, capacity=0.7, balance_loss=0.3, z_loss=0.2).build(CTX)

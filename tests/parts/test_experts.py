@@ -113,7 +113,7 @@ def test_in_blocks_it_is_the_definition_too(seed: int, monkeypatch: pytest.Monke
         close(a, b, 1e-12)
 
 
-def test_blocks_are_for_half_precision_on_a_processor_alone() -> None:
+def test_blocks_serve_only_half_precision_on_a_cpu() -> None:
     x = torch.zeros(1)
     assert wants_blocks(x.bfloat16(), 4 * BLOCK + 1, 4) and not wants_blocks(x.bfloat16(), 4 * BLOCK, 4)
     assert not wants_blocks(x, 1 << 20, 4)
@@ -204,7 +204,7 @@ def test_softmax_over_all_renormalised_is_softmax_over_the_chosen() -> None:
     close(weights, logits.gather(-1, chosen).softmax(-1))
 
 
-def test_an_edit_of_the_router_changes_who_is_asked() -> None:
+def test_edit_of_the_router_changes_the_chosen_experts() -> None:
     model = preset(f"llama@1m+{TINY}+moe:4:2").build(seed=0).eval()
     seen = gf.capture(model, TOKENS, "layers.*.ffn.router")
     assert {name: tuple(p.shape) for name, p in seen.items()} == {
@@ -336,7 +336,7 @@ def test_passes_of_other_threads_are_their_own() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(e=st.integers(2, 9), n=st.integers(1, 30))
-def test_the_balance_loss_is_alpha_where_all_is_level_and_alpha_e_where_one_has_all(e: int, n: int) -> None:
+def test_balance_loss_is_alpha_if_level_and_alpha_e_if_one_expert_has_all(e: int, n: int) -> None:
     router = Router(8, e, 1, balance_loss=0.25)
     level, one = torch.full((n, e), 1 / e), F.one_hot(torch.zeros(n, dtype=torch.long), e)
     for p, counts, expected in (
@@ -348,7 +348,7 @@ def test_the_balance_loss_is_alpha_where_all_is_level_and_alpha_e_where_one_has_
         assert float(added[0]) == pytest.approx(expected)
 
 
-def test_the_selection_bias_moves_by_the_sign_of_what_is_missing() -> None:
+def test_selection_bias_moves_by_the_sign_of_missing_load() -> None:
     model = preset(f"llama@1m+{TINY}+moe:4:1+ffn.balance_rate=0.25+ffn.score=sigmoid").build(seed=0)
     router = model.layers[0].ffn.router
     router.load.copy_(torch.tensor([6.0, 1.0, 2.0, 3.0]))
@@ -399,7 +399,7 @@ def test_skewed_clusters_become_level(how: str) -> None:
 
 @pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize("reparam", ["", "+sigmareparam"])
-def test_active_parameters_are_those_of_a_model_with_as_many_experts_as_chosen(shared: int, reparam: str) -> None:
+def test_active_parameters_equal_a_model_with_only_the_chosen_experts(shared: int, reparam: str) -> None:
     fields = f"ffn.n_shared={shared}{reparam}"
     many, few = (preset(f"llama@1m+{TINY}+moe:{e}:2:24+{fields}") for e in (7, 2))
     routers = 2 * 32 * 5  # of two layers, for five experts more
@@ -417,7 +417,7 @@ def test_published_counts() -> None:
     assert (config.num_params(), config.active_params()) == (30_532_122_624, 3_353_032_704)
 
 
-def test_every_expert_begins_as_a_network_of_its_own() -> None:
+def test_each_expert_is_initialised_as_a_separate_ffn() -> None:
     ctx = preset("llama@1m").ctx
     ffn = preset("llama@1m+moe:4:2:256").build(seed=3).layers[0].ffn
     assert isinstance(ffn, Experts)
@@ -600,7 +600,7 @@ def test_dead_units_of_experts_are_recorded() -> None:
     assert len(used) == 2 and only == pytest.approx(sum(3 * (j == 1) + (j == 2) for j in used.tolist()) / 16)
 
 
-def test_a_router_rounds_a_row_alike_beside_any_others():
+def test_router_row_has_the_same_bits_in_any_batch():
     router = Router(64, 8, 2)
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

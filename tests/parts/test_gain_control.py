@@ -39,7 +39,7 @@ def test_it_is_its_formula(visibility: Visibility, kv: int):
     torch.testing.assert_close(attention(x), by_hand(attention, x, seen))
 
 
-def test_what_is_common_to_all_tokens_is_gone():
+def test_gain_control_removes_the_component_common_to_all_tokens():
     """Equal values give zero, uniform attention gives zero, and so does the first token, which attends only to
     itself."""
     attention, x = Attention(16, 4, gain_control=True), torch.randn(2, 7, 16)
@@ -64,7 +64,7 @@ def test_for_many_tokens_it_is_the_mean_over_the_sequence():
     assert gaps[1] < 0.3 * gaps[0] and gaps[1] < 0.1
 
 
-def test_tokens_stay_apart_where_attention_alone_collapses():
+def test_gain_control_keeps_tokens_apart_in_attention_only_layers():
     """Four layers whose branches are attention, at the start of training: the cosine between tokens."""
     cosines = []
     for change in ("", "+gain"):
@@ -75,7 +75,7 @@ def test_tokens_stay_apart_where_attention_alone_collapses():
     assert cosines[1] < cosines[0] - 0.1
 
 
-def test_half_a_cache_tells_the_mean():
+def test_decoding_with_gain_control_equals_full_pass():
     """Decoding step by step, behind a window that has turned, is the whole text at once."""
     for change in ("", "+window:5"):
         model = preset(f"llama@1m+{TINY}+gain{change}").build(seed=0).eval()
@@ -86,7 +86,7 @@ def test_half_a_cache_tells_the_mean():
             torch.testing.assert_close(steps, model(tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_leaves_the_mean_alone():
+def test_dropout_does_not_drop_the_subtracted_mean():
     attention = Attention(16, 4, gain_control=True, dropout=0.999999).train()
     x = torch.randn(2, 7, 16)
     v = attention.qkv(x)[..., 32:].unflatten(-1, (4, 4))

@@ -55,7 +55,7 @@ def test_padded_pairs_are_as_the_published_class_has_them(cls: str, tmp_path: ob
 
 
 @pytest.mark.parametrize("how", ["cls", "mean", "last"])
-def test_a_padded_text_is_pooled_as_alone(how: str):
+def test_padded_text_is_pooled_as_without_padding(how: str):
     model = loud(f"{TINY}+pooled:{how}")
     both, alone = model(TOKENS, documents=DOCUMENTS), model(TOKENS[1:, :5])
     assert both.shape == (2, 24)
@@ -79,7 +79,7 @@ def test_padding_on_the_left_is_not_pooled(how: str):
     torch.testing.assert_close(found.pooler_output, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_means_are_of_the_first_document_alone():
+def test_pooling_takes_only_the_first_document():
     x = torch.arange(8.0).view(1, 4, 2)
     documents = torch.tensor([[3, 3, 5, 3]])[:, :3]
     assert pool(x[:, :3], "mean", documents).tolist() == [[1.0, 2.0]]
@@ -99,13 +99,13 @@ def test_classes_are_learned_from_a_pooled_text():
 
 
 @pytest.mark.parametrize("change", ["", "+pooled:mean", "+classes:3", "+embedding.segments=5"])
-def test_what_is_counted_is_what_is_there(change: str):
+def test_counted_parameters_of_encoder_heads_equal_built_model(change: str):
     config = gf.preset(TINY + change)
     assert config.num_params() == sum(weight.numel() for weight in config.build().parameters())
     assert gf.ModelConfig.from_dict(config.to_dict()) == config
 
 
-def test_what_heads_refuse():
+def test_encoder_heads_refuse_conflicting_settings():
     for change, code, field in (
         ("+pooled:most", "unknown", "pooled"),
         ("+head.vector=true", "conflict", "head.vector"),

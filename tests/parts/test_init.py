@@ -87,7 +87,7 @@ def test_xavier_fills_each_matrix_by_its_own_fans(init: str):
             assert 0.98 * bound < weight.abs().max() <= bound
 
 
-def test_deepnorm_shrinks_what_writes():
+def test_deepnorm_shrinks_value_output_and_ffn_matrices():
     """Xavier everywhere; W_V, W_O and the ffn times (8 L)^(-1/4)."""
     _, model = built("deepnorm")
     beta = (8 * LAYERS) ** -0.25
@@ -103,7 +103,7 @@ def test_deepnorm_shrinks_what_writes():
     }
 
 
-def test_vectors_begin_at_one_and_zero():
+def test_gains_start_at_one_and_biases_at_zero():
     for expression in ("gpt2@1m", "llama@1m", "bloom@1m", "gpt2@1m+qknorm+head.bias=true"):
         model = preset(f"{expression}+{SIZE}").build(seed=0)
         for name, parameter in model.named_parameters():
@@ -111,7 +111,7 @@ def test_vectors_begin_at_one_and_zero():
                 assert (parameter == (0 if name.endswith("bias") else 1)).all(), name
 
 
-def test_parts_alone_are_ready_to_use():
+def test_parts_without_config_are_initialised():
     """In a notebook, without a config: weights are drawn from torch's generator."""
     torch.manual_seed(0)
     linear, embedding, head = Linear(32, (32, 16), bias=True), Embedding(40, 32), Head(40, 32)
@@ -130,13 +130,13 @@ def test_the_seed_is_the_only_source():
     assert torch.equal(a, b) and torch.equal(torch.get_rng_state(), before)
 
 
-def test_each_layer_begins_differently():
+def test_layers_have_different_initial_weights():
     _, model = built("init=gpt2")
     weights = [layer.mixer.qkv.weight for layer in model.layers]
     assert len({weight.sum().item() for weight in weights}) == LAYERS
 
 
-def test_meta_weights_are_left_alone():
+def test_meta_weights_stay_on_meta():
     with torch.device("meta"):
         assert Linear(4, 4).weight.is_meta
 
@@ -161,7 +161,7 @@ def test_depth_factors_count_residual_additions(change: str):
     assert factors(split) == factors(config) != factors(config.replace(stack=(Stage(blocks=(block,)),)))
 
 
-def test_a_stack_of_mixers_alone_begins_as_before():
+def test_stack_without_ffn_scales_output_init_by_branches():
     """Mamba: output weights at 0.02 / sqrt(2 L) of L layers."""
     config = preset("mamba@1m+layers=6+vocab_size=61+context=32")
     assert config.n_branches == 12

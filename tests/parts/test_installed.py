@@ -210,7 +210,7 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> None:
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("state", [False, True], ids=["", "state"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_library_computes_what_ours_does(operation: str, state: bool, cut: bool, put: Put):
+def test_library_kernel_equals_our_operation(operation: str, state: bool, cut: bool, put: Put):
     """By its own formula, in outputs, states and gradients; tried once, then called once each."""
     wanted = called(operation, state, cut)
     calls = put(operation)
@@ -248,7 +248,7 @@ BENT: dict[str, Callable[[tuple[Tensor, Tensor]], Any]] = {
 
 @pytest.mark.parametrize("fault", BENT)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_one_that_deviates_is_named_and_left_alone(operation: str, fault: str, put: Put):
+def test_deviating_library_is_named_and_not_used(operation: str, fault: str, put: Put):
     wanted = called(operation)
     calls = put(operation, BENT[fault])
     package = installed.KERNELS[operation].package
@@ -265,7 +265,7 @@ def test_one_that_deviates_is_named_and_left_alone(operation: str, fault: str, p
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_one_that_fails_is_named_and_left_alone(operation: str, put: Put):
+def test_failing_library_is_named_and_not_used(operation: str, put: Put):
     def fail(made: Any) -> Any:
         raise RuntimeError("selective_scan_cuda is not installed")
 
@@ -276,7 +276,7 @@ def test_one_that_fails_is_named_and_left_alone(operation: str, put: Put):
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True)) and len(calls) == 1
 
 
-def test_what_does_not_fit_into_memory_is_said_as_it_is(put: Put):
+def test_out_of_memory_in_a_library_is_raised_unchanged(put: Put):
     def fail(made: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
@@ -285,7 +285,7 @@ def test_what_does_not_fit_into_memory_is_said_as_it_is(put: Put):
         called("delta_rule")
 
 
-def test_it_is_asked_only_where_it_may(put: Put, monkeypatch: pytest.MonkeyPatch):
+def test_library_is_called_only_if_permitted(put: Put, monkeypatch: pytest.MonkeyPatch):
     """Not in fp64, which it has not, nor where the user does not want it, nor where sums are to have one order, nor on
     another device."""
     calls = put("linear_attention")
@@ -307,7 +307,7 @@ def test_it_is_asked_only_where_it_may(put: Put, monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 2
 
 
-def test_other_sizes_are_tried_anew(put: Put):
+def test_new_sizes_are_tried_again(put: Put):
     calls = put("delta_rule")
     for s in (31, 12):
         called("delta_rule", s=s)
@@ -361,7 +361,7 @@ def there(package: str) -> bool:
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("state", [False, True], ids=["", "state"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_real_ones_compute_what_ours_do(operation: str, state: bool, cut: bool):
+def test_installed_libraries_equal_our_operations(operation: str, state: bool, cut: bool):
     """The trial passes on a GPU with the package installed, for sizes that models have."""
     theirs = installed.KERNELS[operation]
     if not there(theirs.package):

@@ -182,7 +182,7 @@ def serves(name: str, case: Case) -> bool:
 
 @settings(max_examples=150)
 @given(cases())
-def test_the_definition_is_what_numpy_says(case: Case):
+def test_naive_kernel_equals_numpy(case: Case):
     expected = torch.from_numpy(numpy_attention(case))
     torch.testing.assert_close(case.double().run(Naive()), expected, rtol=1e-9, atol=1e-9)
 
@@ -402,7 +402,7 @@ def test_kernels_refuse_at_construction():
         kernel.check(CallFacts(additive=False, dropout=True))
 
 
-def test_flex_says_that_it_cannot_train_here(monkeypatch: pytest.MonkeyPatch):
+def test_flex_refuses_training_without_triton(monkeypatch: pytest.MonkeyPatch):
     case = long_case(Causal(), 4, 4)
     with refused(code="conflict", field="kernel"):
         case._replace(q=case.q.requires_grad_()).run(Flex())
@@ -410,7 +410,7 @@ def test_flex_says_that_it_cannot_train_here(monkeypatch: pytest.MonkeyPatch):
     Flex().check_training("cuda")
 
 
-def test_flex_says_that_it_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
+def test_flex_without_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with refused(code="conflict", field="kernel"):
         long_case(Causal(), 4, 4).run(Flex())
@@ -446,7 +446,7 @@ def flex_by_row() -> None:
                 torch.testing.assert_close(z, case.run(Naive()), rtol=1e-4, atol=1e-5)
 
 
-def test_flex_knows_rows_of_their_own_lengths_and_other_shapes():
+def test_flex_serves_rows_of_different_lengths_and_shapes():
     """By torch's own definition of FlexAttention, which is what it compiles."""
     with torch.compiler.set_stance("force_eager"):
         flex_by_row()
@@ -460,7 +460,7 @@ start of a longer name: with a size `ks5` of blocks and a varying size `ks50`, t
 
 
 @pytest.mark.slow
-def test_compiled_flex_knows_rows_of_their_own_lengths_and_other_shapes():
+def test_compiled_flex_serves_rows_of_different_lengths_and_shapes():
     torch._dynamo.reset()
     try:
         flex_by_row()
@@ -487,7 +487,7 @@ def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("case", [Causal(), SlidingWindow(3), StrictlyBefore()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("hv", [4, 10])
-def test_values_may_have_a_width_of_their_own(name: str, case: Visibility, hv: int):
+def test_kernels_accept_values_of_another_width(name: str, case: Visibility, hv: int):
     """Values may be narrower than keys, as in MLA, and wider; gradients agree too."""
     made = [torch.randn(2, 9, heads, width, requires_grad=True) for heads, width in ((4, 6), (2, 6), (2, hv))]
     results = []

@@ -123,7 +123,7 @@ def test_a_call_that_a_kernel_cannot_compute_is_refused():
         assert kernel.serves(given) is None
 
 
-def test_flex_refuses_what_it_cannot_train(monkeypatch: pytest.MonkeyPatch):
+def test_flex_refuses_calls_without_backward(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: True)
     given = call(4, 4, bias=relative(random(2 * RADIUS + 1, 4).requires_grad_()))
     assert "backward" in str(Flex().serves(given))
@@ -156,7 +156,7 @@ class Table(AttentionPosition):
 
 @pytest.mark.parametrize("kernel", ["sdpa", "banded", "direct", "auto"])
 @pytest.mark.parametrize("learning", [True, False])
-def test_layers_have_the_bias_of_their_own_table(kernel: str, learning: bool):
+def test_layers_do_not_share_bias_tables(kernel: str, learning: bool):
     """Two layers of one shape in one pass: neither fetches the other's mask, and both tables learn."""
 
     def pair(kernel: Kernel) -> list[Attention]:
@@ -249,7 +249,7 @@ GPU_CHOICES = {
 
 
 @pytest.mark.parametrize("case", GPU_CHOICES)
-def test_what_auto_takes_on_a_gpu(case: str, monkeypatch: pytest.MonkeyPatch):
+def test_auto_choice_of_kernel_on_a_gpu(case: str, monkeypatch: pytest.MonkeyPatch):
     """The choice depends only on facts of the call: no GPU is needed, and no GPU has run them."""
     facts, expected = GPU_CHOICES[case]
     monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: True)
@@ -271,7 +271,7 @@ def test_the_last_of_every_ranking_serves(device: str, dtype: torch.dtype):
             assert last in {"sdpa", "banded", "direct"} and Auto.kernels[last].refusal(facts) is None
 
 
-def test_a_call_says_what_it_is():
+def test_call_facts_describe_shapes_and_masks():
     """The facts come from shapes only, since tensors are on the meta device."""
 
     def facts(s: int, t: int, visibility: Visibility, **kwargs: Any) -> CallFacts:
@@ -296,7 +296,7 @@ def test_auto_serves_the_meta_device():
         assert Auto()(AttentionCall(q, k, k, visibility)).shape == (2, 300, 4, 16)
 
 
-def test_what_a_plan_takes_for_a_gpu_has_pairs_where_its_kernel_has() -> None:
+def test_planned_gpu_kernel_has_pairs_as_its_kernel() -> None:
     """Pieces of a sequence gather keys for a kernel that has a value for every pair, and pass them round otherwise."""
     assert not OnGpu().has_pairs(CallFacts()) and not OnGpu().has_pairs(CallFacts(sinks=True))
     assert Naive().has_pairs(CallFacts())

@@ -48,7 +48,7 @@ def test_a_ring_goes_back_by_rewind_and_no_further(sizes: list[int]):
         torch.testing.assert_close(model(again[:, :7], state), model(again[:, :7]), rtol=1e-5, atol=1e-5)
 
 
-def test_every_way_back_that_is_allowed_is_right():
+def test_ring_state_equals_full_pass_after_every_allowed_rewind():
     model, tokens = windowed(), draw(24, 2)
     with torch.no_grad():
         full = model(tokens)
@@ -65,7 +65,7 @@ def test_every_way_back_that_is_allowed_is_right():
                 torch.testing.assert_close(state_logits, full[:, read - back :], rtol=1e-5, atol=1e-5)
 
 
-def test_a_ring_is_no_longer_than_its_window_where_nobody_goes_back():
+def test_ring_without_rewind_has_window_slots():
     model = windowed()
     assert {layer.slots for layer in model.init_state(1, 40).layers} == {5}
     assert {layer.slots for layer in model.init_state(1, 40, rewind=4).layers} == {9}
@@ -113,7 +113,7 @@ def test_tokens_read_through_a_state_have_the_gradients_of_a_full_pass(changes: 
 
 @pytest.mark.parametrize("changes", ["gqa:2", "gqa:2+window:5"])
 @pytest.mark.parametrize("s", [1, 4])
-def test_rows_of_their_own_lengths_have_their_gradients(changes: str, s: int):
+def test_gradients_through_state_of_rows_of_different_lengths(changes: str, s: int):
     model = tiny(changes)
     lengths = [9, 7]
     tokens = torch.cat((draw(9 + s, 1), draw(9 + s, 2)))
@@ -136,7 +136,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("s", [1, 4])
-def test_what_int8_rounds_has_its_gradients(s: int):
+def test_gradients_pass_through_an_int8_state(s: int):
     model, tokens = tiny("gqa:2"), draw(9 + s, 3)
     state = model.init_state(1, 40, dtype=torch.int8)
     model(tokens[:, :9], state)

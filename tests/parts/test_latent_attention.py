@@ -94,7 +94,7 @@ def test_both_forms_are_the_papers(q_rank: int, window: int | None):
 
 
 @pytest.mark.parametrize("window", [None, 4], ids=["all", "window"])
-def test_a_state_holds_the_latent_alone_and_both_forms_read_it(window: int | None):
+def test_latent_state_serves_both_forms(window: int | None):
     x = torch.randn(2, S, 24)
     seen = SlidingWindow(window) if window else None
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_the_word_takes_over_heads_and_the_papers_shares():
     ("change", "field"),
     [("gqa:2", "mixer.n_kv_heads"), ("mqa", "mixer.n_kv_heads"), ("mla:0", "mla"), ("mixer.rope_dim=3", None)],
 )
-def test_what_does_not_fit_is_refused(change: str, field: str | None):
+def test_mla_with_unsupported_change_is_refused(change: str, field: str | None):
     with pytest.raises(RequestError) as refused:
         gf.preset(f"{TINY}+mla+{change}").check()
     assert field is None or refused.value.field == field
@@ -197,7 +197,7 @@ def test_widths_of_latents_have_no_rule_of_mup():
         gf.preset("mamba@1m+mla")
 
 
-def test_keys_are_shown_in_every_form_and_edited_where_they_are_made():
+def test_mla_keys_are_captured_in_each_form_and_edited_in_expanded():
     tokens = torch.randint(61, (1, 9))
     model = gf.preset(f"{TINY}+mla").build().eval()
     plain = capture(model, tokens, "layers.0.mixer.*")

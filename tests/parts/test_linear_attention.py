@@ -84,7 +84,7 @@ def test_a_head_may_weigh_nothing():
 
 
 @pytest.mark.parametrize("feature", ["elu", "identity"])
-def test_a_state_goes_on_and_back(feature: Feature):
+def test_linear_attention_state_continues_and_rewinds(feature: Feature):
     """Read in pieces that end within chunks, taken back, and read on: as if read at once."""
     mixer, s = moved(LinearAttention(16, 2, feature=feature).double()).eval(), CHUNK + 9
     x = torch.randn(2, s, 16, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_without_features_weights_are_products_over_the_number_of_tokens():
     torch.testing.assert_close(seen, wanted)
 
 
-def test_it_keeps_one_size_and_takes_the_heads_of_what_it_replaces():
+def test_linear_attention_state_has_one_size_and_inherits_heads():
     config = gf.preset(f"llama@1m+{SIZE}+linear_attention")
     assert config.state_bytes(10, torch.bfloat16) == config.state_bytes(10_000, torch.bfloat16) == 2 * 4 * 8 * 9 * 4
     assert [block.mixer.heads(config.ctx).n_heads for block in config.layers()] == [4, 4]
@@ -113,7 +113,7 @@ def test_it_keeps_one_size_and_takes_the_heads_of_what_it_replaces():
     assert next(alone.layers()).mixer.heads(alone.ctx) == (1, 1, 32)  # mamba has no heads to take
 
 
-def test_what_it_cannot_do_is_refused():
+def test_linear_attention_refuses_unsupported_settings():
     for change, field in (("window:8", "mixer.visibility"), ("mup", "mup"), ("gqa:2", "mixer.n_kv_heads"),
                           ("mixer.n_heads=3", "n_heads")):  # fmt: skip
         with pytest.raises(RequestError) as caught:
@@ -126,7 +126,7 @@ def test_what_it_cannot_do_is_refused():
         gf.generate(encoder, tokens=torch.arange(4)[None], max_new_tokens=2)
 
 
-def test_its_maps_are_looked_at_by_head():
+def test_effective_attention_is_captured_by_head():
     model = gf.preset(f"llama@1m+{SIZE}+linear_attention").build(seed=0).eval()
     tokens, site = torch.arange(20)[None], "layers.1.mixer.effective_attention"
     seen = capture(model, tokens, site)[site]

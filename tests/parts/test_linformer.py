@@ -53,7 +53,7 @@ def test_it_is_its_formula(share: str, packed: bool):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_there_is_no_causal_form():
+def test_causal_linformer_is_refused():
     """A request for one is refused with the reason, wherever it comes from."""
     with refused(code="conflict", field="mixer.visibility"):
         gf.preset(f"llama@1m+{SIZE}+linformer:8+causal")
@@ -67,7 +67,7 @@ def test_there_is_no_causal_form():
         gf.generate(model, tokens=torch.arange(4)[None], max_new_tokens=2)
 
 
-def test_what_its_maps_do_not_reach_is_refused():
+def test_linformer_refuses_documents_beyond_its_length():
     mixer = Linformer(16, 2, length=8, keys=3)
     with refused(code="range", field="mixer.length"):
         mixer(torch.randn(1, 9, 16))

@@ -176,7 +176,7 @@ def test_the_convolution_is_torchs():
     torch.testing.assert_close(apart, torch.cat([conv(x[:, :4]), conv(x[:, 4:])], dim=1))
 
 
-def test_it_begins_as_published():
+def test_mamba_initial_weights_are_the_published_ones():
     """A = -1, ..., -p; D = 1; steps spread evenly in their logarithm; nothing but the matrices decays."""
     mixer = Mamba(512, dt_min=0.01, dt_max=0.05)
     torch.testing.assert_close(mixer.A_log.exp(), torch.arange(1.0, 17.0).expand(1024, 16))
@@ -191,7 +191,7 @@ def test_it_begins_as_published():
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 7))
 @settings(max_examples=20, deadline=None)
-def test_a_state_goes_on_and_back(sizes: list[int], rewind: int):
+def test_mamba_state_continues_and_rewinds(sizes: list[int], rewind: int):
     """Read in any pieces, taken back by any number of tokens up to `rewind`, and read on: as if read at once."""
     mixer, s = Mamba(16).double().eval(), sum(sizes)
     x = torch.randn(2, s + 4, 16, dtype=torch.float64)
@@ -283,7 +283,7 @@ def test_a_long_text_of_one_channel_is_pooled_on_the_way():
     assert found.shape == (1, 1, 64, 64) and not found[0, 0].triu(1).any() and found.isfinite().all()
 
 
-def test_what_is_only_looked_at_cannot_be_edited():
+def test_mamba_sites_that_are_only_read_refuse_edits():
     model, tokens = tiny(), torch.zeros(1, 4, dtype=torch.long)
     for name in ("state", "effective_attention"):
         with (
@@ -327,7 +327,7 @@ def test_wrong_requests_are_refused_in_a_sentence(expression: str, code: str, fi
         gf.preset(expression)
 
 
-def test_what_is_left_alone_and_what_follows():
+def test_mamba_replaces_only_the_mixer_and_drops_positions():
     llama, mamba = gf.preset("llama@10m"), gf.preset("llama@10m+mamba")
     changed = {path.split(".mixer.")[-1] for path in llama.diff(mamba)}
     assert all(path.startswith("stack.0.blocks.0.mixer.") for path in llama.diff(mamba)) and "kind" in changed

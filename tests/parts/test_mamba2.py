@@ -145,7 +145,7 @@ MIXERS = {
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_a_state_goes_on_and_back(name: str):
+def test_recurrent_state_continues_and_rewinds(name: str):
     """Read in any pieces, taken back by any number of tokens up to `rewind`, and read on: as if read at once."""
 
     @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 7))
@@ -199,7 +199,7 @@ def test_no_token_changes_the_past_of_many_chunks(name: str):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", MIXERS)
-def test_what_is_summed_up_in_16_bits_is_summed_up_in_fp32(name: str, dtype: torch.dtype):
+def test_recurrences_in_16_bits_sum_in_fp32(name: str, dtype: torch.dtype):
     """Steps so large that sums of products would leave the range of fp16, and rounding would add up in bf16."""
     mixer = moved(MIXERS[name]())
     x = 8 * torch.randn(1, 500, D, generator=torch.Generator().manual_seed(0))
@@ -212,7 +212,7 @@ def test_what_is_summed_up_in_16_bits_is_summed_up_in_fp32(name: str, dtype: tor
     assert float((torch.cat(steps, 1).float() - wanted[:, :40]).norm() / wanted[:, :40].norm()) < 0.1
 
 
-def test_they_begin_as_published():
+def test_initial_rates_and_steps_are_the_published_ones():
     """-A between 1 and 16, steps spread evenly in their logarithm, and nothing but matrices decays."""
     for mixer in (Mamba2(512, dt_min=0.01, dt_max=0.05), GatedDeltaNet(512, 128, 4, dt_min=0.01, dt_max=0.05)):
         rates = mixer.A_log.detach().exp()

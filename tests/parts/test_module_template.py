@@ -90,7 +90,7 @@ class Deep(nn.Module):
         self.register_forward_hook(lambda module, given, made: None)
 
 
-def test_what_belongs_together_stays_together():
+def test_template_copy_keeps_shared_members_shared():
     with torch.device("meta"):
         deep = Deep()
         made: Any = ModuleTemplate(deep).make()

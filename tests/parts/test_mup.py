@@ -45,7 +45,7 @@ def test_at_the_base_width_nothing_changes(family: str, change: str):
 
 
 @pytest.mark.parametrize("init", ["init=gpt2", "init=xavier", "init=small"])
-def test_weights_begin_as_the_rule_says(init: str, base: int = 64, width: int = 256):
+def test_initial_weights_follow_mup(init: str, base: int = 64, width: int = 256):
     """Variance of the layers' matrices as at the base width times base / width; tables and head as at the base."""
     wide = at(width, f"+untied+{init}+mup:{base}").build(seed=0)
     narrow = at(base, f"+untied+{init}").build(seed=0)
@@ -141,7 +141,7 @@ def test_a_published_class_computes_the_same(tmp_path: Path):
     assert gf.load(str(tmp_path / "out")).config.mup is None
 
 
-def test_a_config_says_it():
+def test_config_holds_mup_and_resolves_it():
     config = at(64, "+mup:16")
     assert config.mup == Mup(base_width=16) and ModelConfig.from_dict(config.to_dict()) == config
     assert config.resolved().mup is None and config.resolved() == config.resolved().resolved()

@@ -64,7 +64,7 @@ def test_a_single_vector_is_normalised():
 
 
 @pytest.mark.parametrize("norm", [RMSNorm(16, unit_offset=True), RMSNorm(16), LayerNorm(16)])
-def test_norms_begin_as_the_identity_on_normed_vectors(norm: nn.Module):
+def test_initial_norms_are_identity_on_normed_vectors(norm: nn.Module):
     x = torch.randn(9, 16)
     x = x - x.mean(-1, keepdim=True)
     x = x / x.square().mean(-1, keepdim=True).sqrt()
@@ -176,7 +176,7 @@ def test_configs_count_and_build():
         assert norm.eps == config.eps
 
 
-def test_a_norm_without_weights_has_none():
+def test_norm_without_affine_has_no_parameters():
     norm, x = RMSNorm(6, 1e-3, affine=False), torch.randn(3, 6, requires_grad=True)
     assert list(norm.parameters()) == [] and not norm.state_dict()
     wanted = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()

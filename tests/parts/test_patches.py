@@ -84,7 +84,7 @@ def test_another_size_is_refused(shape: tuple[int, ...]) -> None:
         small().build().hidden_states(IMAGES.long())
 
 
-def test_images_are_no_tokens_and_a_text_is_no_image() -> None:
+def test_patches_refuse_tokens_and_text_models_refuse_images() -> None:
     with refused(code="conflict", field="tokens"):
         preset("gpt2@1m+layers=1+vocab_size=61").build().hidden_states(IMAGES)
     with refused(code="conflict", field="head"):

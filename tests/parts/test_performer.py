@@ -126,7 +126,7 @@ def test_features_are_orthogonal_and_as_long_as_normal_ones():
     assert orthogonal_features(0, 0, 5, 12).shape == (5, 12)
 
 
-def test_they_are_drawn_anew_from_the_seed_and_the_step():
+def test_features_are_redrawn_from_seed_and_step():
     """Every second step here; a model that was saved in between continues with equal features."""
     model = gf.preset(f"llama@1m+{SIZE}+performer:8+mixer.redraw=2").build(seed=0)
     first = model.layers[0].mixer.features.clone()  # type: ignore[union-attr, operator]
@@ -146,7 +146,7 @@ def test_they_are_drawn_anew_from_the_seed_and_the_step():
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_running_maximum_is_of_its_own_sequence(cut: bool):
+def test_running_maximum_restarts_with_each_document(cut: bool):
     x = torch.randn(2, 13, 3)
     age = torch.stack([torch.cat([torch.arange(5), torch.arange(8)]), torch.arange(13)]) if cut else None
     found = running_maximum(x, age)
@@ -156,7 +156,7 @@ def test_the_running_maximum_is_of_its_own_sequence(cut: bool):
             torch.testing.assert_close(found[row, t], x[row, first : t + 1].amax(0))
 
 
-def test_a_state_goes_on_and_back():
+def test_performer_state_continues_and_rewinds():
     mixer, s = moved(Performer(16, 2, features=11).double(), 1.0).eval(), CHUNK + 9
     x = torch.randn(2, s, 16, dtype=torch.float64) * torch.linspace(1, 3, s)[:, None]
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_a_state_goes_on_and_back():
     assert memory.nbytes == 2 * 4 * 2 * (11 * 9 + 1) * 8  # rows, ring, heads, m (h + 1) + 1, bytes
 
 
-def test_what_it_cannot_do_is_refused():
+def test_performer_refuses_unsupported_settings():
     for features in (0, -1):
         with refused(code="range", field="mixer.features"):
             Performer(16, 2, features=features)

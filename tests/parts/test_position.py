@@ -44,7 +44,7 @@ def turned(rotary: Rotary, x: Tensor, position: int) -> Tensor:
     PAIRINGS,
     st.sampled_from([4, HEAD]),
 )
-def test_rotary_scores_depend_on_distance_alone(q: Tensor, k: Tensor, m: int, n: int, by: int, pairing: str, dim: int):
+def test_rotary_scores_depend_only_on_distance(q: Tensor, k: Tensor, m: int, n: int, by: int, pairing: str, dim: int):
     rotary = Rotary(HEAD, dim=dim, pairing=pairing)  # type: ignore[arg-type]
     here = turned(rotary, q, m) @ turned(rotary, k, n)
     there = turned(rotary, q, m + by) @ turned(rotary, k, n + by)
@@ -52,7 +52,7 @@ def test_rotary_scores_depend_on_distance_alone(q: Tensor, k: Tensor, m: int, n:
 
 
 @given(VECTOR, st.integers(0, 100_000), PAIRINGS, st.sampled_from([2, 4, HEAD]), st.floats(2, 1e6))
-def test_rotary_keeps_the_norm_and_what_it_does_not_turn(x: Tensor, position: int, pairing: str, dim: int, base: float):
+def test_rotary_keeps_the_norm_and_unrotated_elements(x: Tensor, position: int, pairing: str, dim: int, base: float):
     rotary = Rotary(HEAD, base=base, dim=dim, pairing=pairing)  # type: ignore[arg-type]
     y = turned(rotary, x, position)
     torch.testing.assert_close(y.norm(), x.norm(), rtol=1e-4, atol=1e-5)
@@ -95,7 +95,7 @@ def test_rotary_rows_may_differ_and_dtypes_stay():
 
 
 @pytest.mark.parametrize("dim", [0, 3, HEAD + 2, -2])
-def test_rotary_refuses_what_has_no_pairs(dim: int):
+def test_rotary_refuses_an_odd_dim(dim: int):
     with refused(code="range", field="position.dim") as error:
         Rotary(HEAD, dim=dim)
     assert error.value.value == dim
@@ -223,7 +223,7 @@ def test_in_halves_all_sines_come_first():
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
-def test_sinusoidal_products_depend_on_distance_alone(m: int, n: int, by: int):
+def test_sinusoidal_products_depend_only_on_distance(m: int, n: int, by: int):
     table = Sinusoidal(32)(at(m, n, m + by, n + by))
     torch.testing.assert_close(table[0] @ table[1], table[2] @ table[3], rtol=1e-3, atol=2e-3)
     rate = [10000.0 ** (-2 * i / 32) for i in range(16)]
@@ -247,7 +247,7 @@ def test_learned_looks_up_and_ends():
     assert "ends at 6" in message and "7" in message and "\n" not in message and message.count(".") == 0
 
 
-def test_learned_may_begin_later():
+def test_learned_positions_start_at_offset():
     """OPT: token 0 takes row 2, and the rows before it count as weights."""
     config, ctx = LearnedConfig(offset=2), BuildContext(d_model=4, vocab_size=3, context=6, n_layers=1)
     learned = config.build(ctx)
@@ -334,7 +334,7 @@ def test_learned_names_a_position_that_it_does_not_know(wrong: int):
     assert error.value.value == 64
 
 
-def test_what_a_pass_shares_is_made_once():
+def test_value_shared_in_a_pass_is_computed_once():
     positions, made = Pass(0, 3), []
     for _ in range(3):
         positions.once("key", lambda: made.append(1))

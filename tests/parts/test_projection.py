@@ -50,7 +50,7 @@ def carried(fused: nn.Module, separate: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_separate_maps_compute_what_the_fused_one_does(clip: float | None):
+def test_separate_qkv_equals_fused_qkv(clip: float | None):
     fused = Attention(32, 4, 2, bias=True, projection=partial(FusedQKV, clip=clip))
     nn.init.normal_(fused.qkv.bias)  # type: ignore[arg-type, union-attr]
     separate = Attention(32, 4, 2, bias=True, projection=partial(SeparateQKV, clip=clip))

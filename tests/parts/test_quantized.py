@@ -97,7 +97,7 @@ def test_int4_is_off_by_half_a_step(o: int, groups: int, seed: int, spread: floa
     assert torch.all(error <= torch.maximum(0.5001 * s, ends))
 
 
-def test_what_lies_on_the_grid_is_kept() -> None:
+def test_values_on_the_grid_are_kept_exactly() -> None:
     """Steps and middles that bf16 holds, every group with its ends: nothing is rounded, whatever the layout."""
     draw = torch.Generator().manual_seed(0)
     q = torch.randint(16, (200, 6, GROUP), generator=draw)
@@ -117,7 +117,7 @@ def test_rows_of_one_value(kind: type[QuantizedLinear]) -> None:
 
 
 @BOTH
-def test_the_matrix_itself_is_left_alone(kind: type[QuantizedLinear]) -> None:
+def test_quantizing_does_not_change_the_given_matrix(kind: type[QuantizedLinear]) -> None:
     w = matrix(70, 64)
     before = w.clone()
     kind(w, None, (70,))
@@ -161,7 +161,7 @@ def test_products_are_those_of_the_unpacked_values(
 
 @BOTH
 @OURS
-def test_the_packed_product_says_what_unpacking_must_give(
+def test_unpacked_weights_equal_packed_product_with_identity(
     kind: type[QuantizedLinear], own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I W^T is W itself, in bf16: every value, so that no two can have changed places."""
@@ -184,7 +184,7 @@ print(torch.backends.cpu.get_cpu_capability(), layout("cpu"), torch.equal(packed
 
 
 @pytest.mark.parametrize(("capability", "layout"), [("avx2", "AVX2 (32, True)"), ("default", "DEFAULT (32, False)")])
-def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout: str) -> None:
+def test_layout_follows_cpu_capability(capability: str, layout: str) -> None:
     """This processor lays numbers out as a lesser one if torch is set to that one's instructions."""
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "GLASSFORMER_CPU": "none"}
     done = subprocess.run([sys.executable, "-c", LAYOUT], capture_output=True, text=True, env=environment, timeout=120)
@@ -223,7 +223,7 @@ def test_rows_do_not_meet(kind: type[QuantizedLinear], few: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_it_takes_and_returns_what_a_linear_does(kind: type[QuantizedLinear], dtype: torch.dtype) -> None:
+def test_quantized_linear_has_shapes_and_dtypes_of_linear(kind: type[QuantizedLinear], dtype: torch.dtype) -> None:
     plain = Linear(64, (40, 30, 30), bias=True)
     nn.init.normal_(plain.bias)
     packed = kind(plain.weight, plain.bias, plain.outs).to(dtype)
@@ -265,7 +265,7 @@ def test_bytes() -> None:
 
 @BOTH
 @pytest.mark.parametrize("i", [1, 8, 31, 33, 40, 100])
-def test_rows_that_are_no_whole_groups(kind: type[QuantizedLinear], i: int) -> None:
+def test_rows_of_partial_groups_are_quantized(kind: type[QuantizedLinear], i: int) -> None:
     """Torch's products read past the end of such rows; what fills them up changes nothing, not even a last group of
     numbers far from zero."""
     w = matrix(21, i, offset=10.0)
@@ -417,7 +417,7 @@ def test_alayout_is_copied_kept_and_stays(bf16: None) -> None:
         linear.to("meta")
 
 
-def test_a_processor_without_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_refused_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "onednn_in_bf16", lambda device="cpu": False)
     with refused(code="unsupported", field="quantize"):
         quantize(gf.preset("llama@1m+layers=1+vocab_size=64").build(), "bf16")
@@ -428,7 +428,7 @@ CHANGES = ["", "+tied", "+head.bias=true+head.softcap=3", "+moe:4:2", "+mamba", 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
-def test_a_model_laid_out_says_the_same(family: str, change: str, bf16: None) -> None:
+def test_prepacked_model_has_equal_logits(family: str, change: str, bf16: None) -> None:
     model = loud(gf.preset(f"{family}@1m+layers=2+vocab_size=100+context=64{change}")).bfloat16().eval()
     like, tokens = fold(model).eval(), torch.arange(40)[None]
     model = quantize(copy.deepcopy(like), "bf16")
@@ -442,9 +442,7 @@ def test_a_model_laid_out_says_the_same(family: str, change: str, bf16: None) ->
 
 @pytest.mark.parametrize("slow", [True, False])
 @pytest.mark.parametrize("kind", [Bf16Linear, Int8Linear, Int4Linear])
-def test_many_rows_are_multiplied_in_what_is_quick_here(
-    kind: type[QuantizedLinear], slow: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_many_rows_use_fp32_if_bf16_is_slow(kind: type[QuantizedLinear], slow: bool, monkeypatch: pytest.MonkeyPatch):
     """In fp32 where bf16 is slow: rounded once, at the end."""
     if kind is Bf16Linear and not onednn_in_bf16():
         pytest.skip("this processor has no products in bf16")

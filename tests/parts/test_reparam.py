@@ -50,7 +50,7 @@ def test_the_leading_vector_is_that_of_a_full_decomposition(rows: int, columns: 
 
 
 @pytest.mark.parametrize("outs", [(7,), (6, 3, 3)])
-def test_it_begins_as_the_plain_map(outs: tuple[int, ...]):
+def test_sigma_reparam_starts_as_the_plain_map(outs: tuple[int, ...]):
     """gamma_0 = sigma(W_0) of each map, from one exact decomposition."""
     linear, x = made(outs), torch.randn(4, 5)
     assert isinstance(linear.reparam, SigmaReparam)
@@ -64,7 +64,7 @@ def test_gamma_from_one_makes_every_map_of_norm_one():
         torch.testing.assert_close(sigma(part).item(), 1.0, rtol=1e-5, atol=0)
 
 
-def test_each_map_has_a_scale_of_its_own():
+def test_each_stacked_map_has_a_separate_scale():
     """A map ten times as large is made no larger, and the others do not notice."""
     linear = made(gamma=1.0)
     before = linear.applied()
@@ -134,7 +134,7 @@ def test_weights_may_leap():
         assert 1 - 1e-5 < sigma(linear.applied()) < 3
 
 
-def test_evaluation_computes_what_training_does():
+def test_sigma_reparam_is_equal_in_evaluation_and_training():
     linear, x = made(), torch.randn(4, 5)
     with torch.no_grad():
         linear.weight.add_(torch.randn_like(linear.weight))
@@ -190,7 +190,7 @@ def test_every_map_of_a_model_is_bounded(family: str):
             torch.testing.assert_close(sigma(part).item(), 1.0, rtol=1e-4, atol=0)
 
 
-def test_a_model_begins_as_the_plain_one():
+def test_model_with_sigma_reparam_starts_as_the_plain_one():
     tokens = torch.randint(0, 61, (2, 9))
     for family in ("gpt2", "llama"):
         plain, sigmas = (preset(f"{family}@1m+{TINY}{more}").build(seed=3) for more in ("", "+sigmareparam"))

@@ -132,7 +132,7 @@ def test_the_mixer_of_a_pre_block_may_read_the_stream_itself():
         (ResPost, res_post, [True, True]),
     ],
 )
-def test_scale_multiplies_what_a_branch_adds(wiring: type[Residual], formula: Callable, norms_after: list[bool]):
+def test_residual_scale_multiplies_each_branch(wiring: type[Residual], formula: Callable, norms_after: list[bool]):
     (mixer, ffn), given, x = branches(), norms(len(norms_after)), torch.randn(2, 3, D)
 
     def times(make: Callable, really: bool) -> Callable:

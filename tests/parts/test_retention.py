@@ -61,7 +61,7 @@ def test_it_is_its_formula(packed: bool):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_state_goes_on_and_back():
+def test_retention_state_continues_and_rewinds():
     mixer, s = moved(Retention(16, 2).double()).eval(), CHUNK + 9
     x = torch.randn(2, s, 16, dtype=torch.float64)
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_decays_outside_of_0_to_1_are_refused(decays: tuple[float, float]):
         RetentionConfig(decays=decays)
 
 
-def test_what_it_cannot_do_is_refused():
+def test_retention_refuses_unsupported_settings():
     for change, code, field in (
         ("head_dim=5", "range", "mixer.head_dim"),
         ("mup", "conflict", "mup"),

@@ -154,7 +154,7 @@ def test_it_counts_itself():
         assert made.flops(s) * s == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
-def test_what_is_refused(model: Model):
+def test_retro_refuses_unfit_neighbours_and_documents(model: Model):
     for tokens, given in ((TOKENS, NEIGHBOURS[:, : 2 * W]), (TOKENS[:, : 2 * M], NEIGHBOURS[:, : 2 * W - 1])):
         with refused(code="range", field="memory"):
             model(tokens, source=given)

@@ -78,7 +78,7 @@ def test_its_kernel_is_that_of_the_paper(kind: tuple[bool, str]):
     torch.testing.assert_close(y, full)
 
 
-def test_it_begins_as_published():
+def test_s4_initial_weights_are_the_published_ones():
     """S4D-Lin and S4D-Real; only the map decays."""
     lin, real = S4(8, 6), S4(8, 5, real=True)
     assert lin.A_imag is not None and real.A_imag is None
@@ -100,7 +100,7 @@ def test_steps_of_any_size_stay_finite():
         assert all(w.grad is not None and w.grad.isfinite().all() for w in mixer.parameters())
 
 
-def test_a_chunk_is_no_border(monkeypatch: pytest.MonkeyPatch):
+def test_s4_output_does_not_depend_on_chunk_length(monkeypatch: pytest.MonkeyPatch):
     mixer, x = moved(), torch.randn(2, 30, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     outs = []
     for chunk in (64, 7):

@@ -91,7 +91,7 @@ def table(model: Model) -> Tensor:
     return model.get_parameter("layers.0.mixer.position.table.weight")
 
 
-def test_the_first_layer_owns_what_all_share(model: Model):
+def test_first_layer_owns_the_shared_table(model: Model):
     names = [name for name in model.state_dict() if "table" in name]
     assert names == ["layers.0.mixer.position.table.weight"]
     mixers: list[Any] = [layer.mixer for layer in model.layers]
@@ -104,7 +104,7 @@ def test_the_first_layer_owns_what_all_share(model: Model):
         assert config_of(position).num_params() == sum(p.numel() for p in made.parameters())
 
 
-def test_it_computes_what_layers_with_tables_of_their_own_do(model: Model):
+def test_shared_table_equals_separate_equal_tables(model: Model):
     """Outputs, and the gradient of the table is the sum of theirs."""
     own = config_of(OwnRelativeConfig()).build(seed=None)
     weights = model.state_dict()
@@ -148,7 +148,7 @@ def test_a_model_on_meta_shares_too():
     assert table(first) is not table(second)
 
 
-def test_what_differs_is_not_shared():
+def test_tables_of_different_settings_are_not_shared():
     """Other keys: tables of 4 and of 5 rows, each shared by two layers."""
     four, five = (config_of(SharedRelativeConfig(buckets=n), 1).stack[0].blocks[0] for n in (4, 5))
     config = config_of(SharedRelativeConfig()).replace(stack=(Stage(repeat=2, blocks=(four, five)),))

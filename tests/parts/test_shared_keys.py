@@ -128,7 +128,7 @@ def test_the_published_class_computes_the_same(kind: str):
 
 
 @pytest.mark.parametrize("kernel", ["naive", "auto", "sdpa", "banded"])
-def test_decoding_keeps_nothing_for_those_who_take(kernel: str):
+def test_kv_reusers_keep_no_state(kernel: str):
     model = moved(config_of().build())
     config = gf.naming.assign(model.config, "kernel", kernel)
     fast = config.build().eval()

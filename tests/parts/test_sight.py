@@ -86,7 +86,7 @@ def sees(name: str, visibility: Any, q: int, k: int, t: int) -> bool:
 
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("t", [1, 2, 6, 17, 31])
-def test_who_sees_whom(name: str, t: int):
+def test_sparse_visibilities_equal_their_definitions(name: str, t: int):
     visibility = SPARSE[name].sized(t)
     expected = [[sees(name, visibility, q, k, t) for k in range(t)] for q in range(t)]
     found = seen(visibility, t)[0]
@@ -99,7 +99,7 @@ def test_who_sees_whom(name: str, t: int):
 @pytest.mark.parametrize("name", SPARSE)
 @settings(max_examples=25)
 @given(t=st.integers(1, 30), seed=st.integers(0, 1000), sort=st.booleans())
-def test_what_kernels_may_skip_is_never_seen(name: str, t: int, seed: int, sort: bool):
+def test_skipped_keys_of_sparse_visibilities_are_invisible(name: str, t: int, seed: int, sort: bool):
     """`spans`, `causal` and `reach` are promises, alone and in documents of any lengths."""
     ids = torch.randint(0, 3, (2, t), generator=torch.Generator().manual_seed(seed))
     ids = ids.sort(dim=1).values if sort else ids
@@ -195,7 +195,7 @@ def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "chunked", "prefix", "longformer", "longformer two-sided"])
-def test_flex_takes_the_sinks_part_from_what_the_others_leave(name: str, eager_flex: None):
+def test_flex_with_sinks_equals_naive(name: str, eager_flex: None):
     """Outputs and gradients, those of the sinks too: alone, in documents, for the last queries of a longer text."""
     t, generator = 33, torch.Generator().manual_seed(0)
     ids = torch.tensor([[0] * 5 + [1] * 21 + [2] * 7, [4] * 33])
@@ -245,7 +245,7 @@ def test_a_sink_takes_its_part_of_the_softmax():
 
 
 @pytest.mark.parametrize("name", [name for name in SPARSE if "one block" not in name and "many" not in name])
-def test_what_is_not_visible_is_not_computed(name: str):
+def test_flops_grow_only_with_visible_keys(name: str):
     """FLOPs of blocks, forward and backward, grow with the keys seen and not with the square."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -299,7 +299,7 @@ def test_packed_documents_are_not_computed_across():
 # States
 
 
-def test_states_keep_what_later_queries_may_see():
+def test_states_keep_only_keys_visible_to_later_queries():
     def state(visibility: Visibility, rewind: int = 0) -> KVState:
         return Attention(16, 2, visibility=visibility).init_state(1, 64, torch.float32, rewind=rewind)
 
@@ -312,7 +312,7 @@ def test_states_keep_what_later_queries_may_see():
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["together", "apart"])
-def test_a_dilated_ring_hands_out_the_keys_of_a_step_alone(rows: bool):
+def test_dilated_ring_returns_only_keys_of_the_step(rows: bool):
     """Four of the ring's 13 and more, with those that a rewind leaves."""
     mixer, x = _mixer(Dilated(4, 4)), torch.randn(2, 40, 16)
     with torch.no_grad():
@@ -352,7 +352,7 @@ def test_any_pieces_of_any_documents_are_the_whole(name: str, seed: int):
 
 
 @pytest.mark.parametrize("name", [name for name in SPARSE if SPARSE[name].causal])
-def test_ragged_rows_go_on_at_lengths_of_their_own(name: str):
+def test_rows_of_different_lengths_continue_together(name: str):
     """Rows read 1 to 29 tokens separately and then continue together, one or several tokens at a time."""
     mixer, t, lengths = _mixer(SPARSE[name]), 40, [1, 4, 11, 29]
     x = torch.randn(4, t, 16, generator=torch.Generator().manual_seed(3))
@@ -438,7 +438,7 @@ def test_large_values_are_full_attention():
 
 @pytest.mark.parametrize("change", ["prefix:4", "longformer:4:1+visibility.causal=false",
                                     "bigbird:4+visibility.causal=false"])  # fmt: skip
-def test_what_sees_ahead_is_not_asked_for_the_next_token(change: str):
+def test_non_causal_models_are_refused_for_next_token(change: str):
     from glassformer.generation import generate
     from glassformer.training.objectives import NextTokenConfig
 

@@ -30,7 +30,7 @@ def test_vectors_are_an_affine_map() -> None:
     assert Vectors(16, 5, bias=False).projection.bias is None
 
 
-def test_what_has_variance_one_begins_so() -> None:
+def test_vector_embedding_starts_with_unit_variance() -> None:
     config = gf.preset("gpt2@1m+d_model=256+vectors:9")
     weight = config.build(seed=0).embedding.vectors.projection.weight.detach()  # type: ignore[union-attr]
     assert weight.std() == pytest.approx(1 / 3, rel=0.05) and weight.abs().max() <= math.sqrt(3) / 3
@@ -51,7 +51,7 @@ def test_a_model_of_vectors_counts_itself_and_learns() -> None:
     assert not idle
 
 
-def test_what_follows_changes_nothing_and_a_state_goes_on() -> None:
+def test_vector_model_is_causal_and_its_state_continues() -> None:
     model = gf.preset(f"{SMALL}+vectors:5").build(seed=0).eval()
     with torch.no_grad():
         whole, state = model(X), model.init_state(3, 12)
@@ -68,7 +68,7 @@ def test_its_sites_and_its_file(tmp_path: Path) -> None:
     assert gf.preset(str(tmp_path / "model.yaml")) == config
 
 
-def test_what_is_no_vector_is_refused() -> None:
+def test_vector_model_refuses_other_inputs() -> None:
     model = gf.preset(f"{SMALL}+vectors:5").build(seed=0)
     for given in (X[..., :4], X[0], X.long()):
         with refused(code="conflict", field="vectors"):
@@ -81,7 +81,7 @@ def test_what_is_no_vector_is_refused() -> None:
         EmbeddingConfig(vectors=VectorsConfig(size=5), patches=PatchesConfig())
 
 
-def test_without_norms_a_layer_is_its_branches_alone() -> None:
+def test_layer_without_norms_adds_only_its_branches() -> None:
     config = gf.preset(f"{SMALL}+nonorm")
     assert config.num_params() == gf.preset(SMALL).num_params() - 5 * 2 * 16  # five layer norms
     model, x = config.build(seed=0).double(), torch.randn(2, 6, 16, dtype=torch.float64)

@@ -38,7 +38,7 @@ def test_causal_and_bidirectional(t: int):
 
 
 @given(st.integers(2, 16), st.integers(1, 6), st.integers(0, 1000))
-def test_what_kernels_may_skip_is_never_seen(t: int, window: int, seed: int):
+def test_skipped_keys_are_invisible(t: int, window: int, seed: int):
     """`causal` and `reach` are promises."""
     ids = torch.randint(0, 3, (2, t), generator=torch.Generator().manual_seed(seed))
     for inner in (Causal(), Bidirectional(), SlidingWindow(window)):

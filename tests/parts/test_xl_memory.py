@@ -105,7 +105,7 @@ def test_its_memory_is_hidden_states():
         assert torch.equal(after[:, 13:], full[:, 13:]) and not torch.equal(after[:, 12], full[:, 12])  # 2 layers of 6
 
 
-def test_what_it_cannot_do_is_refused():
+def test_xl_memory_refuses_unsupported_settings():
     for change, code, field in (
         ("mixer.memory=0", "range", "stack.0.blocks.0.mixer.memory"),
         ("d_model=33+head_dim=8", "range", "d_model"),

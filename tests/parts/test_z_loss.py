@@ -39,7 +39,7 @@ def test_it_is_the_mean_square_of_log_z(change: str):
     torch.testing.assert_close(each.sum() / (TARGETS != -100).sum(), found)
 
 
-def test_evaluation_is_the_cross_entropy_alone():
+def test_z_loss_is_absent_in_evaluation():
     model = preset(f"llama@1m+{TINY}+z_loss=0.3").build(seed=0).eval()
     plain = preset(f"llama@1m+{TINY}").build(seed=0).eval()
     for reduction in ("mean", "none"):
