@@ -23,14 +23,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of computation. Weights are fp32; `dtype` is that of matmuls, by autocast."""
+    """Settings of computation: device, dtype of matmuls (by autocast; weights are fp32), number of threads,
+    compilation."""
 
     device: str
     dtype: str
     threads: int
     compile: bool
     why: str = ""
-    """One line with the choices and their reasons."""
+    """Sentence for the user with the choices and their reasons, on one line."""
     fixed: bool = False
     """True if the user gave the number of threads."""
 
@@ -40,7 +41,8 @@ class Settings:
         return torch.autocast(self.device.split(":")[0], dtype=DTYPES[self.dtype])
 
     def describe(self) -> dict[str, Any]:
-        """Returns the content of the field `machine` of results.json."""
+        """Returns these settings with processor, memory and versions, the content of the field `machine` of
+        results.json."""
         own = {name: value for name, value in asdict(self).items() if name not in ("why", "fixed")}
         card = {"accelerator": torch.cuda.get_device_name(self.device)} if self.device.startswith("cuda") else {}
         return {**machine(), **card, **own}
@@ -49,7 +51,7 @@ class Settings:
 def settings(
     device: str = "auto", dtype: str = "auto", threads: int | None = None, compile: bool | None = None
 ) -> Settings:
-    """Returns defaults for the device; each argument overrides one.
+    """Returns the settings of computation on a device: its defaults, except for given arguments.
 
     Raises RequestError for a device that this machine lacks or a dtype that the device lacks."""
     device = device_named(device)
@@ -61,7 +63,8 @@ def settings(
 
 
 def chosen(here: Abilities, dtype: str = "auto", threads: int | None = None, compile: bool | None = None) -> Settings:
-    """Returns the settings of a device with these abilities, as `settings` describes them."""
+    """Returns the settings of computation for a device with these abilities; arguments other than "auto" and None
+    override defaults. Raises RequestError."""
     fast = here.fast_bfloat16
     picked = dtype if dtype != "auto" else "bfloat16" if fast else "float32"
     if threads is not None and not 1 <= threads <= 4096:
@@ -86,7 +89,8 @@ def chosen(here: Abilities, dtype: str = "auto", threads: int | None = None, com
 
 
 def _asked_threads() -> int | None:
-    """Returns the number in OMP_NUM_THREADS, which torch and its libraries also follow; None without one."""
+    """Returns the number of threads in OMP_NUM_THREADS, which torch and its libraries also follow; None if it is not
+    set."""
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
     return int(said) if said.isdecimal() and 1 <= int(said) <= 4096 else None
 
@@ -96,14 +100,14 @@ def _needs(device: str) -> str:
 
 
 def synchronize(device: str) -> None:
-    """Waits until the device has finished all its work, before a clock is read."""
+    """Waits until the device has finished all its work, so that a clock read afterwards includes it."""
     if device != "cpu":
         getattr(torch, device.split(":")[0]).synchronize()
 
 
 def apply(chosen: Settings) -> None:
-    """Sets torch's threads and the allocator for this process. A number that the user gave holds for every step;
-    otherwise it is the most that a step takes (`machine.threads`)."""
+    """Sets torch's number of threads and the allocator for this process. A number that the user gave holds for every
+    step; otherwise it is the most that a step takes (`machine.threads`)."""
     torch.set_num_threads(chosen.threads)
     threads.fix(chosen.fixed or chosen.device != "cpu")
     if chosen.device == "cpu":
@@ -111,7 +115,7 @@ def apply(chosen: Settings) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Returns processor, memory and versions, for reports."""
+    """Returns names of processor, platform and versions, number of cores and bytes of memory, for reports."""
     return {
         "processor": processor.name(),
         "cores": processor.available_cores(),

@@ -1,4 +1,4 @@
-"""Devices of this machine, and their abilities."""
+"""Devices of this machine, and their abilities: bf16, compilation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from glassformer.machine import processor
 
 @dataclass(frozen=True)
 class Abilities:
-    """Properties of a device that determine the defaults."""
+    """Properties of a device that determine the default settings of computation."""
 
     device: str
     cores: int
-    """CPU cores of this process."""
+    """Number of CPU cores that this process may use."""
     fast_bfloat16: bool
     compiler: bool
 
@@ -34,7 +34,8 @@ class Abilities:
 
 
 def device_named(device: str | torch.device) -> str:
-    """Returns the device of this name; for `auto`, the best one. Raises RequestError if this machine lacks it."""
+    """Returns the full name of a device, such as cuda:0; for `auto`, the accelerator or else cpu. Raises RequestError
+    if this machine lacks it."""
     if not isinstance(device, str | torch.device):
         raise RequestError(code="type", field="device", value=device, expected="a device such as cpu or cuda")
     device = str(device)
@@ -56,14 +57,14 @@ def device_named(device: str | torch.device) -> str:
 
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that weights can be loaded in."""
+"""Dtypes in which weights can be loaded."""
 
 
 def dtype_of(
     dtype: torch.dtype | str, field: str = "dtype", known: Collection[torch.dtype] | None = None
 ) -> torch.dtype:
-    """Returns the dtype itself, or the one with a name such as "bfloat16" or "torch.bfloat16". Raises RequestError,
-    also for one that is not among the `known`.
+    """Returns a torch dtype, given itself or by a name such as "bfloat16" or "torch.bfloat16". Raises RequestError for
+    an unknown name, or one that is not among the `known`; `field` names the argument in the message.
 
     >>> dtype_of("bfloat16")
     torch.bfloat16
@@ -79,12 +80,12 @@ def dtype_of(
 
 
 LEAST_GAIN = 1.1
-"""Least speed of bf16 over fp32 matmuls at which bf16 is faster, with autocast's overhead."""
+"""Least speed of bf16 matmuls over fp32 ones at which bf16 is worth the overhead of autocast."""
 
 
 def has_fast_bfloat16(device: str) -> bool:
-    """Returns True if matmuls in bf16 are faster: on CUDA from Ampere on; on a CPU with AVX512-BF16 or AMX if they
-    measure faster than in fp32."""
+    """Returns True if matmuls in bf16 are faster than in fp32: on CUDA from Ampere on; on a CPU with AVX512-BF16 or AMX
+    if measured so."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
     return device == "cpu" and bfloat16_pays()
@@ -106,11 +107,11 @@ def bfloat16_pays(capability: str | None = None, units: bool | None = None, gain
 
 @cache
 def bf16_gain(size: int = 256, rounds: int = 7) -> float:
-    """Returns the speed of bf16 matmuls over fp32 on this processor, measured in some milliseconds. The instructions do
-    not determine it: a Xeon with AVX512-BF16 and without AMX was measured at 0.5, a Zen 4 at 2.1.
+    """Returns the speed of bf16 matmuls over fp32 ones on this processor, measured in some milliseconds. The
+    instructions do not determine it: a Xeon with AVX512-BF16 and without AMX was measured at 0.5, a Zen 4 at 2.1.
 
-    The best of several rounds in turn, since other work here slows both; and by one thread, because several wait for
-    each other if another process has the cores."""
+    It is the best of several alternating rounds, since other work slows both dtypes; and by one thread, because several
+    wait for each other if another process has the cores."""
     best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     pairs = {dtype: torch.ones(2, size, size, dtype=dtype).unbind() for dtype in best}
     threads = torch.get_num_threads()
@@ -130,8 +131,8 @@ def bf16_gain(size: int = 256, rounds: int = 7) -> float:
 
 @cache
 def bfloat16_gain(measure: Callable[[], float] = bf16_gain) -> float:
-    """Returns `bf16_gain`, measured once for a processor and kept on disk, so that every run on a machine has the same
-    defaults."""
+    """Returns the speed of bf16 matmuls over fp32 ones, measured by `measure` once for a processor and kept on disk, so
+    that every run on a machine has the same defaults."""
     key = f"{processor.name()}, {len(processor.flags())} flags, one thread, torch {torch.__version__}"
     gain = remembered("products.json", key)
     if not isinstance(gain, float) or not 0.01 < gain < 100:
@@ -141,8 +142,8 @@ def bfloat16_gain(measure: Callable[[], float] = bf16_gain) -> float:
 
 
 def can_compile(device: str, compiler: str | None = None) -> bool:
-    """Returns True if `torch.compile` has its compiler and headers; False on MPS, since it is not faster yet.
-    `compiler` names the C++ compiler; if None, `$CXX` or g++."""
+    """Returns True if `torch.compile` has its compiler and headers on this device; always False on MPS, because it is
+    not faster. `compiler`: name of the C++ compiler, for None `$CXX` or g++."""
     if device.startswith("cuda"):
         try:
             import triton  # type: ignore[import-not-found]  # noqa: F401

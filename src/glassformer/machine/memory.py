@@ -13,8 +13,8 @@ from glassformer.machine import quota
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep freed blocks: a training step frees and takes the same gigabytes each time, and every page
-    returned to the system is zeroed again. Returns False without glibc."""
+    """Makes glibc keep freed blocks, because a training step frees and takes the same gigabytes each time, and every
+    page returned to the system is zeroed again. Returns False without glibc."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_threshold, huge = -1, -3, 2**31 - 1
@@ -24,7 +24,7 @@ def keep_freed_memory() -> bool:
 
 
 def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:
-    """Returns the bytes of this machine's memory, or the limit of the control group."""
+    """Returns the bytes of this machine's memory, or of its control group's limit if that is less; None if unknown."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -35,8 +35,9 @@ def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:
 def free_memory(
     device: torch.device | str = "cpu", meminfo: str = "/proc/meminfo", groups: quota.GroupFiles = quota.HERE
 ) -> int | None:
-    """Returns the bytes that can still be allocated on the device. On the CPU, before the system kills a process:
-    Linux's estimate (`meminfo`), within the limit of the control group; elsewhere all memory. None if unknown."""
+    """Returns the bytes that can still be allocated on the device; None if unknown. On the CPU: before the system kills
+    a process, by Linux's estimate in `meminfo`, within the limit of the control group; without the estimate all
+    memory."""
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -49,7 +50,7 @@ def free_memory(
 
 
 def available(file: str) -> int | None:
-    """Returns the bytes that Linux reports as available in a file such as /proc/meminfo, or None."""
+    """Returns the available bytes that Linux reports in a file such as /proc/meminfo; None if the file does not say."""
     try:
         with open(file, encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -58,7 +59,8 @@ def available(file: str) -> int | None:
 
 
 def peak_memory(device: str) -> int:
-    """Returns the peak bytes of this process: on the device if it has separate memory, else resident."""
+    """Returns the most bytes that this process has had: on the device if it has separate memory, otherwise resident
+    ones; 0 if unknown."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     if device == "mps":
@@ -76,7 +78,7 @@ def peak_memory(device: str) -> int:
 
 
 def forget_peak() -> bool:
-    """Returns freed memory to the system and resets the peak, so that `peak_memory` covers only later work; returns
+    """Gives freed memory back to the system and resets the peak, so that `peak_memory` covers only later work. Returns
     False if the system cannot."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():

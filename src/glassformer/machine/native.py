@@ -32,7 +32,7 @@ SECONDS = 120
 
 @dataclass(frozen=True)
 class Instructions:
-    """Kernel: processor instructions for which C++ is compiled."""
+    """Processor instructions for which C++ is compiled; called a kernel."""
 
     needs: frozenset[str]
     """Processor flags that the kernel needs, by Linux's names."""
@@ -47,12 +47,13 @@ KERNELS = {
     "avxvnni": Instructions(frozenset({"avx2", "fma", "avx_vnni"}), ("-mavx2", "-mfma", "-mavxvnni", "-DWITH_VNNI=1")),
     "avx2": Instructions(frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 }
-"""Kernels by name, the fastest first."""
+"""Name of a kernel -> its instructions, the fastest first."""
 OPTIONS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fopenmp")
 
 
 def lacking(kernel: Instructions) -> str:
-    """Returns the flags and capability that this processor lacks for the kernel, as text; empty if it lacks nothing."""
+    """Returns the processor flags, or torch's capability, that this machine lacks for the kernel, as text; "" if it
+    lacks nothing."""
     missing = sorted(kernel.needs - processor.flags())
     if not missing and kernel.capability not in ("", torch.backends.cpu.get_cpu_capability()):
         missing = [f"torch with {kernel.capability}"]
@@ -60,10 +61,10 @@ def lacking(kernel: Instructions) -> str:
 
 
 def kernel(wanted: str | None = None) -> str:
-    """Returns the name of the kernel to use on this processor, or `none`.
+    """Returns the name of the kernel to use on this processor, or `none` for no C++.
 
-    `wanted` is its name; if None, GLASSFORMER_CPU, or else the best kernel. Raises RequestError for an unknown name,
-    and for a kernel whose instructions this processor lacks."""
+    `wanted` is its name; for None, that in GLASSFORMER_CPU, or else the fastest that the processor supports. Raises
+    RequestError for an unknown name, and for a kernel whose instructions this processor lacks."""
     wanted = os.environ.get(SWITCH, "") if wanted is None else wanted
     if not wanted:
         return next((name for name, one in KERNELS.items() if not lacking(one)), NONE)
@@ -81,7 +82,7 @@ def kernel(wanted: str | None = None) -> str:
 
 
 def compiler() -> str | None:
-    """Returns the path of the C++ compiler, `$CXX` or g++; None without one."""
+    """Returns the path of the C++ compiler, `$CXX` or g++; None if it is not installed."""
     return shutil.which(os.environ.get("CXX") or "g++")
 
 
@@ -102,9 +103,10 @@ def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
 
 @cache
 def shared_object(source: Path, name: str, *included: Path) -> ctypes.CDLL:
-    """Returns the shared object of a C++ file for the kernel `name`; builds it first if the cache folder lacks it.
+    """Returns the loaded library compiled from a C++ file for the kernel `name`; compiles it first if the cache folder
+    lacks it.
 
-    included   other files that the C++ includes; a change of one builds the object again
+    included   other files that the C++ includes; a change of one builds the library again
 
     Raises WorkError if it cannot be built or loaded."""
     options = (*OPTIONS, *KERNELS[name].options, "-fPIC", "-shared")

@@ -1,4 +1,4 @@
-"""Cores that other processes use."""
+"""Measurement of the cores that other processes use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 
 class Others:
-    """Cores that other processes used recently, of those this process may use: Linux's busy time minus this process's.
-    None if the system does not count, or without a recent sample."""
+    """Function that returns the number of cores that other processes used recently, of those that this process may use:
+    Linux's busy time minus this process's. None if the system does not count, or without a recent sample."""
 
     LEAST, MOST = 0.25, 1.0
     """Shortest and longest seconds between two samples: time is counted in hundredths, and an old count is not current.
-    After a longer pause, threads that run at the moment are counted instead."""
+    After a longer pause, the threads that run at the moment are counted instead."""
     MOMENTS, MOMENT = 10, 0.003
-    """Number of counts after a pause, and seconds between them, unless the running threads were known before: threads
-    of a process that has just ended spin for up to some 20 ms."""
+    """Most counts of running threads after a pause, and seconds between them: threads of a process that has just ended
+    spin for up to some 20 ms, so that one count could include them."""
 
     def __init__(self, stat: CoreTimes | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._stat, self._sleep = stat or CoreTimes(), sleep
@@ -24,7 +24,8 @@ class Others:
         self._found: float | None = None
 
     def __call__(self, worked: bool = False) -> float | None:
-        """Returns cores that others use, None if unknown; `worked`: no pause since the last sample."""
+        """Returns the number of cores that other processes use, a fraction, None if unknown. `worked`: True if this
+        process has worked since the last sample, so that its age does not matter."""
         if self._look is None or (seconds := self._stat.clock() - self._look[0]) < self.LEAST:
             return self._found
         then, self._look = self._look, self._stat.counted()
@@ -39,8 +40,8 @@ class Others:
         return self._found
 
     def _lasting(self, known: float) -> float | None:
-        """Returns the running threads of others that persist over `MOMENTS` counts; `known`: cores that others used
-        before."""
+        """Returns the fewest running threads of other processes over up to `MOMENTS` counts; stops at `known`, the
+        cores that others used before. None if unknown."""
         running = self._stat.running()
         for _ in range(self.MOMENTS):
             if not running or running - known < 0.5:
@@ -51,7 +52,7 @@ class Others:
 
 
 def seconds_since_start(proc: str = "/proc") -> float | None:
-    """Returns the seconds since this process started, by Linux's count; None on another system."""
+    """Returns the seconds since this process started, by Linux's files in `proc`; None on another system."""
     try:
         with open(f"{proc}/self/stat", encoding="utf-8", errors="replace") as file:
             started = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -62,11 +63,11 @@ def seconds_since_start(proc: str = "/proc") -> float | None:
 
 
 class CoreTimes:
-    """Linux's count of the time that each core was busy, and of the threads that run.
+    """Reader of Linux's counts: the time that each core was busy, and the threads that run.
 
-    proc    the folder of Linux's counts
+    proc    folder of Linux's counts
     cores   numbers of the cores of this process; if None, its affinity
-    clock   function that returns seconds
+    clock   function that returns the time in seconds
     own     function that returns the CPU seconds of this process
     ticks   ticks in a second, the unit of the counts; if None, the system's"""
 
@@ -81,7 +82,7 @@ class CoreTimes:
         self.proc, self._cores, self.clock, self._own, self._ticks = proc, cores, clock, own, ticks
 
     def counted(self) -> tuple[float, float] | None:
-        """Returns (seconds on the clock, busy seconds of all other processes on these cores); None if the system does
+        """Returns (time in seconds, total busy seconds of all other processes on these cores); None if the system does
         not count."""
         try:
             here = self._here()
@@ -93,8 +94,8 @@ class CoreTimes:
             return None
 
     def running(self) -> float | None:
-        """Returns the running threads of other processes; None if this process has only some of the cores, because the
-        count is of all."""
+        """Returns the number of running threads of other processes; None if unknown, also if this process has only some
+        of the cores, because Linux counts threads on all."""
         try:
             cores = sum(row[0][3:].isdecimal() for row in self._rows("cpu"))
             if cores != len(self._here()):

@@ -1,4 +1,4 @@
-"""Choice of a way for one kind of work, from the times of its units only."""
+"""Choice of a way (number of threads, and how they wait) for one kind of work, from the times of its units only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 SLOWER, FASTER, FURTHER = 1.25, 0.95, 0.98
 UNITS, SECONDS = 3, 0.03
-"""Least units and seconds that are timed before ways are compared; of longer units, two."""
+"""Least number of units, and their least total seconds, that are timed before ways are compared; of long units two."""
 SHORT = 0.05
-"""Seconds of a unit up to which a trial of fewer threads costs little."""
+"""Seconds of a unit up to which a trial with fewer threads costs little."""
 SOON, LATE = 0.25, 30.0
-"""Seconds between two trials, at first and at most; longer for long units."""
+"""Least and most seconds between two trials; more for long units."""
 PART = 0.4
-"""Part of a core that others may use without making a way crowded."""
+"""Part of a core that others may use without making a way short of cores."""
 SURE = 8.0
 """Seconds for which results of earlier processes are trusted before a new trial."""
 
@@ -23,15 +23,16 @@ SURE = 8.0
 class Way(NamedTuple):
     threads: int
     sleep: bool = False
-    """True if waiting threads sleep at once."""
+    """True if waiting threads sleep at once, False if they spin first."""
 
     def __str__(self) -> str:
         return f"{self.threads} asleep" if self.sleep else str(self.threads)
 
 
 def ways(most: int, free: bool) -> list[Way]:
-    """Returns the ways of work, least first: numbers of threads if its bits are `free` of them, else `most` threads,
-    asleep or spinning."""
+    """Returns the ways to do a kind of work, the fewest resources first. If its bits are `free` of the number of
+    threads, these are numbers of threads: 1, ..., most / 4, most / 2, most - 1, most; otherwise `most` threads that
+    sleep while they wait, and `most` that spin."""
     if not free:
         return [Way(most, sleep=True), Way(most)]
     halves = {most >> k for k in range(most.bit_length())}
@@ -40,8 +41,8 @@ def ways(most: int, free: bool) -> list[Way]:
 
 @dataclass
 class Patience:
-    """Waiting time between trials. Each trial doubles it, and a long pause without trials resets it to `units` units of
-    work, at least `SOON`."""
+    """Waiting time in seconds between trials of other ways. Each trial doubles it; a long pause without trials resets
+    it to the time of `units` units of work, at least `SOON`."""
 
     units: int
     wait: float = 0.0
@@ -62,7 +63,7 @@ class Patience:
 
 @dataclass
 class Pace:
-    """Choice of a way for one kind of work. Pure arithmetic: it is given times, and reads no clock.
+    """Choice of a way for one kind of work. Pure arithmetic: times are given to it, and it reads no clock.
 
     >>> pace = Pace(ways(2, free=True), cores=2)
     >>> pace.took(seconds(pace.way), now, others)
@@ -71,25 +72,26 @@ class Pace:
     ways: Sequence[Way]
     cores: int
     at: int = -1
-    """Index of the next unit's way; -1 to start with the best known one."""
+    """Index of the next unit's way; -1 at creation to start with the best known one."""
     usual: dict[int, float] = field(default_factory=dict)
-    """Index of a way -> seconds per unit of size, when it was last measured."""
+    """Index of a way -> its last measured seconds per unit of size."""
     before: int | None = None
-    """Index of the established way while another one is tried; None otherwise."""
+    """Index of the established way during a trial of another; None without a trial."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Index of a way -> its seconds over those of the previous way, measured by earlier processes; determines the first
-    way."""
+    """Index of a way -> ratio of its time to that of the previous way, measured by earlier processes; determines the
+    first way."""
     keep: Callable[[int, float], None] = lambda at, ratio: None
-    """Function (index, ratio) that stores a measured gain, made while the cores of either way were free."""
+    """Function that stores a newly measured ratio: index of the way, ratio of its time to that of the previous way.
+    Called only if the cores of the two ways were free."""
     _times: list[float] = field(default_factory=list)
     _spent: float = 0.0
     _humbler: Patience = field(default_factory=lambda: Patience(4))
     _further: Patience = field(default_factory=lambda: Patience(16))
     _first: float | None = None
-    """Time of a trial of fewer threads without a slowdown; None without one."""
+    """Time at which fewer threads are tried without a slowdown as reason; None if that is not planned."""
     _left: int | None = None
-    """Index of the way that was left because others took its cores; taken again, without a trial, when they are
-    free."""
+    """Index of the way that was left because others took its cores, and is resumed, without a trial, when they are
+    free. None without such a way."""
     _back: Patience = field(default_factory=lambda: Patience(4))
     _unit: float = 0.0
     """Seconds of the latest unit."""
@@ -106,8 +108,8 @@ class Pace:
         return self.ways[self.at]
 
     def prepare(self, others: float | None, now: float) -> None:
-        """Adapts the way before a unit to the cores that others use: a way that lacks cores is left at once, and taken
-        again when they are free."""
+        """Adapts the way before a unit of work to the cores that others use (None if unknown): a way that lacks cores
+        is left at once, and resumed when they are free."""
         if self.at > 0 and not self._room(self.at, others):
             served = self.at if self.before is None else self.before
             self._left = served if self._left is None else max(served, self._left)
@@ -123,8 +125,8 @@ class Pace:
     def took(
         self, seconds: float, now: float, others: Callable[[], float | None] = lambda: None, size: float = 1.0
     ) -> None:
-        """Records a unit of this size that took `seconds` and ended at `now`, and decides on the next way. `others()`:
-        cores used by other processes, None if unknown; called only when needed."""
+        """Records a unit of work of this `size` that took `seconds` and ended at the time `now`, and decides on the
+        next way. `others()`: cores used by other processes, None if unknown; called only when needed."""
         self._times.append(seconds / size)
         self._spent += seconds
         self._unit = seconds
@@ -149,8 +151,8 @@ class Pace:
             self._try(self.at + 1, found)
 
     def _begin(self, now: float, unit: float, others: Callable[[], float | None]) -> None:
-        """Plans the first trials after the first way was timed: more threads, and fewer for short units; later if
-        earlier processes compared them and the use of cores is known."""
+        """Plans the first trials after the first way was timed: of more threads, and for short units of fewer; later if
+        earlier processes compared them and the cores that others use are known."""
         known = (self.at in self.gains or self.at + 1 in self.gains) and others() is not None
         if unit <= SHORT:
             self._first = now + SURE if known else now
@@ -158,7 +160,8 @@ class Pace:
             self._further.put_off(now, SURE)
 
     def _room(self, at: int, others: float | None) -> bool:
-        """Returns True if a way has the cores that it needs; a way that sleeps does with fewer."""
+        """Returns True if the way at index `at` has the cores that it needs while others use `others`; a way that
+        sleeps needs none for itself, and None counts as no others."""
         way = self.ways[at]
         return others is None or way.sleep or others <= self.cores - way.threads + PART
 

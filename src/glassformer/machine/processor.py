@@ -1,4 +1,4 @@
-"""This machine's processor, as Linux describes it, and the cores that this process has."""
+"""This machine's processor, as Linux describes it, and the number of cores that this process has."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _said(what: str) -> str:
 
 
 def own_cores() -> int:
-    """Returns the number of cores that this process may run on."""
+    """Returns the number of cores that this process may run on by its affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_cores(own: int | None = None, groups: quota.GroupFiles = quota.HERE) -> int:
-    """Returns the number of cores this process may use: those it may run on (`own`, counted if None), limited by its
-    control groups' quota, rounded down: a thread that used up a part of a core would stop until the period ends, and
-    the others would wait for it."""
+    """Returns the number of cores that this process may use: those it may run on (`own`, by its affinity for None),
+    limited by the quota of its control groups, rounded down: a thread that used up a part of a core would stop until
+    the period ends, and the others would wait for it."""
     here, paid = own or own_cores(), quota.cores(groups)
     return here if paid is None else max(1, min(here, int(paid)))

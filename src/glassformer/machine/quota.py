@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 
 class GroupFiles(NamedTuple):
-    """Files in which Linux describes control groups."""
+    """Places of the files in which Linux describes control groups; `root` is a folder."""
 
     root: str = "/sys/fs/cgroup"
     own: str = "/proc/self/cgroup"
-    """File that names the groups of this process."""
+    """File that names the control groups of this process."""
 
 
 HERE = GroupFiles()
 
 
 def cores(files: GroupFiles = HERE) -> float | None:
-    """Returns the cores that all control groups above this process allow: `cpu.max` of version 2, `cpu.cfs_*` of
-    version 1. None without a limit."""
+    """Returns the number of cores, a fraction, that all control groups above this process allow: `cpu.max` of version
+    2, `cpu.cfs_*` of version 1. None without a limit."""
     found = []
     for folder in _groups("cpu", files):
         quota, period = _two(_said(folder, "cpu.max"))
@@ -31,13 +31,13 @@ def cores(files: GroupFiles = HERE) -> float | None:
 
 
 def memory(files: GroupFiles = HERE) -> int | None:
-    """Returns the bytes that these groups may hold at most; None without a limit."""
+    """Returns the most bytes that the control groups of this process may hold; None without a limit."""
     return min((limit for _, limit in _limits(files)), default=None)
 
 
 def free_memory(files: GroupFiles = HERE) -> int | None:
-    """Returns the bytes that can still be allocated: the limit minus memory in use, without cached files; None without
-    a limit."""
+    """Returns the bytes that this process can still allocate within its control groups: the limit minus memory in use,
+    cached files excepted; None without a limit."""
     found = []
     for folder, limit in _limits(files):
         held = _number(_said(folder, "memory.current")) or _number(_said(folder, "memory.usage_in_bytes")) or 0
@@ -57,8 +57,8 @@ def _limits(files: GroupFiles) -> Iterator[tuple[str, int]]:
 
 
 def _groups(controller: str, files: GroupFiles) -> Iterator[str]:
-    """Yields the folders of this process's groups, from its own up to the mounted root: those of version 2, and of
-    version 1 under the name of the controller. In a container the process's group may be that root."""
+    """Yields the folders of this process's control groups, from its own up to the mounted root: first of version 2,
+    then of version 1 for the `controller`. In a container the process's group may be that root."""
     rows = [line.split(":", 2) for line in _said("", files.own).splitlines() if line.count(":") > 1]
     own = {name: path for _, names, path in rows for name in names.split(",")}
     for root, path in ((files.root, own.get("", "/")), (f"{files.root}/{controller}", own.get(controller, "/"))):
@@ -81,5 +81,5 @@ def _two(said: str) -> tuple[int | None, int | None]:
 
 
 def _number(said: str) -> int | None:
-    """Returns the number; None for "max", -1, and a missing value."""
+    """Returns the integer in a text; None for "max", -1, and an empty text."""
     return int(said) if said.strip().isdecimal() else None

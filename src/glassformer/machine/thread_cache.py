@@ -1,5 +1,5 @@
-"""Gain of each way over the previous one on this processor, kept for later processes, which start with the best way.
-`threads.json` in the cache folder; measurements during work update it."""
+"""Cache of measured gains: how long each way of work takes compared with the previous one on this processor, for later
+processes, which start with the best way. `threads.json` in the cache folder; measurements during work update it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from glassformer.machine.pace import Way
 
 FILE = "threads.json"
 LAST = 5
-"""Number of latest comparisons of two ways that are kept; their median is used."""
+"""Most comparisons of two ways that are kept, the latest ones; their median is used."""
 KINDS = 256
-"""Pairs of ways kept for a processor; the least recently used ones are dropped."""
+"""Most pairs of ways kept for a processor; the least recently used ones are dropped."""
 LONGEST = 120
 """Most characters of a pair's name."""
 
 
 def gains(work: str, ways: Sequence[Way]) -> dict[int, float]:
-    """Returns the seconds of a way over those of the previous one, by index in `ways`, for the pairs compared on this
-    processor."""
+    """Returns {index of a way: ratio of its time to that of the previous way} for the kind of work `work`, as far as
+    earlier processes on this processor compared them."""
     known = _known()
     found = {at: known.get(_pair(work, ways, at)) for at in range(1, len(ways))}
     return {at: median(ratios) for at, ratios in found.items() if ratios}
 
 
 def keep(work: str, ways: Sequence[Way], at: int, ratio: float) -> None:
-    """Stores another comparison of the way at index `at` with the previous one."""
+    """Stores a comparison for the kind of work `work`: `ratio` of the time of the way at index `at` to that of the
+    previous one."""
     if not _believable(ratio):
         return
     known, pair = _known(), _pair(work, ways, at)
@@ -42,14 +43,15 @@ def keep(work: str, ways: Sequence[Way], at: int, ratio: float) -> None:
 
 @cache
 def here() -> str:
-    """Returns the key of the cache: the processor, this process's cores, and the library that computes."""
+    """Returns the key of the cache, a text with the processor, the number of this process's cores, and torch's
+    version."""
     cores = processor.own_cores()
-    paid = "" if (share := quota.cores()) is None else f" of which {share:g} are paid for"
+    paid = "" if (share := quota.cores()) is None else f", {share:g} of them paid for"
     return f"{processor.name()}, {len(processor.flags())} flags, {cores} cores{paid}, torch {torch.__version__}"
 
 
 def _known() -> dict[str, list[float]]:
-    """Returns the valid entries of this processor."""
+    """Returns the cache's valid entries for this processor: name of a pair of ways -> its latest ratios."""
     found = remembered(FILE, here())
     pairs = found.items() if isinstance(found, dict) else ()
     return {pair: ratios for pair, ratios in list(pairs)[:KINDS] if len(pair) <= LONGEST and _are_ratios(ratios)}

@@ -40,7 +40,7 @@ from glassformer.machine.pace import Pace, ways
 
 
 class Loading:
-    """Owner of the work of loading, when no model exists yet."""
+    """Owner of the work of loading, at a time when no model exists yet."""
 
 
 LOADING = Loading()
@@ -48,22 +48,22 @@ LOADING = Loading()
 
 class _Busy(threading.local):
     unit = False
-    """True inside a unit."""
+    """True inside a timed unit of work."""
     held = False
     """True inside `at_most`."""
     seconds = 0.0
-    """Total seconds of ended units."""
+    """Total seconds of the units that have ended."""
 
 
 _busy = _Busy()
 
 
 class Pacing:
-    """Paces of all work of this process.
+    """Paces of every kind of work of this process.
 
-    others   cores that other processes use, as an `Others`
-    clock    function that returns seconds
-    fixed    True if the user gave torch's number of threads, which then stays
+    others   function that returns the number of cores that other processes use, as an `Others`
+    clock    function that returns the time in seconds
+    fixed    True if the user gave torch's number of threads, which is then never changed
     make     function that makes the pace of a new kind of work"""
 
     def __init__(
@@ -79,7 +79,8 @@ class Pacing:
         self._crowd: Crowd | None = None
 
     def pace(self, owner: Any, kind: Hashable, free: bool) -> Pace | None:
-        """Returns the pace of this kind of work on `owner`, usually a model; None without a choice."""
+        """Returns the pace of this kind of work on `owner`, usually a model; None if the number of threads is fixed.
+        `free`: True if the work's bits do not depend on that number."""
         most = torch.get_num_threads()
         if self.fixed or most == 1:
             return None
@@ -92,7 +93,8 @@ class Pacing:
         return paces[key]
 
     def _size(self, owner: Any) -> int:
-        """Returns log2 of the bytes of a model, or of the one that `owner` holds; 0 for other owners."""
+        """Returns the number of binary digits of a model's bytes, or of those of the model that `owner` holds; 0 for
+        another owner."""
         if owner not in self._sizes:
             model = getattr(owner, "model", owner)
             tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
@@ -134,11 +136,11 @@ class Pacing:
 
     @property
     def asleep(self) -> bool:
-        """True if threads sleep while they wait."""
+        """True if torch's threads sleep while they wait."""
         return self._crowd is not None
 
     def sleep(self, wanted: bool) -> None:
-        """Makes threads sleep while they wait, or spin."""
+        """Makes torch's threads sleep while they wait, or spin if `wanted` is False."""
         if wanted and self._crowd is None:
             self._crowd = Crowd()
         elif not wanted and self._crowd is not None:
@@ -151,7 +153,7 @@ _process = Pacing(fixed=bool(os.environ.get("OMP_NUM_THREADS")))
 
 @contextmanager
 def using(pacing: Pacing) -> Iterator[Pacing]:
-    """Replaces the paces of this process inside the context."""
+    """Replaces the paces of this process by `pacing` inside the block; for tests."""
     global _process
     before, _process = _process, pacing
     try:
@@ -162,7 +164,7 @@ def using(pacing: Pacing) -> Iterator[Pacing]:
 
 
 def fix(fixed: bool) -> None:
-    """Sets whether the user gave torch's number of threads, which then stays."""
+    """Sets whether the user gave torch's number of threads, which is then never changed."""
     _process.fixed = fixed
     _process.sleep(False)
 
@@ -174,15 +176,15 @@ def fixed() -> bool:
 def paced(
     owner: Any, kind: Hashable, size: float = 1.0, free: bool = True, apart: bool = False
 ) -> AbstractContextManager[None]:
-    """Returns a context for a unit of work of this kind and size (tokens, bytes), which runs in its best way. `free`:
-    its bits are the same with any number of threads. Units inside others are not counted, except those with `apart`:
-    they have a separate pace, and the outer unit's time excludes them."""
+    """Returns a context for a unit of work of this kind and size (tokens, bytes), which runs in the way chosen for it.
+    `free`: its bits are the same with any number of threads. A unit inside another is not counted, unless it is
+    `apart`: it then has a separate pace, and the outer unit's time excludes it."""
     return _process.paced(owner, kind, size, free, apart)
 
 
 @contextmanager
 def at_most(count: int) -> Iterator[None]:
-    """Limits torch to `count` threads inside the context, without any choice of ways."""
+    """Limits torch to `count` threads inside the block, and prevents any other choice of threads."""
     before, held = torch.get_num_threads(), _busy.held
     torch.set_num_threads(min(count, before))
     _busy.held = True
@@ -194,15 +196,15 @@ def at_most(count: int) -> Iterator[None]:
 
 
 class Beat:
-    """Timer of units whose ends only are known: each is the time since the previous end, without units of other
-    kinds."""
+    """Timer of units of work whose ends only are known: each lasts from the previous end, without the time of units of
+    other kinds."""
 
     def __init__(self, kind: Hashable):
         self.kind = kind
         self.began: tuple[float, float] | None = None
 
     def __call__(self, owner: Any) -> None:
-        """Ends a unit of work on `owner`, and starts the next."""
+        """Ends a unit of work on `owner`, and starts the next one."""
         here = _process
         mine = None if _busy.unit or _busy.held else here.pace(owner, self.kind, free=False)
         if mine is None:
@@ -220,8 +222,8 @@ class Beat:
 
 
 class Crowd:
-    """Idle thread that makes waiting threads of GNU's OpenMP sleep. They spin for some milliseconds first, unless there
-    are more threads than cores, which this thread ensures while it runs."""
+    """Idle thread that makes waiting threads of GNU's OpenMP sleep. Such threads spin for some milliseconds first,
+    unless there are more threads than cores, which this one ensures while it runs."""
 
     def __init__(self) -> None:
         self.stop, there = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""config.json of our own family, as `transformers` reads it."""
+"""Class of `transformers` for a config.json in this package's format."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from transformers.configuration_utils import PreTrainedConfig
 
 
 class GlassformerConfig(PreTrainedConfig):
-    """`glassformer` is the tree of `ModelConfig.to_dict()`; the sizes that other programs look for follow from it.
+    """A config.json with the field `glassformer`, the tree of `ModelConfig.to_dict()`, and sizes for other programs,
+    which follow from it: vocab_size, hidden_size, num_hidden_layers, max_position_embeddings, tie_word_embeddings and,
+    of the first layer that has heads, num_attention_heads, num_key_value_heads and head_dim.
 
-    These are vocab_size, hidden_size, num_hidden_layers, max_position_embeddings, tie_word_embeddings and, of the first
-    layer that has heads, num_attention_heads, num_key_value_heads and head_dim. Raises RequestError for a tree that
-    builds nothing.
+    Raises RequestError for a tree that describes no model.
     """
 
     model_type = "glassformer"
     has_no_defaults_at_init = True
     load_models: ClassVar[Callable[[], object]] = lambda: None
-    """Registers the class of models with `transformers`; set by `register.hook`, called when a config is read."""
+    """Function that registers the class of models with `transformers`; set by `register.hook`, called when a config is
+    read."""
 
     def __init__(self, glassformer: dict[str, Any] | None = None, **kwargs: Any):
         from glassformer.config import ModelConfig

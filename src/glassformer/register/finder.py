@@ -1,4 +1,4 @@
-"""The table of `transformers` is completed when it is loaded."""
+"""Hook that completes the table of configs of `transformers` when that is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _enter(table: ModuleType, load_models: Callable[[], object]) -> None:
 
 
 class _Finder:
-    """Waits for the import of `TABLE`, removes itself, and calls `_enter` once the module has run."""
+    """Import finder that waits for the import of `TABLE`, removes itself, and calls `_enter` once the module has
+    run."""
 
     def __init__(self, load_models: Callable[[], object]):
         self.load_models = load_models

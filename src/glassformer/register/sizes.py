@@ -1,4 +1,4 @@
-"""The sizes of a model under the names that `transformers` gives them."""
+"""Sizes of a model under their names in `transformers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def sizes(config: ModelConfig) -> dict[str, Any]:
-    """Fields of a config.json that other programs look for."""
+    """Returns the fields of config.json with sizes that other programs read."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -23,6 +23,7 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def head_sizes(config: ModelConfig) -> dict[str, int | None]:
-    """The same of the first layer that has heads; None where no layer has any."""
+    """Returns the fields of config.json with the sizes of attention heads, of the first layer that has heads; None for
+    each if no layer has."""
     heads = next(filter(None, (block.mixer.heads(config.ctx) for block in config.layers())), (None, None, None))
     return dict(zip(HEADS, heads, strict=True))
