@@ -1,5 +1,5 @@
-"""One measured value against its reference: the value with its interval, the published one, and the range that a claim
-gives, on a separate axis."""
+"""Drawing of one measured value and its interval against a published value and the range that a claim gives, on a
+separate axis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def against_row(
     height: int = 26,
 ) -> Markup:
     """Draws a dot with a bar for the measured value and its interval, a diamond for the published value, and a band
-    from `least` to `most`.
+    from `least` to `most` for the claimed range.
 
     A band with one end only extends to the edge of the drawing; a dot without an interval is open."""
     known = [one for one in map(finite, (value, low, high, published, least, most)) if one is not None]

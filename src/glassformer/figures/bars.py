@@ -12,7 +12,8 @@ _TOP, _THICK = 20.0, 26.0
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]], title: str, limit: float | None = None, told: str = "") -> Markup:
-    """Draws parts next to each other, each as wide as its share; `limit` is a line across, labelled `told`."""
+    """Draws (name, value) parts next to each other as one bar, each as wide as its share; a labelled line across the
+    bar is at the value `limit`."""
     whole = max(sum(value for _, value in parts), limit or 0.0, 1e-300)
     place, pieces = 0.0, []
     for index, (name, value) in enumerate(parts):
@@ -33,19 +34,20 @@ def stacked_bar(parts: Sequence[tuple[str, float]], title: str, limit: float | N
 
 
 def part_swatch(index: int) -> Markup:
-    """Returns the coloured square of a part for a table."""
+    """Returns a small square in the colour of the bar's part `index`, for a table."""
     box = tag("rect", x=1.0, y=1.0, width=12.0, height=12.0, rx=2.0, class_="gf-part-bar", fill_opacity=_depth(index))
     return tag("svg", box, class_=f"gf-swatch {colour(index)}", viewBox="0 0 14 14", width=14, height=14,
                aria_hidden="true")  # fmt: skip
 
 
 def _depth(index: int) -> str:
-    """Returns the opacity of a part: from the seventh on, parts have the first colours again, lighter."""
+    """Returns the opacity of a bar's part: from the seventh on, parts have the first colours again, lighter."""
     return "1" if index < 6 else "0.45"
 
 
 def node_drawing(groups: Sequence[int], node: int, title: str) -> Markup:
-    """Draws squares for ranks, `node` of them in a frame; the number in `groups` gives a rank its colour."""
+    """Draws a square for each rank, `node` of them in a frame; the number of its group in `groups` gives a rank its
+    colour."""
     side, gap, across = 14, 3, 6
     columns = min(node, 8)
     rows = -(-node // columns)

@@ -1,4 +1,4 @@
-"""Shared pieces of charts: axes, the frame with its grid, labels that do not overlap."""
+"""Elements that charts share: axes, the frame with its grid, labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAR = 1e6
 
 @dataclass(frozen=True)
 class Axis:
-    """Quantity of an axis; limits and ticks that are not given follow from the data
+    """Quantity of an axis; without given limits and ticks they follow from the data.
 
     In a read-out, `unit` is the word after a value, and `decimals` the number of decimals of a value on y.
     """
@@ -34,7 +34,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """Map from values to pixels; values far outside stay finite."""
+    """Function from values, `low` to `high`, to pixels, `start` to `end`; values far outside give finite pixels."""
 
     kind: Literal["linear", "log"]
     low: float
@@ -47,13 +47,13 @@ class Scale:
         return min(max(self.start + share * (self.end - self.start), -_FAR), _FAR)
 
     def _unit(self, value: float) -> float:
-        """Returns the coordinate in which the axis is linear; halved so that no difference overflows."""
+        """Returns the value on a linear scale: its logarithm, or half of it so that no difference overflows."""
         return math.log10(max(value, 1e-300)) if self.kind == "log" else value / 2
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Rectangle of a chart's data area in pixels, with its two scales."""
+    """Rectangle of a chart's data area in pixels, with the scales of both axes."""
 
     width: int
     height: int
@@ -65,12 +65,13 @@ class Frame:
     y: Scale
 
     def at(self, point: Point) -> Point:
-        """Returns the pixel of a data point."""
+        """Returns the place (x, y) of a data point in pixels."""
         return self.x(point[0]), self.y(point[1])
 
 
 def usable(points: Iterable[Sequence[float]], x: Axis) -> list[Point]:
-    """Returns the points that an axis can show, in order of x: finite, and positive if the axis is logarithmic."""
+    """Returns the points that an axis can show, sorted by x: finite ones, with positive x if the axis is
+    logarithmic."""
     pairs = ((finite(p[0]), finite(p[1])) for p in points if len(p) == 2)
     kept = [(a, b) for a, b in pairs if a is not None and b is not None and (x.kind == "linear" or a > 0)]
     return sorted(kept, key=lambda point: point[0])
@@ -83,7 +84,8 @@ def make_frame(
     y: Axis,
     points: Sequence[Point],
 ) -> Frame:
-    """Returns the frame for these points; margins are left, top, right, bottom."""
+    """Returns the frame of a chart of `size` (width, height) in pixels for these points; margins are left, top, right,
+    bottom."""
     width, height = size
     left, top, right, bottom = margins
     scale_x = _scale(x, [p[0] for p in points], left, width - right, margin=0.0)
@@ -92,7 +94,8 @@ def make_frame(
 
 
 def _scale(axis: Axis, values: Sequence[float], start: float, end: float, margin: float) -> Scale:
-    """Returns the scale over the axis's limits, or over the data with a small margin."""
+    """Returns the scale of an axis from pixel `start` to `end`: over its limits, or over the values with a margin, a
+    share of their range."""
     low = axis.low if axis.low is not None else min(values, default=1.0)
     high = axis.high if axis.high is not None else max(values, default=2.0)
     if axis.kind == "log":
@@ -108,7 +111,7 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float, margin
 
 
 def axis_ticks(axis: Axis, scale: Scale, target: int) -> list[tuple[float, str]]:
-    """Returns the axis's ticks, or round ones if it has not set any."""
+    """Returns (value, label) of the ticks that the axis has set, or of about `target` round values."""
     if axis.ticks is not None:
         return [(value, label) for value, label in axis.ticks if scale.low <= value <= scale.high]
     values = (log_ticks if scale.kind == "log" else nice_ticks)(scale.low, scale.high, target)
@@ -116,7 +119,7 @@ def axis_ticks(axis: Axis, scale: Scale, target: int) -> list[tuple[float, str]]
 
 
 def scaffold(frame: Frame, x: Axis, y: Axis) -> Markup:
-    """Draws grid lines, ticks, and horizontal labels of the axes."""
+    """Draws the grid lines, ticks, and horizontal labels of both axes."""
     across = max(3, int((frame.right - frame.left) / 95))
     pieces = [tag("text", y.label, x=0.0, y=13.0, class_="gf-axis")]
     for value, label in axis_ticks(y, frame.y, max(3, int((frame.bottom - frame.top) / 48))):
@@ -135,7 +138,8 @@ def scaffold(frame: Frame, x: Axis, y: Axis) -> Markup:
 
 
 def clipped(frame: Frame, *children: object) -> Markup:
-    """Returns children in the chart's coordinates, clipped at the frame (an inner <svg> clips without an id)."""
+    """Returns an element with `children` in the chart's coordinates, clipped at the frame (an inner <svg> clips without
+    an id)."""
     pad = 7.0
     left, top = frame.left - pad, frame.top - pad
     width, height = frame.right - frame.left + 2 * pad, frame.bottom - frame.top + 2 * pad
@@ -144,7 +148,8 @@ def clipped(frame: Frame, *children: object) -> Markup:
 
 
 def drawing(frame: Frame, x: Axis, y: Axis, title: str, *children: object, readable: bool = False) -> Markup:
-    """Returns the whole figure, with a title for screen readers; `readable` lets the script read off values."""
+    """Returns the whole chart as an <svg>, with `title` for screen readers; if `readable`, the script can read off
+    values."""
     data = json.dumps(_reading(frame, x, y), separators=(",", ":"), allow_nan=False) if readable else None
     return tag(
         "svg",
@@ -159,7 +164,7 @@ def drawing(frame: Frame, x: Axis, y: Axis, title: str, *children: object, reada
 
 
 def _reading(frame: Frame, x: Axis, y: Axis) -> dict[str, object]:
-    """Returns the data for the script to convert pixels to values."""
+    """Returns the data with which the script converts pixels to values."""
     return {
         "left": frame.left, "right": frame.right, "top": frame.top, "bottom": frame.bottom,
         "x": {"log": frame.x.kind == "log", "low": frame.x.low, "high": frame.x.high, "unit": clean(x.unit)},
@@ -169,7 +174,8 @@ def _reading(frame: Frame, x: Axis, y: Axis) -> dict[str, object]:
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Moves places until neighbours are `gap` apart, as little as needed, inside [low, high] if possible."""
+    """Returns the places, moved as little as needed until neighbours are `gap` apart, inside [low, high] if
+    possible."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     clusters: list[tuple[list[int], float]] = []
     for index in order:

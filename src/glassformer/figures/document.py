@@ -15,17 +15,17 @@ from .markup import Markup, join, tag
 
 
 def stylesheet() -> str:
-    """Returns the colours, lines and fonts of the figures, for light and dark screens and for paper."""
+    """Returns the CSS of the figures: colours, lines and fonts, for light and dark screens and for paper."""
     return files(__package__).joinpath("figures.css").read_text(encoding="utf-8")
 
 
 def script() -> str:
-    """Returns the script for read-outs, legends, sortable tables, and the download of embedded data."""
+    """Returns the JavaScript for read-outs, legends, sortable tables, and the download of embedded data."""
     return files(__package__).joinpath("interact.js").read_text(encoding="utf-8")
 
 
 def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
-    """Returns the page as text; `style` and `code` come after those of the figures.
+    """Returns a complete HTML page as text; `style` (CSS) and `code` (JavaScript) come after those of the figures.
 
     Its content security policy runs only this code and loads nothing."""
     code = script() + code
@@ -48,7 +48,7 @@ def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
 
 
 def copyable(command: str, label: str = "The command") -> Markup:
-    """Returns a command in a separate box; with the script it has a button that copies it."""
+    """Returns a command in a box; the page's script adds a button that copies it."""
     words = join((tag("span", word, class_="gf-word") if word else "" for word in command.split(" ")), " ")
     box = tag("code", words, class_="gf-code", tabindex="0", role="group", aria_label=label)
     button = tag("button", "Copy", type="button", class_="gf-copy", data_copy=command, hidden=True,
@@ -57,8 +57,8 @@ def copyable(command: str, label: str = "The command") -> Markup:
 
 
 def embedded(values: object, name: str) -> Markup:
-    """Returns data embedded in a page for its script to find by `name`: strict JSON, escaped so that it cannot end a
-    script."""
+    """Returns a <script> element with data, which the page's code finds by `name`: strict JSON, escaped so that it
+    cannot end the element."""
     text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -66,7 +66,7 @@ def embedded(values: object, name: str) -> Markup:
 
 
 def write_document(page: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page, with its folder if needed: a reader finds the old file or the complete new one.
+    """Writes the page, making its folder if needed, and returns its path. The old file is replaced atomically.
 
     Raises WorkError if the disk refuses."""
     target = Path(path)
@@ -75,8 +75,8 @@ def write_document(page: str, path: str | os.PathLike[str]) -> Path:
 
 
 def write_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Writes a matplotlib figure; a .png has a mark of its origin, as pages have. Raises WorkError if the disk
-    refuses."""
+    """Writes a matplotlib figure in the format of the path's ending; a .png records this package as its origin. Raises
+    WorkError if the disk refuses."""
     marked = {"metadata": {"Software": "Glassformer"}} if path.suffix.lower() == ".png" else {}
     with atomic_file(path) as temporary:
         figure.savefig(temporary, dpi=dpi, **marked)

@@ -22,8 +22,8 @@ _LINE = 18.0  # distance between the names of rows, which a narrow screen draws 
 
 @dataclass(frozen=True)
 class HeatScale:
-    """Quantity and range of the colours. Values beyond an end have its colour; `above` and `below` tell that there are
-    such values."""
+    """Quantity and range of a heat map's colours. Values beyond an end have its colour; `above` and `below` are True if
+    the data has such values."""
 
     label: str
     low: float
@@ -33,13 +33,13 @@ class HeatScale:
     above: bool = False
 
     def level(self, value: float) -> int:
-        """Returns the colour of a value, 0 to LEVELS - 1."""
+        """Returns the number of a value's colour, 0 to LEVELS - 1."""
         return min(LEVELS - 1, max(0, int(Scale(self.kind, self.low, self.high, 0.0, LEVELS)(value))))
 
 
 @dataclass(frozen=True)
 class HeatColumn:
-    """Values of one interval of the x axis, first row at the bottom; `name` describes the interval
+    """Values of a heat map over one interval of the x axis, the bottom row first; `name` describes the interval.
 
     A value of None was not recorded; nan and infinities, as numbers or as words, are drawn as not finite.
     """
@@ -52,7 +52,7 @@ class HeatColumn:
 
 @dataclass(frozen=True)
 class Mark:
-    """An event at x, drawn above the map in the shape of `style.marker`."""
+    """An event at x, drawn above the heat map in the shape of `style.marker`."""
 
     x: float
     shape: int
@@ -62,7 +62,8 @@ class Mark:
 def heat_scale(label: str, values: Iterable[object], kind: Literal["linear", "log"] = "linear",
                low: float | None = None, high: float | None = None,
                every: Iterable[object] | None = None) -> HeatScale:  # fmt: skip
-    """Returns the scale over `values`, or with fixed ends; `every` holds all values to be drawn, which may be outside.
+    """Returns the scale over the range of `values`, or with ends `low` and `high`; `every` holds all values to be
+    drawn, some perhaps outside of the scale.
 
     A logarithmic scale includes values of `every` up to one power of ten beyond `values`, and spans at most six.
     """
@@ -77,7 +78,8 @@ def heat_scale(label: str, values: Iterable[object], kind: Literal["linear", "lo
 
 
 def _decades(known: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
-    """Returns the ends of a logarithmic scale."""
+    """Returns the ends of a logarithmic scale over the positive values `known`; values in `drawn` widen it by at most
+    ten times."""
     low, high = max(min(known), 1e-280), min(max(known), 1e280)
     low, high = max(min(drawn, default=low), low / 10), min(max(drawn, default=high), high * 10)
     low = max(low, high / 1e6)
@@ -91,10 +93,9 @@ def is_not_finite(value: object) -> bool:
 
 def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScale, x: Axis, title: str, y: str = "",
              marks: Sequence[Mark] = (), width: int = 500) -> Markup:  # fmt: skip
-    """Draws the values as one SVG, with `rows` as names from the bottom; hovering over a cell shows its value.
+    """Draws the columns as one SVG, `rows` being the rows' names from the bottom; hovering over a cell shows its value.
 
-    At most MOST_COLUMNS x MOST_ROWS cells are drawn, the first ones: the caller has to thin them, knowing how to
-    average.
+    Only the first MOST_COLUMNS x MOST_ROWS cells are drawn: the caller has to thin them, knowing how to average.
     """
     columns = [c for c in columns if None not in (finite(c.start), finite(c.end))][:MOST_COLUMNS]
     rows = rows[:MOST_ROWS]
@@ -114,14 +115,14 @@ def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScal
 
 
 def _edges(row: int, rows: int) -> tuple[float, float]:
-    """Returns the upper and lower pixel of a row, with a small gap to its neighbours if there is room."""
+    """Returns the upper and lower edge of row `row` in pixels, with a gap to its neighbours if there is room."""
     share = _HEIGHT / rows
     gap = 1.0 if share > 5 else 0.0
     return _TOP + _HEIGHT - (row + 1) * share + gap, _TOP + _HEIGHT - row * share
 
 
 def _column(column: HeatColumn, across: Scale, rows: Sequence[str], scale: HeatScale, y: str) -> Markup:
-    """Draws the cells of one column."""
+    """Draws the cells of one column; `across` is the scale of the x axis."""
     left, right = sorted((across(column.start), across(column.end)))
     return join(
         _cell(left, right, *_edges(i, len(rows)), value, f"{y} {name}, {column.name}".strip(" ,"), scale)
@@ -130,7 +131,7 @@ def _column(column: HeatColumn, across: Scale, rows: Sequence[str], scale: HeatS
 
 
 def _cell(left: float, right: float, top: float, bottom: float, value: object, name: str, scale: HeatScale) -> Markup:
-    """Draws one value; a cell that was not recorded is crossed by a thin line."""
+    """Draws the cell of one value; a thin line crosses the cell of a value that was not recorded."""
     box = f"M{number(left)},{number(top)}H{number(right)}V{number(bottom)}H{number(left)}z"
     known = finite(value)
     if known is not None:
@@ -142,14 +143,14 @@ def _cell(left: float, right: float, top: float, bottom: float, value: object, n
 
 
 def _marks(across: Scale, marks: Sequence[Mark]) -> Markup:
-    """Draws the marks, moved apart as little as needed to be distinguishable."""
+    """Draws the events above the map, moved apart as little as needed to be distinguishable."""
     places = spread([across(mark.x) for mark in marks], 8.0, across.start, across.end)
     drawn = [marker(mark.shape, x, _TOP - 7, 3.4, mark.title) for mark, x in zip(marks, places, strict=True)]
     return tag("g", *drawn, class_="gf-event")
 
 
 def _words(across: Scale, x: Axis, y: str, rows: Sequence[str], width: int, height: float) -> Markup:
-    """Draws the names of rows and columns, only some of them if space is short."""
+    """Draws the names of the rows, the ticks and the labels of both axes; only some names if space is short."""
     pieces = [tag("text", y, x=0.0, y=13.0, class_="gf-axis")] if y else []
     stride = math.ceil(len(rows) * _LINE / _HEIGHT)
     for i in range(0, len(rows), stride):
@@ -168,7 +169,8 @@ def _words(across: Scale, x: Axis, y: str, rows: Sequence[str], width: int, heig
 
 
 def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = False, width: int = 340) -> Markup:
-    """Draws the colours with their values, and samples of missing and of non-finite cells if the map has any."""
+    """Draws the scale's colours with their values, and samples of missing and of non-finite cells if the map has such
+    cells."""
     step = (width - 20) / LEVELS
     wide = number(step + 0.4)  # a little overlap, so that no seam shows
     pieces = [tag("path", d=f"M{number(10 + i * step)},0h{wide}v12h-{wide}z", class_=f"gf-h{i}") for i in range(LEVELS)]
@@ -186,12 +188,12 @@ def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = Fals
 
 
 def _ends(scale: HeatScale) -> tuple[str, str]:
-    """Returns the ends of the scale as text, with a sign if values are beyond them."""
+    """Returns both ends of the scale as text, with ≤ or ≥ if values are beyond them."""
     return f"{'≤ ' if scale.below else ''}{si(scale.low)}", f"{'≥ ' if scale.above else ''}{si(scale.high)}"
 
 
 def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
-    """Returns round values inside, and the ends that have values beyond them."""
+    """Returns (value, label) of round values inside the scale, and of the ends that have values beyond them."""
     values = (log_ticks if scale.kind == "log" else nice_ticks)(scale.low, scale.high, 5)
     share = Scale(scale.kind, scale.low, scale.high, 0.0, 1.0)
     low, high = _ends(scale)
@@ -203,7 +205,7 @@ def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
 
 
 def _key(kind: str, words: str) -> Markup:
-    """Returns a cell of one kind with its meaning."""
+    """Returns a sample cell of a style class, followed by its meaning."""
     slash = "M0,12L18,0" if kind == "gf-hn" else ""
     cell = tag("path", d=f"M0,0H18V12H0z{slash}", class_=kind)
     box = tag("svg", cell, class_="gf-heat", viewBox="0 0 18 12", width=18, height=12, aria_hidden="true")

@@ -1,4 +1,4 @@
-"""Differences with intervals around zero: one small drawing per table row, all on one scale."""
+"""Drawings of differences with intervals around zero: one small SVG per table row, all on one scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def interval_domain(values: Iterable[float | None]) -> Domain:
 
 
 def _place(value: float, domain: Domain, width: float) -> float:
-    """Returns the pixel of a value, clipped to the drawing."""
+    """Returns the x coordinate of a value in pixels, clipped to the drawing."""
     share = min(max((value / domain[1] + 1) / 2, 0.0), 1.0)
     return _PAD + share * (width - 2 * _PAD)
 
@@ -26,8 +26,8 @@ def _place(value: float, domain: Domain, width: float) -> float:
 def interval_row(difference: float, low: float | None, high: float | None, domain: Domain, title: str,
                  decided: bool = True, width: int = 300, height: int = 30,
                  margin: float | None = None) -> Markup:  # fmt: skip
-    """Draws one difference: a dot, its interval as a bar, and the line of zero. `decided` fills the dot; `margin` draws
-    the band around zero in which a difference counts as equivalence."""
+    """Draws one difference: a dot, its interval from `low` to `high` as a bar, and the line of zero. `decided` fills
+    the dot; `margin` draws the band around zero in which a difference counts as equivalence."""
     middle, zero = height / 2, _place(0.0, domain, width)
     pieces = [tag("path", d=f"M{number(zero)},0V{height}", class_="gf-zero")]
     if margin:
@@ -53,7 +53,7 @@ def interval_row(difference: float, low: float | None, high: float | None, domai
 
 
 def interval_axis(domain: Domain, width: int = 300, height: int = 22) -> Markup:
-    """Draws the ticks below the rows."""
+    """Draws the axis of `interval_row`: ticks with their values."""
     ticks = nice_ticks(*domain, target=4)
     pieces = []
     for value, label in zip(ticks, tick_labels(ticks), strict=True):

@@ -1,4 +1,4 @@
-"""Levels with intervals: one small drawing per table row, all on one scale that need not include zero."""
+"""Drawings of levels with intervals: one small SVG per table row, all on one scale that need not include zero."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def level_domain(values: Iterable[float | None]) -> Domain:
 
 
 def _place(value: float, domain: Domain, width: float) -> float:
-    """Returns the pixel of a value, clipped to the drawing."""
+    """Returns the x coordinate of a value in pixels, clipped to the drawing."""
     share = min(max((value - domain[0]) / (domain[1] - domain[0]), 0.0), 1.0)
     return _PAD + share * (width - 2 * _PAD)
 
 
 def level_row(value: float, low: float | None, high: float | None, runs: Sequence[float], domain: Domain, title: str,
               width: int = 220, height: int = 30) -> Markup:  # fmt: skip
-    """Draws a dot for the mean, its interval as a bar, and a short line for every run."""
+    """Draws one level: a dot for the mean `value`, its interval from `low` to `high` as a bar, and a short line for
+    each of `runs`."""
     middle = height / 2
     pieces = []
     for run in runs:
@@ -46,7 +47,7 @@ def level_row(value: float, low: float | None, high: float | None, runs: Sequenc
 
 
 def level_axis(domain: Domain, width: int = 220, height: int = 22) -> Markup:
-    """Draws the ticks below the rows."""
+    """Draws the axis of `level_row`: ticks with their values."""
     ticks = nice_ticks(*domain, target=3)
     pieces = []
     for value, label in zip(ticks, tick_labels(ticks), strict=True):

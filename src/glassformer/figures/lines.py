@@ -1,4 +1,4 @@
-"""Curves: a thick line per arm, a thin one per seed, markers for other measurements, names at the ends."""
+"""Line charts: a thick line per arm, a thin one per seed, markers for other measurements, names at the ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ EARLY = 60.0  # pixels; a line that ends at a larger distance from the frame is 
 
 @dataclass(frozen=True)
 class Series:
-    """One arm: `points` is the thick line, `thin` one line per seed, `markers` measurements of another kind
+    """One arm of a line chart: `points` are the thick line, `thin` one line per seed, `markers` measurements of another
+    kind.
 
     `ended` gives the reason for an early end (drawn as a cross); `note` is added to the legend; `dots` draws a marker
     at every point of the line; `stray` ignores the line in choosing the range of the y axis. If the y axis has an upper
@@ -37,7 +38,7 @@ class Series:
 
 def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 430,
                end_labels: bool = True) -> Markup:  # fmt: skip
-    """Draws the curves as one SVG. Without end labels (narrow screens) a legend has to name the lines."""
+    """Draws the series as one SVG. Without end labels (narrow screens) a legend has to name the lines."""
     shown = [_drawable(one, x, y) for one in series]
     shown = [one for one in shown if one.points or one.markers or any(one.thin)]
     if not shown:
@@ -50,7 +51,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str, width: in
 
 
 def _drawable(one: Series, x: Axis, y: Axis) -> Series:
-    """Returns the series with only the points that fit the axes."""
+    """Returns the series with only the points that the axes can show."""
 
     def inside(points: Sequence[Point]) -> list[Point]:
         low, high = x.low if x.low is not None else -1e300, x.high if x.high is not None else 1e300
@@ -61,7 +62,7 @@ def _drawable(one: Series, x: Axis, y: Axis) -> Series:
 
 
 def _extent(shown: Sequence[Series]) -> list[Point]:
-    """Returns the points that the axes must include: every x, and the y of lines that are not stray (unless all
+    """Returns points whose range the axes must cover: every x, and the y of lines that are not stray (unless all
     are)."""
     steady = [one for one in shown if not one.stray] or list(shown)
     every = [p for one in steady for line in (one.points, one.markers, *one.thin) for p in line]
@@ -70,7 +71,7 @@ def _extent(shown: Sequence[Series]) -> list[Point]:
 
 
 def _curve(frame: Frame, one: Series) -> Markup:
-    """Draws one arm: seeds, then the mean in front of them, then the measurements, then the cross at an early end."""
+    """Draws one arm: the seeds' lines, the mean in front of them, the measurements, and a cross at an early end."""
     pieces = [tag("path", d=path(map(frame.at, line)), class_="gf-thin") for line in one.thin if line]
     if one.points:
         line = path(map(frame.at, one.points))
@@ -84,7 +85,7 @@ def _curve(frame: Frame, one: Series) -> Markup:
 
 
 def _beyond(frame: Frame, shown: Sequence[Series], x: Axis, y: Axis) -> Markup:
-    """Draws marks at the upper edge for lines that leave the frame: one for each place, with the highest value
+    """Draws triangles at the upper edge for lines that leave the frame, one for each place, with the highest value
     reached."""
     if y.high is None:
         return Markup("")
@@ -111,18 +112,18 @@ def _beyond(frame: Frame, shown: Sequence[Series], x: Axis, y: Axis) -> Markup:
 
 
 def _peaks(line: Sequence[Point], limit: float) -> list[Point]:
-    """Returns the highest point of each part of a line beyond the limit."""
+    """Returns the highest point of each part of a line that is above `limit`."""
     over = itertools.groupby(line, key=lambda p: p[1] > limit * (1 + 1e-9))
     return [max(stretch, key=lambda p: p[1]) for beyond, stretch in over if beyond]
 
 
 def _triangle(x: float, top: float) -> str:
-    """Returns the outline of a triangle that points upwards."""
+    """Returns the outline (`d` of a <path>) of a small triangle whose upper corner is at (x, top)."""
     return f"M{number(x)},{number(top)}l6,10h-12z"
 
 
 def _end(frame: Frame, one: Series) -> Point | None:
-    """Returns the pixel where a series ends or last leaves the frame; None without points."""
+    """Returns the place in pixels where a series ends or last leaves the frame; None for a series without points."""
     line = next((line for line in (one.points, *one.thin, one.markers) if line), None)
     if line is None:
         return None
@@ -144,7 +145,7 @@ def _cross(x: float, y: float, title: str) -> Markup:
 
 
 def _end_labels(frame: Frame, shown: Sequence[Series]) -> Markup:
-    """Draws the names at the ends of the lines, moved apart to avoid overlap, with a leader line."""
+    """Draws the names of the lines at their ends, moved apart to avoid overlap, with a line to a moved name."""
     ended = [(one, end) for one in shown if (end := _end(frame, one))]
     named = [(one, end) for one, end in ended if end[0] > frame.right - EARLY]
     pieces = _inline_labels(frame, [(one, end) for one, end in ended if end[0] <= frame.right - EARLY])
@@ -177,7 +178,7 @@ def _inline_labels(frame: Frame, ended: Sequence[tuple[Series, Point]]) -> list[
 
 
 def legend(series: Sequence[Series]) -> Markup:
-    """Returns the legend as HTML: one button per arm, which the script uses to hide and show it."""
+    """Returns a legend as HTML: one button per arm, with which the script hides and shows it."""
     items = []
     for one in series:
         note = tag("span", one.note, class_="gf-note") if one.note else None

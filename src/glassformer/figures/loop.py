@@ -1,4 +1,4 @@
-"""Drawing of generation token by token: steps from left to right, and the way back of each new token to the input."""
+"""Drawing of token-by-token generation: steps from left to right, and the way back of each new token to the input."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .markup import Markup, join, path, tag
 from .wiring import Box
 
 WIDE, HIGH, BETWEEN = 128.0, 44.0, 112.0
-"""Width and height of a step, and the space between two steps"""
+"""Width and height of a step, and the space between two steps, in pixels."""
 TOP = 30.0
 BELOW = 40.0
-"""Distance of the way back below the steps"""
+"""Distance in pixels of the way back below the steps."""
 
 
 @dataclass(frozen=True)
 class LoopSketch:
-    """Steps with the values that pass between them, and a way back
+    """Steps of a loop with the values that pass between them, and a way back labelled `back`.
 
     `passes` has the value in front of each step and the value after the last one. The way back leaves the value in
     front of step `leaves` and joins the value in front of step `joins`.

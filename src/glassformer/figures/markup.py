@@ -1,4 +1,4 @@
-"""HTML and SVG as text, escaped by type: a plain `str` is words, a `Markup` is markup."""
+"""HTML and SVG as text, escaped by type: a plain `str` is escaped, a `Markup` is not."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class Markup(str):
 
 
 def clean(value: object) -> str:
-    """Returns a value as text, without characters that no page can contain (controls, surrogates)."""
+    """Returns a value as text in which U+FFFD replaces characters that no page can contain (controls, surrogates)."""
     return _UNPRINTABLE.sub("\ufffd", value if isinstance(value, str) else str(value))
 
 
 def escape(value: object) -> Markup:
-    """Returns text escaped for a page; markup is unchanged, and None gives an empty text."""
+    """Returns a value as text escaped for a page; markup is returned unchanged, and None gives an empty text."""
     if isinstance(value, Markup):
         return value
     return Markup("") if value is None else Markup(html.escape(clean(value), quote=True))
 
 
 def join(pieces: Iterable[object], between: str = "") -> Markup:
-    """Joins pieces, escaping each that is not markup."""
+    """Returns the pieces as one markup, with `between` between them; each that is not markup is escaped."""
     return Markup(escape(between).join(escape(piece) for piece in pieces))
 
 
 def breakable(words: str, after: str) -> Markup:
-    """Returns text that may be broken over lines after the characters in `after`."""
+    """Returns escaped text in which a line may break before each of the characters in `after`."""
     pieces: list[object] = []
     for sign in words:
         if pieces and sign in after:
@@ -45,20 +45,20 @@ def breakable(words: str, after: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """Returns a coordinate with two decimals, which is finer than any screen and exact to a thousandth in a
+    """Returns a coordinate as text with up to two decimals: finer than any screen, and exact to a thousandth in a
     read-out."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
-    """Returns an element, as in `tag("a", "words", class_="y")`: underscores become hyphens, None and False leave an
-    attribute out."""
+    """Returns an element, as in `tag("a", "words", class_="y")`; underscores in names of attributes become hyphens, and
+    None or False leaves an attribute out."""
     opening = "".join([f"<{name}", *(_attribute(key, value) for key, value in attributes.items()), ">"])
     return Markup(opening) if name in _VOID else Markup(f"{opening}{join(children)}</{name}>")
 
 
 def _attribute(key: str, value: Any) -> str:
-    """Returns one attribute with its leading space, or an empty text."""
+    """Returns an attribute as text with a leading space; "" for None and False."""
     if value is None or value is False:
         return ""
     key = key.rstrip("_").replace("_", "-")
@@ -68,13 +68,13 @@ def _attribute(key: str, value: Any) -> str:
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
-    """Returns the `d` of a line through points in pixels."""
+    """Returns the attribute `d` of a <path> through points in pixels."""
     return "".join(f"{'L' if i else 'M'}{number(x)},{number(y)}" for i, (x, y) in enumerate(points))
 
 
 def plain_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Markup:
-    """Returns a table without a stylesheet, for a notebook: rows of text and right-aligned integers; the first cell of
-    each row is its heading."""
+    """Returns an HTML table that needs no stylesheet, for a notebook: cells are text, or integers aligned to the right;
+    the first cell of each row is its heading."""
     left, right = "text-align:left", "text-align:right"
     numbers = [any(isinstance(row[i], int) for row in rows) for i in range(len(headings))]
 

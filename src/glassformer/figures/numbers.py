@@ -25,7 +25,7 @@ def finite(value: object) -> float | None:
 
 
 def widen(low: float, high: float) -> tuple[float, float]:
-    """Returns a range of positive width: a single value gets a margin of 5 % of itself, 0 of 0.5."""
+    """Returns (low, high) in order; if they are equal, a range around them of 5 % to each side, 0.5 around zero."""
     if high < low:
         low, high = high, low
     if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):
@@ -45,7 +45,7 @@ def nice_ticks(low: float, high: float, target: int = 6) -> list[float]:
 
 
 def _multiple(index: int, step: float) -> float:
-    """Returns index * step without rounding errors of binary fractions (0.30000000000000004)."""
+    """Returns index * step without the rounding errors of binary fractions (0.30000000000000004)."""
     return float(f"{index * step:.12g}")
 
 
@@ -64,7 +64,7 @@ def log_ticks(low: float, high: float, target: int = 6) -> list[float]:
 
 
 def fixed(value: float, decimals: int = 3, signed: bool = False) -> str:
-    """Formats a number with `decimals` decimals and a true minus sign; never `−0.000`."""
+    """Formats a number with `decimals` decimals and a true minus sign, never as −0.000; `signed` adds a plus sign."""
     text = f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
     if float(text) == 0:
         text = text.lstrip("+-")
@@ -72,13 +72,14 @@ def fixed(value: float, decimals: int = 3, signed: bool = False) -> str:
 
 
 def with_sign(value: float, decimals: int = 4) -> str:
-    """Formats a difference with its sign, with more decimals if fewer than two digits would be left: `+0.0000015`."""
+    """Formats a difference with its sign and `decimals` decimals, more if fewer than two digits would be left:
+    `+0.0000015`."""
     needed = 1 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
     return f"{value:+.{min(max(decimals, needed), 9)}f}"
 
 
 def si(value: float, digits: int = 3) -> str:
-    """Formats a count with `digits` significant figures and k, M, B or T: 10646784 is 10.6M."""
+    """Formats a quantity with `digits` significant figures and the suffix k, M, B or T: 10646784 is 10.6M."""
     rounded = float(f"{value:.{digits}g}")
     size = abs(rounded)
     if size >= 1e16 or 0 < size < 1e-4:
@@ -101,13 +102,13 @@ def count(value: float) -> str:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Formats ticks, all with the number of decimals that their step needs."""
+    """Returns the labels of ticks, all with the number of decimals that their step needs."""
     steps = [b - a for a, b in itertools.pairwise(ticks) if b > a]
     return [_tick_label(tick, min(steps, default=abs(tick) or 1.0)) for tick in ticks]
 
 
 def _tick_label(tick: float, step: float) -> str:
-    """Formats one tick with the precision of its step."""
+    """Formats one tick with the decimals that `step` needs."""
     size = max(abs(tick), step)
     if size >= 1e16 or size < 1e-4:
         return si(tick, 2) if tick else "0"
@@ -120,12 +121,12 @@ def _tick_label(tick: float, step: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Formats a duration with its unit: 0.0123 is 12.3 ms, 99.1 is 99.1 s, 99107 is 99,107 s."""
+    """Formats a duration in seconds with its unit: 0.0123 is 12.3 ms, 99.1 is 99.1 s, 99107 is 99,107 s."""
     if value >= 1:
         return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s"
     return f"{1e3 * value:.3g} ms"
 
 
 def days(value: float) -> str:
-    """Formats a number of days: an integer from 10 up, otherwise two figures."""
+    """Formats a number of days: as an integer from 10 up, otherwise with two figures."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

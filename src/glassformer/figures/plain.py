@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as plain data for JSON: dataclasses as dicts of their fields, tuples as lists."""
+    """Returns a value as plain data for JSON: dataclasses become dicts of their fields, tuples lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):

@@ -19,7 +19,8 @@ NEAR = 20.0  # pixels; a name within this distance of its marker needs no line
 
 @dataclass(frozen=True)
 class Dot:
-    """One arm at (x, y); the ranges are its lowest and highest value over seeds."""
+    """One arm of a scatter chart at (x, y); the ranges are its lowest and highest values over seeds, None for one
+    seed."""
 
     label: str
     x: float
@@ -32,7 +33,7 @@ class Dot:
 
 def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 400,
                   hint: str = "", names: bool = True) -> Markup:  # fmt: skip
-    """Draws the arms as named markers; `hint` names the better direction: "↘ faster and better".
+    """Draws the arms as markers with names; `hint` names the better direction: "↘ faster and better".
 
     Without names (narrow screens) a legend has to name the markers."""
     shown = [dot for dot in dots if finite(dot.x) is not None and finite(dot.y) is not None]
@@ -45,7 +46,7 @@ def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int 
 
 
 def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
-    """Returns the x axis with room for names at each end."""
+    """Returns the x axis, widened so that names fit at each end."""
     values = [v for dot in dots for v in (dot.x, *(dot.x_range or ()))]
     low, high = min(values), max(values)
     pad = (high - low) * 0.14 or abs(high) * 0.1 or 1.0
@@ -54,12 +55,12 @@ def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
 
 
 def _corners(dots: Sequence[Dot]) -> list[tuple[float, float]]:
-    """Returns all points that must be inside the frame."""
+    """Returns data points whose range the frame must cover: markers and the ends of their whiskers."""
     return [(x, y) for d in dots for x in (d.x, *(d.x_range or ())) for y in (d.y, *(d.y_range or ()))]
 
 
 def _mark(frame: Frame, dot: Dot) -> Markup:
-    """Draws a marker with its whiskers."""
+    """Draws the marker of an arm with its whiskers."""
     px, py = frame.at((dot.x, dot.y))
     whiskers = []
     if dot.x_range:
@@ -72,7 +73,8 @@ def _mark(frame: Frame, dot: Dot) -> Markup:
 
 
 def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
-    """Draws each name near its marker, at the first of many places without overlap; a line leads to a distant one."""
+    """Draws the name of each arm near its marker, at the first of many places without overlap; a line leads to a
+    distant name."""
     taken = [box for dot in dots for box in _covered(frame, dot)]
     pieces = []
     for dot in dots:
@@ -88,14 +90,15 @@ def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
 
 
 def _leader(at: tuple[float, float], box: Rectangle) -> str | None:
-    """Returns a line from a marker to the nearest edge of its name; None if they are close."""
+    """Returns the outline (`d` of a <path>) of a line from a marker to the nearest edge of its name; None if they are
+    close."""
     px, py = at
     x, y = min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
     return None if math.hypot(x - px, y - py) < NEAR else f"M{number(px)},{number(py)}L{number(x)},{number(y)}"
 
 
 def _covered(frame: Frame, dot: Dot) -> list[Rectangle]:
-    """Returns the rectangles that a marker and its whiskers cover."""
+    """Returns the rectangles, in pixels, that a marker and its whiskers cover."""
     px, py = frame.at((dot.x, dot.y))
     boxes = [(px - 8, py - 8, px + 8, py + 8)]
     if dot.x_range:
@@ -108,9 +111,10 @@ def _covered(frame: Frame, dot: Dot) -> list[Rectangle]:
 def _free_place(
     frame: Frame, at: tuple[float, float], length: float, taken: Sequence[Rectangle]
 ) -> tuple[float, float, str, Rectangle]:
-    """Returns the first place inside without overlap: right, left, above, below, then on ever wider rings.
+    """Returns (x, y, text-anchor, rectangle) of the first place for a name of `length` pixels near `at` that overlaps
+    nothing `taken`: right, left, above, below, then on ever wider rings.
 
-    Without such a place, returns the place inside that covers least."""
+    If every place overlaps, returns the place inside the chart that covers least."""
     px, py = at
     tries = [(px + 12, py + 4, "start"), (px - 12, py + 4, "end")]
     tries += [(px + dx, py + dy, "start" if dx > 0 else "end") for dy in (-9, 17) for dx in (9, -9)]
@@ -136,10 +140,10 @@ def _free_place(
 
 
 def _overlap(a: Rectangle, b: Rectangle) -> float:
-    """Returns the area that two rectangles share."""
+    """Returns the area in square pixels that two rectangles share."""
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def _hint(frame: Frame, words: str) -> Markup:
-    """Returns the text above the plot that names the better corner."""
+    """Draws the text above the chart that names the better direction."""
     return tag("text", words, x=frame.right, y=13.0, text_anchor="end", class_="gf-hint")

@@ -1,27 +1,28 @@
-"""Styles that distinguish arms: a colour, a dash and a marker, so that no reader depends only on colour."""
+"""Styles that distinguish arms, by number: a colour, a dash and a marker, so that no reader depends only on colour."""
 
 from __future__ import annotations
 
 from .markup import Markup, tag
 
 COLOURS = 6
-"""Number of colours that colour-blind readers can distinguish, on light and dark backgrounds"""
+"""Number of colours that colour-blind readers can distinguish, on light and dark backgrounds."""
 DASHES = ("", "7 3", "2 2.6", "9 3 2 3", "14 4", "5 2 1.5 2 1.5 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
 def colour(style: int) -> str:
-    """Returns the class that sets `--c`, the colour of an arm."""
+    """Returns the CSS class that sets `--c`, the colour of an arm."""
     return f"gf-c{style % COLOURS}"
 
 
 def dash(style: int) -> str | None:
-    """Returns the dash pattern of an arm; the first is solid. Colour and dash together repeat after 36 arms."""
+    """Returns the attribute stroke-dasharray of an arm's line; None for a solid one, the first. Colour and dash
+    together repeat after 36 arms."""
     return DASHES[(style + style // COLOURS) % len(DASHES)] or None
 
 
 def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", **attributes: object) -> Markup:
-    """Draws the marker of an arm, centred at (x, y)."""
+    """Draws the marker of the arm with this style, centred at (x, y) in pixels."""
     shape = MARKERS[(style + 2 * (style // COLOURS) + style // 36) % len(MARKERS)]
     inside = tag("title", title) if title else None
     if shape == "circle":
@@ -30,7 +31,7 @@ def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", *
 
 
 def _outline(shape: str, x: float, y: float, size: float) -> str:
-    """Returns the outline of a marker that is not a circle, of about the same area."""
+    """Returns the outline (`d` of a <path>) of a marker's shape other than a circle; all have about the same area."""
     s = size * 1.2
     corners = {
         "square": [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)],

@@ -1,4 +1,4 @@
-"""Results as text: tables for a terminal, and a base class of values that print as on the command line."""
+"""Results as text: tables for a terminal, and base classes of results that print as on the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .document import write_document
 from .markup import Markup, plain_table, tag
 
 WIDTH = 120
-"""Columns of text that is not written to a terminal"""
+"""Columns of text that is not written to a terminal."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -28,12 +28,12 @@ class TextTable(Table):
     """Table with literal cells and headings: brackets in a name are not read as rich's markup."""
 
     def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
-        """Adds a row; a cell with a style is a rich `Text`."""
+        """Adds a row; text is literal, and a rich `Text` may have a style."""
         literal = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
         super().add_row(*literal, style=style, end_section=end_section)
 
     def add_column(self, header: RenderableType = "", *rest: Any, **options: Any) -> None:
-        """Adds a column under a literal heading."""
+        """Adds a column with a literal heading."""
         super().add_column(Text(header) if isinstance(header, str) else header, *rest, **options)
 
 
@@ -50,7 +50,7 @@ def unruled(title: str | None = None) -> TextTable:
 
 
 def bare() -> TextTable:
-    """Returns an empty table of columns without lines and headings."""
+    """Returns an empty table without lines and headings."""
     return TextTable(box=None, show_header=False, pad_edge=False, padding=(0, 2))
 
 
@@ -70,7 +70,7 @@ def size(value: float | None) -> str:
 
 
 def short(count: int) -> str:
-    """Formats a count with three figures and k, M or B: 840704 is 841k."""
+    """Formats a count with three figures and the suffix k, M or B: 840704 is 841k."""
     for unit, power in (("B", 9), ("M", 6), ("k", 3)):
         if count >= 10**power:
             return f"{count / 10**power:.3g}{unit}"
@@ -78,7 +78,7 @@ def short(count: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Formats a duration as a clock: 75 is 1:15."""
+    """Formats a duration in seconds as a clock: 75 is 1:15."""
     if not math.isfinite(seconds):
         return "–:––"
     minutes, rest = divmod(round(seconds), 60)
@@ -87,7 +87,7 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Returns values as a row of bars from 0 to the largest.
+    """Returns a row of bars, one character per value, from 0 to the largest.
 
     >>> sparkline([0, 1, 2, 4])
     '▁▃▅█'
@@ -98,39 +98,40 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def decimals(value: float | None) -> str:
-    """Formats a value with four decimals; `no` for None."""
+    """Formats a value with four decimals; None as `no`."""
     return "no" if value is None else f"{value:.4f}"
 
 
 def output() -> Console:
-    """Returns a console for standard output, as wide as its terminal, or `WIDTH` columns if redirected to a file or
-    pipe."""
+    """Returns a console for standard output, as wide as its terminal, or `WIDTH` columns wide for a file or pipe."""
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def one_line(text: str) -> str:
-    """Returns the text with a sign for each character that controls a terminal: line ends, escapes, text directions."""
+    """Returns the text with a visible sign instead of each character that controls a terminal: line ends, escapes, text
+    directions."""
     return "".join(letter if letter.isprintable() else "⏎" if letter == "\n" else "·" for letter in text)
 
 
 def unbroken(text: str) -> Text:
-    """Returns a text whose lines are never wrapped, so that they can be copied: a path, a config."""
+    """Returns a rich text whose lines are never wrapped, so that they can be copied: a path, a config."""
     return Text(text, no_wrap=True, overflow="ignore")
 
 
 def dim(text: str) -> Text:
-    """Returns a dimmed line that explains the lines before it."""
+    """Returns a dimmed rich text, for a line that explains the lines before it."""
     return Text(text, style="dim")
 
 
 class Printed:
-    """Base of results for a terminal: `print(result)` gives the same text as the command line
+    """Base of results for a terminal: `print(result)` gives the same text as the command line.
 
-    A subclass has `lines` and `to_dict`; `__rich__` gives the lines to rich's consoles, with colours, at their width.
+    A subclass has `lines` and `to_dict`; `__rich__` gives the lines to rich's consoles, with colours, at their
+    width.
     """
 
     raw: ClassVar[bool] = False
-    """True if the lines are input of other programs: the command line then prints them unwrapped"""
+    """True if the lines are input of other programs: the command line then prints them unwrapped."""
 
     def to_dict(self) -> Any:
         """Returns the result as plain values.
@@ -172,21 +173,21 @@ class Printed:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """Returns the same text with tables as HTML, for a notebook."""
+        """Returns the result's lines as HTML, for a notebook."""
         return tag("div", *map(_html, self.lines()))
 
     def __rich__(self) -> Group:
         return Group(*(Text(one) if isinstance(one, str) else one for one in self.lines()))
 
     def __str__(self) -> str:
-        """Returns the same text without colours, `WIDTH` columns wide."""
+        """Returns the result's lines as text without colours, `WIDTH` columns wide."""
         target = io.StringIO()
         Console(file=target, width=WIDTH, color_system=None, highlight=False).print(self, crop=False)
         return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
 
 
 class Reported(Printed):
-    """Base of printed results that have a page."""
+    """Base of printed results that can be written as an HTML page."""
 
     def html(self) -> str:
         """Returns the page, which loads no other files.
@@ -231,7 +232,7 @@ class Reported(Printed):
 
 
 class Tabular(Printed):
-    """Base of printed results that have a table."""
+    """Base of printed results that have a table of rows."""
 
     def records(self) -> Iterable[dict[str, Any]]:
         """Returns the rows of the table.

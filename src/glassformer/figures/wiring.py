@@ -20,7 +20,7 @@ from .markup import Markup, join, number, tag
 
 WIDTH = 300
 GAP = 34
-"""Space between two towers, for the line of the encoder's memory"""
+"""Space in pixels between two towers, for the line of the encoder's memory."""
 TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
@@ -30,7 +30,7 @@ KNOWN = ("pre", "post", "sandwich", "res_post", "parallel", "no_residual")
 
 @dataclass(frozen=True)
 class Box:
-    """A part: its name, its details in small type, and what acts `inside` it (a position)
+    """A part of a model in the drawing: its name, its details in small type, and what acts `inside` it (a position).
 
     `whole`, which is not drawn, holds all details, since a narrow box has less room."""
 
@@ -39,12 +39,12 @@ class Box:
     inside: str = ""
     whole: str = ""
     reads_memory: bool = False
-    """True if it reads the output of an encoder"""
+    """True if the part reads the output of an encoder."""
 
 
 @dataclass(frozen=True)
 class BlockSketch:
-    """One block: the wiring and the parts, `times` in a row
+    """One block of the drawing: its wiring and its parts; `times` is the number of equal blocks in a row.
 
     `shared_norm` is True if the two branches of a parallel block read the same norm; `mixer_normed` is False if the
     mixer of a pre block reads no norm.
@@ -61,7 +61,7 @@ class BlockSketch:
 
 @dataclass(frozen=True)
 class StageSketch:
-    """Blocks that are repeated together."""
+    """Blocks of the drawing that are repeated together, `repeat` times; `hidden` is the number of blocks left out."""
 
     repeat: int = 1
     blocks: Sequence[BlockSketch] = field(default_factory=tuple)
@@ -70,7 +70,7 @@ class StageSketch:
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A whole model; `position` names the position that is added to the embedding, if any."""
+    """A whole model to draw; `position` names the position that is added to the embedding, "" without one."""
 
     embedding: Box | None = None
     position: str = ""
@@ -81,21 +81,22 @@ class ModelSketch:
     reads: str = "tokens"
     gives: str = "logits"
     encoder: ModelSketch | None = None
-    """Tower whose output is read by parts of this one"""
+    """Tower whose output is read by parts of this model; None without an encoder."""
     differs: frozenset[Place] = frozenset()
-    """Places to be marked: ("final_norm",), (stage, "repeat"), (stage, block, "mixer"), ..."""
+    """Places marked as different: ("final_norm",), (stage, "repeat"), (stage, block, "mixer"), ..."""
 
 
 class _Pen:
-    """Draws upwards from y = 0; `y` is the level reached so far, negative and decreasing."""
+    """Collector of the shapes of one tower, drawn upwards from y = 0; `y` is the level reached so far in pixels,
+    negative and decreasing."""
 
     def __init__(self, within: Place | None = None) -> None:
         self.within = within
-        """First steps of the places that parts are marked with; None marks none."""
+        """First steps of the places in the attribute data-place; None for a drawing without places."""
         self.pieces: list[Markup] = []
         self.y = 0.0
         self.readers: list[tuple[float, float]] = []
-        """Left edges (x, y) of the parts that read a memory"""
+        """Middle (x, y) of the left edges of the parts that read a memory."""
 
     def put(self, *pieces: Markup) -> None:
         self.pieces += pieces
@@ -114,12 +115,12 @@ class _Pen:
             )
 
     def rise(self, height: float, arrow: bool = False) -> None:
-        """Draws the trunk upwards."""
+        """Draws the trunk `height` pixels upwards."""
         self.line((TRUNK, self.y), (TRUNK, self.y - height), arrow=arrow)
         self.y -= height
 
     def add(self, y: float) -> None:
-        """Draws a circled plus on the trunk."""
+        """Draws a circled plus on the trunk, for an addition."""
         cross = f"M{number(TRUNK - 5)},{number(y)}h10M{number(TRUNK)},{number(y - 5)}v10"
         self.put(tag("circle", cx=TRUNK, cy=y, r=9.0, class_="gf-plus"), tag("path", d=cross, class_="gf-wire"))
 
@@ -127,17 +128,17 @@ class _Pen:
         self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor, data_place=place))
 
     def badge(self, x: float, y: float) -> None:
-        """Draws the mark of a difference, centred at (x, y)."""
+        """Draws a circled ≠, the mark of a difference, centred at (x, y)."""
         self.put(tag("circle", cx=x, cy=y, r=8.0, class_="gf-badge"))
         self.text("≠", x, y + 4.5, "gf-badge-sign")
 
     def place(self, *steps: int | str) -> str | None:
-        """Value of data-place of a part; None without places."""
+        """Returns the value of a part's attribute data-place; None for a drawing without places."""
         return None if self.within is None else ".".join(map(str, (*self.within, *steps)))
 
     def box(self, box: Box, role: str, left: float, right: float, y: float, height: float,
             differs: bool = False, at: str = "") -> None:  # fmt: skip
-        """Draws a part whose lower edge is at y; `at` is its place in the block, such as "mixer"."""
+        """Draws the box of a part whose lower edge is at y; `at` is its place in the block, such as "mixer"."""
         letters = max(6, int((right - left) / 6.6))
         top, middle = y - height, (left + right) / 2
         self.put(
@@ -168,7 +169,7 @@ class _Pen:
 
 
 def _height(box: Box) -> float:
-    """Returns the height that a part's text needs."""
+    """Returns the height in pixels that a part's text needs."""
     return 26.0 + (13.0 if box.detail else 0.0) + (25.0 if box.inside else 0.0)
 
 
@@ -191,7 +192,7 @@ def wiring_drawing(model: ModelSketch, title: str, places: bool = False) -> Mark
 
 
 def _drawn(model: ModelSketch, marks: frozenset[Place], within: Place | None = None) -> _Pen:
-    """Draws one tower."""
+    """Draws one tower and returns its shapes; `marks` are the places that differ."""
     pen = _Pen(within)
     pen.text(model.reads, TRUNK, -4.0, "gf-detail")
     pen.y = -12.0
@@ -221,7 +222,7 @@ def _memory(source: _Pen, pen: _Pen) -> None:
 
 
 def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False, at: str = "") -> None:
-    """Draws a part that the trunk passes through."""
+    """Draws a part that the trunk passes through, up to x = `right`."""
     pen.rise(16, arrow=True)
     height = _height(box)
     pen.box(box, role, 10.0, right, pen.y, height, differs, at)
@@ -229,7 +230,7 @@ def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = Fals
 
 
 def _added_position(pen: _Pen, words: str, differs: bool) -> None:
-    """Draws a position that is added to the embedding."""
+    """Draws the position that is added to the embedding, named `words`."""
     pen.rise(40)
     y = pen.y + 20
     left, right = BRANCH_LEFT, BRANCH_RIGHT
@@ -243,7 +244,7 @@ def _added_position(pen: _Pen, words: str, differs: bool) -> None:
 
 
 def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -> None:
-    """Draws blocks in a frame with their number of repeats."""
+    """Draws the blocks of a stage in a frame with the number of repeats; `index` is the stage's."""
     pen.rise(14)
     bottom, before = pen.y, len(pen.pieces)
     for j, block in enumerate(stage.blocks):
@@ -268,13 +269,13 @@ def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -
 
 
 def _wiring_words(block: BlockSketch) -> str:
-    """Returns the wiring as text, with a remark if this drawing does not know it."""
+    """Returns the name of a block's wiring as a caption, with a remark if this drawing does not know it."""
     known = block.wiring in KNOWN
     return f"{shorten(block.wiring, 14)} wiring" if known else f"{shorten(block.wiring, 12)} (drawn as pre)"
 
 
 def _block(pen: _Pen, block: BlockSketch, marks: frozenset[str], alone: bool) -> None:
-    """Draws one block, with a caption if it has neighbours; `marks` names the parts that differ."""
+    """Draws one block, with a caption unless it is `alone` in its stage; `marks` names the parts that differ."""
     bottom, before = pen.y, len(pen.pieces)
     pen.rise(10)
     if block.wiring == "parallel" and block.mixer and block.ffn:
@@ -293,7 +294,7 @@ def _block(pen: _Pen, block: BlockSketch, marks: frozenset[str], alone: bool) ->
 
 
 def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozenset[str]) -> None:
-    """Draws one part on its branch, with the norms at the places of the wiring."""
+    """Draws a mixer or an FFN on its branch, with the norms where the wiring has them."""
     post = block.wiring == "post"
     start = y = pen.y
     norm, other = "" if role == "mixer" and not block.mixer_normed else block.norm, "norm" in marks
@@ -313,14 +314,14 @@ def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozen
 
 
 def _branch_up(pen: _Pen, start: float, y: float) -> float:
-    """Draws the branch from the trunk upwards."""
+    """Draws the start of a branch, from the trunk at `start` up to `y`, and returns y."""
     pen.put(tag("circle", cx=TRUNK, cy=start, r=2.6, class_="gf-joint"))
     pen.line((TRUNK, start), (BRANCH, start), (BRANCH, y), arrow=True)
     return y
 
 
 def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> float:
-    """Draws a part on the branch, and the short line above it."""
+    """Draws a part on the branch with its lower edge at y and a short line above; returns the y of the line's end."""
     height = _height(box)
     pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height, differs)
     pen.line((BRANCH, y - height), (BRANCH, y - height - 10))
@@ -328,13 +329,13 @@ def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> floa
 
 
 def _become_trunk(pen: _Pen, y: float) -> None:
-    """Draws the branch back into the place of the trunk, which it becomes."""
+    """Draws the branch from y back to the place of the trunk, which it replaces (a block without residual)."""
     pen.line((BRANCH, y), (TRUNK, y), (TRUNK, y - 20))
     pen.y = y - 20
 
 
 def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> None:
-    """Draws the branch at `y` back to the trunk, an addition, and the trunk from `start`."""
+    """Draws the branch at `y` back to the trunk, an addition, and the trunk from `start` up to it."""
     pen.line((branch, y), (TRUNK + 9, y))
     pen.line((TRUNK, start), (TRUNK, y - 20))
     pen.add(y)
@@ -342,8 +343,8 @@ def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> No
 
 
 def _parallel(pen: _Pen, block: BlockSketch, mixer: Box, ffn: Box, marks: frozenset[str]) -> None:
-    """Draws mixer and ffn in parallel: they read the same input, through one norm or one each, and one sum adds
-    them."""
+    """Draws mixer and FFN next to each other: both read the same input, through one norm or one each, and one sum adds
+    both."""
     start = pen.y
     y = _branch_up(pen, start, start - 12)
     if block.norm and block.shared_norm:
