@@ -233,7 +233,7 @@ def test_of_several_seeds_the_one_that_failed_is_drawn() -> None:
     text = section(made)
     captions = [Page(one).text for one in re.findall("<figcaption>.*?</figcaption>", text)][:5]
     assert captions[0] == "gpt2@10mseed 1, diverged" and captions[1] == "gpt2@10m+ropeseed 0"
-    assert "Of several seeds one is drawn" in Page(text).text and "Markers stand" not in Page(text).text
+    assert "Of several seeds one is drawn" in Page(text).text and "Markers show" not in Page(text).text
 
 
 def test_the_cells_of_all_maps_are_bounded() -> None:

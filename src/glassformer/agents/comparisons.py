@@ -1,4 +1,4 @@
-"""Comparisons in one folder, under names without paths; at most one is computed at a time, by a process."""
+"""Comparisons in one folder, under names without paths, computed by a process, at most one at a time."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from glassformer.runs.files import read_results
 from glassformer.runs.results import Results
 
 NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
-"""Names of comparisons: no path can be made of one."""
+"""Pattern of the name of a comparison, which cannot be a path."""
 ASKED, ANSWER, PROGRESS, PROCESS = "asked.yaml", "answer.json", "progress.txt", "process.txt"
-"""Files of a comparison that was asked for: its design, the output of the process, its progress and its number."""
+"""Files of a comparison that was started here: design; standard output, progress and number of its process."""
 MOST_LISTED = 200
-"""Comparisons that are listed at most."""
+"""Largest number of comparisons that are listed."""
 MOST_ROWS = 400
-"""Runs of one comparison that are reported at most."""
+"""Largest number of reported runs of one comparison."""
 STOP_SECONDS = 20.0
-"""Seconds in which a process that was terminated saves its run."""
+"""Seconds that a process has to save its run after SIGTERM, before it is killed."""
 
 State = Literal["running", "complete", "incomplete", "failed"]
 
 
 @dataclass
 class Comparisons:
-    """Comparisons in `folder`; a process that computes one is stopped after `minutes`."""
+    """Folder of comparisons, with the process that computes one of them, which is stopped after `minutes`."""
 
     folder: Path
     minutes: float = 60.0
     detached: bool = False
-    """Let the process outlive this one, without a limit of its time."""
+    """True if the process may outlive this one, without a time limit."""
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _name: str = field(init=False, default="")
     _timer: threading.Timer | None = field(init=False, default=None)
@@ -63,7 +63,7 @@ class Comparisons:
         return place
 
     def names(self) -> list[str]:
-        """Returns the names of comparisons, the latest first, at most `MOST_LISTED`."""
+        """Returns the names of the comparisons in the folder, the latest first, at most `MOST_LISTED`."""
         found: list[tuple[float, str]] = []
         with suppress(OSError):
             for entry in self.folder.iterdir():
@@ -73,7 +73,8 @@ class Comparisons:
         return [name for _, name in sorted(found, reverse=True)[:MOST_LISTED]]
 
     def results_of(self, name: str) -> Results | None:
-        """Returns the content of a comparison's results.json, or None. Raises RequestError for a damaged file."""
+        """Returns the content of a comparison's results.json; None without the file. Raises RequestError for a damaged
+        one."""
         return read_results(self.place(name))
 
     def design_of(self, name: str) -> dict[str, Any]:
@@ -91,7 +92,8 @@ class Comparisons:
         return mine or being_written(self.place(name))
 
     def state(self, name: str, found: Results | None) -> State:
-        """Returns how far a comparison is."""
+        """Returns the state of a comparison whose results are `found` (None without any): running, complete, failed (an
+        error ended its process), or else incomplete."""
         if self.running(name):
             return "running"
         if found is not None and found.status == "complete":
@@ -99,7 +101,8 @@ class Comparisons:
         return "failed" if self._failure(name) else "incomplete"
 
     def listed(self) -> list[dict[str, Any]]:
-        """Returns name, state, models, seeds and date of each; of a damaged one name, state and error."""
+        """Returns a dict for each comparison: name, state, models, seeds and created (date); for one with a damaged
+        results.json name, state and refused (error)."""
         rows: list[dict[str, Any]] = []
         for name in self.names():
             try:
@@ -116,9 +119,10 @@ class Comparisons:
         return rows
 
     def start(self, design: Design, name: str | None) -> dict[str, Any]:
-        """Starts a process that computes a comparison; returns name, state, design, seeds, minutes and similar ones.
+        """Draws seeds and starts a process that computes a comparison; returns its name (made up if None), state,
+        design, seeds, similar comparisons and largest number of minutes.
 
-        Seeds are drawn here. Raises RequestError for a name that is taken, and while another one is computed."""
+        Raises RequestError for a name that is taken, and while another comparison is computed."""
         self._refuse_second()
         design = design.replace(seed=secrets.randbelow(1 << 31))
         name = name or f"comparison-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -195,10 +199,11 @@ class Comparisons:
         return [one for one in self.names() if one != name and kind(self.design_of(one)) == kind(design)]
 
     def outcome(self, name: str, seconds: float = 0.0) -> dict[str, Any]:
-        """Returns the state of a comparison, and once it is complete its verdicts, notes and runs.
+        """Returns the state of a comparison; once it is complete its models, budget, verdicts and runs, before only the
+        number of ended runs and its progress or error. `seconds` is the longest wait for the end.
 
-        No loss is shown before all runs have ended, so that no one stops at a result that suits them. `seconds` is the
-        longest wait for the end."""
+        No loss is shown before all runs have ended, so that no one stops at a result that suits them. Raises
+        RequestError for an unknown name."""
         if name not in self.names():
             raise RequestError(
                 f"no comparison is named {shown(repr(name))}; runs lists them", code="unknown", field="name", value=name
@@ -230,7 +235,8 @@ class Comparisons:
         }  # fmt: skip
 
     def stop(self) -> None:
-        """Stops the process, if one runs; `glassformer run` resumes what it saved."""
+        """Stops the process of this object, if it runs: it saves its run, which `resume` or `glassformer run`
+        continues."""
         process, timer = self._process, self._timer
         if timer is not None:
             timer.cancel()
@@ -244,7 +250,8 @@ class Comparisons:
             process.wait()
 
     def _failure(self, name: str) -> dict[str, str] | None:
-        """Returns the error that ended the process of a comparison, or None."""
+        """Returns code, field and message of the error that ended the process of a comparison; None without an
+        error."""
         with suppress(OSError, ValueError, IndexError):
             lines = (self.place(name) / ANSWER).read_text(encoding="utf-8").splitlines()
             error = json.loads(lines[-1]).get("error")

@@ -1,4 +1,4 @@
-"""The server of tools on standard input and output, by the `mcp` package."""
+"""Server of tools on standard input and output, by the `mcp` package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_library() -> None:
 def serve_tools(
     folder: str | Path = "comparisons", *, allow_runs: bool = False, most_minutes: float = 60.0, dry: bool = False
 ) -> ToolList:
-    """Answers an agent on standard input and output until it closes them; returns the tools.
+    """Serves tools to an agent on standard input and output until it closes them; returns the list of tools.
 
     Parameters
     ----------

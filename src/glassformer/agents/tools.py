@@ -28,9 +28,9 @@ from glassformer.naming.catalogue import PresetCatalogue
 from glassformer.planning import plan
 
 LARGEST_RESULT = 1 << 18
-"""Bytes of a result as JSON; a larger one is refused, with the remedy."""
+"""Largest number of bytes of a result as JSON; a larger one is refused, with the remedy."""
 LONGEST_WAIT = 50.0
-"""Seconds that results waits at most; clients give up after 60."""
+"""Largest number of seconds that the tool `results` waits; clients give up after 60."""
 DETAILS = ("components", "layers", "symbols")
 """Fields of a plan that explain its figures."""
 
@@ -48,7 +48,9 @@ class Arguments(BaseModel):
     """True for a tool that starts work and writes files."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns the result. Raises RequestError, WorkError."""
+        """Runs the tool over the folder `comparisons`; returns its result as plain values.
+
+        Raises RequestError for arguments that cannot be served, WorkError if the work fails."""
         raise NotImplementedError
 
 
@@ -63,7 +65,7 @@ class PlanTool(Arguments):
     batch: Annotated[int, Field(ge=1, le=1 << 20)] = 1
     """Sequences in one batch."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Dtype of computing."""
+    """Compute dtype."""
     weights: Literal["float32", "bfloat16", "int8", "int4"] | None = None
     """Dtype of the stored weights; by default `dtype`."""
     machine: Annotated[str | None, Field(max_length=64)] = None
@@ -78,7 +80,8 @@ class PlanTool(Arguments):
     """Add parameters by component and by matrix of a layer, with their formulas."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns a plan for each model."""
+        """Returns {"plans": a dict for each model}, as `glassformer plan --json` prints; without `explain`, no
+        formulas."""
         for model in self.models:
             check_published(model)
         if self.machine is not None:
@@ -111,7 +114,7 @@ class DiffTool(Arguments):
     """Expression of the other model."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns sizes of both models, differing parts and differing fields."""
+        """Returns a dict: `parameters` by expression, differing `parts` and `fields`, and `equal`."""
         for model in (self.a, self.b):
             check_published(model)
         mine, other = preset(self.a), preset(self.b)
@@ -139,7 +142,7 @@ class CompareTool(Arguments):
     match: Literal["tokens", "flops", "minutes"] | None = None
     """Quantity that is equal between models; by default that of the budget."""
     seeds: Annotated[int, Field(ge=1, le=20)] = 3
-    """Number of runs of each model; which seeds, the server draws. One seed gives no verdict."""
+    """Number of runs of each model, on seeds that the server draws. One seed gives no verdict."""
     batch_size: Annotated[int | None, Field(ge=1, le=4096)] = None
     """Sequences of an optimizer step."""
     context: Annotated[int | None, Field(ge=2, le=1 << 16)] = None
@@ -150,7 +153,9 @@ class CompareTool(Arguments):
     """Name of the comparison; by default the server gives one."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Starts the comparison; returns as `Comparisons.start`."""
+        """Starts the comparison in a process; returns at once its name, state, design, seeds, similar comparisons and
+        largest number of minutes. Raises RequestError for a design that is refused, and while another comparison is
+        computed."""
         for model in self.models:
             check_published(model)
             for change in grammar.parse(model, names_a_model)[2]:
@@ -173,7 +178,7 @@ class RunsTool(Arguments):
     """Lists the comparisons in the server's folder, with their state."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns name, state, models and seeds of each comparison, the latest first."""
+        """Returns {"comparisons": name, state, models, seeds and date of each, the latest first}."""
         return {"comparisons": comparisons.listed()}
 
 
@@ -188,7 +193,8 @@ class ResultsTool(Arguments):
     """Seconds to wait for the end."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns `Comparisons.outcome`."""
+        """Returns the state of the comparison, and once it is complete its verdicts and runs, by
+        `Comparisons.outcome`."""
         return comparisons.outcome(self.name, self.wait)
 
 
@@ -196,21 +202,22 @@ TOOLS: dict[str, type[Arguments]] = {
     "plan": PlanTool, "presets": PresetsTool, "diff": DiffTool, "compare": CompareTool, "results": ResultsTool,
     "runs": RunsTool,
 }  # fmt: skip
-"""Tools by name."""
+"""Name of a tool -> class of its arguments, whose docstring is its description."""
 
 
 @dataclass(frozen=True)
 class ToolList(Printed):
-    """Tools that a server offers, as a value that prints itself."""
+    """Tools that a server offers, as a value that prints itself as a table."""
 
     tools: list[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns name, description, JSON Schema and whether it writes, of each tool."""
+        """Returns {"tools": a dict for each}: name, description, schema (of its arguments) and writes (True if it
+        does)."""
         return {"tools": self.tools}
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a table of names, arguments and descriptions."""
+        """Yields a table with name, arguments and description of each tool."""
         table = ruled()
         for heading in ("tool", "arguments", "description"):
             table.add_column(heading, overflow="fold")
@@ -220,7 +227,7 @@ class ToolList(Printed):
 
 
 class ToolAnswer(NamedTuple):
-    """Result of a call; `refused` is True if it is a refusal or a failure, which is then its only entry."""
+    """Result of a call as plain values; if `refused`, the only one is the error, under the key "refused"."""
 
     fields: dict[str, Any]
     refused: bool
@@ -228,13 +235,13 @@ class ToolAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Tools over one folder of comparisons; without `allow_runs` those that start work are refused."""
+    """Set of tools over one folder of comparisons; without `allow_runs`, a tool that starts work is refused."""
 
     comparisons: Comparisons
     allow_runs: bool = False
 
     def described(self) -> list[dict[str, Any]]:
-        """Returns name, description, JSON Schema of the arguments, and whether it writes, of each tool."""
+        """Returns a dict for each tool that is offered: name, description, schema (of its arguments) and writes."""
         return [
             {
                 "name": name,
@@ -247,7 +254,7 @@ class Toolbox:
         ]
 
     def call(self, name: str, arguments: Any) -> ToolAnswer:
-        """Returns what a tool gives, or its refusal with code, field and message."""
+        """Runs the tool `name`; returns its result, or its error with code, field and message."""
         try:
             return ToolAnswer(self._called(name, arguments), False)
         except (RequestError, WorkError) as problem:
@@ -281,7 +288,7 @@ class Toolbox:
 
 
 def schema_of(kind: type[Arguments]) -> dict[str, Any]:
-    """Returns the JSON Schema of a tool's arguments, without titles."""
+    """Returns the JSON Schema of a tool's arguments, without titles and without the tool's description."""
     schema = kind.model_json_schema()
     for one in (schema, *schema["properties"].values()):
         one.pop("title", None)

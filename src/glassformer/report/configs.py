@@ -12,7 +12,8 @@ from .sketch import describe, mapping, marked, sequence, sketch
 
 
 def config_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns the table of differences and the drawings."""
+    """Returns the section with a wiring drawing of each arm and, for several arms, the table of their differences;
+    Absent if no arm has a config."""
     known = [arm for arm in arms if arm.config]
     if not known:
         return Absent("How the arms differ", "no config was recorded.")
@@ -26,7 +27,7 @@ def config_section(arms: Sequence[Arm]) -> Markup | Absent:
         tag("div", *cards, class_="cards"),
         caption(
             "Read a drawing from the bottom up. The line on the left is the residual stream; ⊕ adds to it. "
-            f"A dashed box is a position, drawn where it acts.{marks}"
+            f"A dashed box is a position encoding, drawn at the part that it changes.{marks}"
         ),
     )
 
@@ -37,7 +38,8 @@ def _card(arm: Arm, model: ModelSketch) -> Markup:
 
 
 def _table(arms: Sequence[Arm]) -> Markup:
-    """Returns the table of differences, in the order of the axes."""
+    """Returns the table of the arms' differences in config and recipe, in the order of the axes; a sentence if
+    equal."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
@@ -58,13 +60,13 @@ def _table(arms: Sequence[Arm]) -> Markup:
 
 
 def _stages(tree: dict) -> list[list]:
-    """Returns the blocks of each stage."""
+    """Returns the blocks of each stage of a model's config."""
     return [sequence(mapping(stage).get("blocks")) for stage in sequence(tree.get("stack"))]
 
 
 def _row(one: Difference, alone: bool) -> Markup:
     """Returns the row of one part or field: its description, its path, and each arm's value; unusual values are
-    tinted."""
+    tinted. `alone` is True if all models have a single block, whose number the description omits."""
     usual = one.usual
     cells = [
         tag("td", _value(value), class_=None if usual is None else "usual" if value == usual else "changed")

@@ -1,4 +1,4 @@
-"""Loss during training against tokens and seconds; loss at contexts longer than the trained one."""
+"""Sections on the loss during training, the learning rate, and the loss at contexts longer than the trained one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kind = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class CurveView:
-    """View of the curves: the x axis and its range."""
+    """View of the loss curves: the x axis, and the function from a run to its points (x, loss)."""
 
     key: str
     curve: Callable[[RunResult], Points]
@@ -45,7 +45,7 @@ SCALES = (("linear", "linear"), ("log", "logarithmic"), ("end", "second half"))
 
 
 def windows(kind: Kind, low: float, high: float, count: int) -> list[float]:
-    """Returns the edges of `count` windows of equal width on the axis."""
+    """Returns the count + 1 edges of windows from `low` to `high` that are equally wide on a linear or log axis."""
     if kind == "log":
         ratio = math.log(high / low)
         return [low * math.exp(ratio * i / count) for i in range(count + 1)]
@@ -64,7 +64,7 @@ def at(curve: Points, x: float) -> float | None:
 
 
 def mean_curve(curves: Sequence[Points], kind: Kind) -> Points:
-    """Returns the mean over seeds, over the range that every seed covers.
+    """Returns the mean of the curves of several seeds, over the range that every seed covers.
 
     Short curves are averaged at all recorded points, long ones in windows of equal width: within a window each seed
     counts once, with the mean of its points.
@@ -84,7 +84,9 @@ def mean_curve(curves: Sequence[Points], kind: Kind) -> Points:
 
 
 def _window(curves: Sequence[Points], a: float, b: float, last: bool) -> tuple[float, float] | None:
-    """Returns (mean x, mean over seeds) in [a, b), if `last` [a, b]; fills in seeds without points. None if all are."""
+    """Returns the point (mean x, mean over seeds) of the window [a, b), or [a, b] if `last`; None without any points.
+
+    A seed without points in the window counts with its interpolated value, if it has one."""
     inside = [[p for p in curve if a <= p[0] < b or (last and p[0] == b)] for curve in curves]
     xs = [p[0] for seed in inside for p in seed]
     if not xs:
@@ -142,7 +144,8 @@ def spikes(curve: Points) -> list[CurveSpike]:
 
 
 def top(curves: Sequence[Points], low: float | None = None) -> float | None:
-    """Returns an upper end of an axis for these curves that cuts off single spikes; None if none of them needs it."""
+    """Returns the upper end of a y axis that cuts off spikes of the curves from x = `low` on; None if all can be
+    shown."""
     curves = [[p for p in curve if low is None or p[0] >= low] for curve in curves]
     out = [{spike.x for spike in spikes(curve)} for curve in curves]
     calm = [y for curve, beyond in zip(curves, out, strict=True) for x, y in curve if x not in beyond]
@@ -154,8 +157,8 @@ def top(curves: Sequence[Points], low: float | None = None) -> float | None:
 
 @dataclass(frozen=True)
 class Shared:
-    """A simultaneous spike of most arms of a seed: after `x` tokens, in `who` of the `reached` arms that were trained
-    that far"""
+    """Simultaneous spike of most arms of a seed, after `x` tokens: `who` of the `reached` arms that were trained that
+    far have it, with a height of up to `height` nats."""
 
     x: float
     seed: int
@@ -165,7 +168,7 @@ class Shared:
 
 
 def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
-    """Returns the places at which most arms of a seed have a spike on the same batches."""
+    """Returns the spikes that most arms of a seed have on the same batches."""
     found = []
     for seed in dict.fromkeys(run.seed for arm in arms for run in arm.runs):
         runs = [run for arm in arms for run in arm.runs if run.seed == seed and len(training_curve(run)) > 1]
@@ -183,7 +186,7 @@ def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
 
 
 def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> list[list[tuple[float, int, float]]]:
-    """Groups sorted places with a distance of at most `width`."""
+    """Returns places (x, index of the curve, height) in groups, with gaps of at most `width` between successive x."""
     groups: list[list[tuple[float, int, float]]] = []
     for one in sorted(places):
         if groups and one[0] - groups[-1][-1][0] <= width:
@@ -194,13 +197,13 @@ def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> lis
 
 
 def few(markers: Points) -> Points:
-    """Returns at most MARKERS markers, evenly chosen, including the last."""
+    """Returns at most `MARKERS` of the points, evenly chosen, the last included."""
     stride = -(-len(markers) // MARKERS)
     return markers[::-1][:: max(stride, 1)][::-1]
 
 
 def curve_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns the section with the loss curves and the switches between views of them."""
+    """Returns the section with the loss curves and switches of axis and scale; Absent if no curve was recorded."""
     recorded = [v for v in VIEWS if any(v.curve(run) for arm in arms for run in arm.runs)]
     if not recorded:
         return Absent("Loss while training", "no curve was recorded.")
@@ -225,7 +228,7 @@ def switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
 
 
 def _panel(arms: Sequence[Arm], view: CurveView, scale: str) -> Markup:
-    """Draws the curves in one view on one scale, for wide and narrow screens."""
+    """Returns the chart of the loss curves in one view on one scale, for wide and for narrow screens."""
     kind: Kind = "log" if scale == "log" else "linear"
     series = [_series(arm, view, kind) for arm in arms]
     ends = [line[-1][0] for one in series for line in (one.points, *one.thin) if line]
@@ -240,13 +243,13 @@ def _panel(arms: Sequence[Arm], view: CurveView, scale: str) -> Markup:
 
 
 def _top(arms: Sequence[Arm], view: CurveView, low: float | None) -> float | None:
-    """Returns the upper end of the loss axis: that of the finished arms, if there are any."""
+    """Returns the upper end of the loss axis by `top`, for the finished arms, or for all if no arm finished."""
     counted = [arm for arm in arms if arm.finished] or list(arms)
     return top([view.curve(run) for arm in counted for run in arm.counted], low)
 
 
 def _series(arm: Arm, view: CurveView, kind: Kind) -> Series:
-    """Returns one arm as a line: its seeds thin, their mean thick, its validation losses as markers."""
+    """Returns one arm as a series: its seeds as thin lines, their mean thick, its validation losses as markers."""
     curves = {id(run): view.curve(run) for run in arm.runs}
     mean = mean_curve([curves[id(run)] for run in arm.counted], kind)
     recorded = [extremes(curve, kind) for curve in curves.values() if curve]
@@ -287,7 +290,7 @@ def _curve_words(arms: Sequence[Arm]) -> str:
 
 
 def _shared_words(arms: Sequence[Arm]) -> Markup | None:
-    """Returns a note on spikes of all arms at once, whose cause is the data."""
+    """Returns a note on the spikes that most arms share, whose cause is the data; None without any."""
     found = shared_spikes(arms)
     if not found:
         return None
@@ -323,7 +326,7 @@ def _has_validation(arm: Arm) -> bool:
 
 
 def _ends_in_words(arms: Sequence[Arm]) -> str:
-    """Returns a description of the chart for screen readers: the end of each curve."""
+    """Returns a description of the loss chart for screen readers: the last mean loss of each arm."""
     ends = []
     for arm in arms:
         curve = mean_curve([training_curve(run) for run in arm.counted], "linear")
@@ -351,7 +354,7 @@ def rate_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def _rates(arm: Arm) -> Points:
-    """Returns the rates of the first seed that recorded them."""
+    """Returns the learning rates of the arm's first run that recorded them; [] without any."""
     return next((curve for run in arm.runs if run.train and (curve := points(run.train.rate_curve))), [])
 
 
@@ -367,7 +370,7 @@ class ContextLoss:
 
 
 def reaches(arm: Arm) -> dict[int, ContextLoss]:
-    """Returns the arm's results by context, each the mean over seeds."""
+    """Returns context -> mean loss of the arm over its seeds, or the reason why it is missing."""
     found: dict[int, list[written.Reach]] = {}
     for run in arm.counted:
         for entry in run.extrapolation:
@@ -442,7 +445,7 @@ def _reach_series(arm: Arm, reach: dict[int, ContextLoss], trained: float) -> Se
 def _reach_table(
     arms: Sequence[Arm], known: dict[int, dict[int, ContextLoss]], contexts: Sequence[int], trained: float
 ) -> Markup:
-    """Returns the table of values, with the reason for each missing one."""
+    """Returns the table of losses by arm and context, with the reason for each missing one."""
     heads = [tag("th", "Arm", scope="col")]
     heads += [tag("th", f"{si(c / trained)}×", tag("small", f"{count(c)} tokens"), scope="col") for c in contexts]
     rows = []

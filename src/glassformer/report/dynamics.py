@@ -41,7 +41,7 @@ SMALL = {"width": 340, "height": 236, "end_labels": False}
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic and the scale of its drawing; `merge` combines several values."""
+    """Statistic that is drawn, with its labels and axis; `merge` combines the values of adjacent windows."""
 
     name: str
     words: str
@@ -95,7 +95,7 @@ _OTHER = Happening(0, "●", "other event", "other events")
 
 
 def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
-    """Returns the section; if no run was watched, the `command` for watching one."""
+    """Returns the section on training dynamics; if no run was watched, Absent with the `command` that watches one."""
     seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
     if not any(seen.values()):
         return Absent("Dynamics", "entropy, rank and gradients of the layers were not recorded.", command)
@@ -115,7 +115,7 @@ def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
 
 
 def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """Draws one small chart for each recorded statistic, the loss first."""
+    """Returns a small chart of each recorded statistic, the loss first; None without any."""
     charts = [chart for one in CURVES if (chart := _chart(one, arms, seen, end))]
     if not any(w.curves for found in seen.values() for w in found) or not charts:
         return None
@@ -123,14 +123,14 @@ def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], 
     several = any(len(arm.runs) > 1 for arm in arms)
     lines = "Thick: the mean over seeds that finished; thin: each seed. " if several else ""
     marked = any(w.events for found in seen.values() for w in found if len(found) == 1)
-    marks = "Markers stand where something happened (the table below says what). " if marked else ""
+    marks = "Markers show where something happened (see the table below). " if marked else ""
     cross = "A cross ends an arm that did not finish." if any(not arm.finished for arm in arms) else ""
     words = caption(f"{lines}{marks}{cross}") if lines or marks or cross else None
     return tag("figure", names, tag("div", *charts, class_="smalls"), words, class_="watched")
 
 
 def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """Draws all arms in one statistic."""
+    """Returns the chart of one statistic against steps, with a line for each arm; None if no arm recorded it."""
     series = [_series(one, arm, seen[arm.index]) for arm in arms]
     if not any(line.points or any(line.thin) for line in series):
         return None
@@ -145,7 +145,8 @@ def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDyn
 
 
 def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Series:
-    """Returns one arm: its seeds thin, the mean of the counted ones thick, a marker at every event."""
+    """Returns one arm as a series: its seeds as thin lines, the mean of the counted ones thick, and for a single seed a
+    marker at every event."""
     curves = {id(w.run): _curve(one.name, w) for w in seen}
     mean = mean_curve([curve for run in arm.counted if (curve := curves.get(id(run)))], "linear")
     thin = [extremes(curve, "linear") for curve in curves.values() if curve] if len(curves) > 1 else []
@@ -157,7 +158,7 @@ def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Serie
 
 
 def _curve(name: str, seen: RecordedDynamics) -> Points:
-    """Returns a recorded curve against steps; the loss, which is recorded against tokens, is converted."""
+    """Returns a statistic's recorded curve against steps; the loss, recorded against tokens, is converted."""
     if name != "loss":
         return seen.curves.get(name, [])
     train = seen.run.train
@@ -175,7 +176,7 @@ def _range_in_words(arm: Arm, line: Series) -> str:
 
 
 def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """Draws layer by step for every arm, one statistic at a time."""
+    """Returns the maps of layer by step for all arms, a panel of each statistic and a switch; None without any."""
     drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
     there = [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
     if not there:
@@ -205,8 +206,8 @@ def _mark_words(drawn: Sequence[tuple[Arm, RecordedDynamics]]) -> str:
 
 
 def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: float, merge: int) -> Markup:
-    """Draws the maps of one statistic under one scale, from the finished runs, so that a diverged run does not use up
-    the range of colours."""
+    """Returns the maps of one statistic, one for each arm, under one colour scale. Finished runs set the scale, so that
+    a diverged run does not use up the colours."""
     maps = [(arm, w, _columns(one, w, merge)) for arm, w in drawn if w.layers.get(one.name)]
     every = [value for _, _, columns in maps for column in columns for value in column.values]
     ended = [columns for _, w, columns in maps if w.run.status == "ok"]
@@ -223,7 +224,8 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
 
 
 def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
-    """Returns the drawn run's seed, if of several, and status, if not ok."""
+    """Returns a note on the run drawn for an arm: its seed if the arm has several, its status if not ok; None
+    without."""
     seed = f"seed {seen.run.seed}" if len(arm.runs) > 1 else ""
     status = seen.run.status
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
@@ -231,14 +233,14 @@ def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
 
 
 def _names(seen: RecordedDynamics) -> list[str]:
-    """Returns the names of the rows: one layer each, or several adjacent ones."""
+    """Returns the names of a map's rows: the number of a layer, or first and last of several adjacent ones."""
     edges = [math.ceil(row * seen.depth / max(1, seen.rows)) for row in range(seen.rows + 1)]
     return [f"{a}" if b - a < 2 else f"{a}–{b - 1}" for a, b in itertools.pairwise(edges)]
 
 
 def _columns(one: Statistic, seen: RecordedDynamics, merge: int) -> list[HeatColumn]:
-    """Returns the windows as columns, `merge` at a time. A value that is measured less often applies to all steps since
-    the previous one."""
+    """Returns the columns of a map, each of `merge` windows. A value that is measured less often applies to all steps
+    since the previous one."""
     grid = [_merged(seen.layers[one.name][i : i + merge], one.merge) for i in range(0, len(seen.steps), merge)]
     edges = [0.0, *seen.steps[merge - 1 :: merge]][: len(grid)]
     edges.append(seen.steps[-1])
@@ -266,7 +268,7 @@ def _is_value(value: object) -> bool:
 
 
 def _merged(columns: Sequence[Sequence[Any]], merge: Callable[[Sequence[float]], float]) -> list[Any]:
-    """Merges several columns into one; a value that is not finite remains so."""
+    """Merges several columns into one, row by row; a value that is not finite stays in the result."""
     if len(columns) == 1:
         return list(columns[0])
     made: list[Any] = []
@@ -318,7 +320,7 @@ def _plain(word: object) -> str:
 
 
 def _event_table(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup | None:
-    """Returns the table of events in order of steps, arm by arm."""
+    """Returns the table of the first `ROWS` events, arm by arm in order of steps; None without any."""
     found = [(arm, w, event) for arm in arms for w in seen[arm.index] for event in w.events]
     if not found:
         return None
@@ -348,7 +350,7 @@ def _event_row(arm: Arm, seen: RecordedDynamics, event: dict[str, Any]) -> Marku
 
 @dataclass(frozen=True)
 class TimedValue:
-    """A value with its place: the layers, and the last step of its window."""
+    """Value of a statistic with its place: the layer or layers, and the last step of the window."""
 
     value: float
     layer: str
@@ -366,8 +368,8 @@ def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
 
 @dataclass(frozen=True)
 class Sign:
-    """Simultaneous values of two statistics out of bounds in one layer of a run: their places, and whether they
-    ended"""
+    """Pairs of values of two statistics that are out of bounds in the same layer and window of a run; `passed` is True
+    if the run continued without them."""
 
     places: list[tuple[TimedValue, TimedValue]]
     passed: bool
@@ -375,7 +377,8 @@ class Sign:
 
 def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Callable[[float], bool]],
               seen: RecordedDynamics) -> Sign | None:  # fmt: skip
-    """Returns the places at which both statistics are out of bounds, in order of steps; None without any."""
+    """Returns the places at which both statistics, (name, test of a value), are out of bounds, in order of steps; None
+    without any."""
     cells = list(_cells(first[0], seen))
     others = {(cell.step, cell.layer): cell for cell in _cells(second[0], seen) if second[1](cell.value)}
     both = [
@@ -429,7 +432,7 @@ def _values(signs: Sequence[Sign]) -> tuple[list[float], list[float]]:
 
 
 def _since(signs: Sequence[Sign], arm: Arm) -> str:
-    """Returns a clause with the number of seeds, the first place, and whether it lasted."""
+    """Returns a clause on a collapse: the number of seeds, the first place, and a word if it did not last."""
     first = min((sign.places[0][0] for sign in signs), key=lambda cell: cell.step)
     seeds = f" in {len(signs)} of {len(arm.runs)} seeds" if len(arm.runs) > 1 else ""
     passed = ", but not to the end" if all(sign.passed for sign in signs) else ""
@@ -437,13 +440,13 @@ def _since(signs: Sequence[Sign], arm: Arm) -> str:
 
 
 def _most_rank(arm: Arm) -> float:
-    """Returns the largest possible rank of the stream, min(context, width); 0 if neither is known."""
+    """Returns the largest possible rank of the residual stream, min(context, width); 0 if neither is known."""
     sizes = [finite(arm.config.get(name)) for name in ("context", "d_model")]
     return min((size for size in sizes if size), default=0.0)
 
 
 def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns a sentence with the extremes, if no two of them together are a sign of trouble."""
+    """Returns a sentence with the extreme values of the statistics, for runs without a sign of collapse; [] without."""
     ends = []
     for name, words, pick, decimals in (
         ("max_attention_logit", "the largest attention logit", max, None),
@@ -463,7 +466,7 @@ def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[
 
 
 def _happened(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup:
-    """Returns the counts of events, arm by arm."""
+    """Returns a sentence with the numbers of events of each kind, arm by arm."""
     told = []
     for arm in arms:
         kinds = Counter(EVENTS.get(_kind(event), _OTHER) for w in seen[arm.index] for event in w.events)

@@ -1,4 +1,4 @@
-"""Load of experts, and of ranks that hold several of them."""
+"""Figure of the load of experts, and of ranks that hold several of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Drawn = tuple[Arm, RecordedDynamics]
 
 
 def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
-    """Draws maps of layer by expert and of layer by rank, and a table of their loads; None without experts."""
+    """Returns maps of load by layer and expert and by layer and rank, and a table of the busiest ranks; None without
+    experts."""
     found = [(arm, seen) for arm, seen in watched if seen.experts]
     if not found:
         return None
@@ -54,7 +55,10 @@ Map = tuple[Arm, list[HeatColumn], list[str]]
 
 
 def _maps(found: Sequence[Drawn], key: int) -> list[Map]:
-    """Returns each arm's columns, one for each expert or rank, with the names of the layers."""
+    """Returns the map of each arm: a column for each expert (`key` 1) or each of `key` ranks, and the names of the
+    layers.
+
+    An arm with too many experts, or whose ranks would hold unequal numbers, is left out."""
     maps: list[Map] = []
     for arm, seen in found:
         most = max(map(len, seen.experts.values()))

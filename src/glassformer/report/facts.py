@@ -21,7 +21,8 @@ SAMPLE = 3000  # largest number of shown characters of a sample
 
 
 def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns a chart of training speed against quality, if there are enough arms."""
+    """Returns the section with a chart of training speed against quality; Absent with fewer than `DRAWN_FROM` arms, or
+    if their speeds do not compare."""
     quality, named = BITS_PER_BYTE, "bits per byte"
     if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
         quality, named = LOSS, "nats per token"
@@ -53,7 +54,7 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns the text that each arm generated, with its prompt underlined."""
+    """Returns the section with the text that each arm generated, its prompt underlined; Absent without any."""
     cards = [_sample(arm) for arm in arms]
     if not any(_generated(arm) for arm in arms):
         return Absent("Samples", "no text was generated.")
@@ -63,8 +64,8 @@ def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def answer_section(arms: Sequence[Arm]) -> dict[str, Markup]:
-    """Returns the section on the answers of each arm to held-out sources: shares, a table of classes, and examples; {}
-    if no run has answers."""
+    """Returns {"answers": section} on the answers of each arm to held-out sources (share of right ones, table of
+    classes, examples); {} if no run has answers."""
     found = [(arm, run.answers) for arm in arms for run in arm.runs[:1] if run.answers is not None]
     if not found:
         return {}
@@ -100,7 +101,7 @@ def _generated(arm: Arm) -> Sample | None:
 
 
 def course_section(run: RunResult) -> Markup | Absent:
-    """Returns the texts that a run generated during training, and the one of the trained model."""
+    """Returns the section with the texts that a run generated during training and after it; Absent without any."""
     last = run.generation.sample if run.generation else None
     if not run.written and last is None:
         return Absent("Samples", "no text was generated.")
@@ -123,7 +124,7 @@ def _sample(arm: Arm) -> Markup:
 
 
 def _text(label: str, prompt: str, text: str) -> Markup:
-    """Returns a text with its prompt underlined, cut to a maximal length."""
+    """Returns a text with its prompt underlined, cut after `SAMPLE` characters; `label` is for screen readers."""
     if prompt and text.startswith(prompt):
         text = text[len(prompt) :]
     more = tag("span", f" … {len(text) - SAMPLE} more characters", class_="same") if len(text) > SAMPLE else None
@@ -143,7 +144,8 @@ _NAMES = {
 
 
 def facts_section(results: Results) -> Markup:
-    """Returns data, budget and machine as recorded, with any keys; then notes on fairness and the command."""
+    """Returns the section with data, budget and machine as recorded, whatever their fields, notes on fairness, and the
+    command."""
     budget = results.budget.model_dump(exclude_unset=True)
     notes = [restyled(note) for note in budget.pop("notes", [])]
     columns = [
@@ -162,21 +164,22 @@ def facts_section(results: Results) -> Markup:
 
 
 def _facts(title: str, facts: dict) -> Markup:
-    """Returns a list of names and values."""
+    """Returns a titled list of recorded names and values, without missing values."""
     known = [(key, value) for key, value in facts.items() if value is not None]
     rows = [tag("div", tag("dt", _words(key)), tag("dd", _value(str(key), value))) for key, value in known]
     return tag("div", tag("h3", title), tag("dl", *rows) if rows else tag("p", "Not recorded.", class_="gf-empty"))
 
 
 def _words(key: object) -> str:
-    """Returns a key as plain words."""
+    """Returns the label of a recorded key in plain words."""
     name = str(key)
     plain = name.removesuffix("_bytes").replace("_", " ")
     return _NAMES.get(name) or plain[:1].upper() + plain[1:]
 
 
 def _value(key: str, value: Any) -> Markup:
-    """Formats a recorded value of any type."""
+    """Formats a recorded value of any JSON type by its key: yes or no, items, a number, a shortened fingerprint,
+    text."""
     if isinstance(value, bool):
         return join(["yes" if value else "no"])
     if isinstance(value, dict) and len(value) > 1 and alike(list(value.values())):
@@ -193,7 +196,7 @@ def _value(key: str, value: Any) -> Markup:
 
 
 def _number(key: str, value: int | float) -> str:
-    """Formats bytes with their unit, counts as everywhere on the page, and other values with three figures."""
+    """Formats a number by its key: bytes with their unit, whole numbers as counts, other values with three figures."""
     real = finite(value)
     if real is None:
         return "–"

@@ -1,4 +1,4 @@
-"""Sentence under the title: the losses, and the verdicts on them."""
+"""Sentence under the title of a report: the losses, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def confidence_words(share: float) -> str:
 
 
 def sentence(results: Results, arms: Sequence[Arm]) -> Markup:
-    """Returns the finding, no stronger than the verdicts."""
+    """Returns the finding of a comparison as a sentence, no stronger than its verdicts."""
     order = [arm for arm in ranked(arms) if arm.finished and arm.mean(LOSS) is not None]
     if not arms:
         return join(["This file holds no runs, so there is nothing to report."])
@@ -39,7 +39,7 @@ def sentence(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _alone(order: Sequence[Arm]) -> bool:
-    """Returns True if chance cannot be judged because an arm has a single seed."""
+    """Returns True if one of the two best arms has fewer than two finished seeds, so that chance cannot be judged."""
     return min(len(arm.finished) for arm in order[:2]) < 2
 
 

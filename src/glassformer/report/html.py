@@ -24,8 +24,8 @@ class Absent:
 def framed(
     title: str, header: Markup, contents: Mapping[str, tuple[str, Markup]], data: object, name: str, skip: str
 ) -> str:  # fmt: skip
-    """Returns a page as text: header, table of contents, sections by key with their headings, and its data under
-    `name`. `skip` names the target of the skip link for keyboard users."""
+    """Returns a page as HTML text: header, table of contents, sections (key -> heading, content), and `data` as JSON in
+    an element with the id `name`. `skip` names the target of the skip link for keyboard users."""
     links = [tag("li", tag("a", heading, href=f"#{key}")) for key, (heading, _) in contents.items()]
     nav = tag("nav", tag("ul", *links), aria_label="Contents") if len(links) > 1 else None
     main = tag("main", *(part for _, part in contents.values()), id="content", tabindex="-1")
@@ -65,7 +65,7 @@ def figure(picture: Markup, *after: object) -> Markup:
 
 
 def two_sizes(wide: Markup, narrow: Markup) -> Markup:
-    """Returns a figure drawn for wide and narrow screens; the page shows the one that fits."""
+    """Returns both drawings of a figure, for wide and narrow screens; the style sheet shows the one that fits."""
     return join([tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow")])
 
 

@@ -1,4 +1,4 @@
-"""The whole page: title, finding, sections in order, and the atomic write."""
+"""Page of a comparison or of one run: title, finding and sections in order; written atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ NAMED = 6
 
 
 def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
-    """Writes the page to `path`: a reader finds the old file or the complete new one."""
+    """Writes the page of a comparison to `path` atomically, so that a reader finds the old page or the complete new
+    one."""
     return write_document(render(results), path)
 
 
@@ -42,8 +43,8 @@ def write_run(run: RunResult, path: str | os.PathLike[str]) -> Path:
 
 
 def render(results: Results) -> str:
-    """Returns the page of results.json as text. Missing values leave gaps with a reason; strings are never treated as
-    markup."""
+    """Returns the page of a comparison as HTML text. Missing values leave gaps with a reason; strings are never treated
+    as markup."""
     arms = arms_of(results.runs)
     pending = _pending(results, arms)
     made = {
@@ -65,7 +66,7 @@ def render(results: Results) -> str:
 
 
 def render_run(run: RunResult) -> str:
-    """Returns the page of one run: its losses, its training dynamics, a sample, and its wiring."""
+    """Returns the page of one run as HTML text: losses, learning rate, training dynamics, samples, and wiring."""
     arms = arms_of([run])
     found: Markup | str = sentence(Results(version=VERSION, data=Data({}), budget=Budget(), runs=[run]), arms)
     if run.status == "stopped" and run.error:
@@ -81,7 +82,7 @@ def render_run(run: RunResult) -> str:
 
 
 def _document(title: str, header: Markup, made: dict[str, Markup | Absent], results: dict) -> str:
-    """Returns header, contents and sections; sections without content are listed at the end, one line each."""
+    """Returns a page as HTML text: header, table of contents and sections; absent ones are listed at the end."""
     there = {key: part for key, part in made.items() if not isinstance(part, Absent)}
     absent = [part for part in made.values() if isinstance(part, Absent)]
     if absent:
@@ -125,7 +126,7 @@ def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
 
 
 def _when(results: Results) -> Markup | None:
-    """Returns the time of the comparison."""
+    """Returns the time at which the comparison was made; None if it was not recorded."""
     created = results.created
     if not created:
         return None
@@ -149,7 +150,7 @@ def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 
 def _pending(results: Results, arms: Sequence[Arm]) -> str:
-    """Returns the reason why verdicts are not given yet; empty if they are."""
+    """Returns the reason why verdicts are missing, runs to come or a pilot; else ""."""
     if _missing(results, arms):
         return "given once all runs have ended: seen after each, they would invite a stop at a lucky moment."
     if results.power is not None:
@@ -159,7 +160,7 @@ def _pending(results: Results, arms: Sequence[Arm]) -> str:
 
 
 def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
-    """Returns a notice that runs are missing, while they are."""
+    """Returns a notice with the number of runs that ended and the names of missing ones; None if all have ended."""
     asked, missing = _asked(results), _missing(results, arms)
     if not missing:
         return None
@@ -176,7 +177,7 @@ def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
-    """Returns a notice on unmeasured chance if some arm has one seed and gets no more."""
+    """Returns a notice that one seed does not measure chance, if an arm has one and waits for no other; else None."""
     alone = [arm for arm in arms if len(arm.runs) < 2]
     if not alone:
         return None
@@ -186,7 +187,7 @@ def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
     return tag(
         "p",
         tag("strong", "One seed proves nothing. "),
-        f"Here {who} trained once, and a second seed alone can change a loss by as much as the arms differ. "
+        f"Here {who} trained once, and another seed can change a loss by as much as the arms differ. "
         "Three seeds give intervals and verdicts:",
         copyable(results.again.get("seeds", "--seeds 3"), "The command with three seeds"),
         class_="notice",
@@ -212,7 +213,7 @@ def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _matched(results: Results) -> tuple[str, str]:
-    """Returns the matched quantity; its range over the arms, if whole steps made it unequal."""
+    """Returns (label, text) on the quantity that arms have equal; if whole steps made it unequal, on its range."""
     budget = results.budget
     match, amounts = budget.match, {"tokens": budget.tokens, "flops": budget.flops, "minutes": budget.minutes}
     amount = amounts.get(match or "")

@@ -27,7 +27,7 @@ RANKS_DRAWN = 192
 
 
 def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
-    """Returns the page as text."""
+    """Returns the page of the plans as HTML text, with the command that made them."""
     title = " and ".join(one["name"] for one in plans) if len(plans) < 3 else f"{len(plans)} models planned"
     keys = {
         "components": "Parameters",
@@ -55,7 +55,7 @@ def render_plan(plans: Sequence[dict[str, Any]], command: str) -> str:
 
 
 def _finding(one: dict[str, Any]) -> str:
-    """Returns the findings of the plan, in one or two sentences."""
+    """Returns the findings of a plan as sentences: parameters, and if planned memory, time, days, cost and decoding."""
     told = [f"{one['name']} has {si(one['parameters'])} parameters."]
     if "memory" in one:
         room = f" of {_bytes(one['machine_memory'])}" if "machine_memory" in one else ""
@@ -98,7 +98,7 @@ def _components(one: dict[str, Any]) -> Markup:
 
 
 def _layers(one: dict[str, Any]) -> Markup | None:
-    """Returns tables of one layer of each kind, by matrix."""
+    """Returns a bar and a table of the matrices for one layer of each kind; None if the plan has no layers."""
     if "layers" not in one:
         return None
     return join(_layer(one["name"], layer) for layer in one["layers"])
@@ -203,7 +203,7 @@ def _decoding(one: dict[str, Any]) -> Markup | None:
 
 
 def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """Returns a table with rows of a name, its coloured square, and its values."""
+    """Returns a table; each row has a name with a coloured square, and values."""
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in headings)))
     body = [
         tag("tr", tag("th", tag("span", part_swatch(index), row[0], class_="arm-label"), scope="row"),

@@ -21,7 +21,7 @@ _ORDINARY = ("causal", "full", "none", None)
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Returns the value if it is a mapping, otherwise {}: results.json does not check the configs in it."""
+    """Returns the value if it is a mapping, else {}, because the configs in results.json are not checked."""
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
 
 
@@ -31,7 +31,7 @@ def sequence(value: object) -> list[Any]:
 
 
 def sketch(config: dict) -> ModelSketch:
-    """Returns the content of the drawing; fields missing from the config are omitted."""
+    """Returns the content of the wiring drawing of a config; fields that it lacks are omitted."""
     head, encoder = mapping(config.get("head")), mapping(config.get("encoder"))
     sizes = {name: config.get(name) for name in ("vocab_size", "d_model")}
     source = {name: config.get(name) if encoder.get(name) is None else encoder.get(name) for name in sizes}
@@ -40,7 +40,7 @@ def sketch(config: dict) -> ModelSketch:
 
 
 def _tower(tower: dict, sizes: dict) -> ModelSketch:
-    """Returns embedding, layers and final norm."""
+    """Returns embedding, layers and final norm of a decoder or an encoder, as boxes."""
     embedding = mapping(tower.get("embedding"))
     patches, vectors = mapping(embedding.get("patches")), mapping(embedding.get("vectors"))
     stages = [_stage(mapping(stage)) for stage in sequence(tower.get("stack"))[:SHOWN_STAGES]]
@@ -119,7 +119,7 @@ def _whole(box: Box | None) -> object:
 
 
 def describe(name: str, model: ModelSketch) -> str:
-    """Returns the drawing as text, for a screen reader."""
+    """Returns a drawing as text, for a screen reader."""
     reads = describe("its encoder", replace(model.encoder, differs=frozenset())) if model.encoder else ""
     stages = []
     for stage in model.stages:
@@ -145,7 +145,7 @@ def _kind(part: object) -> str:
 
 
 def _stage(stage: dict) -> StageSketch:
-    """Returns a stage, with equal adjacent blocks drawn once."""
+    """Returns the drawing of a stage, in which equal adjacent blocks are one."""
     blocks: list[tuple[str, dict, int]] = []
     for raw in map(mapping, sequence(stage.get("blocks"))):
         key = json.dumps(raw, sort_keys=True, default=str)

@@ -58,7 +58,7 @@ COLUMNS = (
 
 
 def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns the section with the table."""
+    """Returns the section with the table of arms; Absent without runs."""
     if not arms:
         return Absent("Summary", "no runs were recorded.")
     order = ranked(arms)
@@ -71,13 +71,13 @@ def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def _head(title: str, unit: str, ascending: bool = False) -> Markup:
-    """Returns a heading that sorts; the unit is below the title."""
+    """Returns the heading of a column, a button that sorts by it, with the unit below the title."""
     words = tag("button", title, tag("small", unit) if unit else None, type="button")
     return tag("th", words, scope="col", aria_sort="ascending" if ascending else None)
 
 
 class _Cells:
-    """One column, with one unit for all arms."""
+    """Column of the table of arms, with one unit for all arms."""
 
     def __init__(self, column: Column, arms: Sequence[Arm]) -> None:
         self.column = column
@@ -94,7 +94,8 @@ class _Cells:
         return _head(self.column.title, unit, ascending=self.column.quantity is LOSS)
 
     def words(self, value: float, beside: float | None = None) -> str:
-        """Formats a value in the column's unit; a spread in the same way as the value `beside` it."""
+        """Formats a value in the column's unit; with a second value, a mean, it is a spread and is formatted as the
+        mean."""
         if self.column.counted:
             return _counted(value, value if beside is None else beside)
         scaled = value / self.scale
@@ -114,7 +115,7 @@ class _Cells:
 
 
 def _counted(value: float, beside: float) -> str:
-    """Formats a count with the suffix of `beside` and to its three figures: 38.0k, and its spread as 0.2k."""
+    """Formats a count with the suffix and the decimals of the second value: the spread of 38.0k as 0.2k."""
     if abs(beside) < 9_999.5:
         return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
     scale, suffix = next((scale, suffix) for scale, suffix in _SUFFIXES if abs(beside) >= 0.9995 * scale)
@@ -135,7 +136,7 @@ def _row(arm: Arm, columns: Sequence[_Cells], best: bool) -> Markup:
 
 
 def _status(arm: Arm) -> Markup:
-    """Returns how the runs of an arm ended, and the last record of unfinished ones."""
+    """Returns the cell that says how the runs of an arm ended, and how many did not finish."""
     if arm.complete:
         share = tag("small", f"{len(arm.runs)} seeds") if len(arm.runs) > 1 else None
         return tag("td", "ok", share, class_="status", data_sort="0")
@@ -145,7 +146,7 @@ def _status(arm: Arm) -> Markup:
 
 
 def _unfinished(arms: Sequence[Arm]) -> Markup | None:
-    """Returns a list of the unfinished runs: their error, and their last record."""
+    """Returns a list of the errors and last losses of unfinished runs; None without any."""
     items = [tag("li", arm_name(arm), ": ", words) for arm in arms for words in _last_words(arm)]
     return join([tag("h3", "Did not finish"), tag("ul", *items, class_="unfinished-runs")]) if items else None
 
@@ -168,7 +169,7 @@ def _seen(run: RunResult, seeds: bool) -> str:
 
 
 def _caption(results: Results, arms: Sequence[Arm]) -> Markup:
-    """Returns the text on how to read the numbers and the mark."""
+    """Returns the caption of the table: the meaning of the numbers and of the mark."""
     words = [best_words(results)] if len(arms) > 1 else []
     if any(len(arm.runs) > 1 for arm in arms):
         words.append("Figures are means over seeds ± the sample standard deviation.")

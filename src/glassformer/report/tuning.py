@@ -34,7 +34,7 @@ STEEP = 1.25
 
 
 def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
-    """Returns the section, or the reason for its absence; `command` would tune."""
+    """Returns the section on learning rates; without a tuning, Absent with the reason and the `command` that tunes."""
     if results.tuning is None and _TUNED.search(results.command):
         return Absent(_TITLE, "this is part of a tuned comparison, whose tuning.html has the curves and both verdicts.")
     if results.tuning is None:
@@ -44,12 +44,12 @@ def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Marku
 
 
 def write_tuning(tuning: Tuning, command: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of a tuning."""
+    """Writes the page of a tuning to `path` atomically."""
     return write_document(render_tuning(tuning, command), path)
 
 
 def render_tuning(tuning: Tuning, command: str) -> str:
-    """Returns the page as text."""
+    """Returns the page of a tuning as HTML text."""
     names = [arm.name for arm in tuning.arms]
     title = f"Learning rates of {' and '.join(names) if len(names) < 3 else f'{len(names)} models'}"
     header = tag(
@@ -60,7 +60,7 @@ def render_tuning(tuning: Tuning, command: str) -> str:
 
 
 def finding(tuning: Tuning) -> str:
-    """Returns sentences on whether tuning changed a verdict, and on each pair's two verdicts."""
+    """Returns the finding of a tuning: a sentence that says if a verdict changed, and each pair's two verdicts."""
     if not tuning.tuned:
         return "No verdict is measured yet." if len(tuning.arms) > 1 else ""
     told = []
@@ -134,7 +134,7 @@ def _series(index: int, arm: TunedArm) -> Series:
 
 
 def _all(losses: Sequence[float | None]) -> list[float]:
-    """Returns the losses; [] if one is missing."""
+    """Returns the losses of all seeds at a rate; [] if one is missing."""
     known = [loss for loss in losses if loss is not None]
     return known if len(known) == len(losses) else []
 
@@ -176,7 +176,7 @@ def _pair_row(one: Verdict, other: Verdict | None) -> Markup:
 
 
 def _terms(tuning: Tuning) -> str:
-    """Returns the trials, the cost, and the seeds on which the rates were chosen."""
+    """Returns a text with the numbers of rates and runs, their cost, and the seeds of trials and verdicts."""
     names = {"choosing": "to choose the rates", "tuned": "at the chosen rates", "usual": "at the usual ones"}
     cost = ", ".join(
         f"{tuning.runs[key]} runs {words} ({tuning.minutes.get(key, 0.0):.3g} minutes of training)"

@@ -16,14 +16,14 @@ from .html import Absent, arm_name, caption, none, scroll, section
 def verdict_section(
     verdicts: Sequence[Verdict], arms: Sequence[Arm], command: str = "", pending: str = ""
 ) -> Markup | Absent:
-    """Returns the section, or the reason for its absence: `pending`, or single seeds, with the `command` for more
-    seeds."""
+    """Returns the section of verdicts; without any, Absent with the reason: `pending`, or single seeds and the
+    `command` that adds seeds."""
     if not verdicts:
         if pending:
             return Absent("Verdicts", pending)
         if not arms or any(len(arm.runs) > 1 for arm in arms):
             return Absent("Verdicts", "none were recorded.")
-        return Absent("Verdicts", "with one seed per arm, nothing measures chance, so there are no intervals.", command)
+        return Absent("Verdicts", "with one seed per arm, nothing measures chance, so intervals are missing.", command)
     table = _table(verdicts, {arm.name: arm for arm in arms})
     return section("verdicts", "Verdicts", table, caption(_reading(verdicts)))
 
@@ -32,7 +32,7 @@ def _reading(verdicts: Sequence[Verdict]) -> str:
     """Returns the text on how to read the table, for the columns that it has."""
     words = (
         "Each bar is the interval of a difference between two arms over the seeds of both. It points towards the "
-        "arm with the lower loss. Where the whole bar lies on one side of zero, the pair is decided and its dot filled."
+        "arm with the lower loss. If the whole bar is on one side of zero, the pair is decided and its dot filled."
     )
     if any(pair.margin is not None for pair in verdicts):
         words += (
@@ -46,7 +46,7 @@ def _reading(verdicts: Sequence[Verdict]) -> str:
 
 
 def _table(verdicts: Sequence[Verdict], arms: dict[str, Arm]) -> Markup:
-    """Returns all pairs under one axis."""
+    """Returns the table of verdicts, a row for each pair, with the intervals on one axis."""
     domain = interval_domain(v for pair in verdicts for v in (pair.low, pair.high, pair.difference, pair.margin))
     decimals = 3 if domain[1] < 100 else 0
     unit = UNITS[verdicts[0].metric] if verdicts[0].unit is None else verdicts[0].unit
@@ -69,8 +69,8 @@ def _table(verdicts: Sequence[Verdict], arms: dict[str, Arm]) -> Markup:
 
 
 def _row(pair: Verdict, domain: Domain, decimals: int, arms: dict[str, Arm], terms: str | None) -> Markup:
-    """Returns the row of one pair: each arm is on the side of zero on which its loss is lower; `terms` are the
-    pair's."""
+    """Returns the row of one pair; each arm is on the side of zero on which its loss is lower. `terms` are conditions
+    of the verdict, shown below it; None if all pairs share them."""
     difference = _difference(pair, decimals)
     decided, told = pair.winner is not None, finding(pair)
     verdict = join([_name(pair.winner, arms), told.removeprefix(pair.winner)]) if pair.winner else told
