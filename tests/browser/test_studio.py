@@ -209,7 +209,7 @@ def test_comparison_is_started_and_a_reload_loses_nothing(studio: Open, axe: Any
     page = studio("/train?models=gpt2@0.05m+gpt2@0.05m%2Brope")
     page.wait_for_selector("[name=data] option", state="attached")
     page.locator("[name=data]").select_option("number-words")
-    page.locator("[name=minutes]").fill("0.1")
+    page.locator("[name=amount]").fill("0.1")
     page.get_by_role("button", name="Start").click()
     page.wait_for_function("() => location.hash.includes('run=')", timeout=SLOW)
     page.reload()

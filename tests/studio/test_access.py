@@ -24,7 +24,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/look": {"model": "tiny", "text": "the cat"},
 }
 REFUSED = {
+    "/api/runs/plan": {"models": ["gpt2@0.1m"], "data": "python-docs"},
     "/api/runs/start": {"models": ["gpt2@0.1m"], "data": "python-docs"},
+    "/api/runs/over": {"names": ["nothing"]},
+    "/api/runs/why": {"name": "nothing", "run": "nothing"},
+    "/api/runs/dynamics": {"name": "nothing"},
+    "/api/texts": {"name": "a.txt", "size": 1 << 31, "content": ""},
     "/api/runs/stop": {"name": "nothing"},
     "/api/runs/resume": {"name": "nothing"},
 }

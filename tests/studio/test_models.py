@@ -67,6 +67,7 @@ def test_completions_carry_alternatives_and_one_can_be_taken(page: Any) -> None:
 
 
 def test_list_and_description_of_models(page: Any) -> None:
-    assert page("/api/models").json() == {"models": ["tiny", "encoder"], "loaded": ["tiny"]}
+    listed = [{"name": name, "kind": "own", "label": name} for name in ("tiny", "encoder")]
+    assert page("/api/models").json() == {"models": ["tiny", "encoder"], "listed": listed, "loaded": ["tiny"]}
     about = page("/api/model", {"model": "tiny"}).json()
     assert about["generates"] and not about["chats"] and about["context"] == 64

@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 
 from glassformer.files import being_written, only_writer
-from glassformer.studio.bodies import CompareRequest
+from glassformer.studio.bodies import TrainRequest
 from glassformer.studio.runs import Runs
 from tests.refused import refused
 
 MODELS = ["gpt2@0.05m", "gpt2@0.05m+rope"]
 
 
-def asked(**given: Any) -> CompareRequest:
-    return CompareRequest(
-        **{"models": MODELS, "data": "number-words", "tokens": 20_000, "allow_unmatched": True} | given
-    )
+def asked(**given: Any) -> TrainRequest:
+    return TrainRequest(**{"models": MODELS, "data": "number-words", "tokens": 20_000, "allow_unmatched": True} | given)
 
 
 def until(check: Any, seconds: float = 240) -> Any:

@@ -22,7 +22,7 @@ import yaml
 from glassformer.comparison import Design
 from glassformer.comparison.result import row_of
 from glassformer.errors import RequestError, WorkError, shown
-from glassformer.files import being_written, replace_text
+from glassformer.files import being_written, disk_errors, replace_text
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results
 
@@ -133,7 +133,8 @@ class Comparisons:
                 code="exists", field="name", value=name,
             )  # fmt: skip
         similar = self.similar(name, design.to_dict())
-        place.mkdir(parents=True)
+        with disk_errors(place, "nothing was started"):
+            place.mkdir(parents=True)
         replace_text(place / ASKED, yaml.safe_dump(design.to_dict(), sort_keys=False))
         self._spawn(name)
         first = design.first_seed
@@ -165,7 +166,9 @@ class Comparisons:
     def _spawn(self, name: str) -> None:
         place = self.place(name)
         command = [sys.executable, "-m", "glassformer", "run", str(place / ASKED), "--out", str(place), "--json"]
-        with (place / ANSWER).open("wb") as answer, (place / PROGRESS).open("wb") as progress:
+        with (
+            disk_errors(place), (place / ANSWER).open("wb") as answer, (place / PROGRESS).open("wb") as progress
+        ):  # fmt: skip
             try:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=answer, stderr=progress, start_new_session=self.detached

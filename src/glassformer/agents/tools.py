@@ -156,6 +156,12 @@ class CompareTool(Arguments):
         """Starts the comparison in a process; returns at once its name, state, design, seeds, similar comparisons and
         largest number of minutes. Raises RequestError for a design that is refused, and while another comparison is
         computed."""
+        check_text_name(self.data)
+        return comparisons.start(self.design(self.data), self.name)
+
+    def design(self, data: str, **recipe: Any) -> Design:
+        """Returns the comparison on a text, with fields of the recipe. Raises RequestError for an unfair one, for a
+        model that is a file, and for a field that the server chooses."""
         for model in self.models:
             check_published(model)
             for change in grammar.parse(model, names_a_model)[2]:
@@ -164,14 +170,12 @@ class CompareTool(Arguments):
                         f"+{change}: the server chooses it, alike for all models; leave it out",
                         code="unsupported", field=change.partition("=")[0], value=model,
                     )  # fmt: skip
-        check_text_name(self.data)
-        given = {"batch_size": self.batch_size, "context": self.context}
-        design = Design.of(
-            self.models, self.data, tokens=self.tokens, flops=self.flops, minutes=self.minutes, match=self.match,
+        given = {"batch_size": self.batch_size, "context": self.context, **recipe}
+        return Design.of(
+            self.models, data, tokens=self.tokens, flops=self.flops, minutes=self.minutes, match=self.match,
             seeds=self.seeds, allow_unmatched=self.allow_unmatched,
             recipe={name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
-        return comparisons.start(design, self.name)
 
 
 class RunsTool(Arguments):

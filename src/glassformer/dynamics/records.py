@@ -128,12 +128,12 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     whole = True
     while line := file.readline(LINE_BYTES):
         ended = line.endswith(b"\n")
-        yield line, _row(line) if whole and ended else None
+        yield line, record_of(line) if whole and ended else None
         whole = ended
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Returns the checked row of a line, or None for an invalid line."""
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """Returns the checked row of a line of dynamics.jsonl, or None for an invalid line."""
     try:
         return _checked(json.loads(line))
     except (ValueError, RecursionError):  # also invalid UTF-8, and integers of thousands of digits

@@ -125,15 +125,18 @@ def timed(
     return made()
 
 
-def check_memory(name: str, config: ModelConfig) -> None:
-    """Raises RequestError if the training states of the model need more memory than is free."""
+def check_memory(
+    name: str, config: ModelConfig, field: str = "here", remedy: str = "leave out here, and plan its training"
+) -> None:
+    """Raises RequestError, which names the `field` and the `remedy`, if the training states of the model need more
+    memory than is free."""
     needed, free = STATES * config.num_params(), machine.free_memory(machine.settings().device)
     if free is not None and needed > free:
         message = (
             f"{name}: weights, gradients and the optimizer's moments take {size(needed)}, and {size(free)} are free on "
-            "this machine; leave out here, and plan its training"
+            f"this machine; {remedy}"
         )
-        raise RequestError(message, code="memory", field="here", value=name, expected=f"at most {size(free)}")
+        raise RequestError(message, code="memory", field=field, value=name, expected=f"at most {size(free)}")
 
 
 def objective_of(config: ModelConfig) -> ObjectiveConfig:

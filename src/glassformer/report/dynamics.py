@@ -177,13 +177,10 @@ def _range_in_words(arm: Arm, line: Series) -> str:
 
 def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
     """Returns the maps of layer by step for all arms, a panel of each statistic and a switch; None without any."""
-    drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
-    there = [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
+    drawn, there = _mapped(arms, seen)
     if not there:
         return None
-    fitting = max(1, CELLS // (len(there) * sum(w.rows for _, w in drawn)))
-    merge = math.ceil(max(len(w.steps) for _, w in drawn) / fitting)
-    panels = [_panel(one, drawn, end, merge) for one in there]
+    panels = [_panel(one, drawn, end, _merging(drawn, len(there))) for one in there]
     several = any(len(arm.runs) > 1 for arm in arms)
     seeds = " Of several seeds one is drawn: the first, or the first that did not finish." if several else ""
     words = (
@@ -192,6 +189,51 @@ def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], en
     )
     return tag("figure", tag("div", switch("heat", "Layer by step", [(one.name, one.words) for one in there]),
                              class_="switches"), *panels, caption(words), class_="heats")  # fmt: skip
+
+
+def _mapped(
+    arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]
+) -> tuple[list[tuple[Arm, RecordedDynamics]], list[Statistic]]:
+    """Returns the arms with the run that is drawn of each, and the statistics of layers that any of these has."""
+    drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
+    return drawn, [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
+
+
+def _merging(drawn: Sequence[tuple[Arm, RecordedDynamics]], maps: int) -> int:
+    """Returns the number of windows in a column, so that all maps together have at most `CELLS` cells."""
+    fitting = max(1, CELLS // (maps * sum(w.rows for _, w in drawn)))
+    return math.ceil(max(len(w.steps) for _, w in drawn) / fitting)
+
+
+@dataclass(frozen=True)
+class LiveDynamics:
+    """Pieces of the section for a page that asks for one statistic at a time, also while runs are trained."""
+
+    statistics: dict[str, str]
+    """Recorded statistics of layers by name, each with its words on a button."""
+    statistic: str
+    """The one that is drawn by layer; empty without any."""
+    curves: Markup | None
+    layers: Markup | None
+    """Maps of the statistic, layer by step."""
+    words: Markup | None
+    """Findings."""
+
+
+def live_dynamics(arms: Sequence[Arm], statistic: str = "") -> LiveDynamics:
+    """Returns the curves and the maps of one statistic, by default the first that was recorded."""
+    seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
+    known = [arm for arm in arms if seen[arm.index]]
+    if not known:
+        return LiveDynamics({}, "", None, None, None)
+    end = max((w.steps[-1] for found in seen.values() for w in found if w.steps), default=1.0)
+    drawn, there = _mapped(known, seen)
+    one = next((one for one in there if one.name == statistic), there[0] if there else None)
+    return LiveDynamics(
+        {each.name: each.words for each in there}, "" if one is None else one.name, _curve_figure(known, seen, end),
+        None if one is None else _panel(one, drawn, end, _merging(drawn, 1)),
+        tag("p", join(_findings(known, seen), " ")),
+    )  # fmt: skip
 
 
 def _drawn(seen: Sequence[RecordedDynamics]) -> RecordedDynamics:

@@ -24,7 +24,6 @@ from glassformer.serving.wire import error_body, refusal
 from glassformer.studio.bodies import (
     ChangeRequest,
     ChoicesRequest,
-    CompareRequest,
     ComposeRequest,
     CostRequest,
     DifferenceRequest,
@@ -33,17 +32,16 @@ from glassformer.studio.bodies import (
     LookRequest,
     ModelRequest,
     NextRequest,
-    RunRequestBody,
 )
 from glassformer.studio.desk import Desk
 from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
+from glassformer.studio.frames import framed
 from glassformer.studio.kept import PageShelf
 from glassformer.studio.known import check_name, name_of
+from glassformer.studio.run_routes import RunRoutes
 from glassformer.version import __version__
 
 LOGIN = "/api/login"
-FRAMED = "sandbox allow-scripts; frame-ancestors 'self'"
-"""Policy of a page in a frame, next to the policy that the page has itself."""
 
 
 def open_routes() -> frozenset[tuple[str, str]]:
@@ -71,7 +69,7 @@ class Pages:
             if self._models is None:
                 from glassformer.studio.models import Models
 
-                self._models = Models(self.expression)
+                self._models = Models(self.expression, lambda: self.runs().weights())
             return self._models
 
     def runs(self) -> Any:
@@ -113,12 +111,7 @@ class Pages:
             Route("/api/next", self.next, methods=["POST"]),
             Route("/api/look", self.look, methods=["POST"]),
             Route("/api/pages/{name}", self.kept_page),
-            Route("/api/runs", self.list_runs),
-            Route("/api/runs/start", self.start_run, methods=["POST"]),
-            Route("/api/runs/stop", self.stop_run, methods=["POST"]),
-            Route("/api/runs/resume", self.resume_run, methods=["POST"]),
-            Route("/api/runs/{name}/events", self.run_events),
-            Route("/api/runs/{name}/report", self.run_report),
+            *RunRoutes(self.runs, self.desk).routes(),
         ]
 
     # Files and the start
@@ -238,8 +231,14 @@ class Pages:
 
     async def list_models(self, request: Request) -> Response:
         """Lists the models that can be loaded, whether or not they are."""
-        models = await self.shelf.answer(self.models, request.receive)
-        return Json({"models": models.names, "loaded": list(models.api.models)})
+
+        def question() -> Any:
+            models = self.models()
+            listed = models.listed()
+            names = [one["name"] for one in listed]
+            return {"models": names, "listed": listed, "loaded": list(models.api.models)}
+
+        return Json(await self.shelf.answer(question, request.receive))
 
     async def model(self, request: Request) -> Response:
         """Loads a model and describes it."""
@@ -280,68 +279,6 @@ class Pages:
         if page is None:
             raise HTTPException(404)
         return framed(page)
-
-    # Comparisons
-
-    async def list_runs(self, request: Request) -> Response:
-        """Lists the comparisons and the texts."""
-
-        def question() -> Any:
-            from glassformer.studio.runs import texts
-
-            return {**self.runs().listed(), "texts": texts()}
-
-        return await self._answer(request, question)
-
-    async def start_run(self, request: Request) -> Response:
-        """Starts a comparison in a separate process."""
-        given = await body_of(request, CompareRequest)
-        return await self._answer(request, lambda: self.runs().start(given))
-
-    async def stop_run(self, request: Request) -> Response:
-        """Asks a comparison to save its run and end."""
-        given = await body_of(request, RunRequestBody)
-
-        def question() -> Any:
-            runs = self.runs()
-            runs.comparisons.stop_named(runs.known(given.name))
-            return {"name": given.name}
-
-        return await self._answer(request, question)
-
-    async def resume_run(self, request: Request) -> Response:
-        """Continues a comparison in a separate process."""
-        given = await body_of(request, RunRequestBody)
-
-        def question() -> Any:
-            runs = self.runs()
-            runs.comparisons.resume(runs.known(given.name))
-            return {"name": given.name}
-
-        return await self._answer(request, question)
-
-    async def run_events(self, request: Request) -> Response:
-        """Sends the curves of a comparison while it is computed."""
-        name = request.path_params["name"]
-        runs = await run_in_threadpool(self.runs)
-        await run_in_threadpool(runs.known, name)
-        from glassformer.studio.runs import RunEvents
-
-        return RunEvents(runs.events(name, request.headers.get("last-event-id")))
-
-    async def run_report(self, request: Request) -> Response:
-        """Returns the report of a comparison, for a frame."""
-        runs = await run_in_threadpool(self.runs)
-        page = await run_in_threadpool(runs.page, request.path_params["name"])
-        if page is None:
-            raise HTTPException(404)
-        return framed(page)
-
-
-def framed(page: str) -> Response:
-    """Returns a page of the library that may run its own script in a frame and nothing else."""
-    headers = {"content-security-policy": FRAMED, "referrer-policy": "no-referrer"}
-    return Response(page, media_type=media_type(INDEX), headers=headers)
 
 
 def make_studio(pages: Pages, log: Callable[[str], None] | None = None) -> Guard:

@@ -99,18 +99,52 @@ class LookRequest(Body):
     ablate: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)] = []
 
 
-class CompareRequest(Body):
-    """A comparison to start: two or more models, a text that the library holds, and the budget of each run."""
+class TrainRequest(Body):
+    """One model or several to train, a text, and the budget of each run."""
 
-    models: Annotated[list[Expression], Field(min_length=2, max_length=8)]
-    data: Annotated[str, Field(max_length=64)]
+    models: Annotated[list[Expression], Field(min_length=1, max_length=8)]
+    data: Annotated[str, Field(max_length=100)]
     minutes: Annotated[float | None, Field(gt=0, le=10_000)] = None
     tokens: Whole = None
     seeds: Annotated[int, Field(ge=1, le=20)] = 1
     allow_unmatched: bool = False
+    watch: bool = True
+    """Record statistics of layers and heads."""
+
+
+Comparison = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class RunRequestBody(Body):
     """A comparison by its name."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Comparison
+
+
+class RunsRequest(Body):
+    """Comparisons whose curves are laid over each other."""
+
+    names: Annotated[list[Comparison], Field(min_length=1, max_length=6)]
+
+
+class WhyRequest(Body):
+    """A run of a comparison."""
+
+    name: Comparison
+    run: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class DynamicsRequest(Body):
+    """A comparison, and a statistic that its runs recorded of their layers."""
+
+    name: Comparison
+    statistic: Annotated[str, Field(max_length=64)] = ""
+
+
+class TextRequest(Body):
+    """A piece of a text file of `size` bytes, in base64, from the byte `at` on."""
+
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    size: Annotated[int, Field(ge=0, le=1 << 50)]
+    at: Annotated[int, Field(ge=0, le=1 << 50)] = 0
+    content: Annotated[str, Field(max_length=6 << 20)]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from starlette.applications import Starlette
 
+from glassformer import machine
 from glassformer.errors import RequestError, shown
 from glassformer.figures import fixed
+from glassformer.figures.terminal import size
 from glassformer.generation.sampling import Sampling, warp
 from glassformer.names.known import PACKAGED
 from glassformer.naming.loading import load
+from glassformer.naming.models import preset
 from glassformer.serving.app import Api, make_api
 from glassformer.serving.computing import Computer, Served
 from glassformer.serving.server import chats
@@ -26,6 +31,8 @@ SHOWN = 16
 """Tokens of a distribution that a page shows."""
 SLOTS, CONTEXT = 4, 2048
 """Texts of a model that are computed at once, and tokens of each."""
+BYTES = 4
+"""Bytes of a weight in memory."""
 
 
 def installed() -> list[str]:
@@ -33,40 +40,80 @@ def installed() -> list[str]:
     return [name for name, (module, _) in PACKAGED.items() if find_spec(module) is not None]
 
 
-class Models:
-    """The models that a page may name: those that are installed, and the one that the studio was started with."""
+def none_trained() -> dict[str, Path]:
+    """Returns no runs."""
+    return {}
 
-    def __init__(self, own: str | None) -> None:
+
+class Models:
+    """The models that a page may name: those that are installed, the one that the studio was started with, and the
+    finished runs of its folder, which `trained` lists by the path that commands take."""
+
+    def __init__(self, own: str | None, trained: Callable[[], dict[str, Path]] = none_trained) -> None:
         self.names = list(dict.fromkeys([*([own] if own else []), *installed()]))
+        self.trained = trained
+        self._written: dict[str, float] = {}
         self.api = Api(Computer([]))
         self.app: Starlette = make_api(self.api)
         self._loading = threading.Lock()
 
     def served(self, name: str) -> Served:
-        """Returns a model, loaded when it is first asked for. Raises RequestError for one without weights, and for any
-        other name: a page names no file."""
-        if name not in self.names:
-            raise RequestError(
-                f"this studio has no model {shown(name)}; it has {', '.join(self.names) or 'none'}",
-                code="unknown", field="model", value=shown(name),
-            )  # fmt: skip
+        """Returns a model, loaded when it is first asked for, and again if its run has been trained on. Raises
+        RequestError for one without weights or too large for the memory, and for any other name: a page names no
+        file."""
         with self._loading:
-            if name not in self.api.models:
+            written = self._written_at(name)
+            if name not in self.api.models or self._written.get(name, written) != written:
+                check_weights(name)
                 loaded = load(name)
                 self.api.add(Served(name, loaded, SLOTS, min(loaded.config.context, CONTEXT)))
+            self._written[name] = written
             return self.api.models[name]
+
+    def _written_at(self, name: str) -> float:
+        """Returns the time at which a run was written; 0 for other models. Raises RequestError for an unknown name."""
+        if name in self.names:
+            return 0.0
+        with suppress(OSError):
+            if (run := self.trained().get(name)) is not None:
+                return (run / "latest").stat().st_mtime
+        raise RequestError(
+            f"this studio has no model {shown(name)}; it has {', '.join(self.names) or 'none'}",
+            code="unknown", field="model", value=shown(name),
+        )  # fmt: skip
+
+    def listed(self) -> list[dict[str, str]]:
+        """Returns name, kind and label of each model; the kind is own, or run for a finished one of the folder."""
+        kinds = dict.fromkeys(self.names, "own")
+        kinds |= {name: "run" for name in self.trained() if name not in kinds}
+        return [{"name": name, "kind": kind, "label": self._label(name)} for name, kind in kinds.items()]
+
+    def _label(self, name: str) -> str:
+        """Returns the name that a page shows: of a run, its comparison and its folder there."""
+        parts = Path(name).parts
+        return name if name in self.names or len(parts) < 4 else f"{parts[-4]}: {parts[-2]}"
 
     def about(self, name: str) -> dict[str, Any]:
         """Returns what a page must know of a model, which is loaded for it."""
         served = self.served(name)
         return {
-            "name": name, "chats": chats(served), "generates": served.session is not None,
+            "name": name, "label": self._label(name), "chats": chats(served), "generates": served.session is not None,
             "context": served.context, "parameters": f"{served.loaded.config.num_params():,}",
         }  # fmt: skip
 
     def close(self) -> None:
         """Ends the thread that computes."""
         self.api.computer.stop()
+
+
+def check_weights(name: str) -> None:
+    """Raises RequestError if the weights of a model need more memory than is free."""
+    needed, free = BYTES * preset(name).num_params(), machine.free_memory()
+    if free is not None and needed > free:
+        raise RequestError(
+            f"the weights of {shown(name)} take {size(needed)}, and {size(free)} of memory are free",
+            code="memory", field="model", value=shown(name), expected=f"at most {size(free)}",
+        )  # fmt: skip
 
 
 def read_next(served: Served, text: str) -> tuple[list[int], torch.Tensor]:

@@ -1,38 +1,72 @@
-"""Comparisons that the studio starts and shows: separate processes, whose files are all that is read."""
+"""Trainings that the studio starts and shows: separate processes, whose files are all that is read."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import shlex
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from glassformer.agents.comparisons import Comparisons
-from glassformer.agents.tools import CompareTool
+from glassformer.agents.comparisons import ASKED, Comparisons
+from glassformer.agents.tools import CompareTool, Expression, check_text_name
+from glassformer.comparison import Design
 from glassformer.comparison.experiment import run_command
-from glassformer.errors import RequestError, shown
-from glassformer.figures import Axis, Series, legend, line_chart
+from glassformer.errors import RequestError, WorkError, shown
+from glassformer.figures import Series, fixed, legend
+from glassformer.figures.terminal import clock
 from glassformer.names.known import CORPORA, TASKS
-from glassformer.runs.request import REQUEST
+from glassformer.planning.timed import check_memory
+from glassformer.report.dynamics import live_dynamics
+from glassformer.runs.arms import arms_of
+from glassformer.runs.results import Results, RunResult
 from glassformer.runs.wording import best_words, verdict_sentence
 from glassformer.serving.guard import Receive, Scope, Send
 from glassformer.serving.streams import EventStream, Gone
 from glassformer.serving.wire import dumps
-from glassformer.studio.bodies import CompareRequest
-from glassformer.training.progress import read_metrics
+from glassformer.studio.blocks import blocks
+from glassformer.studio.bodies import TrainRequest
+from glassformer.studio.texts import Texts
+from glassformer.studio.tracks import Tracks, charts
+from glassformer.training.post_mortem import why
+from glassformer.training.recipe import WATCH
+from glassformer.units import plural
 
-POLL = 1.0
-"""Seconds between two readings of the files of a comparison."""
-POINTS = 400
-"""Points of a curve that are drawn."""
-PING = 15
-"""Readings without a change after which a comment is sent."""
+BEAT = 0.5
+"""Seconds between two messages of a stream; one without news is a comment."""
+FRESH = 1.0
+"""Seconds for which a view is sent to all pages that ask for it."""
+MOST_VIEWS = 16
+"""Comparisons whose views are kept."""
+MOST_WEIGHTS = 40
+"""Finished runs that can be opened in the other pages."""
+TEXTS = "texts"
+"""Folder of the texts that were dropped onto the page, in that of the comparisons."""
+
+
+class TrainTool(CompareTool):
+    """The tool of the agents, for one model too."""
+
+    models: Annotated[list[Expression], Field(min_length=1, max_length=8)]
+
+
+@dataclass
+class View:
+    """The latest message of a stream."""
+
+    id: str
+    data: str
+    running: bool
+    at: float
 
 
 class Runs:
@@ -40,16 +74,72 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.comparisons = Comparisons(folder, detached=True)
+        self.texts = Texts(folder / TEXTS)
+        self._tracks: dict[str, Tracks] = {}
+        self._views: dict[str, View] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
 
     def listed(self) -> dict[str, Any]:
-        """Returns the comparisons, the latest first."""
-        return {"folder": str(self.comparisons.folder), "runs": self.comparisons.listed()}
+        """Returns the comparisons, the latest first, and the texts: those of the folder, then the library's."""
+        runs = [
+            {**row, "data": self._text_of(row["name"]), "created": row.get("created") or self._asked_at(row["name"])}
+            for row in self.comparisons.listed()
+        ]
+        return {
+            "folder": str(self.comparisons.folder), "runs": runs, "own": self.texts.names(),
+            "texts": [*CORPORA, *TASKS],
+        }  # fmt: skip
 
-    def start(self, given: CompareRequest) -> dict[str, Any]:
-        """Starts a comparison. Raises RequestError for one that is unfair, and while another one is computed."""
-        tool = CompareTool(models=given.models, data=given.data, minutes=given.minutes, tokens=given.tokens,
-                           seeds=given.seeds, allow_unmatched=given.allow_unmatched)  # fmt: skip
-        return tool.call(self.comparisons)
+    def _text_of(self, name: str) -> str:
+        return Path(str(self.comparisons.design_of(name).get("data", ""))).name
+
+    def _asked_at(self, name: str) -> str:
+        with suppress(OSError):
+            asked = (self.comparisons.place(name) / ASKED).stat().st_mtime
+            return datetime.fromtimestamp(asked, UTC).isoformat(timespec="seconds")
+        return ""
+
+    def design(self, given: TrainRequest) -> Design:
+        """Returns a training as the library checks it. Raises RequestError for one that is unfair, for a text that is a
+        file of another folder, and for a model that does not fit into memory."""
+        data = self.texts.path(given.data)
+        if data is None:
+            check_text_name(given.data)
+        tool = TrainTool(models=given.models, data="", minutes=given.minutes, tokens=given.tokens, seeds=given.seeds,
+                         allow_unmatched=given.allow_unmatched)  # fmt: skip
+        design = tool.design(given.data if data is None else str(data), watch=WATCH if given.watch else None)
+        for name, config in design.configs.items():
+            check_memory(name, config, "models", "choose a smaller size, such as @10m")
+        return design
+
+    def plan(self, given: TrainRequest) -> dict[str, Any]:
+        """Returns sentences about a training before it starts: its runs, their time and notes. Raises RequestError."""
+        design = self.design(given)
+        runs = f"{plural(len(design.arms), 'model')} x {plural(design.seeds, 'seed')}"
+        if design.minutes is not None:
+            total = design.minutes * len(design.arms) * design.seeds
+            words = f"{runs} x {clock(60 * design.minutes)}: about {clock(60 * total)} of training in all"
+        else:
+            words = f"{runs} x {design.tokens or 0:,} tokens: {self._time_of(design)}"
+        sizes = [f"{name}: {config.num_params():,} parameters" for name, config in design.configs.items()]
+        return {"words": words, "sizes": sizes, "notes": design.notes}
+
+    def _time_of(self, design: Design) -> str:
+        """Returns a clause with the time at the speed of the latest comparison in the folder."""
+        for name in self.comparisons.names():
+            with suppress(RequestError):
+                found = self.comparisons.results_of(name)
+                speeds = [run.flops_per_token * run.train.tokens_per_second for run in (found.runs if found else ())
+                          if run.flops_per_token and run.train and run.train.tokens_per_second]  # fmt: skip
+                if speeds:
+                    flops = sum(3 * one.flops(design.context) for one in design.configs.values())
+                    seconds = design.seeds * (design.tokens or 0) * flops * len(speeds) / sum(speeds)
+                    return f"about {clock(seconds)} of training in all, at the speed of {name}"
+        return "no comparison in this folder says yet how fast this machine is"
+
+    def start(self, given: TrainRequest) -> dict[str, Any]:
+        """Starts a training. Raises RequestError as `design` does, and while another one is computed."""
+        return self.comparisons.start(self.design(given), None)
 
     def known(self, name: str) -> str:
         """Returns a name that is listed. Raises RequestError for any other."""
@@ -57,25 +147,85 @@ class Runs:
             raise RequestError(f"no comparison is named {shown(name)}", code="unknown", field="name", value=shown(name))
         return name
 
+    def tracks(self, name: str) -> Tracks:
+        """Returns the runs of a comparison."""
+        while len(self._tracks) > MOST_VIEWS:
+            self._tracks.pop(next(iter(self._tracks)), None)
+        return self._tracks.setdefault(name, Tracks(self.comparisons.place(self.known(name))))
+
     def view(self, name: str) -> dict[str, Any]:
-        """Returns the state of a comparison, its curves so far, and once all its runs have ended its verdicts.
+        """Returns the state of a comparison, its curves and events so far, and once all its runs have ended its
+        verdicts.
 
         Raises RequestError."""
         found = self.comparisons.outcome(self.known(name))
-        series = self._series(name)
-        axes = Axis("Training tokens seen", unit="tokens"), Axis("Loss, nats per token")
-        title = f"Training loss of {name} against tokens"
+        tracks = self.tracks(name)
+        series = tracks.series()
         results = self.comparisons.results_of(name) if found["state"] == "complete" else None
+        ended = {run.key: _end(run) for run in (results.runs if results else ())}
+        runs = [{**one.to_dict(), "held_out": ended.get((one.model, one.seed), "")} for one in tracks]
         design = self.comparisons.design_of(name)
         return {
-            "name": name, "state": found["state"], "progress": found.get("progress", ""),
+            "name": name, "state": found["state"], "progress": found.get("progress", ""), "data": self._text_of(name),
             "refused": found.get("refused", {}).get("message", ""), "similar": found["similar"],
             "runs_ended": found.get("runs_ended", len(found.get("runs", ()))),
-            "figure": line_chart(series, *axes, title), "narrow": line_chart(series, *axes, title, 380, 300, False),
-            "legend": legend(series),
-            "verdicts": [] if results is None else [best_words(results), *map(verdict_sentence, results.verdicts)],
+            **charts(series, f"Training loss of {name} against tokens"), "legend": legend(series),
+            "marks": any(one.markers for one in series), "runs": runs,
+            "verdicts": [] if results is None else _verdicts(results),
             "report": self.page(name) is not None, **_how(self.comparisons.folder / name, design),
         }  # fmt: skip
+
+    def over(self, names: list[str]) -> dict[str, Any]:
+        """Returns the curves of several comparisons in one figure, with a letter for each. Raises RequestError."""
+        series: list[Series] = []
+        rows = []
+        for letter, name in zip("ABCDEF", dict.fromkeys(names), strict=False):
+            series += self.tracks(name).series(len(series), f"{letter} {{}}", seeds=False)
+            state = self.comparisons.state(name, self.comparisons.results_of(name))
+            rows.append({"letter": letter, "name": name, "data": self._text_of(name), "state": state})
+        texts = {row["data"] for row in rows}
+        kinds = [_terms(self.comparisons.design_of(row["name"])) for row in rows]
+        notes = []
+        if len(texts) > 1:
+            notes.append("They read different texts, and losses on different texts do not compare.")
+        elif any(one != other for one, other in pairwise(kinds)):
+            notes.append("Their budgets, batches or contexts differ: learning rates fall at different tokens, so only "
+                         "the ends of the curves compare.")  # fmt: skip
+        notes.append("Curves of several trainings give no verdict: glassformer compare trains the models side by side.")
+        return {"runs": rows, "notes": notes, "legend": legend(series),
+                **charts(series, f"Training loss of {', '.join(names)} against tokens")}  # fmt: skip
+
+    def why(self, name: str, run: str) -> dict[str, Any]:
+        """Returns the diagnosis of a run. Raises RequestError for a run that has made no step."""
+        folder = self.tracks(name).named(run).folder
+        found = why(folder)
+        return {**found.to_dict(), "lines": blocks(found.lines()),
+                "commands": [shlex.join(["glassformer", "why", str(folder)])],
+                "python": [f"gf.why({str(folder)!r})"]}  # fmt: skip
+
+    def dynamics(self, name: str, statistic: str) -> dict[str, Any]:
+        """Returns what the layers of the runs have recorded so far: curves, and maps of one statistic."""
+        results = None
+        with suppress(RequestError):
+            results = self.comparisons.results_of(name)
+        tracks = self.tracks(name)
+        found = live_dynamics(arms_of(tracks.watched(results)), statistic)
+        design = self.comparisons.design_of(name)
+        return {
+            "statistics": found.statistics, "statistic": found.statistic, "curves": found.curves or "",
+            "layers": found.layers or "", "words": found.words or "", "watched": bool(design.get("watch")),
+            **_how(self.comparisons.folder / name, design),
+        }  # fmt: skip
+
+    def weights(self) -> dict[str, Path]:
+        """Returns the folders of finished runs by the path that commands take, those of the latest comparisons
+        first."""
+        found: dict[str, Path] = {}
+        for name in self.comparisons.names():
+            found |= {str(one.folder): one.folder for one in Tracks(self.comparisons.place(name)) if one.finished}
+            if len(found) >= MOST_WEIGHTS:
+                break
+        return found
 
     def page(self, name: str) -> str | None:
         """Returns the page of a comparison; None before it is written."""
@@ -83,47 +233,66 @@ class Runs:
             return (self.comparisons.place(self.known(name)) / "report.html").read_text(encoding="utf-8")
         return None
 
-    def _series(self, name: str) -> list[Series]:
-        """Returns a curve for each model: its seeds thin, the longest one thick."""
-        curves: dict[str, list[list[tuple[float, float]]]] = {}
-        for request in sorted(self.comparisons.place(name).glob(f"runs/*/{REQUEST}")):
-            with suppress(OSError, ValueError, KeyError, RequestError):
-                model = str(json.loads(request.read_text(encoding="utf-8"))["name"])
-                rows = [row for row in read_metrics(request.parent / "run" / "metrics.jsonl") if "loss" in row]
-                points = [(float(row["tokens"]), float(row["loss"])) for row in rows]
-                curves.setdefault(model, []).append(points[:: 1 + len(points) // POINTS])
-        return [
-            Series(model, max(lines, key=len), style, thin=tuple(lines) if len(lines) > 1 else ())
-            for style, (model, lines) in enumerate(curves.items())
-        ]
-
     def signature(self, name: str) -> str:
         """Returns a text that changes when a file of a comparison does."""
         place = self.comparisons.place(self.known(name))
         sizes = []
-        for file in sorted(place.glob("runs/*/run/metrics.jsonl")) + sorted(place.glob("*")):
-            with suppress(OSError):
-                facts = file.stat()
-                sizes.append((file.name, facts.st_size, int(facts.st_mtime)))
+        for pattern in ("runs/*/run/metrics.jsonl", "runs/*/run/dynamics.jsonl", "runs/*/result.json", "*"):
+            for file in sorted(place.glob(pattern)):
+                with suppress(OSError):
+                    facts = file.stat()
+                    sizes.append((file.name, facts.st_size, int(facts.st_mtime)))
         text = repr((sizes, self.comparisons.running(name)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    async def events(self, name: str, seen: str | None) -> AsyncIterator[bytes]:
-        """Yields the view of a comparison whenever its files change, up to its end. `seen` is the id of the last event
-        that a page has."""
-        quiet = 0
-        while True:
+    async def latest(self, name: str) -> View:
+        """Returns the view of a comparison as a message, made once for all pages that show it. Raises RequestError."""
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            kept = self._views.get(name)
+            if kept is not None and time.monotonic() < kept.at + FRESH:
+                return kept
             now = await run_in_threadpool(self.signature, name)
-            if now != seen:
+            if kept is None or kept.id != now:
                 view = await run_in_threadpool(self.view, name)
-                yield f"id: {now}\ndata: {dumps(view)}\n\n".encode()
-                if view["state"] != "running":
+                kept = View(now, dumps(view), view["state"] == "running", 0.0)
+            kept.at = time.monotonic()
+            self._views[name] = kept
+            while len(self._views) > MOST_VIEWS:
+                self._views.pop(next(iter(self._views)))
+            return kept
+
+    async def events(self, name: str, seen: str | None) -> AsyncIterator[bytes]:
+        """Yields the view of a comparison whenever its files change, up to its end, and a comment in between. `seen` is
+        the id of the last event that a page has. A comparison that vanishes ends with a sentence."""
+        while True:
+            try:
+                now = await self.latest(name)
+            except (RequestError, WorkError) as problem:
+                yield f"event: lost\ndata: {dumps({'message': str(problem)})}\n\n".encode()
+                return
+            if now.id != seen:
+                yield f"id: {now.id}\ndata: {now.data}\n\n".encode()
+                if not now.running:
                     return
-                seen, quiet = now, 0
-            quiet += 1
-            if quiet % PING == 0:
+                seen = now.id
+            else:
                 yield b": still here\n\n"
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(BEAT)
+
+
+def _verdicts(results: Results) -> list[str]:
+    sentences = [verdict_sentence(one) for one in results.verdicts]
+    return [best_words(results), *sentences] if len(results.names) > 1 else sentences
+
+
+def _end(run: RunResult) -> str:
+    if run.validation is None:
+        return run.error or run.status
+    return f"held-out loss {fixed(run.validation.loss, 4)}"
+
+
+def _terms(design: dict[str, Any]) -> list[Any]:
+    return [design.get(name) for name in ("minutes", "tokens", "flops", "steps", "batch_size", "context")]
 
 
 def _how(place: Path, design: dict[str, Any]) -> dict[str, list[str]]:
@@ -131,13 +300,18 @@ def _how(place: Path, design: dict[str, Any]) -> dict[str, list[str]]:
     names = list(models.values()) if isinstance(models, dict) else list(models)
     options = {name: design[name] for name in ("minutes", "tokens", "seeds") if design.get(name) is not None}
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    flags += ["--watch"] if design.get("watch") else []
     data = str(design.get("data", ""))
-    keywords = "".join(f", {name}={value}" for name, value in options.items())
+    keywords = "".join(f", {name}={value}" for name, value in (options | _watch(design)).items())
     command = ["glassformer", "compare", *map(str, names), "--data", data, *flags]
     return {
-        "commands": [shlex.join(command), run_command(place / "asked.yaml")],
+        "commands": [shlex.join(command), run_command(place / ASKED)],
         "python": [f"gf.compare({list(map(str, names))}, {data!r}{keywords})"],
     }
+
+
+def _watch(design: dict[str, Any]) -> dict[str, Any]:
+    return {"watch": design["watch"]} if design.get("watch") else {}
 
 
 class RunEvents(EventStream):
@@ -150,8 +324,3 @@ class RunEvents(EventStream):
         """Sends the events."""
         with suppress(Gone):
             await super().__call__(scope, receive, send)
-
-
-def texts() -> list[str]:
-    """Returns the names of texts and tasks that the library holds."""
-    return [*CORPORA, *TASKS]

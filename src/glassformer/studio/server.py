@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from urllib.parse import quote
 from glassformer.errors import RequestError, check_whole
 from glassformer.figures.terminal import Printed
 from glassformer.serving.ports import access_of, listening, need_libraries, run_app
+from glassformer.studio.secret import token_of
 
 PORT = 8600
 
@@ -85,7 +85,8 @@ def start(
     port : int
         Port of 127.0.0.1; 0 takes a free one.
     folder : str or Path
-        Folder of the comparisons that pages start and show.
+        Folder of the trainings that pages start and show. A later start with the same folder and port has the same
+        token, so that an open page continues.
     no_open : bool
         Do not open the browser.
     dry : bool
@@ -123,7 +124,7 @@ def start(
             preset(expression)
         return Studio(f"http://127.0.0.1:{port}/", expression)
     with listening("127.0.0.1", port) as sock:
-        found = _opened(sock.getsockname()[1], expression)
+        found = _opened(sock.getsockname()[1], expression, token_of(Path(folder)))
         asyncio.run(_run(found, Path(folder), sock, grace, no_open, on_start or _print))
     return found
 
@@ -134,8 +135,7 @@ class _Opened(Studio):
     port: int = 0
 
 
-def _opened(port: int, expression: str | None) -> _Opened:
-    token = secrets.token_urlsafe(24)
+def _opened(port: int, expression: str | None, token: str) -> _Opened:
     place = "" if expression is None else f"&/compose?e={quote(expression, safe='')}"
     return _Opened(f"http://127.0.0.1:{port}/#token={token}{place}", expression, token, port)
 

@@ -89,15 +89,19 @@ _ROWS: TypeAdapter[Any] = TypeAdapter(_Taken | _Skipped | _Validated)
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a metrics.jsonl, without invalid lines, such as a last one cut by a crash. Raises
     RequestError."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(_ROWS.validate_json(line).model_dump(exclude_unset=True))
-            except ValidationError:
-                continue
+        rows = [row for line in path.read_text(encoding="utf-8").splitlines() if (row := metrics_row(line))]
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=path.name) from None
     return rows
+
+
+def metrics_row(line: str | bytes) -> dict[str, Any] | None:
+    """Returns the row of a line of metrics.jsonl; None for an invalid line."""
+    try:
+        return _ROWS.validate_json(line).model_dump(exclude_unset=True)
+    except ValidationError:
+        return None

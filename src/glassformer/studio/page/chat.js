@@ -1,70 +1,122 @@
-// Texts written by a model: each token with its alternatives, which can be taken, and what the settings do to the next one.
+// Texts written by one model or by two from the same prompt: each token with its alternatives, which can be taken, and what
+// the settings do to the next one.
 import { ask, h, how, region, refusal, remember, t, Refusal } from "./dom.js";
 
 const SURPRISES = [0.7, 1.6, 3, 5];
 /** Nats from which a token is shaded one step darker. */
 
 export async function chat(main, query) {
-  const known = region(t("model")), next = region(t("next")), answer = region(t("answer"));
+  const known = region(t("model"));
   const models = h("select", { id: "model", onchange: () => open() });
+  const other = h("select", { id: "beside", onchange: () => open() });
   const mode = h("select", { id: "mode", onchange: () => begin() },
     ...["complete", "talk"].map((one) => h("option", { value: one, selected: query.get("mode") === one }, t(one))));
   const prompt = h("textarea", { id: "prompt", rows: "4", maxlength: "100000" });
   prompt.value = query.get("prompt") ?? t("prompt-example");
-  const settings = h("form", { class: "options", onsubmit: (event) => event.preventDefault(), onchange: () => distribution() },
+  const settings = h("form", { class: "options", onsubmit: (event) => event.preventDefault(), onchange: () => all((one) => one.distribution()) },
     number("temperature", 0.8, 0, 10, 0.1), number("top_p", 0.95, 0.01, 1, 0.01), number("top_k", "", 1, 1000, 1),
     number("min_p", "", 0.01, 1, 0.01), number("max_tokens", 40, 1, 2000, 1), number("seed", 1, 0, 1e9, 1));
-  const write = h("button", { type: "button", onclick: () => start() }, t("write"));
-  const stop = h("button", { type: "button", disabled: true, onclick: () => running?.abort() }, t("stop"));
-  const text = h("div", { class: "tokens", role: "group", "aria-label": t("answer") });
-  const others = h("div", { class: "others", role: "region", "aria-label": t("alternatives"), "aria-live": "polite" });
-  const status = h("p", { class: "quiet", role: "status" });
-  const said = h("ol", { class: "said" });
-  let running = null, tokens = [], messages = [], about = null, base = "";
+  const write = h("button", { type: "button", onclick: () => all((one) => one.start()) }, t("write"));
+  const stop = h("button", { type: "button", disabled: true, onclick: () => all((one) => one.stop()) }, t("stop"));
+  const place = h("div", { class: "writers" });
+  let writers = [];
+
+  const all = (act) => Promise.all(writers.map(act));
 
   function number(name, value, min, max, step) {
     return h("label", {}, t(`setting-${name}`), h("input", { name, type: "number", value, min, max, step }));
   }
 
-  function given(names) {
-    const form = new FormData(settings);
-    return Object.fromEntries(names.filter((name) => form.get(name) !== "").map((name) => [name, Number(form.get(name))]));
-  }
+  const shared = {
+    prompt, mode,
+    given(names) {
+      const form = new FormData(settings);
+      return Object.fromEntries(names.filter((name) => form.get(name) !== "").map((name) => [name, Number(form.get(name))]));
+    },
+    changed() { stop.disabled = !writers.some((one) => one.busy()); },
+  };
 
   async function open() {
-    remember({ model: models.value });
-    about = await known.show((signal) => ask("/api/model", { model: models.value }, signal), (one) =>
-      h("p", { class: "quiet" }, t("about-model", one)));
-    write.disabled = !about?.generates;
-    mode.disabled = !about?.chats;
-    if (!about?.chats) mode.value = "complete";
+    const names = [...new Set([models.value, other.value].filter(Boolean))];
+    remember({ model: models.value, beside: other.value });
+    writers.forEach((one) => one.stop());
+    writers = [];
+    const found = await known.show((signal) => Promise.all(names.map((model) => ask("/api/model", { model }, signal))), (some) =>
+      some.map((one) => h("p", { class: "quiet" }, t("about-model", one))));
+    const able = found !== null && found.every((one) => one.generates);
+    write.disabled = !able;
+    mode.disabled = !found?.every((one) => one.chats);
+    if (mode.disabled) mode.value = "complete";
+    if (found) writers = names.map((name, i) => writer(name, found[i], names.length > 1, shared));
+    place.classList.toggle("both", names.length > 1);
+    place.replaceChildren(...writers.map((one) => one.element));
     begin();
   }
 
   /** A new text. */
   function begin() {
+    remember({ mode: mode.value === "talk" ? "talk" : "" });
+    all((one) => one.begin());
+  }
+
+  prompt.addEventListener("change", () => all((one) => one.changed()));
+  addEventListener("leave", () => all((one) => one.stop()), { once: true });
+  main.append(h("h1", {}, t("chat")), h("p", { class: "lead" }, t("chat-lead")),
+    h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "beside" }, t("beside"), other), h("label", { for: "mode" }, t("kind"), mode)), known.element,
+    h("label", { for: "prompt" }, t("prompt")), prompt, settings, h("p", {}, write, " ", stop), place);
+  try {
+    const found = await ask("/api/models");
+    models.replaceChildren(...listed(found.listed, query.get("model")));
+    other.replaceChildren(h("option", { value: "" }, t("no-other")), ...listed(found.listed, query.get("beside")));
+    if (found.models.length) await open();
+    else known.element.append(h("p", {}, t("no-models")));
+  } catch (problem) {
+    known.element.replaceChildren(refusal(problem));
+  }
+}
+
+/** Options for models, those of finished trainings apart. */
+function listed(all, chosen) {
+  return ["own", "run"].map((kind) => [kind, all.filter((one) => one.kind === kind)]).filter(([, some]) => some.length).map(([kind, some]) =>
+    h("optgroup", { label: t(`models-${kind}`) }, ...some.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.label))));
+}
+
+/** The text of one model, with the alternatives of each token and the distribution of the next one. */
+function writer(model, about, named, shared) {
+  const next = region(t("next"));
+  const text = h("div", { class: "tokens", role: "group", "aria-label": `${t("answer")} ${model}` });
+  const others = h("div", { class: "others", role: "region", "aria-label": `${t("alternatives")} ${model}`, "aria-live": "polite" });
+  const status = h("p", { class: "quiet", role: "status" });
+  const said = h("ol", { class: "said" });
+  let running = null, tokens = [], messages = [], base = "";
+
+  const written = () => tokens.map((one) => one.text).join("");
+
+  function stop() {
     running?.abort();
+  }
+
+  function begin() {
+    stop();
     [tokens, messages, base] = [[], [], ""];
     said.replaceChildren();
     draw();
-    remember({ mode: mode.value === "talk" ? "talk" : "" });
     distribution();
   }
 
   /** The text that the model reads before its answer. */
   async function read() {
-    if (mode.value === "complete") return prompt.value;
-    const messages_ = [...messages, { role: "user", content: prompt.value }];
-    return (await ask("/apply-template", { model: models.value, messages: messages_ })).prompt;
+    if (shared.mode.value === "complete") return shared.prompt.value;
+    return (await ask("/apply-template", { model, messages: [...messages, { role: "user", content: shared.prompt.value }] })).prompt;
   }
 
   async function start() {
-    if (mode.value === "talk" && tokens.length) {
+    if (shared.mode.value === "talk" && tokens.length) {
       messages.push({ role: "user", content: said.dataset.asked }, { role: "assistant", content: written() });
-      said.append(h("li", {}, h("b", {}, t("you")), ` ${said.dataset.asked}`), h("li", {}, h("b", {}, models.value), ` ${written()}`));
+      said.append(h("li", {}, h("b", {}, t("you")), ` ${said.dataset.asked}`), h("li", {}, h("b", {}, model), ` ${written()}`));
     }
     tokens = [];
-    said.dataset.asked = prompt.value;
+    said.dataset.asked = shared.prompt.value;
     try {
       base = await read();
     } catch (problem) {
@@ -74,19 +126,18 @@ export async function chat(main, query) {
     await go();
   }
 
-  const written = () => tokens.map((one) => one.text).join("");
-
   /** Continues the text from its tokens so far. */
   async function go() {
-    running?.abort();
+    stop();
     const mine = (running = new AbortController());
-    [stop.disabled, others.textContent] = [false, ""];
+    others.textContent = "";
+    shared.changed();
     const began = performance.now(), before = tokens.length;
     draw();
     try {
       const response = await fetch("/v1/completions", {
         method: "POST", signal: mine.signal, headers: { "content-type": "application/json", "x-glassformer": "1" },
-        body: JSON.stringify({ model: models.value, prompt: base + written(), stream: true, logprobs: 8, ...given(["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"]) }),
+        body: JSON.stringify({ model, prompt: base + written(), stream: true, logprobs: 8, ...shared.given(["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"]) }),
       });
       if (!response.ok) throw new Refusal((await response.json()).error.message);
       for await (const event of events(response.body)) {
@@ -98,9 +149,10 @@ export async function chat(main, query) {
       const speed = (tokens.length - before) / ((performance.now() - began) / 1000);
       status.textContent = t("written", { n: tokens.length - before, speed: speed.toFixed(1) });
     } catch (problem) {
-      if (problem.name !== "AbortError") text.append(refusal(problem));
+      if (problem.name !== "AbortError") text.append(refusal(problem instanceof Refusal ? problem : { message: t("gone") }));
     } finally {
-      if (running === mine) stop.disabled = true;
+      if (running === mine) running = null;
+      shared.changed();
     }
     distribution();
   }
@@ -131,7 +183,7 @@ export async function chat(main, query) {
     const best = Object.entries(tokens[at].top).sort((a, b) => b[1] - a[1]);
     others.replaceChildren(h("p", { class: "quiet" }, t("instead", { token: visible(tokens[at].text) })),
       h("ul", {}, ...best.map(([word, logprob]) => h("li", {}, h("button", {
-        type: "button", disabled: word.includes("�"), "aria-pressed": String(word === tokens[at].text), onclick: () => {
+        type: "button", disabled: word.includes("\ufffd"), "aria-pressed": String(word === tokens[at].text), onclick: () => {
           tokens = [...tokens.slice(0, at), { text: word, logprob, top: tokens[at].top }];
           text.replaceChildren();
           go();
@@ -140,7 +192,7 @@ export async function chat(main, query) {
 
   async function distribution() {
     if (!about?.generates) return;
-    await next.show(async (signal) => ask("/api/next", { model: models.value, text: tokens.length ? base + written() : await read(), ...given(["temperature", "top_p", "top_k", "min_p"]) }, signal), (found) => [
+    await next.show(async (signal) => ask("/api/next", { model, text: tokens.length ? base + written() : await read(), ...shared.given(["temperature", "top_p", "top_k", "min_p"]) }, signal), (found) => [
       h("p", { class: "quiet" }, t("kept", found)),
       h("table", { class: "bars" }, h("thead", {}, h("tr", {}, ...["token", "of-model", "after-settings"].map((key) => h("th", { scope: "col" }, t(key))), h("td"))),
         h("tbody", {}, ...found.tokens.map((one) => h("tr", {}, h("td", {}, h("code", {}, visible(one.token))), h("td", { class: "number" }, one.before),
@@ -148,20 +200,13 @@ export async function chat(main, query) {
       how(found)]);
   }
 
-  prompt.addEventListener("change", () => { tokens = []; text.replaceChildren(); distribution(); });
-  main.append(h("h1", {}, t("chat")), h("p", { class: "lead" }, t("chat-lead")),
-    h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "mode" }, t("kind"), mode)), known.element,
-    h("div", { class: "columns two" },
-      h("section", {}, said, h("label", { for: "prompt" }, t("prompt")), prompt, settings, h("p", {}, write, " ", stop), text, status, answer.element, others),
-      h("section", {}, h("h2", {}, t("next")), next.element)));
-  try {
-    const found = await ask("/api/models");
-    models.replaceChildren(...found.models.map((one) => h("option", { value: one, selected: one === query.get("model") }, one)));
-    if (found.models.length) await open();
-    else known.element.append(h("p", {}, t("no-models")));
-  } catch (problem) {
-    known.element.replaceChildren(refusal(problem));
-  }
+  return {
+    begin, start, stop, distribution, busy: () => running !== null,
+    changed() { tokens = []; text.replaceChildren(); distribution(); },
+    element: h("div", { class: "writer" },
+      h("section", {}, named ? h("h2", {}, about?.label ?? model) : null, said, text, status, others),
+      h("section", {}, h("h2", {}, t("next")), next.element)),
+  };
 }
 
 /** A token with its spaces and line ends to be seen. */

@@ -42,6 +42,7 @@ async function speak(name) {
 }
 
 function show() {
+  dispatchEvent(new Event("leave")); // a page ends its streams and its listeners
   const { name, query } = place();
   const page = PAGES[name] ? name : "gallery";
   document.getElementById("nav").replaceChildren(...Object.keys(PAGES).map((one) =>
@@ -57,7 +58,7 @@ try {
 } catch (problem) {
   main.replaceChildren(refusal(problem));
 }
-addEventListener("hashchange", show);
-addEventListener("popstate", show);
+let soon = 0;
+for (const type of ["hashchange", "popstate"]) addEventListener(type, () => { clearTimeout(soon); soon = setTimeout(show); }); // a link fires both
 show();
 document.documentElement.classList.add("ready");

@@ -1,27 +1,42 @@
-// Comparisons: started, watched while they are trained, stopped and continued; verdicts and report as the library gives them.
-import { ask, drawing, h, how, place, refusal, region, remember, t } from "./dom.js";
+// Trainings: set up, started, listed by day; a text that is dropped onto the page; several trainings over each other.
+import { ask, h, place, refusal, region, remember, t } from "./dom.js";
+import { overlay, panel } from "./run.js";
+
+const PIECE = 4 << 20;
+/** Bytes of a file that are read and sent at once. */
 
 export async function train(main, query) {
-  const models = h("textarea", { id: "models", rows: "3", spellcheck: "false" });
+  const models = h("textarea", { id: "models", rows: "3", spellcheck: "false", autocapitalize: "off" });
   models.value = (query.get("models") ?? "gpt2@1m llama@1m").split(" ").join("\n");
   const data = h("select", { name: "data" });
-  const minutes = h("input", { name: "minutes", type: "number", min: "0.1", step: "any", value: "1" });
+  const kind = h("select", { name: "kind" }, ...["minutes", "tokens"].map((one) => h("option", { value: one }, t(`budget-${one}`))));
+  const amount = h("input", { name: "amount", type: "number", min: "0", step: "any", value: "1" });
   const seeds = h("input", { name: "seeds", type: "number", min: "1", max: "20", value: "1" });
-  const total = h("p", { class: "quiet", role: "status" }), said = h("div", { role: "alert" });
-  const list = region(t("runs")), shown = region(t("run"));
-  let source = null;
+  const watch = h("input", { name: "watch", type: "checkbox", checked: true });
+  const plan = region(t("before")), said = h("div", { role: "alert" });
+  const list = region(t("trainings")), over = region(t("over")), shown = h("div");
+  const chosen = new Set((query.get("over") ?? "").split(" ").filter(Boolean));
+  let open = null, timer = 0;
 
   const names = () => models.value.split(/\s+/).filter(Boolean);
+  const body = () => ({ models: names(), data: data.value, [kind.value]: kind.value === "tokens" ? Math.round(Number(amount.value)) : Number(amount.value),
+    seeds: Number(seeds.value), watch: watch.checked, allow_unmatched: true });
 
+  /** Asks what a training takes before it starts. */
   function count() {
-    total.textContent = t("total", { models: names().length, seeds: seeds.value, minutes: minutes.value, all: +(names().length * seeds.value * minutes.value).toFixed(1) });
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      if (!data.value) return;
+      plan.show((signal) => ask("/api/runs/plan", body(), signal), (found) => [h("p", {}, found.words),
+        h("p", { class: "quiet" }, found.sizes.join("; ")), ...found.notes.map((one) => h("p", { class: "quiet" }, one))]);
+    }, 400);
   }
 
   async function start() {
     said.replaceChildren();
     try {
-      const found = await ask("/api/runs/start", { models: names(), data: data.value, minutes: Number(minutes.value), seeds: Number(seeds.value), allow_unmatched: true });
-      watch(found.name);
+      const found = await ask("/api/runs/start", body());
+      watch_(found.name);
       refresh();
     } catch (problem) {
       said.replaceChildren(refusal(problem));
@@ -29,69 +44,125 @@ export async function train(main, query) {
   }
 
   async function act(what, name) {
+    said.replaceChildren();
     try {
       await ask(`/api/runs/${what}`, { name });
-      setTimeout(() => { watch(name); refresh(); }, 800);
+      setTimeout(() => { watch_(name); refresh(); }, 800);
     } catch (problem) {
       said.replaceChildren(refusal(problem));
     }
   }
 
+  function texts(found) {
+    const before = data.value || query.get("data");
+    const group = (label, some) => h("optgroup", { label: t(label) }, ...some.map((one) => h("option", { selected: one === before }, one)));
+    data.replaceChildren(...[found.own.length ? group("own-texts", found.own) : null, group("library-texts", found.texts)].filter(Boolean));
+  }
+
   function refresh() {
     return list.show((signal) => ask("/api/runs", undefined, signal), (found) => {
-      if (!data.options.length) data.replaceChildren(...found.texts.map((one) => h("option", {}, one)));
+      texts(found);
       if (!found.runs.length) return h("p", { class: "quiet" }, t("no-runs", { folder: found.folder }));
-      return h("ul", { class: "runs" }, ...found.runs.map((one) => h("li", {},
-        h("button", { type: "button", "aria-pressed": String(one.name === place().query.get("run")), onclick: () => { watch(one.name); refresh(); } }, one.name),
-        ` ${t(`state-${one.state}`)}`, one.models?.length ? ` · ${one.models.join(", ")}` : "")));
+      const days = new Map();
+      for (const one of found.runs) {
+        const day = one.created ? new Date(one.created).toLocaleDateString(document.documentElement.lang, { dateStyle: "medium" }) : t("no-day");
+        days.set(day, [...(days.get(day) ?? []), one]);
+      }
+      return [h("p", { class: "quiet" }, t("over-hint")), ...[...days].flatMap(([day, some]) => [h("h3", {}, day), h("ul", { class: "runs" }, ...some.map(row))])];
     });
   }
 
-  /** Follows a comparison: every event holds all that is known, so that a reload loses nothing. */
-  function watch(name) {
-    source?.close();
+  function row(one) {
+    return h("li", {},
+      h("input", { type: "checkbox", checked: chosen.has(one.name), "aria-label": t("lay-over", { name: one.name }), onchange: (event) => {
+        event.target.checked ? chosen.add(one.name) : chosen.delete(one.name);
+        lay();
+      } }),
+      h("div", {}, h("button", { type: "button", "aria-pressed": String(one.name === place().query.get("run")), onclick: async () => { watch_(one.name); await refresh(); focus(one.name); } }, one.name),
+        h("span", {}, ` ${t(`state-${one.state}`)}`), h("p", { class: "quiet" }, [one.models?.join(", "), one.data].filter(Boolean).join(" · "), one.refused ? ` · ${one.refused.message}` : "")));
+  }
+
+  function focus(name) {
+    [...list.element.querySelectorAll("button")].find((one) => one.textContent === name)?.focus();
+  }
+
+  /** Draws the chosen trainings over each other. */
+  function lay() {
+    remember({ over: [...chosen].join(" ") });
+    if (!chosen.size) over.element.replaceChildren();
+    else over.show((signal) => ask("/api/runs/over", { names: [...chosen] }, signal), overlay);
+  }
+
+  function watch_(name) {
+    open?.close();
     remember({ run: name });
-    source = new EventSource(`/api/runs/${encodeURIComponent(name)}/events`);
-    let state = "";
-    source.onmessage = (event) => {
-      const found = JSON.parse(event.data);
-      shown.element.replaceChildren(...view(found));
-      if (found.state !== "running") source.close();
-      if (state && state !== found.state) refresh();
-      state = found.state;
-    };
-    source.onerror = () => { if (source.readyState === 2 && !state) shown.element.replaceChildren(refusal({ message: t("gone") })); };
+    open = panel(name, act, refresh);
+    shown.replaceChildren(open.element);
   }
 
-  function view(found) {
-    const wide = drawing(found.figure), narrow = drawing(found.narrow), names = drawing(found.legend);
-    wide.classList.add("wide");
-    narrow.classList.add("narrow");
-    names.querySelectorAll("button").forEach((one) => one.replaceWith(h("span", { class: one.className }, ...one.childNodes)));
-    return [h("h2", {}, found.name), h("p", { role: "status" }, h("b", {}, t(`state-${found.state}`)), ` · ${t("ended", { n: found.runs_ended })}`),
-      found.progress ? h("p", { class: "quiet" }, found.progress) : null,
-      found.refused ? h("p", { class: "refusal" }, found.refused) : null,
-      ...found.verdicts.map((one) => h("p", {}, one)),
-      found.state === "running" ? h("p", { class: "quiet" }, t("no-verdict")) : null,
-      found.similar.length ? h("p", { class: "note" }, t("similar", { names: found.similar.join(", ") })) : null,
-      names, wide, narrow,
-      h("p", {}, found.state === "running"
-        ? h("button", { type: "button", onclick: () => act("stop", found.name) }, t("stop-run"))
-        : found.state === "complete" ? null : h("button", { type: "button", onclick: () => act("resume", found.name) }, t("resume"))),
-      how(found),
-      found.report ? h("details", {}, h("summary", {}, t("report")), h("iframe", { src: `/api/runs/${encodeURIComponent(found.name)}/report`, sandbox: "allow-scripts", title: t("report"), height: "900" })) : null].filter(Boolean);
+  // A text of one's own
+
+  const file = h("input", { type: "file", id: "file", onchange: () => file.files[0] && send(file.files[0]) });
+  const sent = h("p", { role: "status" });
+  const box = h("div", { class: "drop" }, h("label", { for: "file" }, t("drop")), file, sent);
+
+  /** Sends a file piece by piece; the first one carries the size of the whole, which Python may refuse. */
+  async function send(one) {
+    sent.className = "";
+    try {
+      for (let at = 0; ;) {
+        sent.textContent = t("sending", { name: one.name, share: one.size ? Math.floor((100 * at) / one.size) : 0 });
+        const found = await ask("/api/texts", { name: one.name, size: one.size, at, content: one.size > at ? await base64(one.slice(at, at + PIECE)) : "" });
+        if (found.complete) {
+          sent.textContent = t("text-kept", found);
+          await refresh();
+          data.value = found.name;
+          count();
+          return;
+        }
+        at = found.have;
+      }
+    } catch (problem) {
+      sent.className = "refusal";
+      sent.textContent = problem.message;
+    } finally {
+      file.value = "";
+    }
   }
 
-  addEventListener("hashchange", () => source?.close(), { once: true });
+  function dropped(event) {
+    if (!document.contains(box) || !event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    box.classList.toggle("over", event.type === "dragover");
+    if (event.type === "drop" && event.dataTransfer.files[0]) send(event.dataTransfer.files[0]);
+  }
+  const away = new AbortController();
+  for (const type of ["dragover", "dragleave", "drop"]) addEventListener(type, dropped, { signal: away.signal });
+  addEventListener("leave", () => { away.abort(); clearTimeout(timer); open?.close(); }, { signal: away.signal });
+
   main.append(h("h1", {}, t("train")), h("p", { class: "lead" }, t("train-lead")),
     h("div", { class: "columns two" },
       h("section", {}, h("label", { for: "models" }, t("models")), models,
         h("form", { class: "options", onsubmit: (event) => { event.preventDefault(); start(); } },
-          h("label", {}, t("text"), data), h("label", {}, t("minutes"), minutes), h("label", {}, t("seeds"), seeds),
-          h("button", {}, t("start"))), total, said, shown.element),
-      h("section", {}, h("h2", {}, t("runs")), list.element)));
-  for (const one of [models, minutes, seeds]) one.addEventListener("input", count);
-  count();
+          h("label", {}, t("text"), data), h("label", {}, t("budget"), kind), h("label", {}, t("amount"), amount), h("label", {}, t("seeds"), seeds),
+          h("label", { class: "check" }, watch, t("record")), h("button", {}, t("start"))),
+        box, plan.element, said, shown),
+      h("section", {}, h("h2", {}, t("trainings")), list.element, over.element)));
+  for (const one of [models, amount, seeds, data, watch]) one.addEventListener("input", count);
+  kind.addEventListener("input", () => { amount.value = kind.value === "tokens" ? "200000" : "1"; count(); });
   await refresh();
-  if (query.get("run")) watch(query.get("run"));
+  if (away.signal.aborted) return;
+  count();
+  if (chosen.size) lay();
+  if (query.get("run")) watch_(query.get("run"));
+}
+
+/** A piece of a file in base64. */
+function base64(piece) {
+  return new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => failed(new Error(t("no-file")));
+    reader.readAsDataURL(piece);
+  });
 }

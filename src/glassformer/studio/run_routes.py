@@ -1,0 +1,125 @@
+"""Routes of trainings and of the texts that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from glassformer.serving.body import body_of
+from glassformer.serving.streams import Json
+from glassformer.studio.bodies import (
+    DynamicsRequest,
+    RunRequestBody,
+    RunsRequest,
+    TextRequest,
+    TrainRequest,
+    WhyRequest,
+)
+from glassformer.studio.desk import Desk
+from glassformer.studio.frames import framed
+
+if TYPE_CHECKING:
+    from glassformer.studio.runs import Runs
+
+
+class RunRoutes:
+    """The routes over the trainings of a folder; `runs` makes them, and imports what reads them, at its first call."""
+
+    def __init__(self, runs: Callable[[], Runs], desk: Desk) -> None:
+        self.runs, self.desk = runs, desk
+
+    def routes(self) -> list[Route]:
+        """Returns all routes."""
+        return [
+            Route("/api/runs", self.listed),
+            Route("/api/runs/plan", self.plan, methods=["POST"]),
+            Route("/api/runs/start", self.start, methods=["POST"]),
+            Route("/api/runs/stop", self.stop, methods=["POST"]),
+            Route("/api/runs/resume", self.resume, methods=["POST"]),
+            Route("/api/runs/over", self.over, methods=["POST"]),
+            Route("/api/runs/why", self.why, methods=["POST"]),
+            Route("/api/runs/dynamics", self.dynamics, methods=["POST"]),
+            Route("/api/runs/{name}/events", self.events),
+            Route("/api/runs/{name}/report", self.report),
+            Route("/api/texts", self.text, methods=["POST"]),
+        ]
+
+    async def _answer(self, request: Request, question: Callable[[Runs], Any]) -> Response:
+        return Json(await self.desk.answer(lambda: question(self.runs()), request.receive))
+
+    async def listed(self, request: Request) -> Response:
+        """Lists the trainings and the texts."""
+        return await self._answer(request, lambda runs: runs.listed())
+
+    async def plan(self, request: Request) -> Response:
+        """Checks a training and tells its time."""
+        given = await body_of(request, TrainRequest)
+        return await self._answer(request, lambda runs: runs.plan(given))
+
+    async def start(self, request: Request) -> Response:
+        """Starts a training in a separate process."""
+        given = await body_of(request, TrainRequest)
+        return await self._answer(request, lambda runs: runs.start(given))
+
+    async def stop(self, request: Request) -> Response:
+        """Asks a training to save its run and end."""
+        name = (await body_of(request, RunRequestBody)).name
+
+        def question(runs: Runs) -> Any:
+            runs.comparisons.stop_named(runs.known(name))
+            return {"name": name}
+
+        return await self._answer(request, question)
+
+    async def resume(self, request: Request) -> Response:
+        """Continues a training in a separate process."""
+        name = (await body_of(request, RunRequestBody)).name
+
+        def question(runs: Runs) -> Any:
+            runs.comparisons.resume(runs.known(name))
+            return {"name": name}
+
+        return await self._answer(request, question)
+
+    async def over(self, request: Request) -> Response:
+        """Returns the curves of several trainings in one figure."""
+        given = await body_of(request, RunsRequest)
+        return await self._answer(request, lambda runs: runs.over(given.names))
+
+    async def why(self, request: Request) -> Response:
+        """Returns the diagnosis of a run."""
+        given = await body_of(request, WhyRequest)
+        return await self._answer(request, lambda runs: runs.why(given.name, given.run))
+
+    async def dynamics(self, request: Request) -> Response:
+        """Returns the statistics that the layers of a training have recorded."""
+        given = await body_of(request, DynamicsRequest)
+        return await self._answer(request, lambda runs: runs.dynamics(given.name, given.statistic))
+
+    async def events(self, request: Request) -> Response:
+        """Sends the view of a training while it is computed."""
+        name = request.path_params["name"]
+        runs = await run_in_threadpool(self.runs)
+        await run_in_threadpool(runs.known, name)
+        from glassformer.studio.runs import RunEvents
+
+        return RunEvents(runs.events(name, request.headers.get("last-event-id")))
+
+    async def report(self, request: Request) -> Response:
+        """Returns the report of a training, for a frame."""
+        runs = await run_in_threadpool(self.runs)
+        page = await run_in_threadpool(runs.page, request.path_params["name"])
+        if page is None:
+            raise HTTPException(404)
+        return framed(page)
+
+    async def text(self, request: Request) -> Response:
+        """Keeps a piece of a text that was dropped onto the page."""
+        given = await body_of(request, TextRequest)
+        return await self._answer(request, lambda runs: runs.texts.take(given))

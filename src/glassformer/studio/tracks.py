@@ -1,0 +1,171 @@
+"""The runs of a comparison as their files tell them: curves, events, folders; each line of a file is read once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from glassformer.config import ModelConfig
+from glassformer.dynamics.records import NAME as DYNAMICS
+from glassformer.dynamics.records import record_of
+from glassformer.dynamics.summary import event_words, number, summary_of
+from glassformer.errors import RequestError
+from glassformer.figures import Axis, Series, fixed, line_chart
+from glassformer.report.curves import top
+from glassformer.runs.request import REQUEST, RUN, read_request
+from glassformer.runs.results import Dynamics, Results, RunResult
+from glassformer.studio.tail import Tail
+from glassformer.training.progress import metrics_row
+
+POINTS = 400
+"""Points of a curve that are drawn."""
+EVENTS = 12
+"""Events of a run that are named; the others are counted."""
+NARROW = (380, 300)
+AXES = Axis("Training tokens seen", unit="tokens"), "Loss, nats per token"
+
+
+class Taken(NamedTuple):
+    """A step as a curve needs it."""
+
+    step: int
+    tokens: float
+    loss: float
+
+
+class Event(NamedTuple):
+    """A spike, or another event that a run recorded."""
+
+    step: int
+    words: str
+    loss: float | None
+    """Loss of a spike of the loss."""
+
+
+def _taken(line: bytes) -> Taken | None:
+    row = metrics_row(line)
+    return None if row is None or "loss" not in row else Taken(row["step"], float(row["tokens"]), float(row["loss"]))
+
+
+def _event(line: bytes) -> Event | None:
+    if b'"event"' not in line:
+        return None
+    row = record_of(line)
+    if row is None or "event" not in row:
+        return None
+    value = number(row.get("value")) if row.get("what") == "loss" else None
+    return Event(row["step"], event_words(row), value if value is not None and math.isfinite(value) else None)
+
+
+@dataclass
+class Track:
+    """One run: `name` is that of its folder among the runs of the comparison."""
+
+    name: str
+    model: str
+    seed: int
+    folder: Path
+    steps: Tail[Taken]
+    events: Tail[Event]
+
+    def points(self) -> list[tuple[float, float]]:
+        """Returns tokens and loss of the steps, at most about `POINTS`."""
+        rows = self.steps.rows()
+        return [(row.tokens, row.loss) for row in rows[:: 1 + len(rows) // POINTS]]
+
+    def marks(self) -> list[tuple[float, float]]:
+        """Returns tokens and loss of the steps with an event."""
+        rows = self.steps.rows()
+        found = []
+        for event in self.events.rows():
+            near = min(rows, key=lambda row: abs(row.step - event.step), default=None)
+            if near is not None:
+                found.append((near.tokens, near.loss if event.loss is None else event.loss))
+        return found[:: 1 + len(found) // POINTS]
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has ended and its weights can be loaded."""
+        return (self.folder.parent / "result.json").is_file() and (self.folder / "latest").is_file()
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns model, seed, progress in words, the latest events, and once the run has ended its folder."""
+        self.steps.rows()
+        events, last = self.events.rows(), self.steps.last
+        told = "" if last is None else f"step {last.step:,}, {last.tokens:,.0f} tokens, loss {fixed(last.loss, 3)}"
+        return {
+            "run": self.name, "model": self.model, "seed": self.seed, "progress": told,
+            "events": [event.words for event in events[-EVENTS:]], "more": max(0, len(events) - EVENTS),
+            "weights": str(self.folder) if self.finished else None,
+        }  # fmt: skip
+
+
+class Tracks:
+    """The runs of a comparison in a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._known: dict[str, Track] = {}
+
+    def __iter__(self) -> Iterator[Track]:
+        """Yields the runs in the order of their folders' names."""
+        for file in sorted(self.place.glob(f"runs/*/{REQUEST}")):
+            name = file.parent.name
+            if name not in self._known:
+                asked = read_request(file.parent)
+                with suppress(KeyError, TypeError, ValueError):
+                    model, seed = str(asked["name"]), int(asked["recipe"]["seed"])
+                    run = file.parent / RUN
+                    self._known[name] = Track(
+                        name, model, seed, run, Tail(run / "metrics.jsonl", _taken), Tail(run / DYNAMICS, _event)
+                    )
+            if name in self._known:
+                yield self._known[name]
+
+    def named(self, name: str) -> Track:
+        """Returns a run. Raises RequestError for any other name."""
+        for one in self:
+            if one.name == name:
+                return one
+        raise RequestError("the comparison has no such run", code="unknown", field="run", value=name)
+
+    def series(self, first: int = 0, label: str = "{}", seeds: bool = True) -> list[Series]:
+        """Returns a curve for each model, with a mark at each event: the longest of its seeds thick, all of them thin
+        with `seeds`."""
+        models: dict[str, list[Track]] = {}
+        for one in self:
+            models.setdefault(one.model, []).append(one)
+        found = []
+        for style, (model, runs) in enumerate(models.items(), first):
+            lines = [one.points() for one in runs]
+            thin = tuple(lines) if seeds and len(lines) > 1 else ()
+            marks = tuple(mark for one in runs for mark in one.marks())
+            found.append(Series(label.format(model), max(lines, key=len), style, thin=thin, markers=marks))
+        return found
+
+    def watched(self, found: Results | None) -> list[RunResult]:
+        """Returns the runs with the statistics that they have recorded so far; finished ones are those of `found`."""
+        ended = {} if found is None else {run.key: run for run in found.runs}
+        return [ended.get((one.model, one.seed)) or _so_far(one) for one in self]
+
+
+def _so_far(one: Track) -> RunResult:
+    config: dict[str, object] = {}
+    with suppress(RequestError, OSError):
+        config = ModelConfig.from_file(one.folder / "config.yaml").to_dict()
+    return RunResult(name=one.model, seed=one.seed, config=config, dynamics=Dynamics.of(summary_of(one.folder)))
+
+
+def charts(series: Sequence[Series], title: str) -> dict[str, str]:
+    """Returns the figure of some curves for wide and for narrow screens; single spikes leave the axis, with a mark."""
+    lines = [list(line) for one in series for line in (one.points, *one.thin)]
+    x, label = AXES
+    y = Axis(label, high=top([[(float(a), float(b)) for a, b in line] for line in lines]))
+    return {
+        "figure": line_chart(series, x, y, title),
+        "narrow": line_chart(series, x, y, title, *NARROW, end_labels=False),
+    }

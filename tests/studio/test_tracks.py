@@ -1,0 +1,247 @@
+"""Curves, events and layers of trainings as their files tell them, and what a person can do to these files."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import glassformer as gf
+from glassformer import machine
+from glassformer.parts.core.base import to_plain
+from glassformer.studio import runs as runs_
+from glassformer.studio.bodies import TextRequest, TrainRequest
+from glassformer.studio.models import Models
+from glassformer.studio.runs import Runs
+from tests.refused import failed, refused
+
+STEPS = 60
+SPIKE = 41
+
+
+def loss_of(step: int, seed: int) -> float:
+    return 9.5 if step == SPIKE and seed == 0 else 4 - 0.02 * step - 0.1 * seed
+
+
+def training(folder: Path, name: str, models: tuple[str, ...] = ("gpt2@0.05m",), seeds: int = 1, **design: Any) -> Path:
+    """A folder as a training leaves it that was stopped before its runs ended: steps, statistics, one spike."""
+    place = folder / name
+    for model in models:
+        config = gf.preset(f"{model}+vocab_size=32")
+        for seed in range(seeds):
+            arm = place / "runs" / f"{model}-seed{seed}"
+            (arm / "run").mkdir(parents=True)
+            recipe = gf.Recipe(tokens=STEPS * 64, context=32, batch_size=2, seed=seed)
+            (arm / "request.json").write_text(json.dumps({"name": model, "recipe": {"seed": seed}}))
+            (arm / "run" / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+            (arm / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_plain(recipe)))
+            with (arm / "run" / "metrics.jsonl").open("w") as file:
+                for step in range(1, STEPS + 1):
+                    file.write(json.dumps({
+                        "step": step, "tokens": 64 * step, "seconds": 0.1 * step, "loss": loss_of(step, seed),
+                        "learning_rate": 1e-3, "grad_norm": 1.0, "tokens_per_second": 640.0}) + "\n")  # fmt: skip
+            with (arm / "run" / "dynamics.jsonl").open("w") as file:
+                for step in range(1, STEPS + 1, 5):
+                    places = {f"layers.{layer}.mixer": [0.1 * layer + 0.001 * step] * 2 for layer in range(2)}
+                    file.write(json.dumps({"step": step, "statistics": {"attention_entropy": places}}) + "\n")
+                if seed == 0:
+                    file.write(json.dumps({"step": SPIKE, "event": "spike", "what": "loss", "value": 9.5,
+                                           "sigmas": 8.2, "batch": ["a text"]}) + "\n")  # fmt: skip
+    asked = {"schema": 1, "verb": "compare", "models": list(models), "data": "number-words", "tokens": STEPS * 64,
+             "seeds": seeds, **design}  # fmt: skip
+    (place / "asked.yaml").write_text(yaml.safe_dump(asked))
+    return place
+
+
+def asked(**given: Any) -> TrainRequest:
+    return TrainRequest(**{"models": ["gpt2@0.05m"], "data": "number-words", "tokens": 20_000} | given)
+
+
+def test_view_has_a_curve_with_its_spike_and_the_words_of_the_event(tmp_path: Path) -> None:
+    training(tmp_path, "one", seeds=2)
+    view = Runs(tmp_path).view("one")
+    assert [run["seed"] for run in view["runs"]] == [0, 1] and view["marks"] and view["state"] == "incomplete"
+    first, second = view["runs"]
+    assert first["events"] == ["step 41: spike of loss, 9.5, 8.2 sigma"] and second["events"] == []
+    assert first["progress"] == "step 60, 3,840 tokens, loss 2.800" and first["weights"] is None
+    assert view["figure"].count("<title>gpt2@0.05m: 9.500 at") == 1 and "9.5" in view["narrow"]
+
+
+def test_why_and_layers_are_those_of_the_library(tmp_path: Path) -> None:
+    place = training(tmp_path, "one")
+    runs = Runs(tmp_path)
+    found = runs.why("one", "gpt2@0.05m-seed0")
+    expected = gf.why(place / "runs" / "gpt2@0.05m-seed0")
+    assert {key: found[key] for key in expected.to_dict()} == expected.to_dict()
+    assert found["commands"] == [f"glassformer why {place / 'runs' / 'gpt2@0.05m-seed0' / 'run'}"]
+    layers = runs.dynamics("one", "")
+    assert layers["statistics"] == {"attention_entropy": "entropy", "attention_entropy_worst": "worst head"}
+    assert layers["statistic"] == "attention_entropy" and "steps 57" not in layers["curves"]
+    assert layers["layers"].count("<svg") >= 1 and "Layer" in layers["layers"] and "spike" in layers["words"]
+    assert runs.dynamics("one", "attention_entropy_worst")["statistic"] == "attention_entropy_worst"
+    assert runs.dynamics("one", "nothing")["statistic"] == "attention_entropy"
+    with refused(code="unknown", field="run"):
+        runs.why("one", "../one/runs/gpt2@0.05m-seed0")
+    with refused(code="unknown", field="name"):
+        runs.dynamics("../one", "")
+
+
+def test_trainings_are_laid_over_each_other_with_what_speaks_against_it(tmp_path: Path) -> None:
+    for name, design in (("a", {}), ("b", {}), ("c", {"tokens": 5}), ("d", {"data": "python-docs"})):
+        training(tmp_path, name, **design)
+    runs = Runs(tmp_path)
+    found = runs.over(["a", "b"])
+    assert [row["letter"] for row in found["runs"]] == ["A", "B"] and len(found["notes"]) == 1
+    assert found["figure"].count("gf-mean") == 2 and "B gpt2@0.05m" in found["legend"].replace("<wbr>", "")
+    assert "budgets" in " ".join(runs.over(["a", "c"])["notes"])
+    assert "different texts" in " ".join(runs.over(["a", "d"])["notes"])
+    assert len(runs.over(["a", "a"])["runs"]) == 1
+    with refused(code="unknown", field="name"):
+        runs.over(["a", "nothing"])
+
+
+def test_trainings_of_earlier_days_are_listed_with_their_day(tmp_path: Path) -> None:
+    training(tmp_path, "old")
+    os.utime(tmp_path / "old" / "asked.yaml", (0, 0))
+    training(tmp_path, "new")
+    rows = Runs(tmp_path).listed()["runs"]
+    assert [row["name"] for row in rows] == ["new", "old"] and rows[1]["created"].startswith("1970-01-01")
+    assert rows[0]["data"] == "number-words"
+
+
+def test_text_of_the_folder_is_trained_on_and_no_other_file(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    runs.texts.take(TextRequest(name="mine.txt", size=6, content="b25lCm9uZQo="[:8]))
+    design = runs.design(asked(data="mine.txt"))
+    assert design.data == str(tmp_path / "texts" / "mine.txt") and design.recipe["watch"] > 0
+    assert "watch" not in runs.design(asked(watch=False)).recipe
+    for name in ("../mine.txt", "texts/mine.txt", "other.txt", str(tmp_path / "texts" / "mine.txt")):
+        with refused(code="unsupported", field="data"):
+            runs.design(asked(data=name))
+
+
+def test_plan_before_the_start_tells_runs_and_time(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    found = runs.plan(asked(models=["gpt2@1m", "llama@1m"], tokens=None, minutes=2, seeds=3))
+    assert "2 models x 3 seeds x 2:00: about 12:00" in found["words"]
+    assert found["sizes"][0] == f"gpt2@1m: {gf.preset('gpt2@1m').num_params():,} parameters"
+    assert "how fast" in runs.plan(asked())["words"]
+    with refused(code="conflict", field="budget"):
+        runs.plan(asked(minutes=1))
+
+
+def test_model_too_large_for_the_memory_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda *where: 1 << 30)
+    with refused(code="memory", field="models"):
+        Runs(tmp_path / "runs").start(asked(models=["llama-3-8b"]))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(machine, "free_memory", lambda *where: 1000)
+    place = training(tmp_path, "one")
+    run = place / "runs" / "gpt2@0.05m-seed0" / "run"
+    models = Models(None, lambda: {str(run): run})
+    (run / "latest").write_text("step_00000060")
+    with refused(code="memory", field="model"):
+        models.served(str(run))
+
+
+def test_expression_of_ten_thousand_characters_is_refused() -> None:
+    with pytest.raises(ValueError, match="2000"):
+        asked(models=["gpt2+" + "a" * 10_000])
+
+
+def test_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *args: Any, **more: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with failed(code="disk"):
+        Runs(tmp_path / "runs").start(asked())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(runs_, "BEAT", 0.001)
+    monkeypatch.setattr(runs_, "FRESH", 0.0)
+    return
+
+
+def messages(runs: Runs, after_first: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All messages of the stream of a training that seems to run; `after_first` is called after the first one."""
+    monkeypatch.setattr(runs.comparisons, "running", lambda name: True)
+
+    async def read() -> list[str]:
+        found: list[str] = []
+        async for message in runs.events("one", None):
+            found.append(message.decode())
+            if len(found) == 1:
+                after_first()
+        return found
+
+    return asyncio.run(asyncio.wait_for(read(), 60))
+
+
+@pytest.mark.usefixtures("quick")
+def test_folder_deleted_under_a_stream_ends_it_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training(tmp_path, "one")
+    training(tmp_path, "two")
+    runs = Runs(tmp_path)
+    found = messages(runs, lambda: shutil.rmtree(tmp_path / "one"), monkeypatch)
+    assert found[0].startswith("id: ") and found[-1].startswith("event: lost\ndata: {")
+    assert json.loads(found[-1].partition("data: ")[2])["message"]
+    assert [row["name"] for row in runs.listed()["runs"]] == ["two"] and runs.view("two")["runs"]
+    shutil.rmtree(tmp_path / "two")
+    tmp_path.rmdir()
+    assert runs.listed()["runs"] == [] and runs.weights() == {}
+    for act in (runs.view, runs.tracks, runs.known):
+        with refused(code="unknown", field="name"):
+            act("two")
+
+
+@pytest.mark.usefixtures("quick")
+def test_view_is_made_once_for_all_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training(tmp_path, "one")
+    runs, made = Runs(tmp_path), []
+    view = runs.view
+    monkeypatch.setattr(runs, "view", lambda name: made.append(name) or view(name))
+
+    async def ten() -> set[str]:
+        return {one.id for one in await asyncio.gather(*(runs.latest("one") for _ in range(10)))}
+
+    assert len(asyncio.run(ten())) == 1 and made == ["one"]
+
+
+def test_finished_run_is_a_model_and_one_that_was_trained_on_is_read_again(tmp_path: Path, letters: Any) -> None:
+    folder = training(tmp_path, "one") / "runs" / "gpt2@0.05m-seed0"
+    runs = Runs(tmp_path)
+    assert runs.weights() == {}
+    (folder / "result.json").write_text("{}")
+    assert runs.weights() == {}
+    shutil.rmtree(folder / "run")
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 200)
+    gf.train(letters.config, text, tokens=512, context=32, batch_size=2, out=folder / "run",
+             tokenizer=letters.tokenizer, progress=False)  # fmt: skip
+    name = str(folder / "run")
+    assert list(runs.weights()) == [name]
+    models = Models(None, runs.weights)
+    models.names = []
+    assert models.listed() == [{"name": name, "kind": "run", "label": "one: gpt2@0.05m-seed0"}]
+    first = models.served(name)
+    assert models.served(name) is first and models.about(name)["label"] == "one: gpt2@0.05m-seed0"
+    os.utime(folder / "run" / "latest", (1, 1))
+    assert models.served(name) is not first
+    shutil.rmtree(tmp_path / "one")
+    with refused(code="unknown", field="model"):
+        models.served(name)
+    models.close()
