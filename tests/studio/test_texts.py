@@ -62,7 +62,7 @@ def test_empty_file_and_pieces_that_are_none(tmp_path: Path) -> None:
             texts.take(wrong)
         assert texts.names() == [] and os.listdir(tmp_path) == []
         texts.take(piece(b"abc", size=9))
-    texts.take(piece(b"abc", size=6))  # begins anew
+    texts.take(piece(b"abc", size=6))  # starts again
     assert texts.take(piece(b"def", at=3, size=6))["complete"]
 
 

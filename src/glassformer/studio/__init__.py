@@ -6,7 +6,7 @@ desk      the one thread that answers questions about configs
 known     names that a request may use
 blocks    printed results as plain data
 gallery   published models as cards, and how two differ
-runs      trainings in processes of their own, as their files tell them
+runs      trainings in separate processes, read from their files
 compose   the choices of each part, with what they change
 page      files of the page: plain ES modules, and the words of each language
 """

@@ -18,7 +18,7 @@ TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
 
 
 def token_file(folder: Path) -> Path:
-    """Returns the file of the token of a folder. It lies in the cache, because a folder of trainings may be shared."""
+    """Returns the file of the token of a folder. It is in the cache, because a folder of trainings may be shared."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
     return cache_folder() / "studio" / name
 

@@ -51,8 +51,8 @@ class Texts:
     def take(self, given: TextRequest) -> dict[str, object]:
         """Writes a piece of a text, and with the last one keeps the text; returns its name and the bytes so far.
 
-        Raises RequestError for a text that is too large, is none, or comes out of order; WorkError for a full disk.
-        What was written is then removed."""
+        Raises RequestError for a text that is too large, for a file that is not text, and for pieces out of order;
+        WorkError for a full disk. What was written is then removed."""
         check_size(given.size)
         name = plain_name(given.name)
         with self._writing:
@@ -123,5 +123,5 @@ def plain_name(name: str) -> str:
         stem = stem[:-1]
         found = f"{stem}.txt"
     if NAME.fullmatch(found) is None:
-        raise RequestError(f"{shown(repr(name))} is no name of a text", code="syntax", field="name", value=name)
+        raise RequestError(f"{shown(repr(name))} cannot be the name of a text", code="syntax", field="name", value=name)
     return found
