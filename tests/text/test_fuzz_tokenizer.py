@@ -127,10 +127,10 @@ TABLE = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"normalizer": [[[{"String": "a"}, "aa"]] * 40]}, "is no JSON object"),
-        (chained("decoder", "decoders", [{"String": "a"}, "aa"]), "is no JSON object"),
-        ({"normalizer": ["/////w=="]}, "is no JSON object"),
-        ({"normalizer": TABLE}, "precompiled_charsmap has 4 bytes and says that its index alone has 4294967295"),
+        ({"normalizer": [[[{"String": "a"}, "aa"]] * 40]}, "is not a JSON object"),
+        (chained("decoder", "decoders", [{"String": "a"}, "aa"]), "is not a JSON object"),
+        ({"normalizer": ["/////w=="]}, "is not a JSON object"),
+        ({"normalizer": TABLE}, "precompiled_charsmap has 4 bytes and says that only its index has 4294967295"),
         (chained(*NORMALIZERS, DOUBLED, {"precompiled_charsmap": "/////w=="}), "precompiled_charsmap has 4 bytes"),
     ],
 )

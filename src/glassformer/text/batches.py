@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """A batch. `targets[:, i]` is predicted at `inputs[:, i]`: the next token unless an objective differs; -100 is not
-    scored. All fields have a row for each sequence."""
+    """A batch of sequences. `targets[:, i]` is predicted at `inputs[:, i]`: the next token unless an objective differs;
+    -100 is not scored. All fields have a row for each sequence."""
 
     inputs: Int[Tensor, "b s"]
     targets: Int[Tensor, "b s"]
 
     @property
     def beside(self) -> dict[str, Any]:
-        """Further inputs of the model, by the names of `Model.loss`: a row for each sequence."""
+        """Further inputs of the model by their names in `Model.loss`, with a row for each sequence; {} for tokens
+        only."""
         return {}
 
     def pieces(self, size: int) -> Iterator[tuple[Batch, float]]:
-        """Yields batches of at most `size` rows, and the share of each in the scored targets."""
+        """Yields (batch of at most `size` rows, its share of the scored targets) until all rows are covered."""
         from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does not need
 
         whole = max(1, int((self.targets != IGNORED).sum()))
@@ -67,7 +68,7 @@ class FedBatch(Batch):
 
 
 class EvaluationBatch(NamedTuple):
-    """A batch, and the bytes of text of each scored target, 0 elsewhere."""
+    """A batch, and the number of bytes of text of each scored target, 0 elsewhere."""
 
     batch: Batch
     bytes: Int[Tensor, "b s"]
@@ -117,16 +118,16 @@ class Batches:
 
     @property
     def tokens_per_step(self) -> int:
-        """Targets of one step over all ranks."""
+        """Number of targets of one step over all ranks."""
         return self.batch * self.context * self.world
 
     def read(self, steps: int) -> dict[str, int]:
-        """Returns {"tokens": number of targets in the first steps, over all ranks}."""
+        """Returns {"tokens": number of targets in the first `steps` steps, over all ranks}."""
         return {"tokens": steps * self.tokens_per_step}
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps until every window was read at least once."""
+        """Number of steps until every window has been read at least once."""
         return math.ceil(self.windows / (self.batch * self.world))
 
     def epoch(self, step: int) -> int:
@@ -134,7 +135,7 @@ class Batches:
         return step * self.batch * self.world // self.windows
 
     def starts(self, step: int) -> np.ndarray:
-        """Returns (batch,) the index of the first input token of each row."""
+        """Returns the index of the first input token of each row of a step, (batch,) int64."""
         if step < 0:
             raise IndexError(f"step {step} must not be negative")
         first = (step * self.world + self.rank) * self.batch
@@ -156,12 +157,12 @@ class Batches:
 
 @lru_cache(maxsize=64)
 def _order(seed: int, epoch: int, offsets: int) -> tuple[int, int]:
-    """Returns (offset of the first window, key of the permutation) of an epoch."""
+    """Returns (offset of an epoch's first window, below `offsets`; key of its permutation of windows)."""
     return keyed("offset", seed, epoch) % offsets, keyed("order", seed, epoch)
 
 
 class EvaluationWindows:
-    """Windows evenly spaced over the text, the same at every call: an iterable of EvaluationBatch.
+    """Evaluation batches of windows evenly spaced over the text, equal at every iteration.
 
     With stride = context (the default) windows do not overlap and every target of a window is scored. With a smaller
     stride a window starts `stride` after the previous one and scores only its last `stride` targets, so each has at
@@ -203,8 +204,8 @@ class EvaluationWindows:
 
     @property
     def scored(self) -> int:
-        """Number of scored targets. The first window of the text scores all of its targets, which no other window
-        has."""
+        """Number of scored targets. The first window scores all of its targets; the first `context - stride` are in no
+        other."""
         return len(self.starts) * self.stride + (self.context - self.stride)
 
     def __iter__(self) -> Iterator[EvaluationBatch]:
@@ -229,13 +230,14 @@ def evaluation_windows(
     token_bytes: np.ndarray,
     batch: int = 8,
 ) -> EvaluationWindows:
-    """Returns EvaluationWindows. Raises RequestError if `context` is longer than the text."""
+    """Returns the windows on which a model is evaluated (see `EvaluationWindows`); `token_bytes` (v,) has the bytes of
+    each token. Raises RequestError if `context` is longer than the text."""
     return EvaluationWindows(tokens, context, max_tokens, stride, token_bytes, batch)
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:
-    """Returns bits per byte, comparable across tokenizers: total negative log likelihood in nats, over the predicted
-    bytes."""
+    """Returns bits per byte, which is comparable across tokenizers, from the total negative log likelihood in nats and
+    the number of predicted bytes."""
     if text_bytes < 1:
         raise RequestError(
             "bits per byte need at least one byte of text", code="range", field="text_bytes", value=text_bytes
@@ -254,7 +256,8 @@ def _array(tokens: TokenShards | np.ndarray) -> np.ndarray:
 
 
 def refuse_long(context: int, n: int, what: str) -> None:
-    """Raises RequestError if `context` inputs and the target of the last are more than n tokens."""
+    """Raises RequestError if `what`, a text of n tokens, is shorter than `context` inputs and the target of the last
+    one."""
     if n < context + 1:
         raise RequestError(
             f"context={context} needs at least {context + 1} tokens, and the {what} has {n}; "
@@ -264,7 +267,8 @@ def refuse_long(context: int, n: int, what: str) -> None:
 
 
 def _gather(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """Returns (rows, length) int64. Row by row, because a memory map then reads only the pages of these windows."""
+    """Returns the windows of `length` tokens from each start, (rows, length) int64. Copies row by row, because a memory
+    map then reads only the pages of these windows."""
     found = np.empty((len(starts), length), np.int64)
     for row, start in enumerate(starts.tolist()):
         found[row] = tokens[start : start + length]

@@ -16,19 +16,19 @@ from glassformer.text.documents import BETWEEN, Corpus, Document
 CATALOGUES = "gettext:"
 FOLDERS = ("/usr/share/locale", "/usr/share/locale-langpack", "/usr/local/share/locale")
 DJANGO = "conf/locale", "contrib/*/locale"
-"""Folders of catalogues within Django, which is the extra `translate`."""
+"""Patterns of the folders of catalogues within Django, which the extra `translate` installs."""
 
 LARGEST = 32 << 20
-"""Most bytes of a catalogue."""
+"""Most bytes of a catalogue file."""
 LONGEST = 240
-"""Most UTF-8 bytes of either side, so that byte-level tokens and an end fit into a context of 256; longer pairs are
-left out."""
+"""Most UTF-8 bytes of a message or its translation, so that byte-level tokens and an end fit into a context of 256;
+longer pairs are left out."""
 LEAST_PROGRAMS = 20
-"""Number of programs below which pairs are held out one by one."""
+"""Number of programs below which pairs are held out one by one, instead of by program."""
 VERSION = 1  # version of the content of pairs
 
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
-"""First four bytes -> byte order, as a `struct` format."""
+"""First four bytes of a catalogue -> its byte order, as a `struct` format."""
 ENCODING = re.compile(
     r"utf-?8|(?:us-)?ascii|iso-?8859-\d{1,2}|windows-125\d|cp125\d|koi8-[rut]|euc-(?:jp|kr)|gb2312|gbk|gb18030|big5"
     r"|shift[-_]jis|tis-620"
@@ -47,7 +47,7 @@ def placeholders(text: str) -> list[str]:
 
 
 def messages(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yields (message, its translation) of a catalogue in GNU's format, of either byte order; for plural messages, the
+    """Yields (message, translation) of a catalogue in GNU's format, of either byte order; of a plural message only its
     singular form. Raises ValueError if lengths and offsets exceed the file, or its encoding is not accepted."""
     sign = MAGIC.get(data[:4])
     if sign is None or len(data) < 20:
@@ -77,7 +77,8 @@ def messages(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _has(encoding: str) -> bool:
-    """Returns True if Python knows the encoding: iso-8859-12 was never made."""
+    """Returns True if Python knows the encoding, since the pattern also accepts names that never existed
+    (iso-8859-12)."""
     try:
         codecs.lookup(encoding)
     except LookupError:
@@ -88,7 +89,8 @@ def _has(encoding: str) -> bool:
 def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus:
     """Opens `gettext:LANGUAGE`: each message of the installed programs with translations to LANGUAGE, and of an
     installed Django, is a document: the message, a tab, its translation, placeholders included. A message counts once,
-    for the first program that has it; untranslated and too long ones are left out. A program is held out as a whole.
+    for the first program that has it; untranslated and too long ones are left out. A program is held out as a whole, if
+    there are LEAST_PROGRAMS.
 
     Raises RequestError for a language without any installed program."""
     language, places = data.removeprefix(CATALOGUES), FOLDERS if folders is None else folders
@@ -127,8 +129,8 @@ def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus
 
 
 def _files(language: str, folders: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """Returns (program, catalogue), sorted; a program is the letters at the start of its name, because pg_dump and
-    pg_restore share messages."""
+    """Returns (program, path of its catalogue), sorted; a program's name is cut after its first letters, because
+    pg_dump and pg_restore share messages."""
     found = []
     for folder in folders:
         for path in Path(folder).glob(f"{language}/LC_MESSAGES/*.mo"):
@@ -140,7 +142,7 @@ def _files(language: str, folders: tuple[str, ...]) -> list[tuple[str, Path]]:
 
 
 def _django(language: str) -> list[Path]:
-    """Returns the catalogues of an installed Django, which is not imported."""
+    """Returns the paths of an installed Django's catalogues of a language; Django is not imported."""
     spec = importlib.util.find_spec("django")
     roots = [] if spec is None else spec.submodule_search_locations or []
     return [

@@ -41,7 +41,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """Chat template with the variables that it may use, such as `bos_token`. Its process runs until `close`, or until
+    """A chat template with the variables that it may use, such as `bos_token`. Its process runs until `close`, or until
     this object is deleted."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
@@ -57,9 +57,10 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, name: str = "default") -> ChatTemplate | None:
-        """Returns the template in a tokenizer's settings, with the special tokens; None if the settings lack one.
+        """Returns the chat template in a tokenizer's settings, with the special tokens as variables; None if the
+        settings have no template.
 
-        Of several templates, returns the one called `name`. Raises RequestError for an unknown name.
+        If there are several, returns the one called `name`. Raises RequestError for an unknown name.
         """
         found = tokenizer.settings.get("chat_template") if isinstance(tokenizer, FileTokenizer) else None
         if not isinstance(tokenizer, FileTokenizer) or found is None:
@@ -73,10 +74,10 @@ class ChatTemplate:
         return cls(named[name], tokenizer.special_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Returns the text of a chat; with `add_generation_prompt`, it ends at the first character of the answer.
+        """Returns the text of a chat; with `add_generation_prompt`, it ends where the answer starts.
 
-        Raises RequestError, in one sentence, if the template fails, exceeds a bound, or calls `raise_exception`. The
-        first call starts a process, which takes a tenth of a second; later calls take about a millisecond.
+        Raises RequestError if the template fails, exceeds a bound, or calls `raise_exception`. The first call starts a
+        process, which takes a tenth of a second; later calls take about a millisecond.
         """
         if not isinstance(messages, (list, tuple)) or not all(
             isinstance(message, Mapping) and "role" in message for message in messages
@@ -109,7 +110,7 @@ class ChatTemplate:
         return text
 
     def close(self) -> None:
-        """Ends the process; another `render` starts it again."""
+        """Ends the process that renders; another `render` starts a new one."""
         self._worker.stop()
 
     def __enter__(self) -> ChatTemplate:
@@ -172,7 +173,7 @@ class TemplateWorker:
                 self.stop()
         if answer is None and late:
             raise RequestError(
-                f"the chat template does not come to an end within {self.seconds:g} s",
+                f"the chat template does not end within {self.seconds:g} s",
                 code="unsupported", field="chat_template",
             )  # fmt: skip
         if answer is None:
@@ -214,7 +215,7 @@ class TemplateWorker:
         ready, _ = _exchange(process, None, SECONDS_TO_START)
         if ready != b"R":
             raise WorkError(
-                f"the process for chat templates ended as it began (with status {process.returncode})", code="process"
+                f"the process for chat templates ended at its start (with status {process.returncode})", code="process"
             )
         return process
 
@@ -237,7 +238,8 @@ def _jinja() -> list[str]:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes | None, seconds: float) -> tuple[bytes | None, bool]:
-    """Sends a request, if any, and returns the answer, None if the process failed, and True if time was up."""
+    """Sends a request, None for no request, to the process; returns (its answer, None if it failed; True if `seconds`
+    were over before)."""
     assert process.stdin is not None and process.stdout is not None
     late = threading.Event()
 

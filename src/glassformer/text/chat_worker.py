@@ -1,11 +1,11 @@
-"""The process in which a chat template is rendered, as templates are programs that strangers wrote.
+"""Process in which a chat template is rendered, because templates are untrusted programs.
 
-It is started by its path, `python -I -S chat_worker.py SECONDS FOLDER...`, and imports nothing but the standard
-library and Jinja (found in one of FOLDERs). Then it gives up what a template could misuse: new files, sockets and
-processes, further modules, all but MEMORY bytes. What Jinja's sandbox should ever let through finds nothing here.
+It is started by its path, `python -I -S chat_worker.py SECONDS FOLDER...`, and imports nothing but the standard library
+and Jinja (found in one of FOLDERs). Then it gives up what a template could misuse: new files, sockets and processes,
+further modules, all but MEMORY bytes. A template that escapes Jinja's sandbox finds nothing here.
 
-Both directions carry frames: four bytes of length, then as many. First comes one frame `R`, as soon as it is ready;
-then, for each request, an answer: `T` and the text, or `E` and the sentence that says what is wrong.
+Both directions carry frames: four bytes of length, then that number of bytes. First comes one frame `R`, as soon as the
+process is ready; then, for each request, an answer: `T` and the text, or `E` and a sentence about the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY = 256 << 20  # bytes of address space
 LARGEST_DETAIL = 200  # characters of what a template may say in a sentence of ours
 
 ALLOWED_EVENTS = {"compile", "exec", "code.__new__", "object.__getattr__", "sys._getframe", "builtins.id"}
-"""Audit events that compiling, running and failing templates raise, and json; all others are refused."""
+"""Audit events that templates raise when compiled, run and failing, and json; all others are refused."""
 
 
 def write_frame(stream: IO[bytes], payload: bytes) -> None:
@@ -41,7 +41,8 @@ def write_frame(stream: IO[bytes], payload: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], largest: int) -> bytes | None:
-    """None at the end of the stream, and where a frame is cut off or larger than it may be."""
+    """Returns the payload of the next frame; None at the end of the stream, and for a truncated frame or one of more
+    than `largest` bytes."""
     head = stream.read(LENGTH.size)
     length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else largest + 1
     if length > largest:
@@ -51,7 +52,7 @@ def read_frame(stream: IO[bytes], largest: int) -> bytes | None:
 
 
 def environment() -> Any:
-    """Jinja as `apply_chat_template` of transformers sets it up, sandboxed."""
+    """Returns a sandboxed Jinja environment, set up as in `apply_chat_template` of transformers."""
     from jinja2 import BaseLoader, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
@@ -59,10 +60,10 @@ def environment() -> Any:
 
     class Alone(BaseLoader):
         def get_source(self, environment: Any, template: str) -> Any:
-            raise SecurityError("include, import and extends find nothing, as a chat template stands alone")
+            raise SecurityError("include, import and extends find nothing, because a chat template has no other files")
 
     class Generation(Extension):
-        """`{% generation %}` marks what the model said, for training; here it is a plain block."""
+        """Extension for `{% generation %}`, which marks the model's answers for training; here it is a plain block."""
 
         tags = {"generation"}
 
@@ -71,7 +72,7 @@ def environment() -> Any:
             return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     class Dict:
-        """`dict` without the type behind it."""
+        """Substitute for `dict` that does not give access to the type."""
 
         def __call__(self, *items: Any, **named: Any) -> dict[Any, Any]:
             return dict(*items, **named)
@@ -80,7 +81,7 @@ def environment() -> Any:
             return dict.fromkeys(*items)
 
     class PublicNamespace(Namespace):
-        """`namespace` that takes no name with an underscore before it."""
+        """Jinja's `namespace` without names that start with an underscore."""
 
         def __init__(*items: Any, **named: Any) -> None:
             values = dict(*items[1:], **named)
@@ -126,11 +127,11 @@ def environment() -> Any:
 
 
 class Refusal(Exception):
-    """What a template says by `raise_exception`."""
+    """Error with the message that a template gives to `raise_exception`."""
 
 
 class TooLong(Exception):
-    """Refusal of a rendered chat over `LARGEST_OUTPUT`."""
+    """Error for a rendered chat of more than `LARGEST_OUTPUT` bytes."""
 
 
 def bounded(pieces: Iterator[str]) -> bytes:
@@ -145,7 +146,8 @@ def bounded(pieces: Iterator[str]) -> bytes:
 
 
 def sentence(problem: BaseException) -> str:
-    """Returns the code of what went wrong, a space, and a sentence that a template cannot make long or several."""
+    """Returns an error's code, a space, and a sentence about it, of bounded length and on one line whatever the
+    template says."""
     from jinja2 import TemplateSyntaxError, UndefinedError
     from jinja2.sandbox import SecurityError
 
@@ -165,7 +167,7 @@ def sentence(problem: BaseException) -> str:
 
 
 class Renderer:
-    """Renders requests `{"template": ..., "variables": {...}}`, and keeps the last template compiled."""
+    """Renderer of requests `{"template": ..., "variables": {...}}`, which keeps the last template compiled."""
 
     def __init__(self) -> None:
         self.environment = environment()
@@ -178,12 +180,13 @@ class Renderer:
             if asked["template"] != self.source:
                 self.template, self.source = self.environment.from_string(asked["template"]), asked["template"]
             return b"T" + bounded(self.template.generate(asked["variables"]))
-        except BaseException as problem:  # of a stranger's program, which may raise anything
+        except BaseException as problem:  # from an untrusted program, which may raise anything
             return b"E" + sentence(problem).encode("utf-8", "replace")
 
 
 def limit(name: str, soft: int, hard: int | None = None) -> None:
-    """A limit of the operating system, where it has that one."""
+    """Sets a limit of the operating system; for `hard` None its upper bound stays. No effect on systems without this
+    limit."""
     try:
         number = getattr(resource, f"RLIMIT_{name}")
         resource.setrlimit(number, (soft, resource.getrlimit(number)[1] if hard is None else hard))
@@ -192,7 +195,7 @@ def limit(name: str, soft: int, hard: int | None = None) -> None:
 
 
 def give_up_rights() -> None:
-    """What cannot be taken back."""
+    """Limits memory, files and processes of this process, and refuses audit events, until it ends."""
     for name, most in (("AS", MEMORY), ("FSIZE", 0), ("NOFILE", 3), ("CORE", 0), ("NPROC", 0)):
         limit(name, most, most)
 
@@ -203,7 +206,7 @@ def give_up_rights() -> None:
     sys.addaudithook(audit)
 
 
-# What Jinja imports late it must import before: for some filters, for an error, for a name that is not there.
+# What Jinja imports late it must import before: for some filters, for an error, for a missing name.
 REHEARSAL = (
     "{{ [] | tojson }}{{ [] | pprint }}{{ 'a b' | wordwrap(1) }}{{ '<a>' | striptags }}{{ strftime_now('%B') }}",
     "{{ a.b }}",

@@ -1,5 +1,5 @@
-"""DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, `gettext:LANGUAGE`, or the name of a
-task, of a published text or of an embedded corpus."""
+"""Opening of DATA as a corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, `gettext:LANGUAGE`, or
+the name of a task, of a published text or of an embedded corpus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALIASES = {"number-words": f"{PREFIX}numbers"}
 
 
 def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: OnProgress | None = None) -> Corpus:
-    """Opens `data`, and reads it once for its fingerprint.
+    """Opens the corpus that `data` names, and reads it once for its fingerprint.
 
     A file: JSON lines (`.jsonl`, field `text`, or that of `FILE,column=FIELD`), else text, cut at `<|endoftext|>` if it
     contains that, else one document. A folder: every text file below it is a document, symbolic links followed. `-`:
@@ -35,7 +35,7 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     `text/named.py`. Text is UTF-8, for every tokenizer: a few invalid bytes become U+FFFD and are counted in `notes`, a
     file with more is refused, or skipped in a folder. A byte-order mark is dropped, line ends are kept.
 
-    Raises RequestError for an unknown name, or one without any text.
+    Raises RequestError for an unknown name, or a corpus without any text.
     """
     data, cache, progress = str(data), cache_folder(cache_dir), progress or silent
     if not data:

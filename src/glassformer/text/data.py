@@ -27,7 +27,7 @@ SMALL_ALPHABET = 256
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Data of training and evaluation: tokens of both sides, and their tokenizer."""
+    """Tokens for training and evaluation, one side of the data each, and their tokenizer."""
 
     tokenizer: Tokenizer
     train: TokenShards
@@ -36,7 +36,8 @@ class Tokens:
 
     @classmethod
     def open(cls, tokenizer: str, train: str, validation: str) -> Tokens:
-        """Opens the folders that `places` returned, in another process. Raises RequestError for a damaged one."""
+        """Opens tokens in another process, given the folders that `places` returned. Raises RequestError for a damaged
+        folder."""
         made = load_tokenizer(tokenizer)
         sides = TokenShards.open(train), TokenShards.open(validation)
         return cls(made, *sides, sides[1].token_bytes(made))
@@ -49,13 +50,13 @@ class Tokens:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on lost parts of the text."""
+        """Sentences for the user about lost parts of the text."""
         if not (lost := self.validation.lost):
             return []
         return [f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."]
 
     def describe(self) -> dict[str, object]:
-        """Returns plain values for the field `data` of results.json."""
+        """Returns the content of the field `data` of results.json, as plain values."""
         return {
             "name": self.name,
             "fingerprint": f"{self.train.folder.name} {self.validation.folder.name}",
@@ -72,7 +73,7 @@ class Tokens:
         }
 
     def places(self, tokenizer: str | Path) -> dict[str, str]:
-        """Saves the tokenizer to this folder; returns the arguments of `open`."""
+        """Saves the tokenizer into the folder `tokenizer`; returns the arguments of `open`."""
         self.tokenizer.save(tokenizer)
         folders = {"train": self.train.folder, "validation": self.validation.folder}
         return {
@@ -83,7 +84,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class TextData(Tokens):
-    """A corpus, tokenised and divided, with its origin."""
+    """Tokens of a corpus, divided into both sides, with their origin."""
 
     corpus: Corpus
     tokenizer_rule: str
@@ -94,7 +95,7 @@ class TextData(Tokens):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on parts of the text that were changed or skipped."""
+        """Sentences for the user about parts of the text that were changed, skipped or lost."""
         found, told = self.corpus.notes, []
         if wrong := found.get("replaced_bytes"):
             told.append(f"Not UTF-8, and read as U+FFFD: {wrong:,} of the bytes of {self.name}.")
@@ -106,14 +107,15 @@ class TextData(Tokens):
         return [*told, *super().notes]
 
     def describe(self) -> dict[str, object]:
-        """Returns plain values for the field `data` of results.json."""
+        """Returns the content of the field `data` of results.json, as plain values."""
         what = super().describe()
         del what["name"], what["fingerprint"]
         return {**self.corpus.describe(), **what}
 
 
 def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
-    """Returns (SPEC, reason): characters for a small text of a small alphabet, else byte-level BPE of 4096.
+    """Returns (SPEC of a tokenizer, reason): characters for a small text with a small alphabet, else byte-level BPE of
+    4096.
 
     Reads at most the first SMALL_BYTES of text.
     """
@@ -134,7 +136,8 @@ def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
 def trained_tokenizer(
     spec: str, sides: Split, cache_dir: str | Path | None = None, progress: OnProgress | None = None
 ) -> Tokenizer:
-    """Returns the tokenizer that `spec` names, trained on the training side of a text, or from the cache."""
+    """Returns the tokenizer that `spec` names, trained on the training side of a divided corpus, or read from the
+    cache."""
     size = sides.corpus.size
     return make_tokenizer(
         spec,
@@ -156,7 +159,7 @@ def prepare(
     held_out: float = 0.1,
     seed: int = 0,
 ) -> TextData:
-    """Prepares DATA: tokens to train on and held-out tokens, from the cache if they were prepared before.
+    """Returns tokens of the corpus DATA to train on and held-out tokens, from the cache if they were prepared before.
 
     `tokenizer` is `auto` (see `choose_tokenizer`), `byte`, `char`, `word:SIZE`, `bpe:SIZE`, the path of a
     tokenizer.json, or a Tokenizer. `seed` only divides the documents: runs with other training seeds share one

@@ -1,4 +1,4 @@
-"""Documents and corpora as values: a name and a way to read the text repeatedly, in pieces of bounded size."""
+"""Documents and corpora as values: a name, and a function that reads the text repeatedly, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def utf8(text: str, what: str = "text") -> bytes:
         code = ord(text[problem.start])
         raise RequestError(
             f"{what} holds a lone surrogate U+{code:04X} at character {problem.start}, "
-            "which is no Unicode text; remove it, or decode the text as UTF-8",
+            "which is not Unicode text; remove it, or decode the text as UTF-8",
             code="syntax", field=what.removeprefix("the ").replace(" ", "_"), value=problem.start,
         ) from problem  # fmt: skip
 
 
 def mended(text: str) -> str:
-    """Returns `text` with each lone surrogate (JSON can carry them) replaced by U+FFFD."""
+    """Returns `text` with U+FFFD instead of each lone surrogate, which JSON can carry."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -39,9 +39,8 @@ _CLEAN_CUT = re.compile(r"\S\n(?=\S)")
 
 
 def _cut(text: str, size: int) -> int:
-    """Returns the index at which to cut `text`, longer than `size`: in the second half of its first `size` characters
-    if possible.
-    """
+    """Returns the index at which to cut `text`, longer than `size`: at a line end, else a space, in the second half of
+    its first `size` characters if possible."""
     clean = 0
     for match in _CLEAN_CUT.finditer(text, size // 2, size + 1):
         clean = match.end()
@@ -55,7 +54,8 @@ def _cut(text: str, size: int) -> int:
 
 
 def in_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
-    """Yields the text of `chunks` in non-empty pieces of at most `size` characters, cut at line ends if possible."""
+    """Yields the concatenated `chunks` in non-empty pieces of at most `size` characters, cut at line ends if
+    possible."""
     waiting = ""
     for chunk in chunks:
         waiting += chunk
@@ -73,9 +73,8 @@ def in_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with a name. `source` is the text, or a function that starts reading it from the start. Documents of one
-    `group` are held out together, or not at all.
-    """
+    """A text with a name. `source` is the text, or a function that reads it from the start, in chunks. Documents of one
+    `group` are held out together, or not at all; None for a document by itself."""
 
     name: str
     source: str | Callable[[], Iterable[str]]
@@ -99,8 +98,9 @@ class Corpus:
     """A named stream of documents that can be read repeatedly, always in the same order.
 
     `fingerprint` is a hash of the content: equal texts have equal fingerprints in any place. `size` is the approximate
-    number of bytes of reading it all (None if unknown); `notes` are remarks of the opener (files skipped, split
-    chosen), and become part of `describe()`. `task` names the task that this is a part of (`tasks.py`).
+    number of bytes read for all documents (None if unknown); `notes` are remarks of the opener (files skipped, split
+    chosen), and become part of `describe()`. `task` names the task whose rows the documents are (`tasks.py`), else
+    None.
     """
 
     name: str

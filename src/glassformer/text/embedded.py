@@ -35,7 +35,8 @@ def standard_library() -> Path:
 
 
 def sources(root: Path) -> list[Path]:
-    """Returns the .py files of the library in sorted order, without tests and machine-dependent files."""
+    """Returns the paths of the standard library's .py files below `root`, sorted, without tests and machine-dependent
+    files."""
     found: list[Path] = []
     for place, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in LEFT_OUT]  # site-packages may be large
@@ -51,7 +52,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def open_python_source(cache: Path, progress: OnProgress = silent) -> Corpus:
-    """Opens the source text of each file of the standard library, a document each."""
+    """Opens a corpus of the standard library's source files, a document each."""
     root = standard_library()
     paths = sources(root)
     sha, size = _hash(paths)
@@ -65,7 +66,8 @@ def open_python_source(cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def open_python_docs(cache: Path, progress: OnProgress = silent) -> Corpus:
-    """Opens the help topics of the language, then the docstrings of each module: prose about Python, a document each.
+    """Opens a corpus of prose about Python: a document for each help topic of the language, then for the docstrings of
+    each module.
 
     Extracting the docstrings takes seconds, so they are written once to the cache, under a name derived from the source
     files.
@@ -94,7 +96,7 @@ def open_python_docs(cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def _documented(root: Path, paths: list[Path], topics: Path, progress: OnProgress) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of the topics of the language, and of the docstrings of each module."""
+    """Yields (name, text) of each help topic of the language, then of the docstrings of each module."""
     for name, text in _topics(topics):
         yield f"topic {name}", text
     for done, path in enumerate(paths):
@@ -130,9 +132,8 @@ def _module_name(relative: Path) -> str:
 
 
 def _topics(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields name and text of each entry of the dictionary literal `topics` of pydoc_data, in name order. A Python
-    without it has docstrings only.
-    """
+    """Yields (name, text) of the help topics in pydoc_data's file `path`, in name order; no topics if Python lacks the
+    file."""
     if not path.exists():
         return
     for node in ast.parse(path.read_bytes()).body:
@@ -142,9 +143,8 @@ def _topics(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def docstrings(path: Path, module: str) -> str:
-    """Returns the docstrings of a source file in its order, each below the full name (and the parameters) of its
-    object.
-    """
+    """Returns the docstrings of a source file in its order, each after the full name (and the parameters) of its
+    object; "" for a file that cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escape sequences in the library do not concern our user

@@ -28,9 +28,9 @@ STRAY_BYTES = 16  # and WRONG_SHARE of a file may be invalid UTF-8: a file with 
 WRONG_SHARE = 0.01
 SEPARATOR = b"<|endoftext|>"
 COLUMN = "text"
-"""Default field of JSON lines."""
+"""Default field of JSON lines that is read as text."""
 JOIN = "+"
-"""Separator of the fields of a record in the name of a column."""
+"""Separator, in the name of a column, between the fields that form a record."""
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _SUFFIXES = """
 txt text md markdown rst adoc org tex bib html htm xml json csv tsv yaml yml toml ini cfg conf log srt
@@ -38,18 +38,18 @@ py pyi pyx ipynb js mjs ts jsx tsx c h cc cpp cxx hpp cu cuh m java kt kts scala
 sh bash zsh fish ps1 sql r jl hs ml mli fs cs swift dart lisp clj scm el vim css scss sass cmake
 """
 TEXT_SUFFIXES = JSONL_SUFFIXES | {f".{suffix}" for suffix in _SUFFIXES.split()}
-"""Suffixes of text files in a folder; a name without a suffix (README, wiki_00) counts as text too."""
+"""Suffixes of the files of a folder that are read as text; a name without a suffix (README, wiki_00) is text too."""
 ID_SUFFIXES = (".bin", ".npy")
 """Suffixes of files of token ids (`id_files.py`), which are not text."""
 NAMED = 3
-"""Most skipped files of a folder that a note names."""
+"""Most skipped files that the notes of a folder name."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Result of one pass over a file: its hash, size, first NUL byte (-1 for none), byte-order mark, offsets of its
-    separators, and number of bytes that are invalid UTF-8.
-    """
+    """Result of one pass over a file: its hash, its size in bytes, the offset of its first NUL byte (-1 without one),
+    the start of its text after a byte-order mark, the offsets of its separators, and the number of bytes that are not
+    UTF-8."""
 
     sha256: str
     size: int
@@ -60,12 +60,12 @@ class Scan:
 
     @property
     def foreign(self) -> bool:
-        """True for another encoding than UTF-8."""
+        """True if the file is in another encoding than UTF-8: too many bytes are invalid."""
         return self.wrong > max(STRAY_BYTES, WRONG_SHARE * self.size)
 
 
 def scan_file(path: Path) -> Scan:
-    """Reads `path` once, in chunks. Raises OSError."""
+    """Reads the file once, in chunks, and returns its facts. Raises OSError."""
     sha = hashlib.sha256()
     separators = array("Q")
     size, nul, begin, right = 0, -1, 0, 0
@@ -92,7 +92,7 @@ def scan_file(path: Path) -> Scan:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file that was readable when the corpus was opened. Raises RequestError if it is gone."""
+    """Opens a file that was readable when the corpus was opened. Raises WorkError if it no longer is."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - the `with` below must not catch what its block raises
     except OSError as problem:
@@ -105,7 +105,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_span(path: Path, begin: int, end: int) -> Iterator[str]:
-    """Yields the text of bytes `begin` to `end`, decoded as UTF-8 while reading; U+FFFD replaces invalid bytes."""
+    """Yields the text of a file from one byte offset to another, decoded from UTF-8 in chunks; U+FFFD replaces invalid
+    bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with _opened(path) as file:
         file.seek(begin)
@@ -117,9 +118,8 @@ def read_span(path: Path, begin: int, end: int) -> Iterator[str]:
 
 
 def _spans(path: Path, scan: Scan, name: str) -> Iterator[Document]:
-    """Yields the documents of a plain text file: the whole of it, or the texts between its `<|endoftext|>`
-    separators.
-    """
+    """Yields the documents of a plain text file: the texts between its `<|endoftext|>` separators, or the whole of
+    it."""
     if not scan.separators:
         yield _span(path, scan.begin, scan.size, name)
         return
@@ -139,8 +139,8 @@ def _span(path: Path, begin: int, end: int, name: str) -> Document:
 
 
 def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
-    """Yields a document for each line of a JSONL file: its field `column`, or with NAME+NAME the fields of a record,
-    which may also be numbers, with a tab between."""
+    """Yields a document for each line of a JSONL file: its field `column`; for NAME+NAME several fields, texts or
+    numbers, with a tab between. Raises RequestError for a line without them."""
     columns = column.split(JOIN)
     kinds, what = (str, "string field") if len(columns) == 1 else ((str, int, float), "text or number as its field")
     with _opened(path) as file:
@@ -179,14 +179,15 @@ def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
 
 
 def _fields(values: Sequence[object]) -> list[str]:
-    """Returns the fields of a record as texts without tabs, the separator. In the first one a tab becomes a space, so
-    that offsets are kept; space around the others is removed, so that the tab before is a token by itself."""
+    """Returns the fields of a record as texts without tabs, which separate them. In the first field a tab becomes a
+    space, so that offsets are kept; white space around the others is removed, so that the separator is a token by
+    itself."""
     first, *others = [str(value).replace(BETWEEN, " ") for value in values]
     return [first, *(other.strip() for other in others)]
 
 
 def read_file(path: Path, scan: Scan, name: str, column: str = COLUMN) -> Iterator[Document]:
-    """Yields the documents of one file, by its suffix."""
+    """Yields the documents of one file: of JSON lines by its suffix, else of plain text."""
     if path.suffix.lower() in JSONL_SUFFIXES:
         yield from _json_lines(path, name, column)
     else:
@@ -194,16 +195,18 @@ def read_file(path: Path, scan: Scan, name: str, column: str = COLUMN) -> Iterat
 
 
 def _format(path: Path, column: str) -> str:
-    """Returns the format's part of a fingerprint: the same bytes are other documents if read as JSON lines."""
+    """Returns the part of a fingerprint that names the file's format, because equal bytes are other documents as JSON
+    lines."""
     if path.suffix.lower() not in JSONL_SUFFIXES:
         return "text"
     return "jsonl" if column == COLUMN else f"jsonl {column}"
 
 
 def open_file(path: Path, name: str | None = None, data: str | None = None, column: str = COLUMN) -> Corpus:
-    """Opens one file: JSON lines by suffix, else text, cut at `<|endoftext|>` if it contains that.
+    """Opens a corpus of one file: JSON lines by suffix, else text, cut at `<|endoftext|>` if it contains that.
 
-    `column` is the field of JSON lines that is read; for other files it must be the default."""
+    `column` is the field of JSON lines that is read; for other files it must be the default. `data` is the name of the
+    data in messages. Raises RequestError."""
     name, data = name or path.name, data or str(path)
     if column != COLUMN and path.suffix.lower() not in JSONL_SUFFIXES:
         raise RequestError(
@@ -246,9 +249,8 @@ def open_file(path: Path, name: str | None = None, data: str | None = None, colu
 
 
 def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
-    """Opens every text file below `folder`, in sorted order, each a document, and of JSON lines each line's field
-    `column`; skipped files are counted in `notes`.
-    """
+    """Opens a corpus of every text file below `folder`, in sorted order: each is a document, of JSON lines the field
+    `column` of each line. Skipped files are counted in `notes`. Raises RequestError."""
     skipped: Counter[str] = Counter()
     named: list[str] = []
     files: list[tuple[Path, Scan, str]] = []
@@ -304,7 +306,7 @@ def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
 
 
 def is_saved(folder: Path) -> bool:
-    """Returns True for a folder that `save_to_disk` of the package datasets wrote."""
+    """Returns True for a folder that `save_to_disk` of the package `datasets` wrote."""
     there = {name for name in ("dataset_dict.json", "state.json", "dataset_info.json") if isfile(folder / name)}
     return "dataset_dict.json" in there or len(there) > 1
 
@@ -335,7 +337,7 @@ def _walk(folder: Path, unlisted: Callable[[OSError], None]) -> Iterator[Path]:
 
 
 def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
-    """Returns `corpus`. Raises RequestError if it has no text."""
+    """Returns `corpus`. Raises RequestError if it has no text; `what` and `why` become part of the message."""
     for document in corpus.documents():
         for piece in document.pieces():
             if piece.strip():
@@ -347,7 +349,7 @@ def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
 
 
 def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
-    """Saves a stream, which can be read only once, to the cache, and opens that file."""
+    """Saves a stream, which can be read only once, in the cache, and returns the corpus of that file."""
     folder = cache / "streams"
     sha = hashlib.sha256()
     with temporary_file(folder / "stream", advice=OF_CACHE) as temporary:
@@ -361,7 +363,7 @@ def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
 
 
 def _begins_as_json_lines(path: Path) -> bool:
-    """Returns True if the first line is a JSON object with a string `text`: a stream has no suffix."""
+    """Returns True if the file's first line is a JSON object with a string `text`, because a stream has no suffix."""
     with open(path, "rb") as file:
         line = file.readline(LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
     if not line.startswith(b"{"):

@@ -1,5 +1,5 @@
-"""Bounds on the steps of a tokenizer.json. Forty steps that double a text would take all memory, already while the file
-is read, since added tokens are prepared like text."""
+"""Bounds on how much the steps of a tokenizer.json lengthen a text. Forty steps that double it would take all memory,
+already while the file is read, since added tokens are prepared like text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ STEPS = {
 
 
 def check(said: Any) -> None:
-    """Checks steps of a file, before the library reads them: each is an object (the library takes lists in their
-    place), and a table of SentencePiece is as long as its stated length, for which the library allocates memory.
-
-    Raises ValueError."""
+    """Raises ValueError unless each step in a part of a tokenizer.json is an object (the library would accept lists)
+    and a table of SentencePiece has its stated length, for which the library allocates memory."""
     if not isinstance(said, dict):
-        raise ValueError("a step of its normalizer, pre_tokenizer, post_processor or decoder is no JSON object")
+        raise ValueError("a step of its normalizer, pre_tokenizer, post_processor or decoder is not a JSON object")
     if isinstance(table := said.get("precompiled_charsmap"), str):
         _texts(table)
     for name in SEQUENCES:
@@ -34,7 +32,8 @@ def check(said: Any) -> None:
 
 
 def growth(description: Mapping[str, Any]) -> float:
-    """Returns the most tokens or characters that one character can become, for parts as the library describes them."""
+    """Returns the most tokens or characters that one character can become under the parts of a tokenizer.json, in the
+    library's notation."""
     return math.prod(_step(part) for name in PARTS if (part := description.get(name)))
 
 
@@ -57,9 +56,9 @@ def _step(part: Mapping[str, Any]) -> float:
 
 
 def _texts(table: str) -> bytes:
-    """Returns the replacements, each with a zero at its end, that follow the index in a table of SentencePiece; the
-    table starts with the length of the index."""
+    """Returns the replacements in a table of SentencePiece, base64, each ended by a zero. They follow an index, whose
+    length comes first. Raises ValueError for a longer index than the table."""
     found = base64.b64decode(table)
     if (end := 4 + int.from_bytes(found[:4], "little")) > len(found):
-        raise ValueError(f"its precompiled_charsmap has {len(found)} bytes and says that its index alone has {end - 4}")
+        raise ValueError(f"its precompiled_charsmap has {len(found)} bytes and says that only its index has {end - 4}")
     return found[end:]

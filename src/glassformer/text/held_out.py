@@ -24,13 +24,14 @@ FEW = 10  # below this number of different documents, each is divided
 LEAST = 1 / 3  # of the text to be held out: if whole documents make less than this, each is divided too
 LOOKAHEAD = 64 * 1024  # characters searched for a line end after the target of a cut
 CUT = "the last"
-"""Start of the rule of a split that cuts each document."""
+"""First words of the rule of a split that cuts each document."""
 VERSION = 1  # version of the rule; part of every fingerprint
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Rule of a split: a threshold on hashes, or a cut for each document.
+    """Rule of a split: documents with hashes up to `threshold` are held out, except `too_large` ones; or each document
+    is cut.
 
     `cuts` maps the hash of a document to the number of its characters on the training side; if None, whole documents
     are held out.
@@ -45,7 +46,8 @@ class SplitPlan:
 
 @dataclass
 class Split:
-    """A corpus with its division. The corpus is read for it when `plan` is first used."""
+    """A corpus and its division into a training and a held-out side. The corpus is read for it when `plan` is first
+    used."""
 
     corpus: Corpus
     fraction: float
@@ -65,8 +67,8 @@ class Split:
         return _plan(self)
 
     def describe(self) -> dict[str, object]:
-        """Returns the rule, with the actual share if it differs from the requested one: lines and documents are not
-        cut."""
+        """Returns the rule as plain values for a record of the data. It names the actual held-out share if that differs
+        from the requested one, because lines and documents are not cut."""
         size = self.plan.bytes
         share = size["validation"] / sum(size.values())
         near = abs(share - self.fraction) < 0.05 * self.fraction
@@ -79,7 +81,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a split: documents that can be read repeatedly."""
+    """One side of a split: a stream of documents that can be read repeatedly."""
 
     split: Split
     name: str
@@ -91,7 +93,7 @@ class Side:
 
     @property
     def bytes(self) -> int:
-        """UTF-8 bytes of text on this side."""
+        """Number of UTF-8 bytes of text on this side."""
         return self.split.plan.bytes[self.name]
 
     def documents(self) -> Iterator[Document]:
@@ -109,7 +111,7 @@ class Side:
 
 
 def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProgress = silent) -> Split:
-    """Holds out `fraction` of the text of `corpus`. Equal arguments give equal sides.
+    """Returns the division of a corpus that holds out `fraction` of its text. Equal arguments give equal sides.
 
     Raises RequestError for a fraction outside (0, 0.5], and (when the sides are first read) for a text of one
     character.
@@ -123,7 +125,8 @@ def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProg
 
 
 def _rank(document: Document, seed: int) -> tuple[int, int, int]:
-    """Returns (64-bit keyed hash of the content, or of the group; UTF-8 bytes; characters)."""
+    """Returns (64-bit keyed hash of a document's content, or of its group; number of UTF-8 bytes; number of
+    characters)."""
     sha = hashlib.blake2b(digest_size=8, key=digest("split", seed).encode())
     size = characters = 0
     for piece in document.pieces():
@@ -166,7 +169,8 @@ def _plan(parts: Split) -> SplitPlan:
 
 
 def _divide(parts: Split, documents: int, total: int) -> SplitPlan:
-    """Holds out the end of each document, from the first line end at or after `1 - fraction` of its characters."""
+    """Returns the plan that holds out the end of each document, from the first line end at or after `1 - fraction` of
+    its characters. Raises RequestError if nothing is held out."""
     cuts: dict[int, int] = {}
     held = 0
     for document in parts.corpus.documents():
@@ -185,7 +189,8 @@ def _divide(parts: Split, documents: int, total: int) -> SplitPlan:
 
 
 def _line_end(document: Document, target: int, characters: int) -> int:
-    """Returns the first index from `target` on that follows a line end; `target` if no line end is near."""
+    """Returns the first index from `target` on at which a line of the document starts; `target` if no line end is
+    near."""
     target = max(target, 1)
     # Near: at most a quarter of the held-out share moves to the training side.
     near = min(target + (characters - target) // 4, target + LOOKAHEAD)
@@ -195,7 +200,7 @@ def _line_end(document: Document, target: int, characters: int) -> int:
 
 
 def _part(document: Document, begin: int, end: int | None) -> Document:
-    """Returns characters `begin` to `end` of a document, streamed."""
+    """Returns a range of a document's characters as a document, read in pieces; None for `end` means to the last."""
 
     def chunks() -> Iterator[str]:
         position = 0

@@ -31,13 +31,13 @@ from glassformer.text.storage import digest
 
 INSTEAD = "pass a text file, a folder, or an embedded corpus (python-docs, python-source) instead"
 ID_COLUMNS = ("input_ids", "ids", "tokens")
-"""Default columns of token ids, in a dataset without a text."""
+"""Names of columns that are read as token ids by default, in a dataset without a text."""
 USUAL_COLUMNS = ("text", "content", "document", "article", "story", "body")
 
 
 @dataclass(frozen=True)
 class HubName:
-    """Parsed `hf:...` name."""
+    """Parts of a name `hf:...`; None for a part that is left out."""
 
     name: str
     config: str | None = None
@@ -47,7 +47,8 @@ class HubName:
 
 
 def parse_hub_name(data: str) -> HubName:
-    """Parses a name. Raises RequestError for anything outside of the grammar above."""
+    """Returns the parts of a name `hf:...`. Raises RequestError for a name outside of the module's grammar, or a
+    missing folder."""
     options: dict[str, str] = {}
     name, *rest = data.removeprefix("hf:").split(",")
     for item in rest:
@@ -72,7 +73,7 @@ def parse_hub_name(data: str) -> HubName:
     local = name.startswith(("~", ".", "/")) or name.count("/") > 1
     if local and not Path(name).expanduser().is_dir():
         raise RequestError(
-            f"data={data!r}: there is no folder {name}; give a folder of tables or hf:owner/name",
+            f"data={data!r}: the folder {name} does not exist; give a folder of tables or hf:owner/name",
             code="missing", field="data", value=name,
         )  # fmt: skip
     if not name:
@@ -90,7 +91,7 @@ def parse_hub_name(data: str) -> HubName:
 
 
 def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
-    """Opens the corpus that `data` names. No code of a dataset is ever executed."""
+    """Opens the corpus that `data`, a name `hf:...`, means. No code of a dataset is ever executed."""
     wanted = parse_hub_name(data)
     datasets = _datasets(data)
     if wanted.documents is not None and not Path(wanted.name).exists():
@@ -121,8 +122,8 @@ def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def hub_ids(data: str) -> tuple[Any, Any] | None:
-    """Returns the token ids of both sides of a dataset saved to disk, from the named column or the usual one; None for
-    a dataset with a text. The held-out side is its split "validation", else None."""
+    """Returns (ids to train on, held-out ids), in parts, of a dataset saved to disk, from the named column or a usual
+    one. The latter are its split "validation", or None. Returns None for a dataset without such a column."""
     wanted = parse_hub_name(data)
     if not is_saved(Path(wanted.name)):
         return None
@@ -139,13 +140,13 @@ def hub_ids(data: str) -> tuple[Any, Any] | None:
 
 
 def _holds_ids(feature: Any) -> bool:
-    """Returns True for a column of integers, or of rows of them."""
+    """Returns True if the feature of a column is integers, or rows of integers."""
     kind = getattr(getattr(feature, "feature", feature), "dtype", None)
     return isinstance(kind, str) and kind.startswith(("int", "uint"))
 
 
 def _ids(table: Any, column: str) -> Iterator[Any]:
-    """Yields the ids of a column, some rows at a time."""
+    """Yields the token ids of a column, as an array for some rows at a time."""
     for rows in table.select_columns([column]).with_format("arrow").iter(batch_size=256):
         values = rows[column].combine_chunks()
         yield (values.flatten() if hasattr(values, "flatten") and "list" in str(values.type) else values).to_numpy(
@@ -166,7 +167,8 @@ def _datasets(data: str) -> Any:
 
 
 def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
-    """Returns one split as a table (`Dataset`, or `IterableDataset` when streaming)."""
+    """Returns one split of a dataset as a table (`Dataset`, or `IterableDataset` when streaming). Raises RequestError
+    or WorkError."""
     folder = Path(wanted.name)
     try:
         if is_saved(folder):
@@ -192,7 +194,7 @@ def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
 
 @contextlib.contextmanager
 def _no_waiting(datasets: Any) -> Iterator[None]:
-    """Sets offline mode for the block if the Hub's name does not resolve.
+    """Sets `datasets` to offline mode inside the block if the Hub's name does not resolve.
 
     Cached data is then found at once, and missing data fails at once, instead of after 23 seconds of retries.
     """
@@ -215,7 +217,8 @@ def _no_waiting(datasets: Any) -> Iterator[None]:
 
 
 def _sentence(data: str, problem: Exception) -> Exception:
-    """Converts the many exceptions of `datasets` and of the network to RequestError or WorkError."""
+    """Returns a RequestError, or for an unreachable Hub a WorkError, instead of an exception of `datasets` or the
+    network."""
     kind = type(problem).__name__
     detail = (str(problem).strip().splitlines() or [""])[0].rstrip(".")[:200]
     unreachable = (
@@ -242,7 +245,7 @@ def _sentence(data: str, problem: Exception) -> Exception:
 
 
 def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yields the texts of a stream; a network failure raises one of our errors."""
+    """Yields the texts of a stream. Raises WorkError if it is interrupted."""
     try:
         yield from texts
     except Exception as problem:
@@ -253,7 +256,8 @@ def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _column(data: str, wanted: HubName, table: Any) -> str:
-    """Returns the column to read: the one named, else `text` or a synonym, else the only column of strings."""
+    """Returns the name of the column to read: the one in `wanted`, else `text` or a synonym, else the only column of
+    strings. Raises RequestError."""
     features = table.features
     if features is None:  # a stream that does not declare its columns: use its first row
         first: dict[str, Any] = next(iter(table), {})
@@ -266,7 +270,7 @@ def _column(data: str, wanted: HubName, table: Any) -> str:
         if wanted.column not in strings:
             hint = did_you_mean(wanted.column, strings)
             raise RequestError(
-                f"data={data!r}: column={wanted.column} is no column of strings; "
+                f"data={data!r}: column={wanted.column} is not a column of strings; "
                 f"the columns of strings are {', '.join(strings) or 'none'}{hint}",
                 code="unknown", field="data.column", value=wanted.column,
             )  # fmt: skip
@@ -283,7 +287,7 @@ def _column(data: str, wanted: HubName, table: Any) -> str:
 
 
 def _strings(table: Any, column: str) -> Iterator[str]:
-    """Yields the values of one column in order, without nulls."""
+    """Yields the texts of a column in order, without nulls."""
     for rows in table.select_columns([column]).iter(batch_size=256):
         for text in rows[column]:
             if text is not None:
@@ -291,7 +295,7 @@ def _strings(table: Any, column: str) -> Iterator[str]:
 
 
 def _keep(kept: Path, texts: Iterable[str], count: int, progress: OnProgress) -> None:
-    """Writes the first `count` texts as JSON lines."""
+    """Writes the first `count` texts of a stream as JSON lines to `kept`."""
     with atomic_file(kept) as temporary, open(temporary, "w", encoding="ascii") as file:
         for done, text in enumerate(itertools.islice(texts, count)):
             file.write(json.dumps({"text": text}) + "\n")

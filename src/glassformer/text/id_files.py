@@ -24,31 +24,31 @@ from glassformer.text.files import ID_SUFFIXES, has_text, is_saved
 from glassformer.text.vocabulary import TOKENIZER_FILES
 
 HEADERS = {20240520: ("<u2", 1), 20240801: ("<u4", 7)}
-"""dtype and version by the magic number of llm.c's files of tokens (karpathy/llm.c, dev/data/data_common.py)."""
+"""Magic number of llm.c's files of tokens -> (dtype of the ids, version) (karpathy/llm.c, dev/data/data_common.py)."""
 HEADER_BYTES = 1024
 RAW = {"uint16": "<u2", "uint32": "<u4"}
 HELD_OUT = ("val", "validation")
-"""Stems of the file of held-out ids in the folder of a file whose stem is train."""
+"""Stems of the file with held-out ids, next to a file whose stem is train."""
 SAMPLE = 1 << 16
-"""Ids at the start of a file that are checked for a wrong dtype."""
+"""Number of ids at the start of a file that are checked for a wrong dtype."""
 
 
 @dataclass(frozen=True)
 class IdSource:
-    """Token ids of both sides, and the file that may define their vocabulary."""
+    """Token ids of both sides, and the folder that may have their tokenizer."""
 
     name: str
     train: Any
     validation: Any = None
     """Held-out ids. If None, the end of `train` is held out."""
     tokenizer: Path | None = None
-    """Folder of the ids, if it holds a tokenizer; None otherwise."""
+    """Folder of the ids, if it has a tokenizer; None otherwise."""
     notes: tuple[str, ...] = ()
 
 
 def open_ids(data: str) -> IdSource | None:
     """Returns the token ids that `data` names, mapped into memory; None if it names something else. Raises RequestError
-    for a damaged file, or one whose dtype is not that of ids."""
+    for a damaged file, or one of another dtype."""
     if data.startswith("hf:") or is_saved(Path(data.rpartition(",column=")[0] or data).expanduser()):
         data = data if data.startswith("hf:") else f"hf:{data}"
         from glassformer.text.hub import hub_ids
@@ -76,7 +76,8 @@ def open_ids(data: str) -> IdSource | None:
 
 
 def read_ids(path: Path, dtype: str | None = None) -> np.ndarray:
-    """Maps a file of token ids. Raises RequestError."""
+    """Returns the token ids in a .npy or raw file, mapped into memory. `dtype`: that of a raw file, for None uint16.
+    Raises RequestError."""
     try:
         if path.suffix.lower() == ".npy":
             return np.lib.format.open_memmap(path, mode="r")
@@ -90,7 +91,7 @@ def read_ids(path: Path, dtype: str | None = None) -> np.ndarray:
 
 
 def _raw(path: Path, dtype: str | None) -> np.ndarray:
-    """Maps ids without a header, or with that of llm.c."""
+    """Returns the token ids, mapped into memory, of a file with llm.c's header or without any."""
     size = path.stat().st_size
     if not size:
         raise _refused(path, "is empty", "missing")

@@ -19,7 +19,8 @@ from glassformer.text.shards import CHUNK, id_shards
 from glassformer.text.tokenizers import Tokenizer, load_tokenizer, make_tokenizer, parse_spec
 
 TokenIds = Iterable[Any]
-"""An array, a tensor, a list or an iterator of token ids, or of arrays of them, which follow each other."""
+"""Token ids as a caller may give them: an array, a tensor, a list or an iterator of ids, or of arrays of ids in
+order."""
 
 DataLike = str | Path | Tokens | TokenIds
 """Training data: a name or path (`open_corpus`, `open_ids`), tokens, or token ids."""
@@ -27,12 +28,12 @@ DataLike = str | Path | Tokens | TokenIds
 
 @dataclass(frozen=True, eq=False)
 class IdData(Tokens):
-    """Token ids of a file, a dataset or an array, divided into both sides."""
+    """Tokens given as ids, of a file, a dataset or an array, divided into both sides."""
 
     source: str = "token ids"
     tokenizer_rule: str = "given"
     found: tuple[str, ...] = ()
-    """Sentences on unread files of the same folder."""
+    """Sentences for the user about unread files of the same folder."""
 
     @property
     def name(self) -> str:
@@ -40,7 +41,7 @@ class IdData(Tokens):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on unread files, and on results that ids cannot have."""
+        """Sentences for the user about unread files, and about results that ids without a text cannot have."""
         unknown = ["Token ids without a text: losses are per token, without bits per byte."]
         return [*self.found, *(unknown if self.validation.lost else [])]
 
@@ -51,7 +52,8 @@ def read_data(
     context: int | None = None,
     progress: OnProgress | None = None,
 ) -> Tokens:
-    """Returns the tokens of data as every verb takes it. Raises RequestError."""
+    """Returns the tokens of `data` in any form that a verb takes: a name, a path, tokens or ids. Raises
+    RequestError."""
     if isinstance(data, Tokens):
         return data
     if not isinstance(data, str | Path):
@@ -65,7 +67,7 @@ def read_data(
 
 
 def named_or_read(data: DataLike | None, tokenizer: str | Tokenizer | None = None) -> tuple[str | None, Tokens | None]:
-    """Returns the name of data that has one, and the tokens of data in memory; None for the other. Raises
+    """Returns (name of the data, None) for a name or path, and (None, its tokens) for data in memory. Raises
     RequestError."""
     if data is None or isinstance(data, str | Path):
         return None if data is None else str(data), None
@@ -82,7 +84,7 @@ def prepare_ids(
     name: str = "token ids",
     found: tuple[str, ...] = (),
 ) -> IdData:
-    """Returns ids as tokens to train on, and held-out tokens: `validation`, or the last `held_out` of the ids.
+    """Returns ids as tokens to train on, and held-out tokens: `validation`, or the last share `held_out` of the ids.
 
     `tokenizer` is the one that made the ids, or the path of its file; by default ids have no text, and the largest one
     ends the vocabulary. `context`, if given, is checked against both sides. Raises RequestError."""
@@ -116,12 +118,13 @@ def _tokenizer_of(sides: tuple[np.ndarray, np.ndarray], tokenizer: str | Tokeniz
 
 
 def largest(row: np.ndarray) -> int:
-    """Returns the largest id, reading a mapped file a chunk at a time."""
+    """Returns the largest of the ids (n,), reading a mapped file a chunk at a time."""
     return max(int(row[start : start + CHUNK].max()) for start in range(0, len(row), CHUNK))
 
 
 def as_row(ids: TokenIds, name: str = "") -> np.ndarray:
-    """Returns two or more ids as integers (n,); a mapped file stays mapped. Raises RequestError otherwise."""
+    """Returns the ids as one array of integers (n,), n >= 2; a mapped file stays mapped. Raises RequestError for other
+    data."""
     try:
         if not hasattr(ids, "__array__"):
             ids = _joined(ids)
@@ -138,7 +141,7 @@ def as_row(ids: TokenIds, name: str = "") -> np.ndarray:
 
 
 def _joined(ids: TokenIds) -> np.ndarray:
-    """Returns a list or an iterator of ids, or of arrays of ids, as one array."""
+    """Returns the ids of a list or an iterator, of ids or of arrays of ids, as one array (n,)."""
     parts = list(ids)
     if parts and isinstance(parts[0], int | np.integer):
         return np.asarray(parts)
@@ -146,7 +149,8 @@ def _joined(ids: TokenIds) -> np.ndarray:
 
 
 def _described(ids: Any, name: str) -> str:
-    """Returns a value in at most 80 characters: the dtype and shape of an array, with its file."""
+    """Returns a description of refused data in at most 80 characters: the dtype and shape of an array, with its
+    file."""
     if (dtype := getattr(ids, "dtype", None)) is not None:
         kind = f"{shown(name, 30)}, an array" if isinstance(ids, np.memmap) else type(ids).__name__
         return shown(f"{kind} of {dtype}, shape {tuple(getattr(ids, 'shape', ()))}")

@@ -56,7 +56,7 @@ LETTERS = "abcdefghijklmnop"
 
 
 def words(n: int) -> str:
-    """Returns n, from 0 to 999,999, in words: 21042 is twenty-one thousand forty-two."""
+    """Returns n, from 0 to 999,999, in English words: 21042 is twenty-one thousand forty-two."""
     if n < 20:
         return ONES[n]
     if n < 100:
@@ -66,19 +66,19 @@ def words(n: int) -> str:
 
 
 def numbers(draw: random.Random) -> tuple[str, str]:
-    """Draws number words and digits; short numbers are as probable as long ones."""
+    """Draws a pair (number in words, digits); short numbers are as probable as long ones."""
     n = draw.randrange(10 ** draw.randint(1, 6))
     return words(n), str(n)
 
 
 def dates(draw: random.Random) -> tuple[str, str]:
-    """Draws a date as it is spoken, and in ISO 8601."""
+    """Draws a pair (date as it is spoken, date in ISO 8601)."""
     day = datetime.date(1600, 1, 1) + datetime.timedelta(days=draw.randrange(200_000))
     return f"{day.day} {MONTHS[day.month - 1]} {day.year}", day.isoformat()
 
 
 def reversal(draw: random.Random) -> tuple[str, str]:
-    """Draws four to ten letters, and their reversal."""
+    """Draws a pair (four to ten letters, the letters reversed)."""
     text = "".join(draw.choices(LETTERS, k=draw.randint(4, 10)))
     return text, text[::-1]
 
@@ -91,7 +91,8 @@ LANGUAGES: dict[str, Callable[[random.Random], tuple[str, str]]] = {
 
 
 def pairs(language: str, count: int = COUNT, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yields `count` pairs (source, target) of a language, no source twice: a pure function of the arguments."""
+    """Yields `count` pairs (source, target) of a language without repeated sources, a pure function of the
+    arguments."""
     draw, seen = random.Random(f"{language} {seed}"), set[str]()
     while len(seen) < count:
         source, target = LANGUAGES[language](draw)
@@ -101,8 +102,8 @@ def pairs(language: str, count: int = COUNT, seed: int = 0) -> Iterator[tuple[st
 
 
 def open_pairs(data: str) -> Corpus:
-    """Opens `pairs:LANGUAGE`: each pair a document, its source, a tab, its target. Raises RequestError for another
-    name."""
+    """Opens the corpus `pairs:LANGUAGE`: each pair is a document of its source, a tab, its target. Raises RequestError
+    for an unknown language."""
     language = data.removeprefix(PREFIX)
     if language not in LANGUAGES:
         raise RequestError(

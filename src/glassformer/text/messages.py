@@ -1,4 +1,4 @@
-"""Prompts that quote texts of others: a special token spelled in a quotation stays text."""
+"""Prompts that quote untrusted texts: a special token spelled in a quotation stays text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MARK = f"\u2063{secrets.token_hex(8)}\u2063"
 
 
 def quoted(tokenizer: Tokenizer, value: Any) -> Any:
-    """Returns a text, or a tree of texts, with `MARK` inside each special token that is spelled in it."""
+    """Returns a text, or a tree of texts, with `MARK` inside each special token of the tokenizer that is spelled in
+    it."""
     if isinstance(value, Mapping):
         return {key: quoted(tokenizer, one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -29,9 +30,9 @@ def quoted(tokenizer: Tokenizer, value: Any) -> Any:
 
 
 def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int]:
-    """Returns the ids of a text with quotations: special tokens are parsed, but not inside quotations.
+    """Returns the ids of a text with quotations: special tokens are parsed, except those with `MARK` inside.
 
-    With `add_specials`, the special tokens that the tokenizer's file adds are included."""
+    With `add_specials`, the special tokens that the tokenizer's file adds to a text are included."""
     if not isinstance(tokenizer, FileTokenizer):
         return tokenizer.encode(text).tolist()
     first, *rest = text.split(MARK)
@@ -42,7 +43,7 @@ def quoting_ids(tokenizer: Tokenizer, text: str, add_specials: bool) -> list[int
 
 
 def as_messages(given: str | Sequence[Message]) -> list[Message]:
-    """Returns the messages of a chat; a text becomes one message of the user. Raises RequestError."""
+    """Returns a chat as a list of messages; a text becomes one message of the user. Raises RequestError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, Sequence) or not given or any(not isinstance(one, Mapping) for one in given):
@@ -54,15 +55,15 @@ def as_messages(given: str | Sequence[Message]) -> list[Message]:
 
 
 def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the ids of a rendered conversation; the template adds its special tokens."""
+    """Returns the ids of a chat rendered by its template; special tokens spelled in messages stay text."""
     return chat_prompt(tokenizer, template, messages)[1]
 
 
 def chat_prompt(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any
 ) -> tuple[str, list[int]]:
-    """Returns a rendered conversation, as a text and as ids; `variables` are further values for the template, such as
-    tools."""
+    """Returns a chat rendered by its template, as (text, ids); `variables` are further values for the template, such as
+    tools. Raises RequestError."""
     try:
         given, others = quoted(tokenizer, list(messages)), quoted(tokenizer, variables)
     except RecursionError:

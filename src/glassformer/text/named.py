@@ -1,4 +1,4 @@
-"""Published texts by name: a file in the cache, else a dataset of the Hub."""
+"""Published texts by name: each is a file in the cache, else a dataset of the Hub."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from glassformer.text.files import open_file
 from glassformer.text.hub import open_hub
 
 FOLDER = "texts"
-"""Folder of the cache for files of these texts."""
+"""Name of the folder of the cache for files of published texts."""
 
 
 @dataclass(frozen=True)
 class PublishedText:
-    """Sources of a text."""
+    """Sources of a published text: a dataset and a file."""
 
     hub: str
-    """Name of the dataset on the Hub."""
+    """Name of the text's dataset on the Hub."""
     file: str
-    """Location of the file, for a machine that does not reach the Hub."""
+    """Location of the text's file, for a machine that does not reach the Hub."""
 
 
 TEXTS = dict(
@@ -43,7 +43,7 @@ TEXTS = dict(
 
 
 def open_named(name: str, cache: Path, progress: OnProgress = silent) -> Corpus:
-    """Opens a text by its name. Raises RequestError if neither the cache nor the Hub has it."""
+    """Opens the corpus of a published text. Raises RequestError if neither the cache nor the Hub has it."""
     text, kept = TEXTS[name], cache / FOLDER / f"{name}.txt"
     if kept.is_file():
         return replace(open_file(kept, name), name=name)

@@ -11,14 +11,14 @@ from glassformer.text.tokenizers import as_file
 from glassformer.text.vocabulary import Tokenizer
 
 START = "decoder_start_token_id"
-"""Key in config files of the token with which a decoder starts."""
+"""Key in config files of the id of the token with which a decoder starts."""
 LONGEST_SOURCE = 1_000_000
-"""Most characters of a source: a longer one is refused before it is tokenised."""
+"""Most characters of a source, since a longer one is refused before it is tokenised."""
 
 
 def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
-    """Returns the ids of a source for an encoder: with the tokens that the tokenizer's file adds, and the end token if
-    that adds none at the end. Raises RequestError for an empty source, and for more than `context` tokens."""
+    """Returns the ids of a source for an encoder, with the special tokens that the tokenizer's file adds, and an end
+    token if those lack it. Raises RequestError for an empty source, and for more than `context` tokens."""
     if not text or len(text) > LONGEST_SOURCE:
         raise RequestError(
             f"the source has {len(text):,} characters; give from 1 to {LONGEST_SOURCE:,}",
@@ -40,8 +40,8 @@ def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
 
 
 def added_around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids that the tokenizer's file adds before and after a text (BERT's [CLS] and [SEP]); empty for
-    most."""
+    """Returns (ids before, ids after) that the tokenizer's file adds around a text (BERT's [CLS] and [SEP]); both are
+    empty for most files."""
     none = np.empty(0, np.int64)
     if not isinstance(tokenizer, FileTokenizer):
         return none, none
@@ -52,8 +52,8 @@ def added_around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 
 def question_row(tokenizer: Tokenizer, question: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids (s,) of a question and the text that holds its answer, in BERT's format, and the segment of each:
-    0 up to the tab between both, then 1. Without padding and added tokens, the text is segment 1."""
+    """Returns ids (s,) and segments (s,) of a question, a tab and the text `context` that holds its answer, in BERT's
+    format: segment 0 up to the tab, then 1, with the special tokens that the tokenizer's file adds around both."""
     front, behind = added_around(tokenizer)
     first = np.concatenate([front, question, tokenizer.encode(BETWEEN)])
     row = np.concatenate([first, context, behind]).astype(np.int64)
@@ -61,12 +61,14 @@ def question_row(tokenizer: Tokenizer, question: np.ndarray, context: np.ndarray
 
 
 def as_trained(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer of a run on pairs, which adds only an end after sources."""
+    """Returns the tokenizer for a run on pairs, whose file adds only the end token, after sources; the given one if it
+    has no end token."""
     return tokenizer if tokenizer.eos_id is None else as_file(tokenizer).adding_behind(tokenizer.eos_id)
 
 
 def as_read(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer as a file that adds the end of `source_ids`, if its own file adds nothing."""
+    """Returns a tokenizer whose file adds the end token after a source, as `source_ids` does; the given one if its file
+    adds tokens already, or if it has no end token."""
     if tokenizer.eos_id is None or len((known := as_file(tokenizer)).encode("", add_specials=True)):
         return tokenizer
     return known.adding_behind(tokenizer.eos_id)

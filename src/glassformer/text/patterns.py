@@ -1,10 +1,10 @@
-r"""Regular expressions of an untrusted tokenizer.json: a check of their running time.
+r"""Check of the running time of regular expressions in an untrusted tokenizer.json.
 
-The library's engine (Oniguruma) backtracks. Refused is a pattern that may do so more often than a text is long from one
-position: `(x+x+)y` or `(x|x)*y`, where a repetition can be divided in many ways before something fails. The remaining
-patterns take at most quadratic time in the length of a text. Such a repetition is safe at the end of an alternative,
-if nothing can fail afterwards (`\s*[\r\n]+`), before a character that it cannot hold, or if it is possessive (`x++`,
-`(?>x+)`).
+The library's engine (Oniguruma) backtracks. A pattern is refused if it may do so more often than a text is long from
+one position: `(x+x+)y` or `(x|x)*y`, where a repetition can be divided in many ways before something fails. The
+remaining patterns take at most quadratic time in the length of a text. Such a repetition is safe at the end of an
+alternative, if nothing can fail afterwards (`\s*[\r\n]+`), before a character that it cannot hold, or if it is
+possessive (`x++`, `(?>x+)`).
 
 >>> check(r" ?\p{L}+|\s+(?!\S)|\s+")
 >>> check("(?:x+x+)y")
@@ -38,7 +38,7 @@ FOREIGN = frozenset(["han", "hiragana", "katakana", "hangul", "thai", "arabic", 
 
 
 class Some(NamedTuple):
-    """A set of characters: the atoms that it may intersect, and those that it contains completely."""
+    """A set of characters: `may`, the atoms that it may intersect, and `must`, those that it contains completely."""
 
     may: frozenset[str]
     must: frozenset[str]
@@ -101,33 +101,33 @@ FAR = "each round of a repetition in it may read far ahead"
 
 
 class Node:
-    """A node of a pattern."""
+    """A node of a parsed pattern."""
 
     chars: frozenset[str] = frozenset()
-    """Characters that its matches may contain."""
+    """Characters that the node's matches may contain."""
     first: frozenset[str] = frozenset()
     empty: bool = True
-    """True if it may match the empty string."""
+    """True if the node may match the empty string."""
     fails: bool = True
-    """True if it may fail to match."""
+    """True if the node may fail to match."""
     late: bool = False
-    """True if it may fail after a repetition in it."""
+    """True if the node may fail after a repetition in it."""
     wide: bool = False
-    """True if it may scan to the end of a text, and fail there, from each character."""
+    """True if the node may scan to the end of a text, and fail there, from each character."""
     plain: bool = True
-    """True if it has at most one match at each position, without repetition."""
+    """True if the node has at most one match at each position, without repetition."""
     scans: frozenset[str] = frozenset()
-    """Characters that its unbounded repetitions may contain."""
+    """Characters that the node's unbounded repetitions may contain."""
     back: frozenset[str] = frozenset()
     """Characters of `scans` that are given back if a later node fails."""
     ways: int = 1
 
     def check(self, fails: bool) -> None:
-        """Raises ValueError for exponential time; `fails`: True if a later node may fail."""
+        """Raises ValueError if the node may take exponential time; `fails`: True if a later node may fail."""
 
 
 class Anchor(Node):
-    """Anchor: ^, \\b and the like."""
+    r"""A node that matches a position and no characters: ^, \b and the like."""
 
 
 class Set(Node):
@@ -172,7 +172,8 @@ class Sequence(Node):
                 self._follow(item.back, i + 1, later)
 
     def _follow(self, held: frozenset[str], start: int, later: list[bool]) -> None:
-        """Raises ValueError if an item after a repetition can share its characters and fail."""
+        """Raises ValueError if an item from index `start` on can divide the characters `held` of a repetition with it,
+        and fail."""
         for item, fails in zip(self.items[start:], later[start:], strict=False):
             if item.scans & held and (fails or item.late):
                 raise ValueError("two of its repetitions can divide a text between them in many ways")
@@ -204,7 +205,7 @@ class Alternation(Node):
 
 @dataclass(eq=False)
 class Repeat(Node):
-    """A repetition; `held`: possessive or atomic."""
+    """A repetition of `body`, `low` to `high` times; `held`: True if it is possessive or atomic."""
 
     body: Node
     low: int
@@ -267,7 +268,7 @@ class _Reader:
         return self.text[self.at - 1]
 
     def ahead(self, *words: str) -> bool:
-        """Consumes the first of the words that matches here; returns True if one does."""
+        """Consumes the first of the words that matches at the current place; returns True if one does."""
         word = next((word for word in words if self.text.startswith(word, self.at)), "")
         self.at += len(word)
         return bool(word)
@@ -360,7 +361,7 @@ class _Reader:
         return self.choice(inside=True)
 
     def escaped(self) -> tuple[str, Some]:
-        """Returns an escape after its backslash: (a character or "", the set it denotes)."""
+        """Parses an escape after its backslash; returns (the character, "" for a class; the set that it denotes)."""
         if named := self.matched(_NAMED):
             found = _named(named[3])
             return "", found.negated() if (named[1] == "P") != bool(named[2]) else found
@@ -380,7 +381,7 @@ class _Reader:
         return character, _one(character)
 
     def members(self) -> Some:
-        """Returns the set of a bracket expression, after the opening bracket."""
+        """Parses a bracket expression after its opening bracket, and returns its set."""
         negated, found, others = self.ahead("^"), NONE, list[Some]()
         begun = self.at
         while self.at == begun or not self.ahead("]"):
@@ -411,7 +412,7 @@ class _Reader:
 
 
 def check(pattern: str) -> None:
-    """Raises ValueError for a pattern that may take too long, or whose time is unknown."""
+    """Raises ValueError for a regular expression that may take too long, or whose time is unknown."""
     if len(pattern) > LONGEST:
         raise ValueError(f"its {len(pattern)} characters are more than {LONGEST}")
     reader = _Reader(pattern)
@@ -422,7 +423,7 @@ def check(pattern: str) -> None:
 
 
 def patterns(said: Any) -> Iterator[str]:
-    """Yields the patterns in the parts of a tokenizer, as the library describes them."""
+    """Yields the regular expressions in the parts of a tokenizer.json, as the library writes them."""
     inside = said.values() if isinstance(said, Mapping) else said if isinstance(said, list) else ()
     for one in inside:
         yield from patterns(one)

@@ -10,12 +10,13 @@ ROUNDS = 12  # three suffice in theory (Luby, Rackoff 1988) for large halves; sm
 
 
 def keyed(*parts: object) -> int:
-    """Returns a 64-bit hash of `parts`."""
+    """Returns a 64-bit hash of `parts`, as an integer."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Applies the finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of x affects every bit of the result."""
+    """Returns x, uint64, mixed by the finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of x affects every
+    bit of the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

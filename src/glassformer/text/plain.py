@@ -1,4 +1,4 @@
-"""Tokenizers without a training library: bytes, characters, and ids without a text."""
+"""Tokenizers without a training library: of bytes, of characters, and for ids without a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST_VOCABULARY = 1 << 24
 
 
 class _Own(Tokenizer):
-    """Base of tokenizers that a few plain values describe."""
+    """Base of tokenizers that a few plain values describe, saved in this package's format."""
 
     @abstractmethod
     def _fields(self) -> dict[str, Any]: ...
@@ -40,7 +40,8 @@ class _Own(Tokenizer):
 
 
 class ByteTokenizer(_Own):
-    """Bytes as ids, 0 to 255; 256 separates documents. Encodes any text, and needs no training."""
+    """Tokenizer whose ids are the bytes of UTF-8, 0 to 255; 256 separates documents. Encodes any text, and needs no
+    training."""
 
     kind = "byte"
     vocab_size = 257
@@ -63,11 +64,10 @@ class ByteTokenizer(_Own):
 
 
 class CharTokenizer(_Own):
-    """One id for each character of the alphabet, in the order of code points.
+    """Tokenizer with one id for each character of an alphabet, in the order of code points.
 
-    Without `unknown`, a character outside the alphabet is a RequestError that names it; with it, it becomes
-    `<unk>` (which decodes to U+FFFD). Without `separator` there is no `eos_id`: the vocabulary is the
-    alphabet and no more.
+    Without `unknown`, a character outside the alphabet raises a RequestError that names it; with it, it becomes `<unk>`
+    (which decodes to U+FFFD). Without `separator`, `eos_id` is not set: the vocabulary is the alphabet and no more.
     """
 
     kind = "char"
@@ -87,7 +87,7 @@ class CharTokenizer(_Own):
 
     @classmethod
     def train(cls, texts: Iterable[str], unknown: bool = False, separator: bool = False) -> CharTokenizer:
-        """Builds the tokenizer of every character of `texts`."""
+        """Returns the tokenizer whose alphabet is every character of `texts`."""
         alphabet: set[str] = set()
         for text in texts:
             alphabet.update(text)
@@ -161,7 +161,8 @@ def _codes(text: str) -> np.ndarray:
 
 
 def from_fields(fields: Any, path: Path) -> Tokenizer:
-    """Returns the tokenizer of a file that `save` wrote, after checking its content."""
+    """Returns the tokenizer that `fields` describe, the content of a file that `save` wrote to `path`. Raises
+    RequestError for other content."""
     if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == SCHEMAS["tokenizer"]:
         if fields.get("kind") == "byte":
             return ByteTokenizer()
@@ -181,7 +182,7 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
 
 
 def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
-    """Returns the FileTokenizer that encodes as a byte, char or id tokenizer does."""
+    """Returns a FileTokenizer that encodes as the given byte, char or id tokenizer does."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

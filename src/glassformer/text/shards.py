@@ -60,30 +60,31 @@ class TokenShards:
 
     @property
     def bytes(self) -> int:
-        """UTF-8 bytes of the text of these tokens."""
+        """Number of UTF-8 bytes of the text of these tokens."""
         return int(self.info["bytes"])
 
     @property
     def lost(self) -> str | None:
-        """Sentence on the part of the text that the tokens lose, so that bits per byte would be wrong; None without
+        """Phrase on the part of the text that the tokens lose, so that bits per byte would be wrong; None without
         loss."""
         return self.info.get("lost")
 
     @property
     def task(self) -> str | None:
-        """Name of the task that these are rows of (`tasks.py`); None for a text."""
+        """Name of the task whose rows these tokens are (`tasks.py`); None for a text."""
         notes = self.info.get("notes")
         task = notes.get("task") if isinstance(notes, dict) else None
         return task if isinstance(task, str) else None
 
     def token_bytes(self, tokenizer: Tokenizer) -> np.ndarray:
-        """Returns the bytes per token of the tokenizer that made these tokens; zeros if it lost part of the text."""
+        """Returns the bytes of text of each token of `tokenizer`, (v,) int64, which made these tokens; zeros if it lost
+        part of the text."""
         return tokenizer.token_bytes() * (self.lost is None)
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenShards:
-        """Maps a folder of shards. Raises RequestError if its content was changed, or if sizes, types or ids contradict
-        each other.
+        """Returns the tokens in a folder of shards, mapped into memory. Raises RequestError if its content was changed,
+        or if sizes, types or ids contradict each other.
 
         Each file is read once for its hash, a second or two per GB, as the text is for its fingerprint.
         """
@@ -134,7 +135,8 @@ def _sidecar(folder: Path) -> dict[str, Any]:
 
 
 def _mapped(path: Path, dtype: str, count: int, hashes: dict[str, Any]) -> np.ndarray:
-    """Maps `count` numbers from `path`. Raises RequestError if the file has another length or hash."""
+    """Returns `count` numbers of `dtype`, mapped from the file `path`. Raises RequestError if its length differs, or
+    its hash from that in `hashes`."""
     expected = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
@@ -167,7 +169,7 @@ def token_shards(
     stage: str = "tokenizing",
     progress: OnProgress | None = None,
 ) -> TokenShards:
-    """Returns the shards of a stream of documents: mapped from the cache, or written there first.
+    """Returns the tokens of a stream of documents: mapped from the cache, or written there first.
 
     `fingerprint` names the stream; together with the tokenizer's it names the folder. `notes()` and `total_bytes()`
     (the length, for `progress`) are called only if shards are written. Memory does not grow with the text. A damaged
@@ -182,7 +184,7 @@ def token_shards(
 
 
 def id_shards(ids: np.ndarray, tokenizer: Tokenizer, cache_dir: str | Path | None = None) -> TokenShards:
-    """Returns the shards of one document of ids (n,) that `tokenizer` has made: mapped from the cache, or written there
+    """Returns the tokens of one document, ids (n,) that `tokenizer` has made: mapped from the cache, or written there
     first, in chunks, so that memory does not grow with the ids. Raises RequestError for an id outside the
     vocabulary."""
     name, token_bytes = _dtype(tokenizer), tokenizer.token_bytes()
@@ -220,7 +222,8 @@ def id_shards(ids: np.ndarray, tokenizer: Tokenizer, cache_dir: str | Path | Non
 
 
 def _kept(folder: Path, write: Callable[[Path], None]) -> TokenShards:
-    """Returns the shards of a folder of the cache, written if missing or damaged."""
+    """Returns the tokens in a folder of the cache, which `write(folder)` fills if it is missing or damaged. Raises
+    WorkError if they cannot be read back."""
     if folder.exists():
         try:
             return TokenShards.open(folder)
@@ -280,7 +283,7 @@ def _write(
             file.flush()
             os.fsync(file.fileno())
     if not tokens:
-        raise RequestError("there is no text to tokenize", code="missing", field="data")
+        raise RequestError("the data has no text to tokenize", code="missing", field="data")
     hashes = {"tokens.bin": ids_hash.hexdigest(), "documents.bin": starts_hash.hexdigest()}
     _describe(folder, name, (tokens, count, size), tokenizer, kept.loss(size), hashes, info)
 
@@ -298,7 +301,7 @@ def _describe(
     hashes: dict[str, str],
     info: dict[str, Any],
 ) -> None:
-    """Writes shards.json; `counts` are tokens, documents and bytes."""
+    """Writes the folder's shards.json; `counts` are the numbers of tokens, documents and bytes."""
     tokens, documents, size = counts
     described = {
         "dtype": dtype, "tokens": tokens, "documents": documents, "bytes": size, "vocab_size": tokenizer.vocab_size,
@@ -309,7 +312,7 @@ def _describe(
 
 @dataclass
 class _Coverage:
-    """Share of a text that its tokens recover. If they lose part of it, bits per byte are not meaningful."""
+    """Counter of how much of a text its tokens recover. If they lose part of it, bits per byte are not meaningful."""
 
     read: int = 0  # characters that were decoded again, without spaces, which `bytes` counts
     lost: int = 0
@@ -324,7 +327,7 @@ class _Coverage:
             self.lost += (there - back).total()
 
     def loss(self, size: int) -> str | None:
-        """Returns the loss in words; None if it is negligible."""
+        """Returns a phrase about the loss in a text of `size` bytes; None if it is negligible."""
         if self.lost > LOST * self.read:
             return f"of {self.read:,} characters {self.lost:,} do not come back"
         elif self.bytes < (1 - DROPPED) * size:
@@ -333,7 +336,8 @@ class _Coverage:
 
 
 def _batched(documents: Iterable[Document]) -> Iterator[list[tuple[str, bool]]]:
-    """Yields lists of (text, True if its document ends here), each of about BATCH characters at most."""
+    """Yields batches of pieces of documents, lists of (text, True if its document ends there), each of about BATCH
+    characters."""
     batch: list[tuple[str, bool]] = []
     length = 0
     for document in documents:

@@ -12,7 +12,7 @@ SPACE = "\u2581"
 
 
 class Spelling:
-    """Bytes of single tokens."""
+    """Bytes and text of single tokens of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -25,14 +25,14 @@ class Spelling:
 
     @cached_property
     def _alphabet(self) -> dict[str, int]:
-        """Byte of each character in which byte-level BPE writes bytes; empty for other tokenizers."""
+        """Character in which byte-level BPE writes a byte -> that byte; {} for other tokenizers."""
         assert isinstance(self.tokenizer, FileTokenizer)
         description = self.tokenizer.description()
         steps = json.dumps([description.get(key) for key in ("pre_tokenizer", "decoder")])
         return {character: byte for byte, character in enumerate(byte_alphabet())} if '"ByteLevel"' in steps else {}
 
     def _bytes(self, token: int) -> bytes:
-        """Returns the bytes of a token; b"" for a special one."""
+        """Returns the bytes of text of the token with this id; b"" for a special token."""
         if token in self.tokenizer.special_ids:
             return b""
         if not isinstance(self.tokenizer, FileTokenizer):
@@ -47,5 +47,5 @@ class Spelling:
         return name.replace(SPACE, " ").encode() if name.startswith(SPACE) else self.tokenizer.decode([token]).encode()
 
     def text(self, token: int) -> str:
-        """Returns a token as text, with U+FFFD for part of a character."""
+        """Returns the text of the token with this id, with U+FFFD for part of a character."""
         return self.bytes(token).decode("utf-8", "replace")

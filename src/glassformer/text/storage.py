@@ -1,4 +1,4 @@
-"""Names of computed texts in the cache."""
+"""Names of computed data in the cache."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import hashlib
 
 
 def digest(*parts: object) -> str:
-    """Returns a short stable name for a tuple of plain values: the first 32 hex digits of SHA-256."""
+    """Returns a stable name for plain values: the first 32 hex digits of SHA-256."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

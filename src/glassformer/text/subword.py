@@ -30,7 +30,8 @@ LARGEST_FILE = 256 * 1024 * 1024  # bytes of a tokenizer.json
 LARGEST_SETTINGS = 16 * 1024 * 1024  # bytes of a tokenizer_config.json; chat templates are long
 LARGEST_ID = 1 << 24
 SIZES = {"bpe": (257, 1_000_000), "word": (3, 1_000_000)}
-"""Kind -> (smallest, largest) vocabulary: the bytes and an end; an end, the unknown and a word."""
+"""Kind of a trained tokenizer -> (smallest, largest) vocabulary. The smallest of bpe is the bytes and an end token, of
+word an end token, the unknown token and a word."""
 TRAINING_BYTES = 100_000_000  # merges learned from more text hardly differ, and take memory and hours
 # End-of-text tokens, for files without a tokenizer_config.json that names it: the first existing one counts.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
@@ -39,15 +40,16 @@ SPACE = "\u2581"  # the visible space of SentencePiece
 SETTINGS_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 EARLIER_FILES = ("special_tokens_map.json", "added_tokens.json")
-"""Files of folders whose tokenizer_config.json lists no added tokens."""
+"""Files that also name special tokens, in folders whose tokenizer_config.json lists no added tokens."""
 
 
 class FileTokenizer(Tokenizer):
-    """Any `tokenizer.json`. `kind` is the name of its model: `bpe`, `unigram`, `wordpiece`, `wordlevel`.
+    """Tokenizer that a `tokenizer.json` describes. `kind` is the name of its model: `bpe`, `unigram`, `wordpiece`,
+    `wordlevel`.
 
     `settings` is the `tokenizer_config.json` of its folder, kept for `eos_token`, `chat_template` (that of a
-    `chat_template.jinja`, if there is one) and so on; nothing in it is executed. `bos_id`, `pad_id` and `unk_id` are
-    None if the settings name no such token.
+    `chat_template.jinja`, if it exists) and so on; nothing in it is executed. `bos_id`, `pad_id` and `unk_id` are ids,
+    or None if the settings lack such a token.
     """
 
     def __init__(self, library: Library, settings: dict[str, Any] | None = None) -> None:
@@ -92,8 +94,9 @@ class FileTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, path: str | Path) -> FileTokenizer:
-        """Reads a tokenizer.json, and the tokenizer_config.json and chat_template.jinja of its folder. Raises
-        RequestError for another file."""
+        """Returns the tokenizer in a tokenizer.json, with the tokenizer_config.json and chat_template.jinja of its
+        folder. Warns of settings that are not applied. Raises RequestError for a file that cannot be read or may take
+        too long."""
         path = Path(path)
         library = _parsed(bounded(path, LARGEST_FILE), path)
         said = _read_settings(path.parent)
@@ -118,7 +121,8 @@ class FileTokenizer(Tokenizer):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Locks the library object, because parsing of special tokens is one of its properties."""
+        """Locks the library's tokenizer inside the block, because parsing of special tokens is one of its properties.
+        Raises RequestError instead of the library's errors."""
         with (
             self._lock,
             one_sentence("this tokenizer cannot process the text", "give one that knows <unk>", "unsupported"),
@@ -126,8 +130,8 @@ class FileTokenizer(Tokenizer):
             yield
 
     def encode(self, text: str, *, parse_specials: bool = False, add_specials: bool = False) -> Ids:
-        """Returns ids (n,) int32. `parse_specials` parses special tokens spelled in `text`, as in a rendered chat;
-        `add_specials` adds the tokens of the file's post-processor (a beginning-of-text token)."""
+        """Returns the ids of a text, (n,) int32. `parse_specials` parses special tokens spelled in `text`, as in a
+        rendered chat; `add_specials` adds the tokens of the file's post-processor (BOS)."""
         utf8(text)
         with self._working():
             self._library.encode_special_tokens = not parse_specials
@@ -145,8 +149,9 @@ class FileTokenizer(Tokenizer):
         return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
 
     def encode_whole(self, texts: Sequence[str], limit: int) -> list[Ids]:
-        """Returns ids as `encode_batch`, with the tokens of the file's post-processor (BERT's [CLS] and [SEP]); a text
-        too long for `limit` is truncated, but these tokens are kept."""
+        """Returns the ids of each text, (n,) int32, with the tokens of the file's post-processor (BERT's [CLS] and
+        [SEP]); a text with more than `limit` ids is truncated, but these tokens are kept. Raises RequestError if
+        `limit` has no room for text."""
         for text in texts:
             utf8(text)
         with self._working():
@@ -170,7 +175,7 @@ class FileTokenizer(Tokenizer):
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of tokens that the file calls special: they have no text."""
+        """Ids of the tokens that the file calls special, which have no text."""
         return frozenset(i for i, token in self._library.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
@@ -180,8 +185,8 @@ class FileTokenizer(Tokenizer):
         return tuple(sorted((one for one in found if one), key=len, reverse=True))
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the bytes of text per token, (vocab_size,) int64. Exact for byte-level BPE (GPT-2, Llama 3, Qwen,
-        those trained here).
+        """Returns the bytes of text of each id, (vocab_size,) int64. They are exact for byte-level BPE (GPT-2, Llama 3,
+        Qwen, those trained here).
 
         Best effort elsewhere: `<0xE2>` is 1 byte if the file has byte fallback, U+2581 is a space of 1 byte (also one
         that the file puts before each text), the continuation mark of WordPiece and the unknown token are 0, and any
@@ -212,24 +217,24 @@ class FileTokenizer(Tokenizer):
         return counts
 
     def ids(self) -> dict[str, int]:
-        """Returns the id of each token, added ones included."""
+        """Returns {token: id} of the whole vocabulary, added tokens included."""
         return self._library.get_vocab(with_added_tokens=True)
 
     def description(self) -> dict[str, Any]:
-        """Returns all of the tokenizer.json, as plain values."""
+        """Returns the content of the tokenizer.json, as plain values."""
         return json.loads(self._library.to_str())
 
     def id_of(self, token: str) -> int | None:
         return self._library.token_to_id(token)
 
     def with_special(self, name: str, token: str) -> FileTokenizer:
-        """Returns the tokenizer with a special token, of the next id unless it exists, in the role that
+        """Returns a copy with the special token `token`, under the next id unless it exists, in the role that
         tokenizer_config.json calls `name`."""
         return self.with_specials([token], {name: token})
 
     def with_specials(self, tokens: Iterable[str], roles: dict[str, Any] | None = None) -> FileTokenizer:
-        """Returns the tokenizer with these special tokens, of the next ids unless they exist, and with these entries of
-        tokenizer_config.json."""
+        """Returns a copy with these special tokens, under the next ids unless they exist, and with `roles` as entries
+        of tokenizer_config.json."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Library
 
@@ -239,7 +244,7 @@ class FileTokenizer(Tokenizer):
         return FileTokenizer(library, {**(self.settings or settings_of(end)), **(roles or {})})
 
     def adding_behind(self, token: int) -> FileTokenizer:
-        """Returns the tokenizer with an `add_specials` that adds only one token after a text."""
+        """Returns a copy whose `add_specials` adds only one id, `token`, after a text."""
         from tokenizers import Tokenizer as Library
         from tokenizers.processors import TemplateProcessing
 
@@ -257,7 +262,7 @@ class FileTokenizer(Tokenizer):
 
 
 class BPETokenizer(FileTokenizer):
-    """Byte-level BPE trained on documents: encodes any text, and decodes to the same text.
+    """Byte-level BPE tokenizer trained on documents; it encodes any text, and decodes to the same text.
 
     Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909) over bytes, with the pre-tokens of GPT-2.
     """
@@ -270,9 +275,10 @@ class BPETokenizer(FileTokenizer):
         total_bytes: int | None = None,
         progress: OnProgress = silent,
     ) -> BPETokenizer:
-        """Learns `vocab_size - 257` merges from an iterator that is read once, in bounded memory.
+        """Returns a tokenizer with `vocab_size - 257` merges, learned from an iterator that is read once, in bounded
+        memory.
 
-        Of a text of more than 100 MB (`total_bytes`), evenly spaced pieces are read; if the length is unknown, its
+        If a text has more than 100 MB (`total_bytes`), evenly spaced pieces are read; if the length is unknown, its
         first 100 MB. A text too small for this number of merges gives a smaller vocabulary.
         """
         from tokenizers import Tokenizer as Library
@@ -293,7 +299,7 @@ class BPETokenizer(FileTokenizer):
 
 
 class WordTokenizer(FileTokenizer):
-    """Words of a text: the pre-tokens of byte-level BPE, each one token with the space in front of it.
+    """Tokenizer of words: the pre-tokens of byte-level BPE, each one token with the space in front of it.
 
     A word outside the vocabulary becomes `<unk>`.
     """
@@ -306,7 +312,8 @@ class WordTokenizer(FileTokenizer):
         total_bytes: int | None = None,
         progress: OnProgress = silent,
     ) -> WordTokenizer:
-        """Collects the most frequent words that occur twice or more, from an iterator that is read once."""
+        """Returns a tokenizer of the most frequent words, those that occur twice or more, of an iterator that is read
+        once."""
         from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Library
 
@@ -325,8 +332,7 @@ class WordTokenizer(FileTokenizer):
 
 
 def check_size(kind: str, size: int) -> int:
-    """Returns the size of a vocabulary that is trained. Raises RequestError if a tokenizer of this kind cannot have
-    it."""
+    """Returns the vocabulary size `size`. Raises RequestError if a trained tokenizer of this kind cannot have it."""
     low, high = SIZES[kind]
     if not low <= size <= high:
         raise RequestError(
@@ -337,7 +343,7 @@ def check_size(kind: str, size: int) -> int:
 
 
 def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> Iterator[str]:
-    """Yields at most about TRAINING_BYTES of text: every piece, or every n-th."""
+    """Yields every piece of a text, or evenly spaced pieces of TRAINING_BYTES in all if its `total` bytes are more."""
     keep = min(1.0, TRAINING_BYTES / total) if total else 1.0
     expected = min(total, TRAINING_BYTES) if total else None
     seen = used = 0
@@ -353,7 +359,7 @@ def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> It
 
 
 def byte_alphabet() -> list[str]:
-    """Returns the character that byte-level BPE writes for each byte, 0 to 255 (GPT-2's `bytes_to_unicode`).
+    """Returns the characters in which byte-level BPE writes the bytes 0 to 255 (GPT-2's `bytes_to_unicode`).
 
     Printable Latin-1 maps to itself; the other 68 bytes take the code points from U+0100 on, in order.
     """
@@ -391,7 +397,8 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; {} without one. Raises RequestError for a file that is not JSON."""
+    """Returns the JSON object in a file; {} if the file is missing or holds another value. Raises RequestError for a
+    file that is not JSON."""
     if not path.is_file():
         return {}
     try:
@@ -402,7 +409,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(said: dict[str, Any]) -> dict[str, str]:
-    """Returns role -> token, for `bos_token`, `eos_token` and so on."""
+    """Returns {role: token} of a tokenizer_config.json, for `bos_token`, `eos_token` and so on."""
     return {
         name: text
         for name, token in said.items()
@@ -411,9 +418,9 @@ def _special_tokens(said: dict[str, Any]) -> dict[str, str]:
 
 
 def _add_named(library: Library, named: dict[str, dict[str, bool]]) -> list[str]:
-    """Adds vocabulary tokens that the settings name, as transformers does, so that they are matched in a text before
-    any other step. Returns those that the vocabulary lacks. The model's unknown token remains text, which is visible in
-    an answer."""
+    """Marks the vocabulary's tokens that the settings name as added tokens, as transformers does, so that they are
+    matched in a text before any other step. Returns the named tokens that the vocabulary lacks. The model's unknown
+    token is not marked, so that it is visible in an answer."""
     from tokenizers import AddedToken
 
     known, vocabulary = {token.content for token in library.get_added_tokens_decoder().values()}, library.get_vocab()
@@ -455,7 +462,8 @@ def _parsed(data: bytes, path: Path) -> Library:
 
 @contextlib.contextmanager
 def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[None]:
-    """Converts exceptions of the library to one sentence in a RequestError."""
+    """Raises RequestError instead of the library's exceptions inside the block: "`what` (first line of the error);
+    `instead`"."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -471,7 +479,8 @@ def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[No
 
 
 def settings_of(end: str | None) -> dict[str, Any]:
-    """Returns the tokenizer_config.json with which `AutoTokenizer.from_pretrained` loads the folder."""
+    """Returns a tokenizer_config.json with which `AutoTokenizer.from_pretrained` loads the folder; `end` is the end
+    token, None without one."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

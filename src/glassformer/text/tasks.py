@@ -1,11 +1,11 @@
-"""Tasks: data that is drawn by a seed, row by row, without an end. Held-out rows are drawn by other keys.
+"""Tasks: data drawn from a seed, row by row, without an end. Held-out rows are drawn with other keys.
 
     induction        a repeated block of random symbols: Olsson et al. 2022, 2209.11895
     selective-copy   a few symbols among noise, to be copied in order: Gu & Dao 2023, 2312.00752, 4.1.1
     icl-regression   examples (x, w x) of a linear function, and an x to answer: Garg et al. 2022, 2208.01066
 
-`NAME:field=value,field=value` sets fields, such as `induction:symbols=32,row=128`. As a text a task has some of its
-rows, a document each; objectives `task` and `regression` draw the number that a run takes.
+`NAME:field=value,field=value` sets fields, such as `induction:symbols=32,row=128`. A task opened as a text has a fixed
+number of its rows, a document each; the objectives `task` and `regression` draw the rows that a run needs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from glassformer.text.permutation import keyed
 
 SYMBOLS = string.ascii_letters + string.digits + "+/"
 NOISE = "."
-"""Character between the symbols of selective-copy; a tab marks a position at which one is to be copied."""
+"""Character of selective-copy's noise; a tab marks a position at which a symbol is to be copied."""
 COUNT = 20_000
-"""Rows of tokens in the text of a task."""
+"""Most rows in the text of a task of symbols."""
 PLACES = 4_000_000
-"""Most positions of these rows together."""
+"""Most positions of all rows in the text of a task of symbols."""
 SHOWN = 256
-"""Rows of vectors in the text of a task, written out."""
+"""Number of rows, written out, in the text of a task of vectors."""
 VERSION = 1  # version of the content of tasks
 LONGEST = 1 << 16
 """Most positions of a row."""
@@ -40,7 +40,7 @@ Layout = Literal["joined", "apart"]
 
 
 class Rows(NamedTuple):
-    """Rows of a task: inputs, answers, and the positions that are scored.
+    """Rows drawn from a task: inputs, targets, and the positions that are scored.
 
     inputs    (b, s) symbol ids, or (b, s, size) vectors
     targets   (b, s) symbol ids, or real numbers
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task as a value; its rows are a pure function of it and a key."""
+    """Base of tasks; rows are a pure function of the task's fields and a key."""
 
     kind: ClassVar[str]
     seed: int = 0
@@ -69,40 +69,40 @@ class Task(ABC):
 
     @abstractmethod
     def texts(self, rows: Rows) -> Iterator[str]:
-        """Yields each row as a document."""
+        """Yields the text of each row, a document."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises ValueError with `field=value: why` for fields that are out of range or contradict each other."""
+        """Raises ValueError with `field=value: why` if the task's fields are out of range or contradict each other."""
 
     def rows(self, count: int, *key: object) -> Rows:
-        """Returns `count` rows; `key`: the seed of a run and its step, or a name for held-out ones."""
+        """Returns `count` rows; `key` is the seed of a run and its step, or a name for held-out rows."""
         return self.draw(count, np.random.default_rng(keyed("task", VERSION, str(self), *key)))
 
     def __str__(self) -> str:
-        """Returns the task's name as DATA: the kind, and the fields that are not the default."""
+        """Returns the task's name as DATA: its kind, and the fields that are not the default."""
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.kind}:{','.join(changed)}" if changed else self.kind
 
 
 @dataclass(frozen=True)
 class TokenTask(Task):
-    """A task of symbols."""
+    """Base of tasks whose rows are symbols."""
 
     @property
     @abstractmethod
     def alphabet(self) -> str:
-        """Characters of its symbols in a text."""
+        """Characters that write the symbols in a text, by symbol id."""
 
     def written(self, symbols: np.ndarray) -> list[str]:
-        """Returns rows of symbols (b, s) as texts."""
+        """Returns rows of symbol ids (b, s) as texts of s characters."""
         characters = np.array(list(self.alphabet))[symbols]
         return characters.view(f"<U{symbols.shape[1]}")[:, 0].tolist()
 
 
 @dataclass(frozen=True)
 class Induction(TokenTask):
-    """A repeated block of `least` to `most` random symbols; the next symbol is scored at each position.
+    """Task of predicting a repeated block of `least` to `most` random symbols; each next symbol is scored.
 
     The first block is unpredictable, so the least loss is ln(symbols) times its share, and later symbols follow only
     from the repetition. The length of the block is drawn for each row: with one length for all, the position would
@@ -141,7 +141,8 @@ class Induction(TokenTask):
 
 @dataclass(frozen=True)
 class SelectiveCopy(TokenTask):
-    """`kept` symbols at random positions among noise, then an equal number of marks, at which they are scored in order.
+    """Task of copying `kept` symbols, at random positions among noise, in order; they are scored at marks after the
+    row.
 
     A mixer whose weights do not depend on its input cannot ignore the noise, as its positions differ in each row. As a
     text a row is a pair: the inputs before the marks, a tab, and the answer."""
@@ -185,7 +186,8 @@ class SelectiveCopy(TokenTask):
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """`examples` pairs (x_i, y_i) of a function y = w x + noise that is drawn for each row, and an x to answer.
+    """Task of predicting y for an x, given `examples` pairs (x_i, y_i) of a function y = w x + noise, drawn for each
+    row.
 
     w, x ~ N(0, 1) in `dims` dimensions, noise ~ N(0, noise^2). With `mixture=M`, rows share M functions w, drawn once
     by the task's seed: a mixture of tasks (Raventós et al. 2023, 2306.15063). Two layouts:
@@ -209,7 +211,7 @@ class Regression(Task):
 
     @property
     def size(self) -> int:
-        """Number of elements of a vector."""
+        """Number of elements of an input vector."""
         return self.dims + (self.layout == "joined")
 
     def check(self) -> None:
@@ -229,7 +231,8 @@ class Regression(Task):
         return draw.standard_normal((self.mixture, self.dims))
 
     def functions(self, rows: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns x (b, examples + 1, dims), and w x and y, (b, examples + 1) each, of a function for each row."""
+        """Draws a function w for each of b rows; returns x (b, examples + 1, dims), w x without noise and y with it,
+        (b, examples + 1) each."""
         if self.mixture:
             w = self.mixed[draw.integers(self.mixture, size=rows), :, None]
         else:
@@ -243,7 +246,7 @@ class Regression(Task):
         return self.laid_out(x, y)
 
     def laid_out(self, x: np.ndarray, y: np.ndarray) -> Rows:
-        """Returns the rows of x (b, n + 1, dims) and y (b, n + 1) in the task's layout, for any n."""
+        """Returns rows with x (b, n + 1, dims) and y (b, n + 1) in the task's layout, for any number n of examples."""
         rows, n = x.shape[0], x.shape[1] - 1
         if self.layout == "joined":
             inputs = np.concatenate([x, y[..., None]], axis=2)
@@ -271,7 +274,7 @@ def is_task(data: str) -> bool:
 
 
 def task_of(data: str) -> Task:
-    """Returns the task that DATA names. Raises RequestError for an unknown one, and for unknown or invalid fields."""
+    """Returns the task that DATA names. Raises RequestError for an unknown task, and for unknown or invalid fields."""
     kind, _, given = data.partition(":")
     if kind not in TASKS:
         raise RequestError(
@@ -284,7 +287,7 @@ def task_of(data: str) -> Task:
         name, equals, text = (part.strip() for part in item.partition("="))
         if not equals or name not in names:
             raise RequestError(
-                f"data={data!r}: {item!r} is no field of {kind}; write {kind}:FIELD=VALUE with "
+                f"data={data!r}: {item!r} is not a field of {kind}; write {kind}:FIELD=VALUE with "
                 f"{', '.join(names)}{did_you_mean(name, names)}",
                 code="unknown", field="data", value=data, expected=", ".join(names),
             )  # fmt: skip
@@ -315,7 +318,8 @@ def _read(data: str, name: str, text: str, wanted: type) -> object:
 
 
 def open_task(data: str) -> Corpus:
-    """Opens some rows of a task, a document each; the corpus names the task, so that rows can be drawn again."""
+    """Opens a corpus of rows of a task, a document each; the corpus names the task, so that further rows can be
+    drawn."""
     task = task_of(data)
     count = min(COUNT, max(1, PLACES // task.length)) if isinstance(task, TokenTask) else SHOWN
 

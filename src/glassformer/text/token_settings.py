@@ -1,4 +1,4 @@
-"""Keys of a tokenizer_config.json: applied ones, ones without effect, and ones that may change a token."""
+"""Keys of a tokenizer_config.json: those applied here, those without effect, and those that may change a token."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from glassformer.text.growth import SEQUENCES
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 READ = {*ROLES, "chat_template", "model_max_length"}
-"""Keys that are read elsewhere; the last by text embedding."""
+"""Keys that are read elsewhere; model_max_length by text embedding."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """Fields of an added token that control its matching in a text."""
 LISTS = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
-"""Lists of special tokens, or mappings from names to them; the second is read if the first is empty."""
+"""Keys of lists of special tokens, or of mappings from names to them; the second is read if the first is empty."""
 WITHOUT_EFFECT = {
     **dict.fromkeys(
         ("tokenizer_class", "processor_class", "auto_map", "backend", "files_loaded", "name_or_path", "_commit_hash",
@@ -53,16 +53,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class FileSteps:
-    """Effects of a tokenizer.json on a text, in the terms of the keys of a tokenizer_config.json.
+    """Effects of a tokenizer.json on a text, in terms of the keys of a tokenizer_config.json.
 
-    `description` is the file without its vocabulary, `vocabulary` its tokens."""
+    `description` is the file without its vocabulary, `model` the kind of its model, `vocabulary` its tokens."""
 
     def __init__(self, description: Mapping[str, Any], model: str, vocabulary: Iterable[str]) -> None:
         self.description, self.model, self.vocabulary = description, model, vocabulary
         self.steps = [*_steps(description.get("normalizer")), *_steps(description.get("pre_tokenizer"))]
 
     def values(self, kind: str, key: str) -> list[Any]:
-        """Returns the key of each step of a kind."""
+        """Returns the values under `key` of each normalizer and pre-tokenizer of type `kind`."""
         return [step.get(key) for step in self.steps if step["type"] == kind]
 
     def has(self, kind: str) -> bool:
@@ -80,13 +80,15 @@ class FileSteps:
         return self.has("Prepend") or bool(schemes) or True in self.values("ByteLevel", "add_prefix_space")
 
     def prefixes_all(self) -> bool | None:
-        """Returns True if a space precedes the text after each special token too, None without a prefix."""
+        """Returns True if the file puts a space also before the text after each special token, False if only before a
+        text; None without such a prefix."""
         if self.model != "bpe" or not (self.has("Prepend") or self.has("Metaspace")):
             return None
         return "first" not in self.values("Metaspace", "prepend_scheme")
 
     def around(self) -> tuple[str | None, list[str], str | None]:
-        """Returns the token that the file puts before a text, all those it puts around one, and the last after it."""
+        """Returns (token that the file puts before a text, all tokens that it puts around one, last token after it);
+        None for a missing token."""
         for step in _steps(self.description.get("post_processor")):
             if {"cls", "sep"} <= step.keys():
                 return step["cls"][0], [step["cls"][0], step["sep"][0]], step["sep"][0]
@@ -96,12 +98,14 @@ class FileSteps:
         return None, [], None
 
     def named(self, place: int, said: Any) -> Any:
-        """Returns the first (0) or last (-1) token around a text; `said` without a token on both sides."""
+        """Returns the first (`place` 0) or last (-1) token that the file puts around a text; `said` if it does not put
+        tokens on both sides."""
         first, _, last = self.around()
         return said if first is None or last is None else (first, last)[place]
 
     def ends(self, said: Any) -> bool:
-        """Returns True if a text, of a model whose texts have an end and no start, ends with this token."""
+        """Returns False only for a Unigram model whose texts get tokens after them, none before, and not `said` among
+        them."""
         first, tokens, _ = self.around()
         return self.model != "unigram" or first is not None or not tokens or said in tokens
 
@@ -113,8 +117,8 @@ class FileSteps:
 
 
 UNCLEANED = ("bpe", "wordpiece")
-"""Models whose decoded text keeps its spaces: transformers cleans up none of BPE, and models of WordPiece generate no
-text."""
+"""Kinds of models whose decoded text keeps its spaces: transformers does not clean up BPE, and models of WordPiece
+generate no text."""
 BUILT: dict[str, Callable[[FileSteps, Any], Any]] = {
     "do_lower_case": lambda steps, _: steps.lowers(),
     "strip_accents": lambda steps, _: steps.strips(),
@@ -130,11 +134,12 @@ BUILT: dict[str, Callable[[FileSteps, Any], Any]] = {
     "eos_token": lambda steps, said: said if steps.ends(said) else "",
     **dict.fromkeys(("mask_token", "mask_token_sent"), lambda steps, said: said if said in steps.added() else ""),
 }
-"""Keys of steps that transformers rebuilds -> the value that tokenizer.json has; None without an effect."""
+"""Keys whose steps transformers rebuilds -> function that returns the value to which the tokenizer.json corresponds,
+None for a key without effect."""
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yields the steps of a part of a tokenizer.json, those inside sequences one by one."""
+    """Yields the steps of a part of a tokenizer.json; of a sequence, each step inside it."""
     inner = next((part[name] for name in SEQUENCES if name in part), None) if part else ()
     if part and inner is None:
         yield part
@@ -143,7 +148,7 @@ def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def tokens(settings: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
-    """Returns {text: flags of its AddedToken} of the tokens that the settings call special or added."""
+    """Returns {token: flags of its AddedToken} of the tokens that the settings call special or added."""
     listed = settings.get("added_tokens_decoder")
     given: list[tuple[Any, bool]] = [(one, False) for one in _listed(listed)]
     given += [(said, True) for name, said in settings.items() if _is_role(name)]
@@ -168,14 +173,15 @@ def _listed(said: Any) -> Iterable[Any]:
 
 
 def text_of(token: Any) -> str | None:
-    """Returns the text of a token: itself, or the content of {"content": "</s>", ...}."""
+    """Returns the text of a token in a tokenizer_config.json: the string itself, or "content" of {"content": "</s>",
+    ...}; None for another value."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def merged(settings: dict[str, Any], roles: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings with those of a special_tokens_map.json and an added_tokens.json, which are read if the
-    tokenizer_config.json lists no added tokens."""
+    """Returns the settings, completed by `roles` of a special_tokens_map.json and `added` of an added_tokens.json if
+    they list no added tokens."""
     if "added_tokens_decoder" in settings:
         return settings
     listed = {str(index): {"content": text} for text, index in added.items()}
@@ -184,14 +190,14 @@ def merged(settings: dict[str, Any], roles: Mapping[str, Any], added: Mapping[st
 
 
 def _typed(said: Any) -> Any:
-    """Returns tokens as transformers writes them into a tokenizer_config.json."""
+    """Returns a token, or a list of tokens, in the form that transformers writes into a tokenizer_config.json."""
     if isinstance(said, list):
         return [_typed(one) for one in said]
     return {"__type": "AddedToken", **said} if isinstance(said, dict) and "content" in said else said
 
 
 def unheeded(settings: Mapping[str, Any], steps: FileSteps) -> dict[str, Any]:
-    """Returns the settings that may change a token or a text and are not applied."""
+    """Returns the settings that may change a token or a text and are not applied here."""
     return {name: value for name, value in settings.items() if _matters(name, value, steps)}
 
 

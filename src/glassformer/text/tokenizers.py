@@ -1,4 +1,4 @@
-"""Choice of a tokenizer: SPEC -> Tokenizer, trained once and cached, or read from a file."""
+"""Choice of a tokenizer by its SPEC: trained once and cached, or read from a file."""
 
 from __future__ import annotations
 
@@ -46,20 +46,19 @@ __all__ = [
 
 DEFAULT_BPE = 4096
 DEFAULT_SIZES = {"bpe": DEFAULT_BPE, "word": 32_768}
-"""Default vocabulary size by kind."""
+"""Kind of a trained tokenizer -> default vocabulary size."""
 VERSION = 1  # version of the training of tokenizers; part of their names in the cache
 
 FILES = (*TOKENIZER_FILES, SETTINGS_FILE, TEMPLATE_FILE, "special_tokens_map.json", "added_tokens.json",
          "tokenizer.model", "vocab.json", "merges.txt")  # fmt: skip
-"""Files in which this package or `transformers` looks for a tokenizer."""
+"""Names of files in which this package or `transformers` looks for a tokenizer."""
 
 Documents = Callable[[], Iterable[Document]]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a folder that `save` wrote or that holds a tokenizer.json, or such a file. Raises RequestError for any
-    other path.
-    """
+    """Returns the tokenizer in a folder that `save` wrote or that holds a tokenizer.json, or in such a file. Raises
+    RequestError for any other path."""
     path = Path(path).expanduser()
     if path.is_dir():
         for name in TOKENIZER_FILES:
@@ -89,7 +88,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Saves the tokenizer; removes every other one of `folder`, which a reader could take for it."""
+    """Saves the tokenizer, if any, into a folder; removes every other tokenizer's files, which a reader could take for
+    it."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     if tokenizer is not None:
@@ -97,19 +97,19 @@ def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
 
 
 def with_special_token(tokenizer: Tokenizer, name: str, token: str) -> FileTokenizer:
-    """Returns the tokenizer with one more special token (`FileTokenizer.with_special`); other text encodes as
+    """Returns the tokenizer with one more special token, as `FileTokenizer.with_special` does; other text encodes as
     before."""
     return as_file(tokenizer).with_special(name, token)
 
 
 def as_file(tokenizer: Tokenizer) -> FileTokenizer:
-    """Returns an equivalent FileTokenizer, to which tokens can be added."""
+    """Returns the tokenizer as a FileTokenizer that encodes alike, to which tokens can be added."""
     return tokenizer if isinstance(tokenizer, FileTokenizer) else equivalent(tokenizer)
 
 
 def parse_spec(spec: str) -> tuple[str, int | None]:
-    """Parses `byte` | `char` | `word:SIZE` | `bpe:SIZE` | a path -> (`byte` | `char` | `word` | `bpe` | `path`,
-    SIZE)."""
+    """Returns (kind, vocabulary size or None) of a SPEC: `byte`, `char`, `word:SIZE`, `bpe:SIZE`, or an existing path,
+    whose kind is `path`. Raises RequestError."""
     kind, colon, size = spec.partition(":")
     if kind in ("byte", "char") and not colon:
         return kind, None

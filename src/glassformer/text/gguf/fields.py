@@ -23,7 +23,7 @@ SPECIAL_IDS = {
     "seperator": "sep_token",  # the format's spelling
     "mask": "mask_token",
 }
-"""`tokenizer.ggml.NAME_token_id` -> its name in a tokenizer_config.json."""
+"""NAME of `tokenizer.ggml.NAME_token_id` -> key of the same token in a tokenizer_config.json."""
 
 LARGEST_VOCABULARY = 1 << 21
 LARGEST_MERGES = 1 << 22
@@ -41,7 +41,8 @@ class TokenType(IntEnum):
 
 
 class GGUFFields:
-    """Metadata under `tokenizer.ggml.`; a value of an unexpected type raises RequestError."""
+    """Metadata of a GGUF under `tokenizer.ggml.`, checked when read: a value of an unexpected type raises
+    RequestError."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
@@ -110,8 +111,8 @@ class GGUFFields:
         return list(value)
 
     def numbers(self, key: str, length: int | None, kinds: str) -> np.ndarray | None:
-        """Returns a one-dimensional array of a NumPy kind among `kinds` (`iu` integers, `f` floating point), or
-        None."""
+        """Returns a one-dimensional array under `key`, None if it is missing. `kinds`: accepted NumPy kinds (`iu`
+        integers, `f` floating point); `length`: required length, None for any. Raises RequestError."""
         value = self._get(key)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""Pre-tokenizers of byte-level BPE: the names of `tokenizer.ggml.pre`, and their steps.
+"""Pre-tokenizers of byte-level BPE: their names in `tokenizer.ggml.pre`, and their steps.
 
 The steps are those of the tokenizer.json files that models of each name were published with; llama.cpp
 (`llm_tokenizer_bpe` in src/llama-vocab.cpp) writes the same cuts as regular expressions. It applies no normalizer, so
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Step = tuple[str, str | bool]
-"""(`split`, regex) | (`digits`, True to isolate each) | (`punctuation`, behavior) | (`bytes`, True for a space before
-the text)."""
+"""A step of a pre-tokenizer: (`split`, regex) | (`digits`, True to isolate each) | (`punctuation`, behavior) |
+(`bytes`, True for a space before the text)."""
 
 BYTES: Step = ("bytes", False)
 EACH_DIGIT: Step = ("digits", True)
@@ -27,7 +27,8 @@ _REST_OF_CASES = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
 def _cases(after: str) -> str:
-    """Returns a regex of words, cut where a capital letter follows a lower-case one."""
+    """Returns a regex of words that ends one where a capital letter follows a lower-case one; `after` is the regex of
+    an ending."""
     start = r"[^\r\n\p{L}\p{N}]?"
     return f"{start}[{_UPPER}]*[{_LOWER}]+{after}|{start}[{_UPPER}]+[{_LOWER}]*{after}"
 
@@ -60,8 +61,8 @@ DEEPSEEK_V3 = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A pre-tokenizer. `names[0]` is written; `whole_words`: a piece that is a token is taken whole, before any
-    merge."""
+    """A pre-tokenizer under all its names; the first is the one that is written. `whole_words`: True if a piece that is
+    a token is taken whole, before any merge; `add_bos`: True if llama.cpp puts the start token before a text."""
 
     names: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -136,7 +137,7 @@ BY_NAME = {name: rule for rule in RULES for name in rule.names}
 
 
 def described(steps: tuple[Step, ...]) -> dict[str, Any]:
-    """Returns steps as the `pre_tokenizer` of a tokenizer.json."""
+    """Returns the steps as the value of `pre_tokenizer` in a tokenizer.json."""
 
     def one(step: Step) -> dict[str, Any]:
         kind, value = step
@@ -152,7 +153,8 @@ def described(steps: tuple[Step, ...]) -> dict[str, Any]:
 
 
 def recognized(pre_tokenizer: dict[str, Any] | None) -> tuple[Step, ...]:
-    """Returns the steps of a tokenizer.json, in one spelling for equal cuts. Unknown steps become (`other`, JSON)."""
+    """Returns the steps of a tokenizer.json's pre-tokenizer, so that equal cuts have equal steps. An unknown step
+    becomes (`other`, its JSON)."""
     if pre_tokenizer is None:
         return ()
     kind = pre_tokenizer["type"]

@@ -1,4 +1,4 @@
-"""GGUF metadata -> FileTokenizer."""
+"""Tokenizer of a GGUF file, from its metadata."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHARSMAP_HEADER = 4  # bytes: the length of the trie that follows
 
 @dataclass(frozen=True)
 class GGUFVocabulary:
-    """Checked vocabulary: `tokens` differ, the arrays have equal lengths, ids are in range."""
+    """Checked vocabulary of a GGUF: all `tokens` differ, the arrays have equal lengths, ids are in range."""
 
     fields: GGUFFields
     tokens: list[str]
@@ -82,7 +82,8 @@ class GGUFVocabulary:
 
 @dataclass(frozen=True)
 class Kind:
-    """A value of `tokenizer.ggml.model`, with llama.cpp's defaults."""
+    """Meaning of a value of `tokenizer.ggml.model`: a function that builds the parts of a tokenizer.json, and
+    llama.cpp's defaults."""
 
     build: Callable[[GGUFVocabulary], dict[str, Any]]
     ids: Mapping[str, int]
@@ -93,7 +94,7 @@ class Kind:
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FileTokenizer:
-    """Builds the tokenizer that the `tokenizer.*` keys of a GGUF file describe.
+    """Returns the tokenizer that the `tokenizer.*` keys of a GGUF file describe.
 
     `tokenizer.ggml.model` may be `gpt2` (byte-level BPE, cut as `tokenizer.ggml.pre` names), `llama` (SentencePiece
     BPE: of two neighbours, those whose concatenation has the best score merge first), `t5` (Unigram) or `bert`
@@ -170,7 +171,7 @@ def _refuse_twins(tokens: list[str]) -> None:
 
 
 def _added(vocabulary: GGUFVocabulary) -> list[dict[str, Any]]:
-    """Returns the added tokens, which are matched in the text before any other step."""
+    """Returns the `added_tokens` of a tokenizer.json, which are matched in a text before any other step."""
     special = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
     return [
         _added_token(vocabulary, index, special[TokenType(kind)])
@@ -185,7 +186,8 @@ def _added_token(vocabulary: GGUFVocabulary, index: int, special: bool) -> dict[
 
 
 def _post_processor(vocabulary: GGUFVocabulary, kind: Kind) -> dict[str, Any] | None:
-    """Returns the post-processor: the first and the last token that llama.cpp adds around a text; None without any."""
+    """Returns the `post_processor` of a tokenizer.json: the first and last token that llama.cpp puts around a text;
+    None if it adds neither."""
     fields = vocabulary.fields
     rule = BY_NAME.get(fields.text("pre") or "")
     add_bos, add_eos = kind.add_bos or (rule is not None and rule.add_bos), kind.add_eos
@@ -217,7 +219,7 @@ def _post_processor(vocabulary: GGUFVocabulary, kind: Kind) -> dict[str, Any] | 
 
 
 def _settings(vocabulary: GGUFVocabulary) -> dict[str, Any]:
-    """Returns the tokenizer_config.json of this tokenizer."""
+    """Returns the content of a tokenizer_config.json: special tokens and chat templates."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -299,9 +301,9 @@ def _sentencepiece(vocabulary: GGUFVocabulary) -> dict[str, Any]:
 
 
 def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns every pair of pieces whose concatenation is a piece: best score of that piece first, then the longest
-    left part. SentencePiece merges by these scores rather than by a list of merges.
-    """
+    """Returns every pair of pieces whose concatenation is a piece, ordered by the score of the concatenation, the best
+    first, then by the length of the left part, the longest first. SentencePiece merges by scores, not by a list of
+    merges."""
     if sum(len(piece) ** 2 for piece in scores) > LARGEST_SPLITS:
         raise RequestError(
             f"{PREFIX}tokens has pieces of up to {max(map(len, scores))} characters; that is too long to find how "
@@ -323,7 +325,7 @@ def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def spaces_seen(*before: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the normalizer that writes spaces as U+2581, after the steps `before`."""
+    """Returns a `normalizer` of a tokenizer.json: the steps `before`, then every space becomes U+2581."""
     seen = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     return {"type": "Sequence", "normalizers": [step for step in (*before, seen) if step is not None]}
 
@@ -363,7 +365,8 @@ def _unigram(vocabulary: GGUFVocabulary) -> dict[str, Any]:
 
 
 def _charsmap(fields: GGUFFields) -> list[dict[str, Any]]:
-    """Returns SentencePiece's table of replacements: the length of a trie, the trie, and texts that end with a 0."""
+    """Returns the normalizer step with SentencePiece's table of replacements; [] without a table. The table has the
+    length of a trie, the trie, and texts that end with a 0."""
     table = fields.numbers("precompiled_charsmap", None, "iu")
     if table is None or not len(table):
         return []

@@ -1,4 +1,4 @@
-"""Tokenizer -> GGUF metadata."""
+"""GGUF metadata of a tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 @dataclass(frozen=True)
 class Parts:
-    """A tokenizer.json, and its vocabulary by id."""
+    """A tokenizer.json, `whole`, with its tokens and their types by id."""
 
     tokenizer: FileTokenizer
     whole: dict[str, Any]
@@ -42,12 +42,12 @@ class Parts:
 def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int | None = None) -> dict[str, Any]:
     """Returns the `tokenizer.*` keys of a GGUF file with which llama.cpp encodes as `tokenizer` does.
 
-    Byte-level BPE (and bytes, which equal it without merges), SentencePiece BPE, Unigram and WordPiece. Ids without a
-    token, and those up to `vocab_size` (the rows of the model's embedding), become unused tokens `[PADn]`. A feature
-    that llama.cpp lacks raises RequestError that names it. Where llama.cpp itself departs from the published tokenizer,
-    so does the file: it leaves out the NFC normalizer of byte-level BPE, puts a space before a text where the Metaspace
-    of SentencePiece BPE finds one already or follows a special token, leaves combining marks out of the words of
-    `gpt-4o` and `tekken`, and strips more of them for WordPiece.
+    Supported are byte-level BPE (and bytes, which equal it without merges), SentencePiece BPE, Unigram and WordPiece.
+    Ids without a token, and those up to `vocab_size` (the rows of the model's embedding), become unused tokens
+    `[PADn]`. A feature that llama.cpp lacks raises RequestError that names it. If llama.cpp itself departs from the
+    published tokenizer, so does the file: it leaves out the NFC normalizer of byte-level BPE, puts a space before a
+    text where the Metaspace of SentencePiece BPE finds one already or follows a special token, leaves combining marks
+    out of the words of `gpt-4o` and `tekken`, and strips more of them for WordPiece.
 
     Numbers are NumPy arrays of the types that llama.cpp reads. `tokenizer.ggml.merges` may be an empty list of strings,
     and must be in the file nevertheless.
@@ -57,7 +57,7 @@ def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int | None = None) -> di
     kind = whole["model"].get("type")
     if kind not in WRITERS:
         raise RequestError(
-            f"a {tokenizer.kind} tokenizer cannot be written to GGUF, as llama.cpp has none of that kind; "
+            f"a {tokenizer.kind} tokenizer cannot be written to GGUF, as llama.cpp lacks this kind; "
             "train the model with tokenizer byte or bpe",
             code="unsupported", field="tokenizer", value=tokenizer.kind,
         )  # fmt: skip
@@ -124,7 +124,8 @@ def _filler(index: int, known: dict[str, int]) -> str:
 
 
 def _special_ids(parts: Parts, last: str = "eos") -> dict[str, Any]:
-    """Returns the ids of special tokens, and whether the first (`bos`) and the `last` of them surround a text."""
+    """Returns the ids of special tokens and the flags add_bos_token and add_eos_token: whether a text gets `bos` before
+    it and `last` after it. Raises RequestError for other tokens around a text."""
     file, known = parts.tokenizer, parts.tokenizer.ids()
     ids = {
         name: known[file.special_tokens[setting]]
@@ -145,7 +146,7 @@ def _special_ids(parts: Parts, last: str = "eos") -> dict[str, Any]:
 
 
 def _around(post_processor: dict[str, Any] | None) -> tuple[list[int], list[int]]:
-    """Returns the ids that a post-processor puts before and after a text."""
+    """Returns (ids before a text, ids after it) that a tokenizer.json's post-processor adds."""
     kind = post_processor["type"] if post_processor else None
     if post_processor is None or kind == "ByteLevel":  # it only moves offsets
         return [], []
@@ -219,7 +220,8 @@ def _sentencepiece(parts: Parts) -> dict[str, Any]:
 
 
 def _ranks(merges: list[tuple[str, str]]) -> dict[str, int]:
-    """Returns 1 for the piece that merges first make, and so on; pieces that no merge makes are left out."""
+    """Returns {piece: rank}, 1 for the piece that is merged first; pieces that no merge makes are left out. Raises
+    RequestError if merges into one piece differ in rank."""
     rank: dict[str, int] = {}
     last = ""
     for left, right in merges:
@@ -235,7 +237,8 @@ def _written(scores: list[float], parts: Parts) -> np.ndarray:
 
 
 def _space_prefix(parts: Parts) -> bool:
-    """Returns True if SentencePiece BPE puts a space before a text, in any of the notations for it."""
+    """Returns True if SentencePiece BPE puts a space before a text, recognised in any of the notations for it. Raises
+    RequestError for an unknown notation."""
     steps, pre = _normalizers(parts), parts.whole["pre_tokenizer"]
     cut = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     if pre in (None, cut):  # no space is left to cut at
@@ -275,7 +278,8 @@ def _unigram(parts: Parts) -> dict[str, Any]:
 
 
 def _unigram_spaces(parts: Parts) -> dict[str, Any]:
-    """Returns Unigram's treatment of spaces, and its table of replacements, from any of the notations for them."""
+    """Returns the metadata of Unigram's treatment of spaces, and its table of replacements, from any of the notations
+    for them. Raises RequestError for an unknown notation."""
     steps, pre = _normalizers(parts), parts.whole["pre_tokenizer"]
     table: dict[str, Any] = {}
     if steps and steps[0]["type"] == "Precompiled":
