@@ -111,16 +111,16 @@ SAMPLED = {
 that fits counts."""
 DECKS: tuple[tuple[str, ...], ...] = (
     (
-        "tests/planning/test_plan.py::test_the_verb_says_what_the_function_does",
+        "tests/planning/test_plan.py::test_plan_command_prints_the_functions_values",
         "tests/planning/test_search.py::test_the_verb_finds",
-        "tests/planning/test_time.py::test_the_verb_says_time_and_cost",
-        "tests/planning/test_training_memory.py::test_the_verb_says_what_the_function_does",
+        "tests/planning/test_time.py::test_plan_command_prints_time_and_cost",
+        "tests/planning/test_training_memory.py::test_plan_command_prints_training_memory",
     ),
     (
-        "tests/planning/test_search.py::test_what_is_found_fits_and_the_fastest_is_first",
+        "tests/planning/test_search.py::test_found_layouts_fit_and_the_fastest_is_first",
         "tests/planning/test_search.py::test_a_large_batch_fits_with_fewer_sequences_at_once",
-        "tests/planning/test_training_memory.py::test_stages_divide_what_they_say",
-        "tests/planning/test_training_memory.py::test_what_a_rank_holds_adds_up",
+        "tests/planning/test_training_memory.py::test_zero_stages_divide_their_tensors",
+        "tests/planning/test_training_memory.py::test_memory_of_a_rank_adds_up",
     ),
     (
         "tests/planning/test_ranks.py::test_experts_of_several_ranks_are_planned_in_half_precision_too",

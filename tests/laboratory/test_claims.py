@@ -158,7 +158,7 @@ def test_all_figures_must_hold_and_one_that_fails_decides() -> None:
     assert verdict("measured", [told]) == OPEN and verdict("measured", []) == OPEN
 
 
-def test_a_tiny_measurement_shows_what_is_exact_alone() -> None:
+def test_tiny_measurement_decides_only_exact_claims() -> None:
     figure = exact("a", 1, least=0)
     assert verdict("exact", [figure], tiny=True) == HOLDS
     assert {verdict(kind, [figure], tiny=True) for kind in KINDS if kind != "exact"} == {OPEN}
@@ -186,7 +186,7 @@ def test_every_claim_is_an_entry_of_its_subjects_list():
 
 
 @every
-def test_a_claim_says_what_it_is(claim: Claim) -> None:
+def test_claim_has_all_fields_and_one_sentence(claim: Claim) -> None:
     for field in ("name", "statement", "source", "published", "size"):
         assert getattr(claim, field).strip(), field
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", claim.name)
@@ -210,7 +210,7 @@ def test_no_claim_names_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("claim", unless_slow(EXACT))
-def test_what_is_exact_is_decided_in_a_tiny_form(claim: Claim, tmp_path: Path) -> None:
+def test_exact_claim_is_decided_in_a_tiny_form(claim: Claim, tmp_path: Path) -> None:
     outcome = claim.measure(Bench(tmp_path, Text(), tiny=True))
     assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
     assert verdict(claim.kind, outcome.figures, tiny=True) in (HOLDS, FAILS)
@@ -220,7 +220,7 @@ MEASURED = [claim for claim in ALL if not claim.quick and claim.kind != "undecid
 
 
 @pytest.mark.parametrize("claim", unless_slow(MEASURED))
-def test_what_is_measured_runs_in_a_tiny_form(claim: Claim, place: Path, text: Text) -> None:
+def test_measured_claim_stays_open_in_a_tiny_form(claim: Claim, place: Path, text: Text) -> None:
     """Trained models are planted: arms, budgets and figures are real, losses are not."""
     outcome = claim.measure(Bench(place / claim.name, text, tiny=True, executor=Planted(0)))
     assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
@@ -235,7 +235,7 @@ def test_judged_figures_hold_in_a_tiny_form(claim: Claim, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("claim", [one for one in MEASURED if compares(one)], ids=lambda claim: claim.name)
-def test_a_verdict_is_what_the_losses_say(claim: Claim, tmp_path: Path, text: Text) -> None:
+def test_verdict_depends_on_the_losses(claim: Claim, tmp_path: Path, text: Text) -> None:
     """Among made-up losses there are some for which the claim holds, and some for which it does not."""
     seen: set[str] = set()
     for seed in range(100):
@@ -247,7 +247,7 @@ def test_a_verdict_is_what_the_losses_say(claim: Claim, tmp_path: Path, text: Te
 
 
 @pytest.mark.parametrize("claim", [one for one in ALL if one.kind == "undecidable"], ids=lambda claim: claim.name)
-def test_what_cannot_be_decided_says_why(claim: Claim, tmp_path: Path) -> None:
+def test_undecidable_claim_has_a_note(claim: Claim, tmp_path: Path) -> None:
     outcome = claim.measure(Bench(tmp_path, Text()))
     assert outcome.notes and not outcome.figures
 
@@ -284,7 +284,7 @@ def test_a_file_of_another_kind_is_refused(text: str, tmp_path: Path) -> None:
         claims("gqa-cache", out=tmp_path)
 
 
-def test_every_stored_result_is_of_a_claim_that_stands_and_says_what_follows() -> None:
+def test_stored_results_belong_to_current_claims_and_keep_their_verdict() -> None:
     for path in STORED.glob("*.json"):
         claim, found = known()[path.stem], files.read(STORED, path.stem)
         assert found is not None and found.answers(claim, tiny=False), f"measure {claim.name} again"
@@ -342,7 +342,7 @@ def test_wrong_requests(words: list[str], said: str, tmp_path: Path, capsys: pyt
     assert said in capsys.readouterr().err
 
 
-def test_what_is_not_measured_has_no_verdict_on_the_page() -> None:
+def test_unmeasured_claim_has_no_verdict_on_the_page() -> None:
     rows = overview(Path("/nonexistent"))
     page = render_claims(rows, "glassformer claims")
     assert set(re.findall(r"<strong>(.*?)</strong>", page)) == {"not measured yet"}
@@ -373,7 +373,7 @@ def test_survivors_of_an_arm_that_diverged_decide_nothing() -> None:
     assert Gap("a", "b", most=0.0).figure(whole).verdict == HOLDS
 
 
-def test_what_was_measured_otherwise_is_refused_and_not_shown(tmp_path: Path) -> None:
+def test_result_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
     claims(["score-variance"], out=tmp_path, tiny=True)
     before = (tmp_path / "score-variance.json").read_text()
     for field, value in (("seeds", 9), ("data", "x/own.txt")):

@@ -84,7 +84,7 @@ def test_doubling_machine_reaches_powers_of_two() -> None:
     assert not wrong_steps(machine, 600, 1e6)
 
 
-def test_softmax_attention_errs_where_the_closed_form_says() -> None:
+def test_softmax_attention_errs_at_the_predicted_step() -> None:
     """A machine whose counters stay 0: the first token gets half of the weight at s = 2 t ln(t - 1)."""
     idle = built.CounterProgram(
         ((0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0))

@@ -80,7 +80,7 @@ def test_command_needs_neither_folder_nor_length(story: str, capsys: pytest.Capt
     assert main([*words, "--steps", "3"]) == 2 and "needs --out;" in capsys.readouterr().err
 
 
-def test_what_train_refuses_is_refused(story: str):
+def test_dry_run_refuses_requests_that_train_refuses(story: str):
     with refused(code="conflict", field="budget"):
         gf.dry_run("llama@0.1m", story)
     with refused(code="unknown", field="name"):

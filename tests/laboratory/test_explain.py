@@ -87,7 +87,7 @@ def test_worked_examples_have_the_numbers_of_hand_arithmetic():
     assert [round(one, 4) for one in steps("layernorm")["LayerNorm(x)"][0]] == [-1.3416, -0.4472, 0.4472, 1.3416]
 
 
-def test_guides_numbers_are_beside_ours(capsys: pytest.CaptureFixture[str]):
+def test_explanation_has_numbers_of_the_guide_and_ours(capsys: pytest.CaptureFixture[str]):
     assert main(["explain", "attention", "--guide"]) == 0
     told = capsys.readouterr().out
     assert ".4084" in told and "0.4071" in told

@@ -171,7 +171,7 @@ def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path:
         fit_scaling_law(tmp_path)
 
 
-def test_the_largest_run_is_left_out_of_its_own_prediction(source: Path, tmp_path: Path) -> None:
+def test_largest_run_is_left_out_of_the_fit_that_predicts_it(source: Path, tmp_path: Path) -> None:
     class Spoilt(Planted):
         def result(self, request: RunRequest, folder: Path) -> RunResult:
             found = super().result(request, folder)
@@ -188,7 +188,7 @@ def test_the_largest_run_is_left_out_of_its_own_prediction(source: Path, tmp_pat
     assert law.held_out.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
 
 
-def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
+def test_interrupted_grid_resumes_and_accepts_more_models(source: Path, tmp_path: Path) -> None:
     few = {**FEW, "models": ["gpt2"]}
     first = Planted(stop_after=5)
     with failed(code="stopped"):
@@ -279,7 +279,7 @@ def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
         ({"batch_size": 0}, "range", "batch_size"),
     ],
 )  # fmt: skip
-def test_what_is_refused_before_anything_is_trained(
+def test_invalid_grid_is_refused_before_training(
     changes: dict[str, Any], code: Code, field: str, source: Path, tmp_path: Path
 ) -> None:
     never = Planted(stop_after=0)

@@ -75,7 +75,7 @@ def test_every_item_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("command", QUICK)
-def test_quick_command_prints_what_is_expected(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_command_prints_expected_texts(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
     printed = output_of(command)

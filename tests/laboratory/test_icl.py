@@ -113,7 +113,7 @@ def test_a_transformer_is_compared_with_them() -> None:
     assert found.parameters > 0 and len(found.likest) == 4 and "transformer" in found.draw()
 
 
-def test_a_model_is_looked_at_while_it_learns_to_repeat() -> None:
+def test_induction_study_measures_a_model_during_training() -> None:
     task = Induction(symbols=8, row=16, least=3, most=6)
     small = MODEL.replace("d_model=64+heads=4", "d_model=16+heads=2")
     found = induction(small, steps=50, batch=8, task=task)

@@ -198,7 +198,7 @@ def test_a_file_of_a_ladder_repeats_it(base: Any) -> None:
     ("base", "fields", "field"),
     [(3, {}, "model"), ({"mine": 3}, {}, "model"), (BASE, {"to": 3}, "model"), ({3: BASE}, {}, "models")],
 )  # fmt: skip
-def test_what_is_no_model_is_no_end_of_a_ladder(base: Any, fields: dict[str, Any], field: str) -> None:
+def test_ladder_refuses_ends_that_are_not_models(base: Any, fields: dict[str, Any], field: str) -> None:
     with refused(code="type", field=field):
         LadderDesign.of(base, "x", **{"changes": "rope"} | fields, **PLAN)
 

@@ -125,7 +125,7 @@ def accuracy(results: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_task_of_ones_own(name: str, folders: dict[str, Path], task: Path):
+def test_user_task_gives_the_accuracy_of_transformers(name: str, folders: dict[str, Path], task: Path):
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

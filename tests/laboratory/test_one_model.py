@@ -60,7 +60,7 @@ def test_check_of_a_changed_checkpoint_has_its_weights(folder: Path) -> None:
     assert all(row.verdict in ("ok", "inherited") for row in proof.rows if row.site == "layers.0.mixer.qkv (input)")
 
 
-def test_check_leaves_dtype_and_weights_of_a_model_alone(config: ModelConfig) -> None:
+def test_check_does_not_change_dtype_and_weights(config: ModelConfig) -> None:
     model = config.build(seed=1).bfloat16()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     assert gf.check(model, largest=0, progress=False).passed
@@ -70,7 +70,7 @@ def test_check_leaves_dtype_and_weights_of_a_model_alone(config: ModelConfig) ->
 
 
 @pytest.mark.parametrize("way", ["path", "changed", "model", "loaded"])
-def test_convert_takes_what_has_weights(way: str, config: ModelConfig, folder: Path, tmp_path: Path) -> None:
+def test_convert_accepts_every_source_with_weights(way: str, config: ModelConfig, folder: Path, tmp_path: Path) -> None:
     source = ways(config, folder)[way]
     found = gf.convert(source, tmp_path / "out", dtype=torch.bfloat16, progress=False)
     back = gf.load(tmp_path / "out")
@@ -79,7 +79,7 @@ def test_convert_takes_what_has_weights(way: str, config: ModelConfig, folder: P
     assert found.to_dict()["class"] == found.architecture in str(found)
 
 
-def test_convert_tells_what_the_source_lacked(folder: Path, tmp_path: Path) -> None:
+def test_convert_reports_new_parameters(folder: Path, tmp_path: Path) -> None:
     found = gf.convert(f"{folder}+qknorm", tmp_path / "out", progress=False)
     assert found.new_parameters and found.warnings and found.warnings[0] in str(found)
 
@@ -130,7 +130,7 @@ def test_inspect_refuses_a_model_without_a_tokenizer(config: ModelConfig) -> Non
         gf.inspect(config.build(seed=1), TEXT)
 
 
-def test_anatomy_counts_what_the_config_counts(config: ModelConfig, folder: Path, tmp_path: Path) -> None:
+def test_anatomy_counts_equal_those_of_the_config(config: ModelConfig, folder: Path, tmp_path: Path) -> None:
     for way, model in ways(config, folder).items():
         found = gf.inspect(model)
         assert found.to_dict()["parameters"] == found.config.num_params() == config.num_params(), way
@@ -150,7 +150,7 @@ def test_anatomy_counts_what_the_config_counts(config: ModelConfig, folder: Path
         ("gpt2@1m", "mamba@1m", ("+mamba", "+rmsnorm"), False),
     ],
 )
-def test_a_difference_is_told_in_changes_that_make_it(
+def test_difference_is_described_by_changes_that_make_it(
     base: str, other: str, named: tuple[str, ...], whole: bool
 ) -> None:
     """An oracle is the grammar: the base with the changes has the parts of the other, and if `whole` is the other."""

@@ -116,7 +116,7 @@ def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
     run()
 
 
-def test_a_model_and_what_it_is_written_as() -> None:
+def test_check_compares_a_model_with_its_published_form() -> None:
     rows = sound(check(loud("llama@1m+gqa:1"), seed=3))
     assert {site for check, site in rows if check == "decoding"} == {"cached", "padded", "padded and cached"}
     assert rows["reference", "layers.2.ffn.hidden"].theirs == "model.layers.2.mlp.down_proj"
@@ -138,7 +138,7 @@ def test_the_order_is_that_of_the_computation() -> None:
     )]  # fmt: skip
 
 
-def test_a_wrong_decay_is_told_from_the_projections(tmp_path: Path) -> None:
+def test_wrong_decay_is_distinguished_from_the_projections(tmp_path: Path) -> None:
     """The constants of a recurrence are wrong; every module inside is correct."""
     model = CASES["mamba"].model({"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 3, "expand": 2}, 0)
     model.save_pretrained(tmp_path)
@@ -305,7 +305,7 @@ def spoilt_by(value: float, name: str) -> Callable[[Model], None]:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["layers.2.mixer.qkv.weight", "layers.1.ffn.down_proj.weight", "head.weight"])
-def test_weights_that_are_no_numbers_are_named(name: str, value: float, tmp_path: Path) -> None:
+def test_weights_with_nan_or_inf_are_named(name: str, value: float, tmp_path: Path) -> None:
     model = loud("llama@1m")
     gf.save(model, None, tmp_path)
     spoilt_by(value, name)(model)
@@ -333,7 +333,7 @@ def test_no_number_in_the_reference_is_wrong_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), 0.0, -1e-5])
-def test_a_tolerance_that_tells_nothing_is_refused(tolerance: float) -> None:
+def test_useless_tolerance_is_refused(tolerance: float) -> None:
     with refused(code="range", field="tolerance"):
         next(checks(loud("llama@1m"), tolerance=tolerance))
 
@@ -379,7 +379,7 @@ def skipped(report: Proof) -> dict[str, str]:
     return {row.check: row.note for row in report.rows if row.verdict == "skipped"}
 
 
-def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_skipped_checks_have_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = loud("gpt2@1m+alibi+rmsnorm")
     note = skipped(check(own))["reference"]
     assert note.startswith("no published class holds this model") and "blocked by" in note
@@ -405,7 +405,7 @@ def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ({"kind": "longrope", "factor": 2.0, "short": [2.0] * 4, "long": [2.0] * 4}, False),
     ],
 )
-def test_what_moves_with_the_length(scaling: Any, moves: bool) -> None:
+def test_position_scaling_moves_with_length(scaling: Any, moves: bool) -> None:
     mixer = rebuilt(loud("llama@1m"), (0,), mixer__position__scaling=scaling).layers[0].mixer
     assert mixer.position.moves_with_length is moves
 
@@ -436,7 +436,7 @@ def test_a_reference_that_does_not_load(tmp_path: Path, monkeypatch: pytest.Monk
         check(model, reference=tmp_path)
 
 
-def test_a_reference_of_our_own_is_compared_site_by_site(tmp_path: Path) -> None:
+def test_reference_in_our_format_is_compared_site_by_site(tmp_path: Path) -> None:
     """No published class holds it, and the user named it: Glassformer against Glassformer."""
     model = loud("llama@1m+alibi+softcap:30")
     assert gf.save(model, None, tmp_path).model_type == "glassformer"
@@ -449,7 +449,7 @@ def test_a_reference_of_our_own_is_compared_site_by_site(tmp_path: Path) -> None
     assert {row.site for row in check(other, reference=tmp_path).wrong} == {f"layers.{i}.mixer.z" for i in range(3)}
 
 
-def test_experts_of_our_own_are_compared(tmp_path: Path) -> None:
+def test_experts_of_a_reference_in_our_format_are_compared(tmp_path: Path) -> None:
     model = loud("llama@1m+alibi+moe:4:2")
     gf.save(model, None, tmp_path)
     sound(check(model, reference=tmp_path))
@@ -469,7 +469,7 @@ def test_a_run_is_a_reference(tmp_path: Path) -> None:
     assert {row.site for row in check(model, reference=run).wrong} == {"layers.0.mixer.out"}
 
 
-def test_another_model_is_no_reference(tmp_path: Path) -> None:
+def test_reference_of_another_model_is_refused(tmp_path: Path) -> None:
     gf.save(loud("llama@1m"), None, tmp_path)
     with refused(code="conflict", field="reference.embedding"):
         check(loud("llama@1m", 62), reference=tmp_path)
@@ -530,7 +530,7 @@ def test_rows_so_far_come_out(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "cached" in capsys.readouterr().out
 
 
-def test_files_of_a_check_have_no_bar_of_their_own():
+def test_files_of_a_check_share_its_progress_bar():
     seen: list[str] = []
     check("llama@0.3m+layers=1+vocab_size=65", progress=lambda event: seen.append(getattr(event, "stage", "")))
     assert seen and all(stage.startswith("checks of ") for stage in seen), seen

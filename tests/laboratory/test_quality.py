@@ -114,14 +114,14 @@ def test_windows_are_short_and_few(text: str) -> None:
     assert windows.context == 32 and len(windows) == 3 and [one.batch.inputs.shape for one in windows] == [(1, 32)] * 3
 
 
-def test_progress_is_told(text: str) -> None:
+def test_qualities_report_progress(text: str) -> None:
     told: dict[str, tuple[int, int | None]] = {}
     list(qualities(loader(), text, 320, lambda stage, done, total: told.update({stage: (done, total)})))
     names = ("float32", "bfloat16", "int8", "int4 with a head of int8", "int4")
     assert {name: told[name] for name in names} == dict.fromkeys(names, (5, 5))
 
 
-def test_what_cannot_be_measured(text: str) -> None:
+def test_qualities_refuse_unfit_models_and_texts(text: str) -> None:
     short = f"{text}.short.txt"
     Path(short).write_text("a b c " * 300)
     wrong: list[tuple[Callable[[], Loaded], str, int, Code, str]] = [

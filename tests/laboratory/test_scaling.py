@@ -213,7 +213,7 @@ def test_five_of_chinchillas_runs_move_everything() -> None:
 
 
 @pytest.mark.skipif(not CHINCHILLA, reason="GLASSFORMER_CHINCHILLA_CSV names no file of the runs read off 2203.15556")
-def test_eight_starts_end_where_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_starts_reach_the_optimum_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,500 starts are not needed: of all combinations more than half end in the optimum that the best eight find."""
     data = points(CHINCHILLA, {"params": "Model Size", "flops": "Training FLOP"}).without_worst(5)
     few = fit_scaling_law(data)
@@ -322,7 +322,7 @@ def test_an_exponent_of_a_term_that_is_zero_is_marked() -> None:
     form=st.sampled_from(["chinchilla", "kaplan", "overtraining", "tokens"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_an_interval_holds_its_figure_or_a_remark_says_why_not(
+def test_interval_holds_its_value_or_has_a_remark(
     floor: float, alpha: float, noise: float, form: str, seed: int
 ) -> None:
     made = {**LABORATORY, "E": floor, "alpha": alpha, "A": 0.5 * 4e5**alpha}
@@ -520,7 +520,7 @@ def test_runs_of_one_grid_are_drawn_together(monkeypatch: pytest.MonkeyPatch) ->
     assert low < -0.01 < 0.01 < high
 
 
-def test_best_losses_differ_by_what_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difference_of_optimal_losses_equals_the_planted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law_module, "DRAWS", 40)
     better = {**LABORATORY, "E": 0.95}
     first, second = (fit_scaling_law(planted(law, 0.001, seed)) for seed, law in enumerate((LABORATORY, better)))
@@ -560,12 +560,12 @@ def test_few_points_that_move_everything_show() -> None:
         (lambda data: data.take(data.params < 3e5), "conflict", "params"),
     ],
 )
-def test_what_no_law_can_be_fitted_to(change, code: Code, field: str) -> None:
+def test_unfit_points_are_refused(change, code: Code, field: str) -> None:
     with refused(code=code, field=field):
         fit_scaling_law(change(planted(LABORATORY)))
 
 
-def test_far_beyond_the_data_nothing_is_said_unasked() -> None:
+def test_far_extrapolation_must_be_requested() -> None:
     law = fit_scaling_law(planted(LABORATORY))
     most = law.points.flops.max()
     law.predict(1e6, FURTHEST * most / 6e6)
@@ -591,7 +591,7 @@ def test_far_beyond_the_data_nothing_is_said_unasked() -> None:
         ("params,tokens,loss\n1,1,high\n", "type", "column loss"),
     ],
 )
-def test_tables_that_are_none(text: str, code: Code, field: str, tmp_path: Path) -> None:
+def test_invalid_tables_of_runs_are_refused(text: str, code: Code, field: str, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(text)
     with refused(code=code, field=field):
         points(tmp_path / "runs.csv")
@@ -638,7 +638,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         assert told in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_page_says_what_could_not_be_found() -> None:
+def test_page_reports_missing_estimates() -> None:
     data = planted(LABORATORY)
     law = fit_scaling_law(data.take(data.tokens == data.tokens.max()), "params")
     law.__dict__["draws"] = np.stack([law.theta] * 3)

@@ -27,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     return prepare(path, "char")
 
 
-def test_a_curve_begins_where_the_conversion_stands(text: Tokens, tmp_path: Path) -> None:
+def test_curve_starts_at_the_loss_of_the_converted_model(text: Tokens, tmp_path: Path) -> None:
     plan = tiny(UptrainingPlan())
     run = base(text, tmp_path / "base", plan, model=MODEL)
     found = uptrained(run, text, tmp_path, plan, "mqa", "first")
