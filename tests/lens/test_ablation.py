@@ -91,7 +91,7 @@ def test_the_mean_is_that_of_the_head_over_all_tokens():
     assert found.change[1, 2] == pytest.approx(expected, rel=1e-9)
 
 
-def test_layers_may_have_heads_of_their_own_number_or_none():
+def test_ablation_table_allows_layers_without_heads():
     found = gf.lens.HeadAblation(torch.tensor([[0.1, -0.7], [math.nan, math.nan]]), 2.0, "loss", "zero")
     assert str(found).splitlines()[1:] == ["layer 0, head 1: -0.7000", "layer 0, head 0: +0.1000"]
     model = tiny("llama@1m")
@@ -108,7 +108,7 @@ def test_the_model_is_ablated_at_rest_and_left_as_it_was():
     torch.testing.assert_close(found.change, gf.lens.head_ablation(model.eval(), TOKENS).change)
 
 
-def test_it_is_told_and_drawn():
+def test_ablation_has_summary_and_figure():
     found = gf.lens.head_ablation(tiny("llama@1m"), TOKENS)
     layer, head = divmod(int(found.change.abs().argmax()), 4)
     assert str(found).splitlines()[1].startswith(f"layer {layer}, head {head}: ")

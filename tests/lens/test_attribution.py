@@ -143,7 +143,7 @@ def test_a_difference_is_the_difference_of_two():
     assert math.isclose(lead.total, one.total - other.total, abs_tol=1e-9)
 
 
-def test_a_silenced_last_layer_head_costs_what_it_gave():
+def test_silencing_a_last_layer_head_removes_its_contribution():
     """With the norm held, nothing reads the last layer's heads but the head of the model."""
     model = tiny("falcon@1m")
     found = logit_attribution(model, TOKENS, 3)
@@ -210,7 +210,7 @@ class Letters:
         return f" ${ids[0]}$"
 
 
-def test_it_says_and_draws_what_it_found(tmp_path: Path):
+def test_attribution_has_summary_and_figure(tmp_path: Path):
     found = logit_attribution(tiny("gpt2@1m"), TOKENS, 17, 96, tokenizer=Letters())
     names, values = list(found.parts()), list(found.parts().values())
     assert len(names) == 2 * 4 + 2 + 2 and math.isclose(sum(values), found.total)
@@ -245,7 +245,7 @@ def test_a_wrong_request_is_one_sentence(wrong: dict[str, Any], code: str, field
     assert "\n" not in str(error.value)
 
 
-def test_what_it_cannot_hold_it_refuses():
+def test_attribution_refuses_unknown_norms_and_wirings():
     class Other(Norm):
         def forward(self, x: Tensor) -> Tensor:
             return x.sign()

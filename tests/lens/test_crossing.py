@@ -46,7 +46,7 @@ def test_a_long_source_is_cut(towers: Model) -> None:
     assert "the first 96 of the source" in seen.html()
 
 
-def test_the_source_is_needed_where_there_is_an_encoder_and_refused_elsewhere(towers: Model) -> None:
+def test_source_is_required_with_an_encoder_and_refused_without(towers: Model) -> None:
     with refused(code="missing", field="source"):
         inspect(towers, TOKENS)
     with refused(code="conflict", field="source"):
@@ -55,7 +55,7 @@ def test_the_source_is_needed_where_there_is_an_encoder_and_refused_elsewhere(to
         gf.preset(f"gpt2@1m+{TINY}").build().reading(SOURCE)
 
 
-def test_a_model_with_a_source_of_its_own(towers: Model) -> None:
+def test_reading_model_has_a_fixed_source(towers: Model) -> None:
     """It shares all else, another source may still be given, and a state keeps what it read."""
     reading, other = towers.reading(SOURCE), torch.randint(257, (2, 5))
     both = TOKENS.expand(2, -1)

@@ -64,7 +64,7 @@ def test_an_ablated_head_is_one_whose_part_of_the_output_matrix_is_zero(expressi
 
 
 @each_family
-def test_a_head_at_its_mean_says_the_same_everywhere(expression: str):
+def test_mean_ablated_head_is_constant_over_positions(expression: str):
     model = tiny(expression)
     edited = logits_of(model, gf.lens.ablate_heads(1, 2, by="mean"))
 
@@ -152,7 +152,7 @@ def test_a_direction_is_added_as_a_hook_would(expression: str):
 
 
 @pytest.mark.parametrize(("site", "axis"), [("z", 2), ("q", 2), ("k", 2), ("v", 2), ("pattern", 1), ("scores", 1)])
-def test_what_is_replaced_is_all_pairs_of_positions_and_heads(site: str, axis: int):
+def test_replace_sets_all_pairs_of_positions_and_heads(site: str, axis: int):
     model, name = tiny("llama@1m"), f"layers.1.mixer.{site}"
     plain = gf.capture(model, TOKENS, name)[name]
     with gf.edit(model, gf.lens.replace(name, 7.0, positions=[2, 5, -1], heads=[0, 3])):
@@ -324,7 +324,7 @@ def test_the_axes_of_sites_are_those_of_the_model():
         (lambda: gf.lens.patch({"layers.0.mixer.z": TOKENS}, "layers.0.mixer.q"), "unknown", "site"),
     ],
 )
-def test_what_cannot_be_right_is_refused_at_once(make: Callable[[], object], code: str, field: str):
+def test_invalid_edits_are_refused_at_once(make: Callable[[], object], code: str, field: str):
     with refused(code=code, field=field):
         make()
 
@@ -342,7 +342,7 @@ def test_ablated_experts_are_asked_by_no_token_while_text_is_generated():
     assert torch.equal(gf.generate(model, TOKENS, max_new_tokens=12), plain)
 
 
-def test_where_too_few_experts_are_left_those_serve_alone():
+def test_remaining_experts_serve_all_tokens_if_too_few():
     model = tiny("llama@1m+moe:4:2")
     seen: list[Tensor] = []
     model.layers[1].ffn.register_forward_hook(lambda part, given, out: seen.append(given[0]))
@@ -384,7 +384,9 @@ def test_where_too_few_experts_are_left_those_serve_alone():
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_when_it_runs(edit: Callable[[], dict[str, Any]], code: str, field: str):
+def test_edits_that_do_not_fit_the_model_are_refused_when_run(
+    edit: Callable[[], dict[str, Any]], code: str, field: str
+):
     model = tiny("llama@1m")
     plain = logits_of(model)
     with refused(code=code, field=field) as caught:

@@ -120,7 +120,7 @@ def test_tokens_are_repeated_and_different():
     assert few.max() <= 4 and torch.equal(few[:, :20], few[:, 20:])
 
 
-def test_layers_without_maps_are_told_apart():
+def test_layers_without_maps_have_no_scores():
     model = tiny("llama@1m")
     del model.layers[1].mixer.pattern
     vars(model.layers[1].mixer)["pattern"] = Site("bnst")  # outside the module tree: no site of the model
@@ -128,7 +128,7 @@ def test_layers_without_maps_are_told_apart():
     assert found.scores["induction"][1].isnan().all() and not found.scores["induction"][[0, 2]].isnan().any()
 
 
-def test_it_is_told_and_drawn():
+def test_head_scores_have_summary_and_figure():
     found = gf.lens.head_scores(induction_model(8, 16), length=8, batch=3)
     assert str(found).splitlines()[0] == "mean attention on 3 rows of 8 random tokens, given twice"
     assert "induction: layer 1 head 0 1.00" in str(found)

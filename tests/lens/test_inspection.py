@@ -78,7 +78,7 @@ def close(a: Any, b: Any, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("expression", ["llama@1m+gqa:2", "gpt2@1m"])
-def test_it_sees_what_transformers_computes(expression: str, tmp_path: Path):
+def test_inspection_equals_transformers(expression: str, tmp_path: Path):
     model = loud(expression)
     gf.save(model, None, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
@@ -133,7 +133,7 @@ def test_heads_by_loops_over_the_captured_maps(expression: str):
 
 
 @pytest.mark.parametrize("expression", MODELS)
-def test_names_mean_what_they_mean_elsewhere(expression: str):
+def test_inspection_statistics_equal_those_of_dynamics(expression: str):
     model = loud(expression)
     seen = inspect(model, TOKENS)
     names = ["embed", *(f"layers.{layer}.resid_post" for layer in range(3))]
@@ -148,7 +148,7 @@ def test_names_mean_what_they_mean_elsewhere(expression: str):
 
 
 @pytest.mark.parametrize("expression", MODELS)
-def test_the_last_depth_is_what_the_model_says(expression: str):
+def test_predictions_at_the_last_depth_are_the_models(expression: str):
     model = loud(expression)
     seen = inspect(model, TOKENS)
     with torch.no_grad():
@@ -161,14 +161,14 @@ def test_the_last_depth_is_what_the_model_says(expression: str):
         close(seen.loss, -p.gather(-1, TOKENS[:, None])[:, 0].log(), atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_that_sees_both_ways_is_asked_for_the_token_itself():
+def test_bidirectional_model_predicts_token_in_place():
     seen = inspect(loud("gpt2@1m+bidirectional"), TOKENS)
     assert not seen.causal and seen.loss.isfinite().all()
     assert seen.to_dict()["predicts"] == "token itself"
 
 
 @pytest.mark.parametrize("length", [5, 400])
-def test_a_prefix_decoder_is_asked_for_what_it_does_not_see(length: int):
+def test_prefix_decoder_predicts_only_tokens_after_the_prefix(length: int):
     """The next token, of the last token of the prefix and of those behind it."""
     model = loud(f"gpt2@1m+prefix:{length}")
     seen = inspect(model, TOKENS)
@@ -263,7 +263,7 @@ def strongest_are_exact(kept: LayerMaps, maps: Tensor) -> None:
 
 
 @pytest.mark.parametrize("expression", MODELS)
-def test_who_looks_at_whom_is_exact(expression: str):
+def test_strongest_attention_is_exact(expression: str):
     seen = inspect(loud(expression), TOKENS)
     for layer, kept in seen.attention.items():
         strongest_are_exact(kept, kept.maps)
@@ -286,7 +286,7 @@ def test_how_many_see_a_key():
     assert kept.seen_by[2].tolist() == kept.seen_by[-1].tolist() == [5] * 15 + [4, 3, 2, 1]
 
 
-def test_streams_that_stand_out():
+def test_outlier_tokens_exceed_the_median_stream():
     """Medians by hand, and a token 15 times as large from depth 1 on, most of all at depth 2."""
     seen = inspect(loud("llama@1m"), TOKENS)
     rms = torch.rand(4, 19, generator=torch.Generator().manual_seed(1)) + 1
@@ -365,7 +365,7 @@ def test_one_token():
     assert "nan" not in repr(seen)
 
 
-def test_weights_that_are_no_numbers():
+def test_inspection_of_nan_weights_is_valid_json_and_html():
     model = loud("llama@1m")
     with torch.no_grad():
         model.layers[1].mixer.qkv.weight.fill_(math.nan)  # type: ignore[union-attr,operator]
@@ -427,7 +427,7 @@ def test_words_of_bytes():
     assert spell(65) == "A" and spell(0xC3) == "\ufffd" and spell(256) == "<256>" and spell(999) == "<999>"
 
 
-def test_broken_bytes_stay_where_they_are():
+def test_invalid_bytes_keep_their_positions():
     ids = [0xC3, 65, 0xFF, 66]
     assert spelled_text(ids, ByteTokenizer()) == ["\ufffd", "A", "\ufffd", "B"]
 

@@ -47,7 +47,7 @@ def check(found: LogitLens, layer: int, logits: Tensor, last: Tensor) -> None:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_the_last_layer_predicts_what_the_model_predicts(expression: str):
+def test_logit_lens_of_the_last_layer_equals_the_model(expression: str):
     model = tiny(expression)
     with torch.no_grad():
         logits = model(TOKENS)[0]
@@ -84,7 +84,7 @@ def test_a_layer_of_an_nnsight_trace_read_by_hand():
         check(logit_lens(model, TOKENS), layer, logits.detach(), last[0].detach())
 
 
-def test_a_head_that_says_nothing_leaves_all_tokens_alike():
+def test_logit_lens_of_a_zero_head_is_uniform():
     model = tiny("llama@1m+untied")
     with torch.no_grad():
         model.head.weight.zero_()
@@ -104,7 +104,7 @@ def test_chosen_positions_are_rows_of_the_whole():
     assert logit_lens(model, TOKENS, positions=3).positions == [3]
 
 
-def test_nobody_knows_what_follows_the_text():
+def test_last_token_has_no_next_probability():
     found = logit_lens(tiny("gpt2@1m"), TOKENS)
     assert found.next.tolist() == [*NEXT.tolist(), -1]
     assert bool(found.next_probability[:, -1].isnan().all()) and found.next_rank[:, -1].tolist() == [0, 0]

@@ -158,7 +158,7 @@ def of_tiles(weights: Tensor, tile: int) -> Tensor:
     return torch.tensor([[weights[i : i + tile, j : j + tile].max() for j in starts] for i in starts])
 
 
-def test_a_long_text_is_pooled_and_the_reading_says_so():
+def test_maps_of_a_long_text_are_pooled_and_note_it():
     model, tokens = tiny("llama@1m"), torch.randint(97, (1, 50), generator=torch.Generator().manual_seed(2))
     whole = attention_map(model, tokens, 1, 3)
     small = attention_map(model, tokens, 1, 3, pool=16)
@@ -187,7 +187,7 @@ def test_all_layers_are_pooled_further_than_one():
 
 
 @pytest.mark.parametrize("expression", ["llama@1m+gqa:2", "llama@1m+window:4+kernel=banded", "bloom@1m+bidirectional"])
-def test_side_by_side_changes_the_visibility_alone(expression: str):
+def test_side_by_side_changes_only_the_visibility(expression: str):
     model = tiny(expression)
     with torch.no_grad():
         before = model(TOKENS)
@@ -265,7 +265,7 @@ def test_one_token_and_one_head_are_enough():
         assert reading.figure() is not None
 
 
-def test_layers_of_different_heads_stand_in_one_picture():
+def test_layers_of_different_heads_share_one_figure():
     maps = AttentionMaps([0, 1], [torch.eye(3).expand(2, 3, 3), torch.eye(3).expand(5, 3, 3)], ["a", "b", "c"])
     assert maps.figure() is not None and "7 heads" in str(maps)
 

@@ -94,7 +94,7 @@ def test_every_word_of_a_sentence_agrees():
         assert kind == "punctuation" or orders[0] == orders[1][::-1]
 
 
-def test_what_cannot_be_scored_is_refused():
+def test_unscorable_requests_are_refused():
     with refused(code="unknown", field="kinds"):
         gf.lens.meaning_scores(tiny("gpt2@1m"), BYTES, kinds=("verb",))
     with refused(code="range", field="n"):

@@ -76,7 +76,7 @@ def test_the_head_and_a_tied_one():
     )
 
 
-def test_arithmetic_leaves_out_what_it_is_made_of():
+def test_arithmetic_excludes_its_operands():
     table = torch.eye(6)
     table[5] = table[0] - table[1] + table[2]
     ids, found = nearest(table, table[5:], 1, without=torch.tensor([[0, 1, 2]]))

@@ -160,7 +160,7 @@ def test_nothing_is_fetched_and_nothing_else_runs(page: Page, seen: Inspection):
     assert not re.search(r"\beval\(|innerHTML|new Function|document\.write|fetch\(|XMLHttp|import\(", runs[0])
 
 
-def test_its_data_is_what_was_seen(page: Page, seen: Inspection):
+def test_page_data_equals_the_inspection(page: Page, seen: Inspection):
     data = page.data
     found = arrays(data)
     assert data["words"] == list(seen.words) and data["ids"] == TOKENS.tolist()
@@ -256,7 +256,7 @@ def test_a_long_text_stays_small():
     assert len(Page(text).strip) == 4096
 
 
-def test_it_says_what_made_it_and_offers_its_numbers():
+def test_page_has_its_command_and_download():
     command = "glassformer inspect llama@1m --text 'it is <b>&'"
     seen = inspect(loud("llama@1m"), TOKENS, name="llama", command=command)
     page = Page(seen.html())
@@ -282,7 +282,7 @@ def test_its_title_has_the_text():
     assert re.search(r"<title>…[a-z/]+/second-run reads “5”</title>", far.html())
 
 
-def test_it_names_the_mixers_and_who_shares_keys():
+def test_page_names_mixers_and_heads_that_share_keys():
     page = Page(inspect(loud("llama@1m+gqa:2"), TOKENS).html())
     assert "4 in each of 3 layers, on 2 KV heads" in page.text and "A bracket joins the 2 query heads" in page.text
     page = Page(inspect(loud("llama@1m+window:5"), TOKENS).html())

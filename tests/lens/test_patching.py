@@ -124,7 +124,7 @@ def test_a_metric_may_be_one_number():
         torch.testing.assert_close(one.grids[site], grid)
 
 
-def test_progress_counts_what_is_computed():
+def test_progress_counts_only_computed_patches():
     done: list[tuple[int, int]] = []
     gf.lens.activation_patching(
         tiny("llama@1m"), CLEAN, CORRUPT, metric, sites="resid_pre", progress=lambda *at: done.append(at)
@@ -132,7 +132,7 @@ def test_progress_counts_what_is_computed():
     assert done == [(1 + 5 + 5, 11)]  # where the runs differ: one position of layer 0, then 3 to 7
 
 
-def test_it_is_told_and_drawn():
+def test_patching_has_summary_and_figure():
     words = [f"w{at}" for at in range(8)]
     found = gf.lens.activation_patching(
         tiny("llama@1m"), CLEAN, CORRUPT, metric, sites=["resid_pre", "mixer.z"], labels=words
@@ -230,7 +230,7 @@ def test_the_metric_is_the_difference_of_two_logits():
         (Words(), {"sentence": 4}, "range", "sentence"),
     ],
 )
-def test_what_cannot_be_made_is_refused(tokenizer: Any, given: dict[str, int], code: str, field: str):
+def test_impossible_prompts_are_refused(tokenizer: Any, given: dict[str, int], code: str, field: str):
     with refused(code=code, field=field):
         gf.lens.indirect_object(tokenizer, **given)
 

@@ -148,7 +148,7 @@ def hybrid() -> gf.ModelConfig:
     return gf.ModelConfig.from_dict(tree)
 
 
-def test_layers_that_differ_are_told_apart():
+def test_layers_of_different_positions_have_separate_plots():
     picture = position_picture(hybrid(), 50)
     assert sorted(picture.where.values()) == [[0, 3], [1, 4], [2, 5]]
     assert picture.where["none"] == [2, 5] and set(picture.plots) == set(picture.where) - {"none"}

@@ -41,7 +41,7 @@ def readings() -> list[object]:
         ]
 
 
-def test_they_are_compared_and_told_in_one_line():
+def test_readings_have_equality_and_a_one_line_repr():
     some, others = readings(), readings()
     assert {type(one) for one in some} >= set(Reading.__subclasses__())
     for one, other in zip(some, others, strict=True):
@@ -50,14 +50,14 @@ def test_they_are_compared_and_told_in_one_line():
         assert "\n" not in repr(one) and len(repr(one)) < 160
 
 
-def test_a_reading_without_words_is_told_by_its_title():
+def test_repr_of_a_reading_without_summary_is_its_title():
     class Mute(Reading):
         title = "nothing"
 
     assert repr(Mute()) == "Mute(nothing)"
 
 
-def test_a_figure_is_named_for_what_it_is(tmp_path: Path):
+def test_figure_format_follows_the_file_name(tmp_path: Path):
     model = gf.preset("llama@1m+layers=1+d_model=32+heads=4+vocab_size=31+context=64").build(seed=0)
     found = gf.lens.attention_map(model, TOKENS[0], 0, 0)
     for name, begins in (("a.png", b"\x89PNG"), ("b.SVG", b"<?xml"), ("c.pdf", b"%PDF")):

@@ -38,7 +38,7 @@ def test_the_map_of_a_channel_is_its_effective_attention():
     assert found.figure() is not None
 
 
-def test_a_hybrid_is_read_where_it_has_heads():
+def test_readings_of_a_hybrid_cover_layers_with_heads():
     model = hybrid("mamba", "causal")
     assert lens.attention_maps(model, TOKENS).layers == [1]
     table = lens.head_ablation(model, TOKENS).change
@@ -52,7 +52,7 @@ def test_a_hybrid_is_read_where_it_has_heads():
 
 
 @pytest.mark.parametrize("layers", [("mamba", "causal"), ("mamba+bias", "mamba"), ("causal", "mamba+post")])
-def test_a_logit_is_the_sum_of_what_was_added(layers: tuple[str, ...]):
+def test_logit_is_the_sum_of_contributions(layers: tuple[str, ...]):
     found = lens.logit_attribution(hybrid(*layers), TOKENS)
     assert abs(found.total - found.logit) < 1e-4
     assert found.heads.any(dim=1).all()
@@ -63,7 +63,7 @@ def test_a_logit_is_the_sum_of_what_was_added(layers: tuple[str, ...]):
     [(lens.attention_maps, "model"), (lens.attention_rollout, "layer"), (lens.attention_sinks, "model"),
      (lens.head_scores, "model")],
 )  # fmt: skip
-def test_what_is_about_softmax_refuses_in_a_sentence(reading, field: str):
+def test_softmax_readings_refuse_recurrent_models(reading, field: str):
     """Effective attention is signed and its rows do not sum to one, so it is not a pattern."""
     model = hybrid("mamba", "mamba")
     with refused(code="unsupported", field=field):

@@ -39,7 +39,7 @@ def test_the_mass_is_the_mean_over_all_queries(expression: str, monkeypatch: pyt
         torch.testing.assert_close(found.mass[layer].float(), sink_mass(a))
 
 
-def test_a_head_that_looks_at_all_alike_has_the_mass_of_the_harmonic_mean():
+def test_uniform_head_has_harmonic_mean_sink_mass():
     model = tiny("llama@1m")
     with gf.edit(model, gf.lens.replace("layers.*.mixer.q", 0.0)):
         found = gf.lens.attention_sinks(model, TOKENS)
@@ -69,7 +69,7 @@ def test_all_alike_is_among_the_keys_that_are_seen(expression: str, seen: list[i
     assert f"(all alike: {expected:.2f})" in str(found) and found.to_dict()["uniform"] == found.uniform.tolist()
 
 
-def test_layers_that_see_differently_are_told_apart(monkeypatch: pytest.MonkeyPatch):
+def test_uniform_mass_differs_by_visibility(monkeypatch: pytest.MonkeyPatch):
     model = tiny("llama@1m")
     model.layers[1].mixer.visibility = SlidingWindow(3)
     del model.layers[2].mixer.pattern
@@ -128,7 +128,7 @@ def test_above_one_hundred_and_a_thousand_medians(value: float, massive: bool):
     assert float(found.median[2]) == pytest.approx(0.1)
 
 
-def test_a_thousand_medians_of_its_own_row():
+def test_massive_activation_exceeds_1000_medians_of_the_same_row():
     """200 in a stream of 0.3 is not massive, however small another row is."""
     model = tiny("llama@1m")
 
@@ -142,7 +142,7 @@ def test_a_thousand_medians_of_its_own_row():
     assert [(one.depth, one.row) for one in found.found if one.depth == 0] == [(0, 1)]
 
 
-def test_an_untrained_model_has_none_and_says_so():
+def test_untrained_model_has_no_massive_activations():
     found = gf.lens.massive_activations(tiny("gpt2@1m"), TOKENS)
     assert not found.found and str(found).startswith("no massive activation (above 100 and 1,000 times the median")
     x = gf.capture(tiny("gpt2@1m"), TOKENS, "layers.1.resid_post")["layers.1.resid_post"].double().abs().flatten(1)
@@ -150,7 +150,7 @@ def test_an_untrained_model_has_none_and_says_so():
     torch.testing.assert_close(found.median[2], x.sort(1).values[:, 12 * 32 // 2 - 1].mean())
 
 
-def test_what_was_found_is_told_and_drawn():
+def test_massive_activations_have_summary_and_figure():
     model = tiny("llama@1m")
     with gf.edit(model, planted(0, 7, 500.0)):
         found = gf.lens.massive_activations(model, TOKENS)
