@@ -161,7 +161,7 @@ def test_planned_collectives_of_stages_are_those_of_the_rank_that_sends_most(
 
 
 @pytest.mark.parametrize("layout", ["dp=8,ep=4", "fsdp=2,replicate=4,ep=4", "pp=2,tp=2", "fsdp=4,zero=1"])
-def test_of_what_is_planned_and_not_trained_none_are_counted(layout: str) -> None:
+def test_plan_without_trainer_support_has_no_collectives(layout: str) -> None:
     plan = gf.plan(
         gf.preset(EXPERTS + "+untied"), train=True, batch=16, context=CONTEXT, optimizer="adamw",
         layout=Layout.of(layout.replace("fsdp=4", "dp=4")),

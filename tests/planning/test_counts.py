@@ -57,7 +57,7 @@ def test_the_guides_figures():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "mixtral-8x7b", "olmoe-1b-7b"])
-def test_flops_part_from_6n_where_it_is_said(name: str):
+def test_flops_differ_from_6n_by_the_stated_terms(name: str):
     config = gf.preset(name)
     flops = Counts(config).flops(2048)
     assert flops.training == 3 * config.flops(2048)
@@ -67,7 +67,7 @@ def test_flops_part_from_6n_where_it_is_said(name: str):
     assert flops.idle == 6 * (config.num_params() - config.active_params())
 
 
-def test_what_fits_is_what_fits():
+def test_batch_and_context_that_fit_are_the_largest():
     plan = gf.plan(gf.preset("llama-3-8b"))
     most = plan.batch_that_fits(80e9)
     assert gf.plan(plan.config, batch=most).bytes <= 0.9 * 80e9 < gf.plan(plan.config, batch=most + 1).bytes

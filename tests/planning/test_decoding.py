@@ -25,7 +25,7 @@ def decoding(name: str, machine: str, **asked: int) -> Decoding:
         ("mixtral-8x7b", 2, 78.75), ("mixtral-8x7b", 4, 118.23), ("mixtral-8x7b", 8, 203.69),
     ],
 )  # fmt: skip
-def test_published_rates_lie_within(name: str, count: int, rate: float):
+def test_published_decoding_rates_are_in_the_planned_range(name: str, count: int, rate: float):
     """pytorch-labs/gpt-fast, README at 0f925b5 and mixtral-moe/README at 056f8fb: bf16, A100 of 80 GB, one sequence."""
     least, most = decoding(name, f"a100-80gb:{count}", context=200).tokens_per_second
     assert least <= rate <= most
@@ -57,7 +57,7 @@ def test_costs_follow_time():
     assert most == pytest.approx(1e6 / one.tokens_per_second[0] / 1000)
 
 
-def test_the_verb_says_it(capsys: pytest.CaptureFixture[str]):
+def test_plan_command_prints_decoding(capsys: pytest.CaptureFixture[str]):
     command = ["plan", "llama-7b", "--generate", "--gpu", "h100", "--batch", "8", "--price", "2USD"]
     assert main(command) == 0
     assert "a million tokens cost" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def test_numbers_have_units(text: object, unit: str, number: float):
 
 
 @pytest.mark.parametrize("text", ["", "GB", "80QB", "-1", "1e999", True, None, "nan", "80GB/s", "9" * 100])
-def test_what_is_no_number_is_refused(text: object):
+def test_invalid_quantity_is_refused(text: object):
     with pytest.raises(RequestError) as caught:
         quantity(text, "B", "memory")
     assert caught.value.field == "memory"
@@ -46,7 +46,7 @@ def test_a_wrong_machine_is_one_sentence(text: str):
     assert caught.value.field == "machine" and "h100" in str(caught.value)
 
 
-def test_a_file_of_ones_own_stands_beside_ours(tmp_path: Path):
+def test_user_file_adds_machines_to_ours(tmp_path: Path):
     own = tmp_path / "mine.yaml"
     fields = "memory: 24GB, bandwidth: 1TB/s, peak: {bfloat16: 165T}, inside: 32GB/s, between: 1GB/s, power: 450W"
     own.write_text(f"box: {{title: Box, {fields}, source: measured}}\n")
@@ -65,7 +65,7 @@ def test_a_file_of_ones_own_stands_beside_ours(tmp_path: Path):
       "measured"),
      ("price: {low: 3, high: 2, currency: USD, date: 2026-01-01, source: us}", "conflict", "price")],
 )  # fmt: skip
-def test_figures_of_ones_own_can_be(tmp_path: Path, wrong: str, code: Code, field: str):
+def test_impossible_user_values_are_refused(tmp_path: Path, wrong: str, code: Code, field: str):
     own = tmp_path / "mine.yaml"
     fields = "memory: 24GB, bandwidth: 1TB/s, peak: {bfloat16: 165T}, inside: 32GB/s, between: 1GB/s, power: 450W"
     own.write_text(f"box: {{title: Box, {fields}, source: measured, {wrong}}}\n")

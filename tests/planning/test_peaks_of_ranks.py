@@ -68,7 +68,7 @@ def peak(expression: str, layout: Layout, batch: int, context: int, dtype: torch
         (EXPERTS, "fsdp=4,replicate=2,ep=2", 8, "float32"),
     ],
 )
-def test_a_rank_holds_what_is_planned(expression: str, layout: str, batch: int, dtype: str) -> None:
+def test_peak_of_a_rank_equals_the_plan(expression: str, layout: str, batch: int, dtype: str) -> None:
     """Within 10 %; other processors choose other kernels, which keep a little more or less."""
     shape, of_products = Layout.of(layout), getattr(torch, dtype)
     found = peak(expression, shape, batch, 128, of_products)

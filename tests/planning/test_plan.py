@@ -43,7 +43,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_states_are_told_by_kind(name: str):
+def test_plan_lists_states_by_kind(name: str):
     config = gf.preset(name)
     cost = gf.plan(config, context=64 if config.encoder else 512)
     assert set(cost.states) == KINDS[name]
@@ -63,7 +63,7 @@ def test_an_encoder_is_read_before_the_first_token():
     assert ffn.symbols == "L_e * (2 * f * d)" and ffn.parameters == 6 * 2 * 2048 * 512
 
 
-def test_what_reads_in_both_directions_writes_nothing(capsys: pytest.CaptureFixture[str]):
+def test_bidirectional_model_has_no_decoding_plan(capsys: pytest.CaptureFixture[str]):
     cost = gf.plan(gf.preset("bert-base"), machine="h100")
     assert cost.decoding is None and cost.state_bytes == cost.next_token_bytes == 0
     assert cost.context_that_fits(80e9) == 512 and cost.batch_that_fits(80e9) == 1
@@ -81,12 +81,12 @@ def test_what_reads_in_both_directions_writes_nothing(capsys: pytest.CaptureFixt
         ({"context": 1025}, "context"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(asked: dict[str, int], field: str):
+def test_impossible_plan_is_refused(asked: dict[str, int], field: str):
     with refused(code="range", field=field):
         gf.plan(gf.preset("gpt2"), **asked)  # type: ignore[operator]
 
 
-def test_the_verb_says_what_the_function_does(tmp_path: Path):
+def test_plan_command_prints_the_functions_values(tmp_path: Path):
     command = [sys.executable, "-m", "glassformer", "plan", "llama-7b", "gpt2@1m+gqa:2", "--batch", "3"]
     told, facts = (
         subprocess.run([*command, *more], capture_output=True, text=True, check=True, cwd=tmp_path).stdout

@@ -40,7 +40,7 @@ def test_an_interleaved_schedule_is_faster():
 
 
 @pytest.mark.slow
-def test_a_published_rate_lies_in_the_range_of_a_layout_that_was_not_fitted():
+def test_published_rate_is_in_the_range_of_an_unfitted_layout():
     for point in points():
         if point.divided is not None and point.low is not None and point.high is not None:
             held = point.low <= point.published <= point.high
@@ -48,7 +48,7 @@ def test_a_published_rate_lies_in_the_range_of_a_layout_that_was_not_fitted():
 
 
 @pytest.mark.slow
-def test_a_published_rate_of_parts_that_were_not_measured_lies_in_the_range():
+def test_published_rate_of_unmeasured_parts_is_in_the_range():
     """torchtitan's, held to 500 W: their peak is not published, so the bound is a range, not a tolerance."""
     (one,), (two,) = of(1), of(2)
     for point in (one, two):
@@ -67,7 +67,7 @@ def test_hardware_flops_are_not_model_flops():
 @pytest.mark.parametrize(
     ("size", "name", "hours"), [("7B", "llama-7b+context=4096", 184_320), ("70B", "llama-2-70b", 1_720_320)]
 )
-def test_what_inputs_do_not_determine_lies_between_the_ends(size: str, name: str, hours: int):
+def test_published_hours_are_between_least_and_full_recomputation(size: str, name: str, hours: int):
     """Llama 2: neither GPUs nor layout are published. Nothing computed again is the least, all of it the most."""
     least, most = (
         planned(name, 4096, "a100-80gb", 128, f"dp=1024,zero=3,micro=1,recompute={how}", 1024).run(2e12).hours

@@ -66,7 +66,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "batch", "context", "group"), CASES, indirect=["group"])
-def test_a_rank_of_fsdp_holds_what_torchs_holds(name: str, batch: int, context: int, group: int):
+def test_memory_of_an_fsdp_rank_equals_torchs(name: str, batch: int, context: int, group: int):
     config = gf.preset(name)
     plan = plan_training(config, batch * group, context, torch.bfloat16, AdamWConfig(), Layout.of(f"fsdp={group}"))
     before = max(one.total - one.optimizer for one in plan.moments.values())
@@ -76,7 +76,7 @@ def test_a_rank_of_fsdp_holds_what_torchs_holds(name: str, batch: int, context: 
 @pytest.mark.parametrize(
     "name", ["llama@10m", "gpt2@10m+vocab_size=512", "llama@10m+moe:4:2+vocab_size=512", "llama@10m+gqa:2"]
 )
-def test_what_owners_hold_are_the_pieces_that_modules_declare(name: str):
+def test_planned_values_of_an_owner_equal_declared_pieces(name: str):
     config, layout = gf.preset(name), Layout.of("tp=2,ep=2,dp=2")
     model, cuts = config.outline(), shards_of(config.outline())
     pieces = {key: piece_of(weight, cuts[key], 0, 2).numel() for key, weight in model.named_parameters()}
@@ -89,7 +89,7 @@ def test_what_owners_hold_are_the_pieces_that_modules_declare(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [64, 1024], indirect=True)
-def test_a_rank_of_tensor_parallelism_holds_what_torchs_tracker_sees(group: int):
+def test_memory_of_a_tensor_parallel_rank_equals_torchs_tracker(group: int):
     """The model of one of 4 owners, whose branches end with an all-reduce, and start with one in the backward pass."""
     config, tp = gf.preset("llama@10m+heads=8+vocab_size=512"), 4
     mesh = init_device_mesh("cpu", (group // tp, tp), mesh_dim_names=("dp", "tp"))

@@ -34,7 +34,7 @@ def _without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "outside", lambda *_: 0)
 
 
-def test_what_is_found_fits_and_the_fastest_is_first():
+def test_found_layouts_fit_and_the_fastest_is_first():
     plenty, little = among(80e9), among(3.5e6)
     for found in (plenty, little):
         assert 0 < len(found.fitting) <= FOUND
@@ -47,7 +47,7 @@ def test_what_is_found_fits_and_the_fastest_is_first():
     assert seconds[0] >= min(plan.time.seconds for plan in plenty.fitting if plan.time)
 
 
-def test_where_nothing_fits_the_fewest_that_would_are_named():
+def test_fewest_accelerators_are_named_if_no_layout_fits():
     found = among(2e6)
     assert not found.fitting and found.smallest is not None
     assert found.exhausted and found.smallest.ranks > 4 and found.smallest.node == 4
@@ -63,7 +63,7 @@ def test_a_large_batch_fits_with_fewer_sequences_at_once():
     assert best.layout.micro == 8 and 16 in {one.layout.micro for one in found.too_large}
 
 
-def test_a_search_that_gives_up_tries_the_leanest_and_says_so():
+def test_limited_search_tries_the_leanest_and_is_not_exhausted():
     found = among(6e6, 256, most=0)
     assert not found.exhausted and [plan.recompute for plan in found.fitting] == ["full"]
     found = among(2.5e6, 256, most=0)

@@ -178,7 +178,7 @@ def test_days_energy_and_cost():
     assert plan.run.energy == pytest.approx(0.4 * plan.run.hours)
 
 
-def test_a_bare_machine_is_as_many_as_the_layout_has_ranks():
+def test_machine_without_count_has_one_for_each_rank():
     config = gf.preset("gpt2")
     plan = gf.plan(config, train=True, machine="h100", batch=16, layout="dp=16")
     assert plan.on is not None and (plan.on.count, plan.on.node) == (16, 8)
@@ -199,14 +199,14 @@ def test_a_bare_machine_is_as_many_as_the_layout_has_ranks():
         ({"machine": "h100", "tokens": "many", "train": True}, "tokens"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(asked: dict[str, object], field: str):
+def test_impossible_time_plan_is_refused(asked: dict[str, object], field: str):
     with pytest.raises(RequestError) as caught:
         gf.plan(gf.preset("gpt2"), **asked)  # type: ignore[call-overload]
     assert caught.value.field == field
 
 
 @pytest.mark.slow
-def test_advice_names_what_helps_and_fits():
+def test_advice_names_changes_that_help_and_fit():
     """A full recomputation that need not be: without it, as 137 of the 216 runs, a step is up to a quarter shorter."""
     plan = gf.plan(gf.preset("gpt2"), train=True, machine="h100:8", batch=8, layout="dp=8,zero=0,recompute=full")
     found = advice(plan)
@@ -223,7 +223,7 @@ def test_advice_names_what_helps_and_fits():
 @pytest.mark.parametrize(
     "asked", [{"finetune": "lora:8"}, {"loss": "whole"}, {"weights": "bfloat16"}], ids=["adapters", "loss", "masters"]
 )
-def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
+def test_advice_keeps_the_options_of_the_plan(asked: dict[str, str]):
     """A layout is named if this very plan would fit with it; a machine's gain is that of the same work."""
     config = gf.preset("llama@1m+vocab_size=4096+layers=2")
 
@@ -243,7 +243,7 @@ def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
     assert now is not None and then is not None and gain == pytest.approx(1 - then.seconds / now.seconds)
 
 
-def test_the_verb_says_time_and_cost(capsys: pytest.CaptureFixture[str]):
+def test_plan_command_prints_time_and_cost(capsys: pytest.CaptureFixture[str]):
     command = ["plan", "llama-3-8b", "--train", "--gpu", "h100:8", "--nodes", "4", "--batch", "64", "--tokens", "15T"]
     command += ["--micro-batch", "1"]
     assert main([*command, "--explain"]) == 0

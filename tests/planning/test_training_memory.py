@@ -54,7 +54,7 @@ def test_state_values_are_those_after_a_step(kind: str):
         assert told[name] == sum(values.numel() for values in held), name
 
 
-def test_stages_divide_what_they_say():
+def test_zero_stages_divide_their_tensors():
     """16 N bytes without ZeRO; 1910.02054, figure 1, with fp32 weights: 8 + 8 / W, 4 + 12 / W, 16 / W."""
     config, ranks = gf.preset("llama-7b"), 64
     n = config.num_params()
@@ -66,7 +66,7 @@ def test_stages_divide_what_they_say():
         assert any(one.buffers for one in plan.moments.values()) == (stage in (0, 3))
 
 
-def test_what_a_rank_holds_adds_up():
+def test_memory_of_a_rank_adds_up():
     """At one moment: activations and gradients are not there together. On a GPU driver and links take memory too."""
     plan = gf.plan(gf.preset("llama-7b"), train=True, batch=8, layout="dp=8,zero=3", machine="h100:8")
     memory = plan.memory
@@ -190,12 +190,12 @@ def test_the_peak_of_large_models_is_that_of_torchs_tracker(name: str):
         ({"recompute": "some"}, "unknown", "recompute"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, object], code: Code, field: str):
+def test_impossible_training_plan_is_refused(asked: dict[str, object], code: Code, field: str):
     with refused(code=code, field=field):
         gf.plan(gf.preset("llama-7b"), train=True, **asked)  # type: ignore[call-overload]
 
 
-def test_the_verb_says_what_the_function_does(capsys: pytest.CaptureFixture[str]):
+def test_plan_command_prints_training_memory(capsys: pytest.CaptureFixture[str]):
     command = ["plan", "llama-7b", "--train", "--batch", "8", "--layout", "dp=8,zero=3", "--recompute", "full"]
     assert main(command) == 0
     assert "8 ranks, ZeRO stage 3" in capsys.readouterr().out
@@ -249,7 +249,7 @@ def test_a_layout_is_read_by_words():
         assert caught.value.field == field
 
 
-def test_adapters_alone_have_gradients_and_states():
+def test_only_adapters_have_gradients_and_states():
     """Adapters of rank 16 on q, k, v, out, gate, up and down have 16 L (4 (d + d) + 3 (d + f)) values (2106.09685)."""
     config, trained = gf.preset("llama-7b"), 16 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
     memory = gf.plan(config, train=True, batch=1, context=128, finetune="lora:16").moments
@@ -288,13 +288,13 @@ def test_scores_that_flex_attention_bends_are_not_kept_on_a_gpu(word: str):
 
 
 @pytest.mark.parametrize("one", [*TRAINED, *recorded()], ids=lambda one: f"{one.model} {one.batch} {one.dtype}")
-def test_process_on_a_cpu_takes_what_was_measured(one: Process):
+def test_planned_memory_on_a_cpu_equals_measured(one: Process):
     """One record is outside: of five processes with 32,000 tokens, which took 672 to 755 MB, it is the fourth."""
     outside = (one.model, one.measured) == ("llama@1m+vocab_size=32000", 742)  # libraries copy large operands
     assert one.planned == pytest.approx(one.measured, rel=0.15 if outside else 0.1)
 
 
-def test_process_on_a_cpu_is_tensors_a_base_and_holes_of_what_passed():
+def test_memory_on_a_cpu_is_tensors_base_and_fragments():
     """Holes are a share of what a step takes and gives back; weights, masters and states are taken once."""
     step = TrainingMemory(weights=400, gradients=400, optimizer=800)
     loss = TrainingMemory(weights=400, gradients=0, optimizer=800, activations=300, working=70, loss=200, buffers=10)

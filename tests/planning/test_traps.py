@@ -11,7 +11,7 @@ from experiments.plan.document import PAGE, written
 from glassformer.parts.core.cost import Shape
 
 
-def test_the_rules_are_exact_where_they_were_made():
+def test_rules_are_exact_for_their_original_models():
     """12 L d^2 for GPT-2's matrices, 2 L H d where every head has keys, the cookbook's count of an untied LLaMA."""
     layers = gf.preset("gpt2").costs(Shape(s=1, t=1, phase="prefill"))["layers"].parameters
     assert rules.twelve(rules.SHAPES["gpt2"]) - 50257 * 768 == pytest.approx(layers, rel=0.002)
@@ -25,7 +25,7 @@ def test_a_cache_has_keys_and_values():
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b", "qwen3-8b", "falcon-7b"])
-def test_a_cache_has_the_heads_of_keys_alone(name: str):
+def test_cache_has_only_kv_heads(name: str):
     """By 2 L H d grouped heads are forgotten: too large by query heads over KV heads, where heads fill the width."""
     shape = rules.SHAPES[name]
     assert rules.full_heads_cache(shape) / rules.state(name) == pytest.approx(shape.heads / shape.kv_heads)
@@ -83,7 +83,7 @@ def test_experts_trade_tokens(dtype: torch.dtype):
     assert difference(4, 8, 3, "working") == pytest.approx(of_layer * 3 / 4, rel=0.01)
 
 
-def test_stage_3_divides_what_tensors_and_stages_have_left():
+def test_stage_3_divides_the_rest_of_tensor_and_pipeline_cuts():
     """16 N / (tp pp dp) bytes of states, and not that over tp pp once more."""
     config = gf.preset("llama@1m+vocab_size=512+untied")
     memory = gf.plan(config, train=True, batch=8, context=64, layout="dp=2,tp=2,pp=2,zero=3,micro=2").moments["step"]
@@ -123,7 +123,7 @@ def test_masters_are_memory():
     assert states == 18 * config.num_params() and memory.masters == 4 * config.num_params()
 
 
-def test_states_alone_are_not_what_training_takes():
+def test_training_memory_exceeds_states():
     """Four times the fp32 weights leave out activations and logits, which grow with the batch."""
     small, large = (gf.plan(gf.preset("gpt2"), train=True, batch=batch).memory["total"] for batch in (1, 16))
     states = 16 * rules.parameters("gpt2")
@@ -131,5 +131,5 @@ def test_states_alone_are_not_what_training_takes():
 
 
 @pytest.mark.slow
-def test_the_page_is_what_its_command_writes():
+def test_planning_page_equals_output_of_its_command():
     assert PAGE.read_text(encoding="utf-8") == written(), "run python -m experiments.plan.document"

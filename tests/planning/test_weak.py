@@ -14,7 +14,7 @@ def of(name: str) -> list[Row]:
 
 
 @pytest.mark.slow
-def test_the_page_is_what_its_command_writes() -> None:
+def test_weak_scaling_page_equals_output_of_its_command() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m experiments.weak"
     assert FIGURE.read_text(encoding="utf-8") == drawing(), "run python -m experiments.weak"
 
@@ -43,7 +43,7 @@ def test_replicas_send_less_between_nodes_than_fsdp() -> None:
 
 
 @pytest.mark.parametrize("ranks", FEW)
-def test_gathers_take_what_the_planner_says(ranks: int) -> None:
+def test_gathers_take_half_of_planned_sharding(ranks: int) -> None:
     """Half of what the planner counts as sharding are the gathers, and all of it crosses links by the same rule."""
     row = planned(ranks, LAYOUTS["FSDP"](ranks))
     (sharding,) = (one for one in row.planned.kinds if one.kind == "sharding")
