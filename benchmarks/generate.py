@@ -52,10 +52,7 @@ CONTEXT = 256
 PROMPT = "Once upon a time there was"
 STREAMS = [f"{start} upon a time there was" for start in
            ("Once", "Twice", "Thus", "Soon", "Late", "There", "Here", "Far")]  # fmt: skip
-PASSAGE = """The keeper of the lighthouse counted the ships every evening and wrote their names into a green book. On
-the first page was the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
-wool. Below her came the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
-"""
+PASSAGE = Path(ROOT, "experiments", "docs", "passage.txt").read_text(encoding="utf-8")
 
 HF, HF32, LLAMA = "transformers bf16", "transformers fp32", "llama.cpp Q4_1"
 EAGER = {f"glassformer {kind}": ("decode", "prefill", "eight", "copying", "free") for kind in ("bf16", "int8", "int4")}

@@ -29,20 +29,20 @@ WIDE, NARROW = 1440, 390
 
 
 def chromium() -> str | None:
-    """The Chromium of this machine, whoever installed it."""
+    """Returns the path of this machine's Chromium; None without one."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 def missing() -> str | None:
-    """Why no page can be looked at here; None where one can."""
+    """Returns the reason why no page can be opened here, with the remedy; None if pages can be."""
     if find_spec("playwright") is None:
         return "playwright is not installed: pip install -e '.[dev]'"
-    return None if chromium() else f"there is no Chromium here (none of {', '.join(NAMES)}): apt install chromium"
+    return None if chromium() else f"Chromium is not installed (as {', '.join(NAMES)}): apt install chromium"
 
 
 @contextmanager
 def opened() -> Iterator[Browser]:
-    """The browser, closed at the end."""
+    """Yields the browser; closes it at the end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -63,8 +63,8 @@ def look(
     scale: float = 1,
     complaints: list[str] | None = None,
 ) -> Page:
-    """The page of a file, or of an address of this machine, in a window of its own, drawn, with no network. `forced`:
-    the colours are the system's, as in Windows' high contrast. Errors of its scripts join `complaints`."""
+    """Opens a file, or an address of this machine, in a new window without network; returns the drawn page. `forced`:
+    the system's colours, as in Windows' high contrast. Errors of the page's scripts are appended to `complaints`."""
     context = browser.new_context(
         viewport={"width": width, "height": height},
         device_scale_factor=scale,

@@ -26,16 +26,16 @@ COMMAND = "make laboratory"
 BEGIN = """\
 # Claims
 
-What papers and guides say of transformers, put to the test by `glassformer claims`. Each is one entry of a list in
-`src/glassformer/laboratory/evidence`: the statement, its source, what is measured, and the bounds that the statement
-puts on the figures. The verdict is computed: it *holds* where the whole interval of every judged figure lies within
-its bounds, *does not hold* where one lies outside, and is open in between. What is trained is shown at one size,
-which stands beside it; what has not been measured has no verdict.
+Statements of papers and guides about transformers, tested by `glassformer claims`. Each claim is one entry of a list in
+`src/glassformer/laboratory/evidence`: the statement, its source, the measurement, and the bounds that the statement
+puts on the figures. The verdict is computed: a claim *holds* if the whole interval of every judged figure is within
+its bounds, *does not hold* if one interval is outside, and is open in between. Trained models have one size, given with
+the result; a claim without measurement has no verdict.
 """
 
 
 def page(rows: Sequence[ClaimRow]) -> str:
-    """The document: a table for each class of claims."""
+    """Returns the page: a table for each class of claims."""
     told = [BEGIN, finding(rows), "", *_summary(rows)]
     for kind, title in ORDER.items():
         own = [row for row in rows if row.claim.kind == kind]
@@ -46,7 +46,7 @@ def page(rows: Sequence[ClaimRow]) -> str:
 
 
 def _summary(rows: Sequence[ClaimRow]) -> list[str]:
-    """Counts, and a line for each claim."""
+    """Returns the lines of two tables: counts of verdicts by class, and the verdict of each claim."""
     told = ["| class | " + " | ".join(VERDICTS) + " |", "|---|" + "---|" * len(VERDICTS)]
     told += [f"| {name} | " + " | ".join(map(str, many)) + " |" for name, many in counts(rows)]
     told += ["", "| claim | verdict | claim | verdict |", "|---|---|---|---|"]

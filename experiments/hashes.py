@@ -44,7 +44,7 @@ STEPS = 8
 KILLS = ((2, 2), (4, 5))
 """Processes, and the step after which one of them is killed; one process ends the run."""
 KILLED = 3
-"""Of the expressions, so many are killed: each takes three starts."""
+"""Number of expressions whose runs are also killed; few, because each takes three starts."""
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "sums", "are", "trees", "of", "bits")
 PAGE = Path(__file__).parents[1] / "docs" / "determinism.md"
 MARK = "<!-- table -->"
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def train_rows(asked: dict[str, object]) -> None:
-    """In each process: the runs of these rows, one after the other."""
+    """Trains the runs of the rows in `asked`, one after the other; runs in each process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for expression, dtype in asked["rows"]:  # type: ignore[attr-defined]

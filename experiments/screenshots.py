@@ -1,4 +1,4 @@
-"""The pictures of pages in the README, made anew: `make screenshots`, or `python -m experiments.screenshots NAME...`.
+"""Screenshots of pages in the README: `make screenshots`, or `python -m experiments.screenshots NAME...`.
 
 A picture is a page written by the command that a reader would type, opened in Chromium, and saved as docs/NAME.png."""
 
@@ -78,7 +78,7 @@ PICTURES = {
 
 
 def main(names: list[str]) -> None:
-    """Raises RequestError for a name that is none, and where there is no browser."""
+    """Writes the named pictures, by default all. Raises RequestError for an unknown name, or without a browser."""
     for name in names:
         if name not in PICTURES:
             raise RequestError(

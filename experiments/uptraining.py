@@ -1,6 +1,6 @@
 """Uptraining, in full: what docs/uptraining.md shows.
 
->>> python -m experiments.uptraining --out build/uptraining       # ten minutes of one core; goes on where it stopped
+>>> python -m experiments.uptraining --out build/uptraining       # ten minutes of one core; can be resumed
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ $ glassformer train RUN+mqa --pretrained --data my_text.txt --steps 100 --out up
 $ glassformer compare RUN RUN+gqa:2 RUN+mqa --pretrained --allow-unmatched --data my_text.txt --steps 100 --seeds 3
 ```
 
-A model with as many KV heads as query heads becomes one with fewer by taking the **mean** of each
-group's heads, and a little training repairs what that costs (Ainslie et al. 2023,
-[2305.13245](https://arxiv.org/abs/2305.13245)). More heads than there were are repeated, which changes nothing that the
-model computes. Other ways, from `glassformer.conversion.heads`: the **first** head of each group, or **new** ones.
+A model with one KV head per query head becomes one with fewer by taking the **mean** of each group's heads, and a
+little training closes most of the gap in loss (Ainslie et al. 2023,
+[2305.13245](https://arxiv.org/abs/2305.13245)). To get more KV heads, the heads are repeated, which does not change the
+model's function. Other conversions, from `glassformer.conversion.heads`: the **first** head of each group, or **new**
+heads.
 """
 
 
 def page(
     curves: Sequence[Curve], plan: UptrainingPlan, speed: Sequence[tuple[str, float, float, float]], measured: str
 ) -> str:
-    """The document."""
+    """Returns the page."""
     steps = [step for step in curves[0].losses if step in shown(plan)]
     seeds = len({curve.seed for curve in curves})
     kept = [fmean(c.losses[step] for c in curves if not c.change) for step in steps]
@@ -64,9 +65,9 @@ def page(
         BEGIN, "## What is repaired, and when", "",
         f"`{MODEL}` (4 heads), trained on {plan.tokens:,} tokens of python-docs in characters at a constant rate, then",
         f"converted and trained for {plan.steps} steps more, {plan.share:.0%} of its training, while the rate falls.",
-        "The gap is the loss of a conversion less that of the unchanged model after as many steps on the same text, in",
-        f"nats per character; means of {seeds} seeds, which differ in the order of that text. In brackets how much of",
-        "the first gap is closed.", "",
+        "The gap is the loss of a conversion minus that of the unchanged model at the same step on the same text, in",
+        f"nats per character; means of {seeds} seeds, which differ in the order of the text. In brackets the share of",
+        "the first gap that is closed.", "",
         "| KV heads | made of | " + " | ".join(f"{step} steps" for step in steps) + " |",
         "|---|---|" + "---|" * len(steps),
         "| 4, unchanged: the loss itself | - | " + " | ".join(f"{loss:.4f}" for loss in kept) + " |",
@@ -96,12 +97,12 @@ def page(
 
 
 def shown(plan: UptrainingPlan) -> list[int]:
-    """Steps that have a column."""
+    """Returns the steps that have a column."""
     return [0, plan.every, *(plan.steps * n // 4 for n in (1, 2, 4))]
 
 
 def findings(curves: Sequence[Curve], steps: Sequence[int]) -> list[str]:
-    """What the table shows, by rule."""
+    """Returns, for each change, a sentence with the order of its gaps before and after training."""
     told = []
     for change in CHANGES:
         before, after = ({way: fmean(gaps(curves, change, way)[at]) for way in WAYS} for at in (steps[0], steps[-1]))
@@ -111,7 +112,8 @@ def findings(curves: Sequence[Curve], steps: Sequence[int]) -> list[str]:
 
 
 def speeds() -> list[tuple[str, float, float, float]]:
-    """Change -> time of a token over that of as many KV heads as query heads."""
+    """Returns, for each change, (change, ratio, low, high): the time of decoding a token over that of multi-head
+    attention, with its interval."""
     found = []
     for change in list(GROUPS)[1:]:
 

@@ -34,14 +34,14 @@ LAYOUTS: dict[str, Callable[[int], str]] = {
 }
 GENERATED = "<!-- `python -m experiments.weak` writes this page. -->"
 LATENCY = 100e-6
-"""Seconds by which each collective is delayed, to show what latencies would do."""
+"""Seconds added to each collective, to show the effect of latencies."""
 EXCHANGES = {
     "fsdp all-gather": "gathers of weights",
     "fsdp all-to-all": "sums of gradients",
     "replicate": "sums among replicas",
     "tp": "activations of TP",
 }
-"""What is exchanged, by axis and operation, or by axis alone."""
+"""Exchanged tensors, by axis and operation, or by axis only."""
 
 
 def node() -> int:
@@ -52,8 +52,8 @@ def node() -> int:
 class Exchange:
     """A collective among `size` ranks, neighbours `stride` apart: bytes of a rank, and the seconds that links allow.
 
-    The same rules as in `planning/time.py`: gathers reduce within a node what crosses its boundary, so that the GPUs of
-    a node share it; of an all-to-all each GPU's bytes cross alone."""
+    As in `planning/time.py`, gathers and reductions combine within a node the bytes that cross its boundary, so that
+    its GPUs share them; in an all-to-all each GPU's bytes cross separately."""
 
     made: Collective
     size: int
@@ -72,17 +72,17 @@ class Exchange:
 
     @property
     def crossing(self) -> float:
-        """Those of them that leave the node, on average over its GPUs."""
+        """Bytes that a rank sends to other nodes, on average over the GPUs of a node."""
         shared = 1 if self._traded else self.near
         return self._passes * (1 - self.near / self.size) / shared * self.made.bytes
 
     def seconds(self, between: float | None = None) -> float:
-        """Over links at full speed; `between`: of the link to other nodes, in bytes a second."""
+        """Returns the seconds over links at full speed; `between` replaces the bandwidth between nodes, in bytes/s."""
         return max(self.crossing / (between or self.machine.between), self._within / self.machine.inside)
 
     @property
     def leaves(self) -> bool:
-        """Whether the link between nodes takes longer than that within."""
+        """True if the link between nodes takes longer than the link within."""
         return self.crossing / self.machine.between > self._within / self.machine.inside
 
     @property
@@ -106,11 +106,11 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Row:
-    """A layout of so many GPUs."""
+    """A layout on `ranks` GPUs, with its plan."""
 
     ranks: int
     words: str
-    """The layout as it is written."""
+    """Layout as text: "fsdp=8,tp=2"."""
     plan: TrainingPlan
 
     @property
@@ -131,7 +131,7 @@ class Row:
 
     @property
     def computing(self) -> float:
-        """Seconds of all that is no exchange, as planned."""
+        """Planned seconds of a step without exchanges."""
         return sum(one.seconds for one in self.planned.kinds if one.kind not in LINKS)
 
     @property
@@ -139,12 +139,12 @@ class Row:
         return self.planned.seconds - self.computing
 
     def exchanging(self, between: float | None = None) -> float:
-        """Seconds of the trainer's collectives, one after another."""
+        """Returns the seconds of the trainer's collectives, one after another; `between` as in `Exchange.seconds`."""
         return factors().links * sum(one.seconds(between) for one in self.exchanges)
 
     @property
     def seconds(self) -> float:
-        """Of a step with these collectives."""
+        """Seconds of a step with the trainer's collectives."""
         return self.computing + self.exchanging()
 
     @property
@@ -157,7 +157,7 @@ class Row:
 
     @property
     def longest(self) -> str:
-        """The exchange that takes longest, and over which link."""
+        """Name of the exchange that takes longest, and its slower link."""
         spent: dict[str, float] = {}
         links: dict[str, bool] = {}
         for one in self.exchanges:
@@ -168,8 +168,7 @@ class Row:
 
     @property
     def break_even(self) -> float | None:
-        """The link between nodes, in bytes a second, over which exchanges take as long as computing; None where nothing
-        leaves the node."""
+        """Bandwidth between nodes, in bytes/s, at which exchanges take as long as computing; None within one node."""
         if not self.crossing:
             return None
         low, high = 1e6, 1e15
@@ -181,7 +180,7 @@ class Row:
 
 @cache
 def rows() -> dict[str, tuple[Row, ...]]:
-    """Layout -> from few GPUs to many."""
+    """Returns {layout: rows by increasing number of GPUs}."""
     return {name: tuple(planned(ranks, layout(ranks)) for ranks in SIZES) for name, layout in LAYOUTS.items()}
 
 
@@ -200,12 +199,12 @@ def factors() -> TimeFactors:
 
 
 def rate(row: Row, seconds: float) -> float:
-    """Tokens per second and GPU."""
+    """Returns tokens per second and GPU."""
     return row.planned.tokens / seconds / row.ranks
 
 
 def efficiencies(seconds: Sequence[float]) -> list[float]:
-    """Of steps of equal work for each GPU: the first over each."""
+    """Returns the weak-scaling efficiency of each step time: the first over it."""
     return [seconds[0] / each for each in seconds]
 
 
@@ -274,17 +273,17 @@ def _assumptions() -> Iterator[str]:
         f"- **Machine.** {machine.title}: {machine.memory / 1e9:.0f} GB, {peak / 1e12:,.1f} TFLOP/s in bf16, "
         f"{machine.bandwidth / 1e12:.2f} TB/s of memory bandwidth, {node()} in a node.",
         f"- **Links.** {machine.inside / 1e9:.0f} GB/s within a node and {machine.between / 1e9:.0f} GB/s between "
-        "nodes, per GPU and direction, the same at every size. There is no contention and no slower tier of switches.",
+        "nodes, per GPU and direction, the same at every size, without contention or slower tiers of switches.",
         f"- **Achieved speed.** Measured training runs took {fitted.products:g} times as long as the peak allows for "
         f"matrix products ({1 / fitted.products:.0%} of the peak), {fitted.scores:g} times for attention scores "
         f"({1 / fitted.scores:.0%}), {fitted.elementwise:g} times for elementwise work "
         f"({1 / fitted.elementwise:.0%} of the memory bandwidth) and {fitted.links:g} times for exchanges "
         f"({1 / fitted.links:.0%} of the links). These factors were fitted on {fitted.source}. Apart from the "
         "published rates at the end of the page, they are the only figures that come from measurements.",
-        "- **Overlap.** None is modelled: the kinds of work follow one another. What the fitted runs overlapped is "
-        "contained in the factors.",
-        f"- **Latency.** None: an exchange takes its bytes over the bandwidth, even in {hops:,} hops. What a delay "
-        "would cost is computed [below](#how-far-to-trust-it).",
+        "- **Overlap.** Not modelled: the kinds of work follow one another. The overlap of the fitted runs is part of "
+        "the factors.",
+        f"- **Latency.** Not modelled: an exchange takes its bytes over the bandwidth, even in {hops:,} hops. The cost "
+        "of a delay is computed [below](#how-far-to-trust-it).",
         "- **Not included.** Loading data, evaluation, checkpoints, slow GPUs and failures.",
     ])  # fmt: skip
 
@@ -325,11 +324,11 @@ def _trainer() -> Iterator[str]:
     yield (
         "The trainer adds up gradients in a fixed order, so that a run gives the same bits in any layout "
         "([determinism](determinism.md)). Each GPU sends every other GPU its shard of the gradients in fp32, an "
-        "all-to-all in place of a reduce-scatter. A GPU sends as many bytes either way, but with an all-to-all "
-        f"nothing is reduced within the node first, so that {node()} times as many leave a node whose {node()} GPUs "
-        "belong to the group. Here computing takes the time that was planned above, and the exchanges are those "
-        "that `planning/collectives.py` counts exactly, over the same links and with the same factor, though "
-        "that was fitted on runs that do not exchange gradients in this way."
+        "all-to-all in place of a reduce-scatter. A GPU sends the same number of bytes either way, but with an "
+        f"all-to-all nothing is reduced within the node first, so that {node()} times the bytes leave a node whose "
+        f"{node()} GPUs belong to the group. Here computing takes the time planned above, and the exchanges are those "
+        "that `planning/collectives.py` counts exactly, over the same links and with the same factor, although the "
+        "factor was fitted on runs that do not exchange gradients in this way."
     )
     body = []
     for name, of in rows().items():
@@ -348,11 +347,11 @@ def _trainer() -> Iterator[str]:
     )  # fmt: skip
     yield table(heads, body, range(1, 10))
     yield (
-        "Bytes are those that one GPU sends in a step, and those of them that leave its node, averaged over the GPUs "
+        "Bytes are those that one GPU sends in a step, and the part that leaves its node, averaged over the GPUs "
         "of the node. The break-even link is the bandwidth between nodes at which exchanges would take as long as "
-        "computing: where it lies above the "
+        "computing: if it is above the "
         f"{cluster(NODE).machine.between / 1e9:.0f} GB/s assumed here, communication would be the larger part of a "
-        "step; where it lies below, overlap could in principle hide all of it."
+        "step; if it is below, overlap could in principle hide all of it."
     )
 
 
@@ -364,8 +363,8 @@ def _limits() -> Iterator[str]:
     most = max((row for of in rows().values() for row in of), key=lambda row: row.exchanging() / row.computing)
     crosses = [row for of in rows().values() for row in of if row.exchanging() > row.computing]
     told = (
-        "In no row do exchanges take longer than computing: with so many tokens per GPU the crossover is not reached "
-        f"at {SIZES[-1]:,} GPUs. The nearest is `{most.words}`, where exchanges take "
+        "In no row do exchanges take longer than computing: at this number of tokens per GPU they never cross up "
+        f"to {SIZES[-1]:,} GPUs. The nearest is `{most.words}`, where exchanges take "
         f"{most.exchanging() / most.computing:.0%} of the time of computing."
         if not crosses
         else f"Exchanges take longer than computing in {len(crosses)} rows, the first being `{crosses[0].words}`."
@@ -383,7 +382,7 @@ def _limits() -> Iterator[str]:
         f"nodes beyond, which are nearly as fast: {node()} GPUs share {node() * between:.0f} GB/s. As planned, "
         f"exchanges grow from {fsdp[0].planned_exchanging:.3f} to {fsdp[-1].planned_exchanging:.3f} s. With the "
         f"trainer's all-to-all they grow to {fsdp[-1].exchanging():.2f} s, "
-        f"{_part(fsdp[-1], 'sums of gradients'):.0%} of which is the sum of gradients. Most of the loss comes with the "
+        f"{_part(fsdp[-1], 'sums of gradients'):.0%} of it for the sum of gradients. Most of the loss comes with the "
         f"first few nodes: the step takes {fsdp[2].seconds:.2f} s on {fsdp[2].ranks} GPUs and {fsdp[-1].seconds:.2f} "
         f"s on {fsdp[-1].ranks:,}, because the bytes that a GPU exchanges approach a constant. The "
         f"break-even link at {SIZES[-1]:,} GPUs is {_even(fsdp[-1]):.0f} GB/s. In return memory falls from "
@@ -395,14 +394,14 @@ def _limits() -> Iterator[str]:
         f"against {hybrid[-1].seconds:.2f} s, and would be ahead from two nodes on. The sums among replicas take place "
         "once a step however many micro-batches there are, so that their share falls with more sequences per GPU. "
         "Memory is the price of this layout: it does not fall with more GPUs.",
-        f"- **FSDP + TP.** Each GPU holds half of every matrix while it computes, so half as many bytes of weights and "
+        f"- **FSDP + TP.** Each GPU holds half of every matrix while it computes, so half the bytes of weights and "
         f"gradients travel: {tp[-1].crossing / 1e9:.1f} GB leave the node. Sums of activations cost "
         f"{_spent(tp[-1], 'activations of TP'):.3f} s at any size, within the node. {_wider()}",
     ])  # fmt: skip
 
 
 def _wider() -> str:
-    """Why two GPUs share a matrix and not a whole node."""
+    """Returns the sentence that explains why two GPUs share a matrix and not a whole node."""
     ranks = SIZES[-1]
     shared = node()
     words = f"fsdp={ranks // shared},tp={shared},sp=1"
@@ -439,7 +438,7 @@ def _trust() -> Iterator[str]:
         "those runs, and rates up to "
         f"{max(point.ours / point.published for point in (one, many)) - 1:.0%} higher; their GPUs were held to 500 W, "
         "and what that does to the peak is not published. [Planning](planning.md#published-figures) lists "
-        "these and many other runs beside what is planned. No run of this project's trainer on GPUs is among them."
+        "these and many other runs next to the plan. No run of this project's trainer on GPUs is among them."
     )
 
 
@@ -467,7 +466,7 @@ def _even(row: Row) -> float:
 
 
 def drawing() -> str:
-    """Two charts beside one another, as a file of its own, in the colours of a sheet of paper."""
+    """Returns an SVG file with two charts side by side, in the colours of a white page."""
     width, height = 560, 340
     ticks = [(float(size), f"{size:,}") for size in SIZES]
     highest = 1.1 * max(rate(row, row.planned.seconds) for of in rows().values() for row in of)

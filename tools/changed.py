@@ -89,8 +89,8 @@ def affected(changed: Iterable[Path]) -> list[Path]:
 
 
 def touched(path: Path, tests: list[Path]) -> list[Path]:
-    """Returns the files of code that a changed file is a part of: itself, those beside a file of data and a file that
-    is gone, and elsewhere the tests that name it."""
+    """Returns the code files affected by a changed file: a Python file itself; for a data file of src, or a deleted
+    Python file, the Python files of its folder; for any other file, the tests that name it."""
     if path.suffix == ".py" and path.is_file():
         return [path]
     if path.is_relative_to(SRC) or path.suffix == ".py":

@@ -27,7 +27,7 @@ FOLDERS = ("src", "tests", "benchmarks", "experiments", "tools", "docs", "README
 GENERATED = (
     "docs/parts/", "docs/readings/", "docs/statistics/", "docs/kinds/", "docs/claims/", "docs/example/",
     "docs/benchmarks/", "docs/advice.md", "docs/claims.md", "docs/log/", "docs/decisions.md", "docs/reference/",
-    "docs/howto/index.md", "docs/papers.md", "docs/planning.md", "docs/guides/", "docs/zh/",
+    "docs/howto/index.md", "docs/mixers.md", "docs/papers.md", "docs/planning.md", "docs/guides/", "docs/zh/",
 )  # fmt: skip
 """Paths that other files generate, and notebooks that keep the words of their day."""
 OWN = ("tools/words.py", "tests/test_words.py")
@@ -50,7 +50,7 @@ PATTERNS = {
     "of-which": (r"\b(of|from|by|without) which\b", "a sentence of two"),
     "go-on": (r"\bg(o|oes|oing|one) on\b|\bwrit\w+ on\b", "continue, resume, generate"),
     "nobody": (r"\b(nobody|somebody|whoever|anybody)\b", "the name of the component"),
-    "beside": (r"\bbeside\b", "next to, against, with"),
+    "beside": (r"(?<!## )\bbeside\b(?!:)", "next to, against, with"),  # not the short name in a heading or `beside:...`
     "said": (r"\b(is|are) said\b|\bsays? so\b", "is reported"),
     "look": (r"\b(who|that) looks?\b|\blook(s|ed)? at\b", "observer, attends to"),
     "mean": (r"\bin the mean\b|\bof late\b|\bmeanwhile\b|\ball the same\b|\bbesides\b", "on average, recently, also"),

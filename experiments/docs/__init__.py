@@ -61,13 +61,13 @@ class Page:
     room: str
     name: str
     what: str = ""
-    """In a few words, for the index."""
+    """Description of a few words, for the index."""
     also: list[str] = field(default_factory=list)
-    """Functions told on this page too."""
+    """Other functions documented on this page."""
     recorded: list[str] = field(default_factory=list)
-    """Names under which `--watch` records it."""
+    """Names under which `--watch` records the statistic."""
     words: str = ""
-    """The hand-written sections, as they are."""
+    """Hand-written sections, in Markdown."""
 
     @property
     def path(self) -> Path:
@@ -80,7 +80,7 @@ class Page:
 
 @cache
 def pages() -> dict[str, Page]:
-    """name -> page, in the order of pages.md."""
+    """Returns {name: page}, in the order of pages.md."""
     found: dict[str, Page] = {}
     room = ""
     for line in (HERE / "pages.md").read_text(encoding="utf-8").splitlines(keepends=True):
@@ -99,7 +99,7 @@ def pages() -> dict[str, Page]:
 
 
 def public(room: str) -> dict[str, Callable[..., Any]]:
-    """The functions that a reader may call."""
+    """Returns the public functions of a room, by name."""
     named = {name: getattr(ROOMS[room], name) for name in ROOMS[room].__all__}
     return {name: one for name, one in named.items() if inspect.isfunction(one)}
 
@@ -108,7 +108,7 @@ def public(room: str) -> dict[str, Callable[..., Any]]:
 
 
 def markdown_of(function: Any) -> list[str]:
-    """A docstring as Markdown: paragraphs, and code blocks where lines are indented or set in columns."""
+    """Returns a docstring as blocks of Markdown: paragraphs, and code blocks for lines indented or set in columns."""
     blocks = []
     for block in re.split(r"\n\s*\n", inspect.getdoc(function) or ""):
         as_set = block.startswith((" ", ">>>")) or re.search(r"\S {2,}\S", block)
@@ -117,7 +117,7 @@ def markdown_of(function: Any) -> list[str]:
 
 
 def plainly(paragraph: str) -> str:
-    """Words that Markdown must not read as markup; what stands in backticks stays."""
+    """Returns the paragraph with Markdown's special characters escaped, except in backticks."""
     pieces = re.split(r"(`[^`]*`)", paragraph)
     return "".join(piece if piece.startswith("`") else escaped(piece) for piece in pieces)
 
@@ -127,7 +127,7 @@ def escaped(words: str) -> str:
 
 
 def signature(function: Callable[..., Any]) -> str:
-    """The call with its shapes."""
+    """Returns the call of a function with annotations and defaults."""
     given = inspect.signature(function)
     arguments = [argument(one) for one in given.parameters.values()]
     returns = f" -> {given.return_annotation}".replace("'", '"') if given.return_annotation is not given.empty else ""
@@ -136,7 +136,7 @@ def signature(function: Callable[..., Any]) -> str:
 
 
 def call(name: str, arguments: list[str]) -> str:
-    """name(arguments), a line for each where one line is too long."""
+    """Returns `name(arguments)`, with a line for each argument if one line is too long."""
     line = f"{name}({', '.join(arguments)})"
     body = "".join(f"    {one},\n" for one in arguments)
     return line if len(line) <= 90 else f"{name}(\n{body})"
@@ -150,7 +150,7 @@ def argument(one: inspect.Parameter) -> str:
 
 
 def written(page: Page, measured: str) -> str:
-    """The whole page; `measured` is what stands below its figure."""
+    """Returns the whole page; `measured` is the text below its figure."""
     function = public(page.room)[page.name]
     told = markdown_of(function)
     about = markdown_of(sys.modules[function.__module__]) if page.room == "readings" else []
@@ -169,7 +169,7 @@ def written(page: Page, measured: str) -> str:
         page.words.strip().replace("### ", "## ").replace(HEADING, "\n\n".join([HEADING, *trouble])),
     ]
     if page.also:
-        pieces.append("## Beside it")
+        pieces.append("## Related functions")
         for name in page.also:
             other = public(page.room)[name]
             pieces.append(f"```python\n{signature(other)}\n```")
@@ -182,12 +182,12 @@ def written(page: Page, measured: str) -> str:
 
 
 def measured_before(page: Page) -> str:
-    """What stands in the file as measured."""
+    """Returns the measured text of the page's file."""
     return page.path.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
 
 
 def glossary_page() -> str:
-    """docs/glossary.md."""
+    """Returns the text of docs/glossary.md."""
     pieces = [
         "# Glossary",
         "The words of this project, each with one meaning. They are the field's words, if it has any; symbols of "

@@ -36,7 +36,7 @@ DRAW = {"readings": readings.draw, "statistics": statistics.draw}
 
 
 def keep(figure: Figure, path: Path) -> int:
-    """As a PNG; a large one of 256 colours. Returns its bytes."""
+    """Saves a figure as PNG, a large one with 256 colours. Returns its size in bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     return shrink(path)
@@ -57,13 +57,13 @@ def shrink(path: Path) -> int:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.docs", description=__doc__)
     parser.add_argument("name", nargs="*", help="pages; by default all")
-    parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
+    parser.add_argument("--words", action="store_true", help="write only the words: measure and draw nothing")
     given = parser.parse_args(arguments)
     known = {**pages(), **parts.part_pages(), **axes.axis_pages(), guides.NAME: guides.PAGE, papers.NAME: papers.PAGE,
              courses.NAME: courses.PAGE, tutorials.NAME: tutorials.PAGES, **tutorials.tutorials(),
              reference.NAME: reference.FOLDER}  # fmt: skip
     if unknown := set(given.name) - set(known):
-        parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
+        parser.error(f"unknown page {sorted(unknown)[0]!r}; known: {', '.join(known)}")
     torch.set_num_threads(1)
     too_large = []
     of_parts = [name for name in given.name if name in parts.part_pages()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,7 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.model import Model
 
-PASSAGE = """The keeper of the lighthouse counted the ships every evening and wrote their names into a green book. On
-the first page stood the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
-wool. Below her stood the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
-"""
+PASSAGE = Path(__file__).with_name("passage.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def retro() -> ModelConfig:
 
 
 MADE = {"retro": retro}
-"""Models in pictures that are no presets."""
+"""Name -> function that builds a pictured model without a preset."""
 
 
 def picture(expression: str) -> str:

@@ -2,9 +2,9 @@
 
 >>> python -m experiments.docs parts               # all of them, and docs/mixers.md
 
-What a token sees is measured: |d out_i / d x_j| of one mixer of a small model with fresh weights; of a mixer that reads
-another sequence, x is that one. Costs are those that the config answers; tests hold them against the built module, and
-the pages against them.
+The tokens that a token attends to are measured: |d out_i / d x_j| of one mixer of a small model with newly initialised
+weights; for a mixer that reads another sequence, x is that sequence. Costs come from the config; tests compare them
+with the built module, and the pages with them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from glassformer.parts.core.cost import Shape
 from glassformer.parts.forward_pass import Memory, Pass
 
 BASE = "10m"
-"""The size of the model whose mixer is counted: of llama six layers, width 384."""
+"""Size of the model whose mixer is counted: for llama six layers, width 384."""
 SMALL = "1m"
-"""The size of the model of which a mixer is drawn."""
+"""Size of the model whose mixer is drawn."""
 SHOWN = 48
 """Tokens of the picture."""
 LENGTHS = (512, 2048, 8192, 32768, 131072)
@@ -58,19 +58,19 @@ class PartPage:
 
     name: str
     word: str
-    """What an expression adds to have it, with a usual value."""
+    """Short name that adds the part to an expression, with a usual value."""
     drawn: str
-    """The same with a value that a picture of SHOWN tokens can show."""
+    """`word` with a value that a picture of SHOWN tokens can show."""
     what: str
     loses: str
     at: str = "layers.0.mixer"
-    """Where the model has the part."""
+    """Path of the part in the model."""
     model: str = "llama"
-    """The preset that has it, or is given it by the word."""
+    """Preset that has the part, or gets it by `word`."""
     explain: str = ""
-    """Words of `glassformer explain` about the part; empty: its name."""
+    """Words of `glassformer explain` about the part, separated by ", "; if empty, the part's name."""
     usual: str = ""
-    """Where the preset has what costs are set against; in the part's own place, if empty."""
+    """Path of the part of the plain preset whose costs are compared; if empty, `at`."""
 
     @property
     def base(self) -> str:
@@ -84,12 +84,12 @@ class PartPage:
 
     @property
     def plain(self) -> str:
-        """What its costs are set against."""
+        """Name of the part whose costs are compared."""
         return "full attention" if self.at.endswith("mixer") else "a dense network"
 
     @property
     def reads_memory(self) -> bool:
-        """Whether what it sees is another sequence."""
+        """True if the mixer attends to another sequence."""
         layer, kind = self.at.removeprefix("layers.").split(".")
         return kind == "mixer" and list(with_word(self.small, self.drawn).layers())[int(layer)].mixer.reads_memory
 
@@ -108,12 +108,12 @@ class PartPage:
 
 
 FIELDS = "word|drawn|what|at|model|explain|usual"
-"""What stands under a heading of parts.md before its text: fields of `PartPage`."""
+"""Fields of `PartPage` that a section of parts.md gives before its text."""
 
 
 @cache
 def part_pages() -> dict[str, PartPage]:
-    """name -> page, in the order of parts.md."""
+    """Returns {name: page}, in the order of parts.md."""
     found = {}
     for section in re.split(r"^## ", (HERE / "parts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         name, _, body = section.partition("\n")
@@ -128,12 +128,12 @@ def with_word(base: str, word: str) -> ModelConfig:
 
 
 def part_of(config: ModelConfig, at: str) -> Any:
-    """That of the first layer, or of another, with weights."""
+    """Returns the module at path `at` of the built model."""
     return config.build(seed=0).get_submodule(at)
 
 
 def told_by(page: PartPage) -> list[type]:
-    """The classes whose docstrings say what the part is: the mixer's, or that of what it sees by."""
+    """Returns the classes whose docstrings describe the part: the mixer's, or its visibility's."""
     mixer = part_of(with_word(page.small, page.word), page.at)
     visibility = getattr(mixer, "visibility", None)
     usual = part_of(with_word(page.small, ""), page.at)
@@ -152,8 +152,8 @@ def users(page: PartPage) -> tuple[str, ...]:
 
 
 def influence(page: PartPage) -> Tensor:
-    """|d out_i / d x_j| (s, s) of a fresh part on noise, by query, as a share of the largest value of its row: 1 for
-    all of it, 0 for FAINT or less, and even steps for equal factors between."""
+    """Returns |d out_i / d x_j| (s, s) of a newly initialised part on noise, on a logarithmic scale for each row: 1 for
+    the largest value of the row, 0 for its share FAINT or less."""
     config = with_word(page.small, page.drawn)
     model = config.build(seed=0).eval()
     generator = torch.Generator().manual_seed(0)
@@ -173,8 +173,8 @@ def influence(page: PartPage) -> Tensor:
 
 
 def made(model: Any, at: str, x: Tensor, memory: Memory | None = None) -> Tensor:
-    """What the part makes of x (1, s, d), and of a memory; a mixer that takes what layers below have shared finds it
-    made of x too."""
+    """Returns the part's output for x (1, s, d) and a memory; the mixers of lower layers read x too, so that a KV
+    reuser finds shared keys and values."""
     layer, kind = at.removeprefix("layers.").split(".")
     if kind == "ffn":
         return model.get_submodule(at)(x)
@@ -184,14 +184,14 @@ def made(model: Any, at: str, x: Tensor, memory: Memory | None = None) -> Tensor
 
 
 def own_and_usual(page: PartPage) -> tuple[dict[int, tuple[int, float, int]], dict[int, tuple[int, float, int]]]:
-    """The costs of the part, and of what they are set against."""
+    """Returns the costs of the part, and those of the plain preset's part."""
     return costs(page.base, page.word, page.at), costs(page.base, "", page.usual or page.at)
 
 
 @cache
 def costs(base: str, word: str, at: str) -> dict[int, tuple[int, float, int]]:
-    """length -> parameters, FLOPs of a token of a prompt, bytes of state after it; of one part in bf16. A memory is as
-    long as the prompt."""
+    """Returns {length: (parameters, FLOPs per prompt token, bytes of state after the prompt)} of one part in bf16. A
+    memory has the length of the prompt."""
     config = with_word(base, word)
     found = {}
     for s in LENGTHS:
@@ -204,7 +204,7 @@ def draw(page: PartPage) -> Figure:
     figure = blank(10.4, 3.5)
     left, middle, right = style.axes(figure, 1, 3, width_ratios=(1, 1, 1)).flat
     style.heat(left, influence(page), label="0: a ten-thousandth of the largest", bar=True)
-    left.set(xlabel="token of the source" if page.reads_memory else "token that is seen", ylabel="token that looks")
+    left.set(xlabel="token of the source" if page.reads_memory else "attended token", ylabel="attending token")
     shown_of = f"{page.small}+{page.drawn}" if page.drawn else page.small
     left.set_title(f"what a token sees: {shown_of}", loc="left", fontsize=9, color=style.INK)
     own, full = own_and_usual(page)
@@ -227,7 +227,7 @@ def draw(page: PartPage) -> Figure:
 
 
 def table(page: PartPage) -> str:
-    """Costs of one part against those of the usual one in its place."""
+    """Returns a table of the part's costs against those of the usual part."""
     rows = [f"| tokens | FLOPs per token | of {page.plain} | state | of {page.plain} |\n|--:|--:|--:|--:|--:|"]
     own, full = own_and_usual(page)
     for s in LENGTHS:
@@ -243,7 +243,7 @@ def table(page: PartPage) -> str:
 
 
 def written_part(page: PartPage) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     classes = told_by(page)
     files = [f"src/{one.__module__.replace('.', '/')}.py" for one in classes]
     example = f"{page.small}+{page.word}" if page.word else page.small

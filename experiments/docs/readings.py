@@ -29,14 +29,14 @@ TWICE = "Two green owls sat near a pond. Two green owls sat near a"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a reading is asked besides the model: a text (None: a paragraph), and more by name, given as it is written
-    and as it is meant."""
+    """Arguments of a reading after the model: a text (if None, PASSAGE), and others by name: `given` has their values,
+    `written` their source code."""
 
     text: str | None = STORE
     given: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     before: str = ""
-    """The line that makes what is written."""
+    """Line of code that defines the names in `written`."""
 
 
 def asked(name: str) -> Asked:
@@ -126,7 +126,7 @@ def scaled(kind: str, factor: float) -> gf.ModelConfig:
 
 
 def edits() -> tuple[Figure, str]:
-    """What a paragraph costs without each layer's mixer, and without its ffn."""
+    """Returns the figure and text of the loss of PASSAGE without each layer's mixer, and without its FFN."""
     smol = smollm2()
     tokens = smol.tokens(PASSAGE)
 
@@ -156,7 +156,7 @@ def edits() -> tuple[Figure, str]:
 
 
 def inspection() -> tuple[Figure, str]:
-    """What each token cost, and what each depth would pay."""
+    """Returns the figure and text of the loss of each token, and of the logit lens's loss at each depth."""
     smol = smollm2()
     seen = lens.inspect(smol.model, smol.tokens(PASSAGE), smol.tokenizer, name="smollm2")
     figure = blank(10.4, 3.6)
@@ -183,7 +183,7 @@ def inspection() -> tuple[Figure, str]:
 
 
 def routing() -> tuple[Figure, str]:
-    """Of a small mixture of experts: SmolLM2 has none."""
+    """Returns the figure and text of a small mixture of experts, because SmolLM2 is dense."""
     run = gf.train(gf.preset(MIXTURE), "python-docs", {"tokens": MIXTURE_TOKENS, "threads": 1})
     assert run.validation is not None
     line = "The list is sorted in place, and the method returns None.\n"

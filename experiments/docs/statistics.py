@@ -1,8 +1,8 @@
 """The figures of docs/statistics: two short watched runs, one healthy and one failing, and SmolLM2.
 
 The runs: 2 layers, width 64, 2 heads, 64 tokens of a random bigram source whose second half repeats the first, AdamW
-(0.9, 0.95), no weight decay, clip 1, 300 steps of which 30 warm up (the setting of Wortsman et al. 2023, arXiv
-2309.14322, made small). They differ in the learning rate alone.
+(0.9, 0.95), no weight decay, clip 1, 300 steps with 30 of warmup (the setting of Wortsman et al. 2023, arXiv
+2309.14322, made small). They differ only in the learning rate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STEPS, WARMUP, BATCH, TOKENS, EVERY = 300, 30, 32, 64, 5
 @dataclass
 class Run:
     rows: list[dict[str, Any]]
-    """Of the record, those with statistics."""
+    """Rows of the record that have statistics."""
     records: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
     losses: list[float]
@@ -86,7 +86,7 @@ def run(name: str) -> Run:
 
 
 def repeated(table: Tensor, step: int) -> Tensor:
-    """(BATCH, TOKENS + 1): half a text of the bigram source, the same again, and its first token."""
+    """Returns tokens (BATCH, TOKENS + 1): half a text of the bigram source, repeated, and its first token."""
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = [torch.randint(len(table), (BATCH,), generator=generator)]
     for _ in range(TOKENS // 2 - 1):
@@ -96,7 +96,7 @@ def repeated(table: Tensor, step: int) -> Tensor:
 
 @cache
 def trained() -> dict[str, dict[str, Any]]:
-    """What a watch would record of SmolLM2-135M reading PASSAGE, gradients aside."""
+    """Returns the statistics that a watch records of SmolLM2-135M reading PASSAGE, except those of gradients."""
     loaded = smollm2()
     found: dict[str, dict[str, Any]] = probe(loaded.model, loaded.tokens(PASSAGE))
     for name, places in spectra(named_matrices(loaded.model)).items():
@@ -109,16 +109,16 @@ def trained() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Curves:
-    """How a recorded statistic is drawn: at which places, on what axis, beside which value."""
+    """Drawing of a recorded statistic: its places, its axis, and a line at a reference value."""
 
     record: str
     y: str
     places: tuple[str, ...]
-    """The last step of a place's name."""
+    """Last parts of the names of the places that are drawn."""
     log: bool = False
     line: tuple[float, str] | None = None
     smollm2: bool = True
-    """Whether the trained model has it too: what needs no gradients."""
+    """True if SmolLM2 is drawn too: for statistics without gradients."""
 
 
 WEIGHTS = ("q", "k", "v", "out", "up", "down")
@@ -228,7 +228,8 @@ def draw_trained(ax: Any, curves: Curves, of: str = "") -> str:
 
 
 def by_step(name: str) -> tuple[Figure, str]:
-    """Both runs, and SmolLM2 where it has the statistic; a row of plots for each record."""
+    """Draws both runs, and SmolLM2 if it has the statistic, with a row of plots for each record; returns the figure and
+    its text."""
     rows = CURVES[name]
     columns = 3 if any(one.smollm2 for one in rows) else 2
     figure = blank(3.5 * columns + 0.7, 2.9 * len(rows))
@@ -259,7 +260,7 @@ def by_step(name: str) -> tuple[Figure, str]:
 
 
 def share_range(pair: list[Any], log: bool) -> None:
-    """The same range in both plots, unless one would be a flat line in it."""
+    """Gives both plots one range of y, unless one curve would be a flat line in it."""
     ranges = [ax.get_ylim() for ax in pair]
     low, high = min(one[0] for one in ranges), max(one[1] for one in ranges)
     high += 0.03 * (high - low)
@@ -271,14 +272,14 @@ def share_range(pair: list[Any], log: bool) -> None:
 def about(many: bool) -> str:
     losses = {arm: run(arm).losses[-1] for arm in LEARNING_RATES}
     return (
-        f"Two runs of one model, told apart by the learning rate alone; loss at step {STEPS}: "
+        f"Two runs of one model, which differ only in the learning rate; loss at step {STEPS}: "
         + ", ".join(f"{arm} {loss:.2f}" for arm, loss in losses.items())
         + (". A line for each head or matrix; dashes are layer 1." if many else ". A line for each head or layer.")
     )
 
 
 def span(values: list[float]) -> str:
-    """`0.41` or `0.02 to 0.97`."""
+    """Returns the range of values as text: `0.41` or `0.02 to 0.97`."""
     if not values:
         return ""
     low, high = shown(min(values)), shown(max(values))
@@ -291,11 +292,12 @@ def shown(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-# Figures of their own
+# Separate figures
 
 
 def depth_of(variant: str, layers: int = 24, t: int = 64, d: int = 128, heads: int = 4) -> list[Tensor]:
-    """The stream after each layer of a random net on random tokens: no mask, weights N(0, 1/inputs), fp64."""
+    """Returns the stream (t, d) after each layer of a random network on random tokens: no mask, weights N(0, 1/inputs),
+    fp64."""
     generator = torch.Generator().manual_seed(0)
 
     def linear(x: Tensor, outputs: int) -> Tensor:
@@ -313,7 +315,7 @@ def depth_of(variant: str, layers: int = 24, t: int = 64, d: int = 128, heads: i
         return F.layer_norm(x, (d,))
 
     steps: dict[str, Callable[[Tensor], Tensor]] = {
-        "attention alone": attention,
+        "only attention": attention,
         "Post-LN": lambda x: norm((y := norm(x + attention(x))) + mlp(y)),
         "Pre-LN": lambda x: (y := x + attention(norm(x))) + mlp(norm(y)),
         "Post-LN, branches / sqrt(L)": lambda x: norm(
@@ -327,7 +329,7 @@ def depth_of(variant: str, layers: int = 24, t: int = 64, d: int = 128, heads: i
     return stream
 
 
-VARIANTS = ("attention alone", "Post-LN", "Pre-LN", "Post-LN, branches / sqrt(L)")
+VARIANTS = ("only attention", "Post-LN", "Pre-LN", "Post-LN, branches / sqrt(L)")
 
 
 def draw_depth(ax: Any, statistic: Callable[[Tensor], Tensor], log: bool) -> dict[str, list[float]]:
@@ -345,7 +347,7 @@ def draw_depth(ax: Any, statistic: Callable[[Tensor], Tensor], log: bool) -> dic
 
 
 def with_depth(name: str) -> tuple[Figure, str]:
-    """The runs, and the same statistic by depth in networks that were never trained."""
+    """Draws the runs, and the statistic by depth in untrained networks; returns the figure and its text."""
     (curves,) = CURVES[name]
     statistic = getattr(dynamics, name)
     figure = blank(11.2, 5.8)
@@ -391,8 +393,8 @@ def entropy_bound() -> tuple[Figure, str]:
     style.legend(ax)
     assert least > -1e-9
     return figure, (
-        "2,000 random rows of scores, half of them with one score that stands out. None lies below its line; "
-        f"the nearest is {least:.1e} nats above."
+        "2,000 random rows of scores, half of them with one outlier. All entropies are above the bound; "
+        f"the nearest by {least:.1e} nats."
     )
 
 
@@ -468,7 +470,7 @@ def router_curve(statistic: Callable[[Tensor, Tensor], Tensor], y: str, line: tu
 
 
 def diagnose() -> tuple[Figure, str]:
-    """The losses of both runs, where the causes found began, and the rules."""
+    """Draws the losses of both runs, with the first step of each diagnosed cause; returns the figure and the rules."""
     figure = blank(7.6, 3.4)
     ax = style.axes(figure, x="step", y="loss [nats]")
     told = []
@@ -484,7 +486,7 @@ def diagnose() -> tuple[Figure, str]:
              for rule in rules.RULES]  # fmt: skip
     wrapped = "\n\n".join(fill(paragraph, 100) for text in told for paragraph in text.splitlines())
     return figure, (
-        "```\nglassformer why RUN\n```\n\nA triangle marks the step at which a cause that was found began.\n\n"
+        "```\nglassformer why RUN\n```\n\nA triangle marks the first step of a diagnosed cause.\n\n"
         f"```\n{wrapped}\n```\n\nThe failures it knows, each a combination:\n\n" + "\n".join(named)
     )
 

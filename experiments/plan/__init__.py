@@ -1,1 +1,1 @@
-"""What a plan says beside what others have published and measured."""
+"""Comparison of plans with published and measured figures."""

@@ -1,4 +1,4 @@
-"""Rules that are often used to size a model, as they are published, beside what the config answers."""
+"""Published rules that are often used to size a model, against the figures of the config."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT = 1024
 
 @dataclass(frozen=True)
 class Shape:
-    """What the rules ask for: figures of a published config.json."""
+    """Inputs of the rules: figures of a published config.json."""
 
     layers: int
     d: int
@@ -44,13 +44,13 @@ SHAPES = {
 
 
 def twelve(of: Shape) -> float:
-    """12 L d^2 and one table: exact for GPT-2's layers without biases, of no other family."""
+    """Returns 12 L d^2 + v d parameters: exact only for GPT-2's layers without biases."""
     return 12 * of.layers * of.d**2 + of.vocab * of.d
 
 
 def cookbook(of: Shape) -> float:
-    """EleutherAI/cookbook, calc_transformer_mem.py at 069ae2e: two tables and learned positions always; experts are
-    whole feed-forward networks of every layer."""
+    """Returns the parameters by EleutherAI/cookbook, calc_transformer_mem.py at 069ae2e: always two tables and learned
+    positions; every expert is an FFN of full width, in every layer."""
     ratio = of.kv_heads / of.heads
     ends = 2 * of.vocab * of.d + of.d * CONTEXT + 8 * of.d * of.layers + 2 * of.d
     attention = 2 * (1 + ratio) * of.layers * of.d**2
@@ -58,25 +58,26 @@ def cookbook(of: Shape) -> float:
 
 
 def cookbook_cache(of: Shape) -> float:
-    """The same file: bytes x d x L for a token, without the factor 2 of keys and values, and without fewer heads."""
+    """Returns the cache bytes per token by calc_transformer_mem.py: bytes x d x L, without the factor 2 of keys and
+    values, and as if all heads had keys."""
     return 2 * of.d * of.layers
 
 
 def full_heads_cache(of: Shape) -> float:
-    """2 L H d bytes: keys and values of every query head."""
+    """Returns the cache bytes per token, in 16 bits, with keys and values of every query head: 2 x 2 L d."""
     return 2 * 2 * of.d * of.layers
 
 
 def cookbook_training(of: Shape) -> float:
-    """The same file, one GPU, mixed precision, no activation checkpointing: 2 + 4 + 12 bytes a parameter, 34 d + 5 n s
-    a token and layer, no logits."""
+    """Returns the training bytes by calc_transformer_mem.py for one GPU, mixed precision, no activation checkpointing:
+    2 + 4 + 12 bytes per parameter, 34 d + 5 n s per token and layer, no logits."""
     kept = CONTEXT * of.d * of.layers * (34 + 5 * of.heads * CONTEXT / of.d)
     return 18 * cookbook(of) + kept
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule beside ours."""
+    """A published rule, and our figure of the same quantity."""
 
     what: str
     unit: str
@@ -91,7 +92,7 @@ def config(name: str) -> ModelConfig:
 
 @cache
 def training_bytes(name: str) -> float:
-    """Of a step of one sequence of `CONTEXT` tokens with AdamW, as `glassformer plan NAME --train` says."""
+    """Returns the bytes of an AdamW step on one sequence of `CONTEXT` tokens (`glassformer plan NAME --train`)."""
     planned: Any = gf.plan(config(name), train=True, context=CONTEXT)
     return float(planned.memory["total"])
 

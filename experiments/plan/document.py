@@ -1,4 +1,4 @@
-"""docs/planning.md: how a plan is made, the questions that it answers, and what it says beside published figures.
+"""docs/planning.md: how a plan is made, the questions that it answers, and its comparison with published figures.
 
 >>> python -m experiments.plan.document
 """
@@ -133,7 +133,7 @@ def beyond() -> str:
 
 
 def runs() -> str:
-    """Of the 216 runs, by machine and size: median and largest error of MFU, and of planned time."""
+    """Returns a table of the 216 runs by machine and size: median and largest error of MFU, and of planned time."""
     rows = []
     for gpu in dict.fromkeys(row.gpu for row in mpt.rows()):
         of_gpu = [row for row in mpt.rows() if row.gpu == gpu and row.dtype == "bfloat16"]

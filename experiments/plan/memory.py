@@ -24,7 +24,7 @@ LLAMA_8B = "llama-3-8b+context=262144"
 
 @dataclass(frozen=True)
 class Point:
-    """What an allocator reserved of a rank's memory, published, beside what is planned."""
+    """A published size of the memory that a rank's allocator reserved, in GiB, and its plan."""
 
     number: int
     what: str
@@ -75,7 +75,7 @@ def points() -> Iterator[Point]:
     yield point(4, "70B, FSDP 32, TP 8", LLAMA_70B, 512, 8192, layout, 71.9, 0.12, "what tp gathers counts once")
     for v, published, tolerance in ((1, 82.5, 0.05), (2, 72.7, 0.05)):
         layout, how = f"fsdp=8,tp=8,pp=8,interleave={v},sp=1,micro=4,recompute=full", ("1F1B", "interleaved")[v - 1]
-        note = "" if v == 1 else "one chunk at a time has whole gradients: as many microbatches as stages"
+        note = "" if v == 1 else "only one chunk has whole gradients at a time: microbatches equal stages"
         yield point(5, f"405B, FSDP 8, TP 8, PP 8, {how}", LLAMA_405B, 256, 8192, layout, published, tolerance, note)
     for ranks, published in ((32, 47.96), (64, 46.97)):
         layout, note = f"fsdp={ranks},recompute=alternate", "H200, float8, loss compiled (June 2025)"
@@ -84,7 +84,7 @@ def points() -> Iterator[Point]:
 
 @cache
 def fit(row: mpt.Row) -> float:
-    """The share of the accelerator's memory that a run of MPT takes by plan; their loss works in place."""
+    """Returns the planned share of the accelerator's memory for a run of MPT, whose loss works in place."""
     layout = Layout(dp=row.gpus, zero=row.zero, micro=row.micro, recompute=row.recompute)
     plan = plan_training(
         row.config, row.gpus * row.micro, row.context, torch.bfloat16, AdamWConfig(), layout, device="cuda",
@@ -96,7 +96,7 @@ def fit(row: mpt.Row) -> float:
 
 
 def table() -> str:
-    """Published beside planned."""
+    """Returns a table of published and planned memory."""
     lines = ["| | run | GiB published | planned | error | |", "|---|---|---:|---:|---:|---|"]
     lines += [
         f"| {one.number} | {one.what} | {one.published:.1f} | {one.ours:.1f} | {one.error:+.0%} | {one.note} |"

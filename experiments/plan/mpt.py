@@ -29,8 +29,8 @@ FITTED = ("products", "scores", "elementwise", "links")
 NODE = 8
 SOURCE = "mosaicml/llm-foundry scripts/train/benchmarking at 8c8dd48"
 LEAST = 1.1
-"""What large products take of the roofline's time at least, of all accelerators: without this bound the fit gives an
-A100 99 % of its peak, and the elementwise parts what is left, which splits wrongly once tensors are divided."""
+"""Lower bound of the factor of large matmuls over the roofline's time, for all accelerators: without it the fit gives
+an A100 99 % of its peak, and the rest of the time to elementwise work, which is wrong once tensors are divided."""
 
 
 @cache
@@ -43,7 +43,7 @@ def config_of(model: str, context: int = 2048) -> gf.ModelConfig:
 
 @dataclass(frozen=True)
 class Row:
-    """A run."""
+    """A published training run."""
 
     model: str
     context: int
@@ -66,7 +66,7 @@ class Row:
 
     @cached_property
     def planned(self) -> StepTime:
-        """In bf16: its factors are those of the machine."""
+        """Planned time of a step in bf16, the dtype of the machine's factors."""
         layout = Layout(dp=self.gpus, zero=self.zero, micro=self.micro, recompute=self.recompute)
         cluster = Cluster(self.gpu, machines()[self.gpu], self.gpus, NODE)
         work = workload(self.config, self.context, torch.bfloat16)
@@ -74,13 +74,13 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Of a step, measured."""
+        """Measured seconds of a step."""
         return self.micro * self.accumulated * self.context / self.tps
 
     @property
     def mfu_of_throughput(self) -> float:
-        """What 6 N + 12 L d s makes of the published tokens per second, in per cent of the machine's peak. Ours leave
-        out learned positions, which are in no product: 128 k of them are 17 % of the smallest model."""
+        """MFU in per cent, from the published tokens per second and 6 N + 12 L d s FLOPs per token. Our FLOPs leave out
+        learned positions, which are in no matmul: 128 k of them are 17 % of the smallest model."""
         work = self.planned.work
         flops = 6 * self.parameters + work.model_flops - work.products
         return 100 * flops * self.tps / machines()[self.gpu].peak_of(self.dtype)
@@ -100,7 +100,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """x >= 0 with the least |a x - b|: the best of all subsets of columns, which are few."""
+    """Returns x >= 0 with the least |a x - b|, by trying all subsets of the few columns."""
     best, least = np.zeros(a.shape[1]), float("inf")
     for size in range(1, a.shape[1] + 1):
         for columns in itertools.combinations(range(a.shape[1]), size):
@@ -113,13 +113,13 @@ def least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def factors_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """`least_squares` whose first factor is `LEAST` or more."""
+    """Returns `least_squares` with the first factor at least `LEAST`."""
     free = least_squares(a, b)
     return free if free[0] >= LEAST else np.array([LEAST, *least_squares(a[:, 1:], b - LEAST * a[:, 0])])
 
 
 def features(kinds: tuple[Work, ...]) -> tuple[list[float], float]:
-    """Seconds at the roofline by factor, and of what takes none."""
+    """Returns the seconds at the roofline by factor, and the seconds of work without a factor."""
     by = dict.fromkeys(FITTED, 0.0)
     for one in kinds:
         if one.kind in FACTOR_OF:
@@ -143,7 +143,7 @@ class Fit:
 
 @cache
 def fit(gpu: str) -> Fit:
-    """Factors by least squares on relative errors; one size at a time left out for the errors."""
+    """Fits the factors by least squares on relative errors; errors are of each size, left out in turn."""
     runs = [row for row in rows() if row.gpu == gpu and row.dtype == "bfloat16"]
     made = [features(row.planned.kinds) for row in runs]
     seconds = np.array([row.seconds for row in runs])
@@ -160,9 +160,10 @@ def fit(gpu: str) -> Fit:
 
 @cache
 def elsewhere() -> tuple[tuple[float, float], dict[str, float]]:
-    """What steps of a machine without factors take, over the range that those of all others give: of each machine left
-    out in turn the 5th percentile over the low end and the 95th over the high end, those of the machine where they are
-    furthest. And for each machine the share of its runs within the range so widened."""
+    """Returns ((low, high), {machine: share}): the factors that widen the range of a machine without own factors, and
+    the share of each machine's runs within the widened range. Each machine is left out in turn and planned with the
+    factors of the others: `low` is the smallest 5th percentile of measured time over the low end, `high` the largest
+    95th percentile over the high end."""
     gpus = list(dict.fromkeys(row.gpu for row in rows()))
     ends = {gpu: _over_range(gpu, [written(other) for other in gpus if other != gpu]) for gpu in gpus}
     low = min(float(np.quantile(lows, 0.05)) for lows, _ in ends.values())
@@ -172,7 +173,7 @@ def elsewhere() -> tuple[tuple[float, float], dict[str, float]]:
 
 
 def _over_range(gpu: str, others: list[TimeFactors]) -> tuple[np.ndarray, np.ndarray]:
-    """Measured seconds of every run over the least, and over the most, that these factors allow."""
+    """Returns, for every run, its measured seconds over the least, and over the most, that these factors allow."""
     found = []
     for row in rows():
         if row.gpu == gpu and row.dtype == "bfloat16":
@@ -186,7 +187,7 @@ def _over_range(gpu: str, others: list[TimeFactors]) -> tuple[np.ndarray, np.nda
 
 
 def written(gpu: str) -> TimeFactors:
-    """As it stands in machines.yaml."""
+    """Returns the factors as machines.yaml has them: rounded, with errors and source."""
     found = fit(gpu)
     named = {name: round(value, 3) for name, value in zip(FITTED, found.factors, strict=True)}
     error = (round(found.quantile(0.05), 3), round(found.quantile(0.95), 3))

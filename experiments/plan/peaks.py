@@ -1,4 +1,4 @@
-"""Thirty sampled steps on this machine: the peak that torch's MemTracker sees on real tensors, beside the plan's.
+"""Thirty sampled steps on this machine: the peak that torch's MemTracker sees on real tensors, against the plan's.
 
 >>> python -m experiments.plan.peaks       # writes docs/planning-memory.md, with the published runs of `memory.py`
 """
@@ -104,7 +104,7 @@ def page() -> str:
 ## Steps on this machine
 
 Peak of the second of two eager steps on real tensors on a CPU, in MiB, by torch's
-`torch.distributed._tools.mem_tracker.MemTracker`, beside `gf.plan(config, train=True, ...).memory["total"]`.
+`torch.distributed._tools.mem_tracker.MemTracker`, against `gf.plan(config, train=True, ...).memory["total"]`.
 Within 5 %: {near} of {len(errors)}; furthest below {min(errors):+.1%}, above {max(errors):+.1%}.
 
 | model | batch | optimizer | recompute | dtype | measured | planned | error |
@@ -117,7 +117,7 @@ Within 5 %: {near} of {len(errors)}; furthest below {min(errors):+.1%}, above {m
 
 ## Published runs
 
-GiB that the allocator of one GPU reserved, beside `memory["reserved"]`, for a loss that has all logits at once.
+GiB that the allocator of one GPU reserved, against `memory["reserved"]`, for a loss that has all logits at once.
 
 {memory.table()}
 

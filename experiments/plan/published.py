@@ -1,9 +1,9 @@
-"""Published figures of twenty-one sources, and what a plan makes of the same inputs.
+"""Published figures of twenty-one sources, against plans of the same inputs.
 
-Throughput of a published run gives its MFU from our FLOPs; its layout gives a planned time. Both stand beside what was
-published, with the error; `tolerance` is what the tests hold each to, None where the two are not of the same thing and
-the note says why. Every figure of ours is made by the library: a quotient of two published numbers, as TFLOP/s over the
-peak or hours times a price, proves nothing of it and is no point here.
+The throughput of a published run gives its MFU from our FLOPs; its layout gives a planned time. Both are compared with
+the published figure; the tests bound each error by `tolerance`. Points without tolerance compare figures that measure
+different things, as their note explains. Every figure of ours comes from the library: a quotient of two published
+numbers, as TFLOP/s over the peak or hours times a price, does not test it and is left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TITAN_A100 = "torchtitan docs/performance.md at 0413364"
 
 @dataclass(frozen=True)
 class Point:
-    """A published figure and ours."""
+    """A published figure and ours, both in `unit`."""
 
     number: int
     what: str
@@ -69,9 +69,9 @@ class Point:
     note: str = ""
     low: float | None = None
     high: float | None = None
-    """Of a planned range."""
+    """Ends of the planned range; None without a range."""
     divided: float | None = None
-    """Seconds of a step, published / planned, where the layout divides tensors, layers or sequences."""
+    """Published / planned seconds of a step; None unless the layout divides tensors, layers or sequences."""
 
     @property
     def error(self) -> float:
@@ -84,19 +84,19 @@ def config(name: str) -> gf.ModelConfig:
 
 
 def windowed(name: str) -> gf.ModelConfig:
-    """With a window of 4,096 tokens in three layers of four, as Olmo 3 has."""
+    """Returns the config with a window of 4,096 tokens in three layers of four, as in Olmo 3."""
     far = config(name)
     near = next(config(f"{name}+window:4096").layers())
     return far.replace(stack=stack_of([block if i % 4 == 3 else near for i, block in enumerate(far.layers())]))
 
 
 def flops(name: str, context: int) -> float:
-    """Of a token in training, every query against all keys."""
+    """Returns the training FLOPs of a token, with every query against all keys."""
     return 3 * config(name).flops(context)
 
 
 def mfu(name: str, context: int, rate: float, gpu: str) -> float:
-    """Per cent, of tokens per second on one accelerator."""
+    """Returns the MFU, in per cent, of `rate` tokens/s on one accelerator."""
     return 100 * flops(name, context) * rate / machines()[gpu].peak_of("bfloat16")
 
 
@@ -108,7 +108,7 @@ def planned(name: str, context: int, gpu: str, nodes: int, layout: str, batch: i
 def rate(
     number: int, what: str, published: float, step: StepTime, tolerance: float | None, source: str, note: str = ""
 ) -> Point:
-    """Tokens per second of one accelerator: published beside planned."""
+    """Returns the published and planned tokens/s of one accelerator."""
     layout, ranks = step.layout, step.layout.ranks
     return Point(
         number, what, published, step.tokens_per_second / ranks, "tokens/s/GPU", tolerance, source, note,
@@ -162,7 +162,7 @@ def _llama_3() -> Iterator[Point]:
         ("8,192 GPUs", 1024, 64, 1, 8192, 2048, 430, 0.25, ""),
         ("16,384 GPUs", 2048, 128, 1, 8192, 2048, 400, None, "a longer bubble than theirs"),
         ("context 131,072", 2048, 8, 16, 131072, 128, 380, None, "outside of the range: pieces of a sequence between "
-         "nodes are planned as if nothing ran meanwhile"),
+         "nodes are planned without overlap"),
     ):  # fmt: skip
         name = LLAMA_405B.replace("context=8192", f"context={context}")
         layout = f"dp={dp},tp=8,pp=16,cp={cp},sp=1,zero=1,micro=1"

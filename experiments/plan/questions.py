@@ -95,7 +95,7 @@ def answers() -> Iterator[Answer]:
             f"How much more memory than its bf16 weights does training {name} take, {batch} x {context:,} tokens?",
             f"glassformer plan {name} --train --batch {batch} --context {context}",
             f"{ratio:.1f} times", "weights + gradients + optimizer = 16 N bytes, and activations by token",
-            "12 to 16 times", "depends on the batch: states alone are 8 times",
+            "12 to 16 times", "depends on the batch: states without activations are 8 times",
         )  # fmt: skip
     for name in ("llama-7b", "llama-3-8b"):
         one = of(name)
