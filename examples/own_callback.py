@@ -1,4 +1,4 @@
-"""A callback of your own, which logs to a list; `gf.Callback` lists the other moments of a run."""
+"""A custom callback that logs to a list; `gf.Callback` lists the other moments of a run."""
 
 import argparse
 

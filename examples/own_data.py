@@ -1,4 +1,4 @@
-"""Data of your own: a folder of text files, JSON lines, a Hugging Face dataset on disk, token ids."""
+"""Custom data: a folder of text files, JSON lines, a Hugging Face dataset on disk, token ids."""
 
 import argparse
 import json

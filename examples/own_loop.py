@@ -1,4 +1,4 @@
-"""A training loop of your own: the model is an `nn.Module`, and a batch is two tensors."""
+"""A custom training loop: the model is an `nn.Module`, and a batch is two tensors."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A part of your own (parts/snake.py) against a baseline, on three seeds."""
+"""A custom part (parts/snake.py) against a baseline, on three seeds."""
 
 import argparse
 

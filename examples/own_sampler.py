@@ -1,4 +1,4 @@
-"""A sampler of your own: a function of the logits and the tokens so far, here one that never repeats a pair."""
+"""A custom sampler: a function of the logits and the tokens so far, here one that never repeats a pair."""
 
 import argparse
 

@@ -47,7 +47,7 @@ class RunningMeanConfig(MixerConfig, kind="running_mean", words="running_mean"):
     def causal(self, ctx):
         return True
 
-    def reach(self, ctx):  # tokens that it looks back; None: all
+    def reach(self, ctx):  # number of earlier tokens that it reads; None for all
         return None
 
     def keys_seen(self, ctx, t):
@@ -62,7 +62,7 @@ class RunningMeanConfig(MixerConfig, kind="running_mean", words="running_mean"):
     def resized(self, n_heads):
         return self
 
-    def changed(self, change, new):  # what a word such as window or gqa makes of it; None: it has no such choice
+    def changed(self, change, new):  # the config after a change such as window or gqa; None if it does not apply
         return None
 
     def build(self, ctx):

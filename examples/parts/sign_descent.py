@@ -15,13 +15,13 @@ class SignDescent(torch.optim.Optimizer):
 
 
 class SignDescentConfig(OptimizerConfig, kind="sign_descent"):
-    rate = 0.3  # learning rate, where none is given, as a multiple of AdamW's
+    rate = 0.3  # default learning rate, as a multiple of AdamW's
 
     def over_groups(self, groups, model):  # groups: dicts of params, lr and weight_decay
         return SignDescent(groups, {})
 
-    def state_values(self, model):  # values that it keeps for each parameter, for the planned memory
+    def state_values(self, model):  # elements kept for each parameter, for the planned memory
         return {name: 0 for name, _ in model.named_parameters()}
 
-    def step_values(self, model, device="cpu"):  # values that a step computes besides
+    def step_values(self, model, device="cpu"):  # further elements that a step computes
         return {name: weight.numel() for name, weight in model.named_parameters()}
