@@ -59,7 +59,7 @@ def keys(folder: Path) -> set[str]:
 
 
 HEADED = {"bert", "roberta", "distilbert", "modernbert", "longformer", "big_bird", "vit"}
-"""Whose heads have weights of their own, which the bare model lacks."""
+"""Families whose heads have separate weights, which the bare model lacks."""
 
 
 @pytest.mark.parametrize("family", sorted(set(CASES) - {"phi"} - TWO_TOWERS - HEADED))
@@ -83,7 +83,7 @@ def change(folder: Path, **more: torch.Tensor) -> None:
 
 
 def test_masks_and_frequencies_of_old_files_are_no_weights(tmp_path: Path) -> None:
-    """As GPT-2 itself is published: bare, with a mask in every layer."""
+    """GPT-2 itself is published so: bare, with a mask in every layer."""
     _, bare = saved("gpt2", tmp_path)
     change(bare, **{f"h.{i}.attn.bias": torch.ones(1, 1, 24, 24) for i in range(3)})
     gf.load(bare)
@@ -101,7 +101,7 @@ def test_a_bare_file_lacks_an_untied_head(family: str, tmp_path: Path) -> None:
     with refused(code="missing", field="tensor lm_head.weight"):
         gf.load(bare)
     head = {name: value for name, value in load_file(whole / "model.safetensors").items() if "lm_head" in name}
-    change(bare, **head)  # a bare body with its head beside it
+    change(bare, **head)  # a bare body, with the head in the same file
     tokens = torch.arange(9)[None]
     assert torch.equal(gf.load(bare).model(tokens), gf.load(whole).model(tokens))
 

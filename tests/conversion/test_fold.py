@@ -86,8 +86,8 @@ def logits(loaded: gf.convert.Loaded) -> Tensor:  # type: ignore[name-defined]
 
 
 def test_changes_of_a_run_keep_its_function(tmp_path: Path):
-    """A run of reparametrised maps, loaded as it is, packed, plain, and reparametrised anew; and a plain one that
-    takes them on."""
+    """A run with reparametrised layers is loaded unchanged, packed, plain, and reparametrised again; a plain run is
+    loaded with reparametrisation."""
     (tmp_path / "text.txt").write_text("the cat sat on the mat and ran. " * 400)
     text = prepare(tmp_path / "text.txt", "char", cache_dir=tmp_path / "cache")
     recipe = {"tokens": 8 * 4 * 32, "batch_size": 4, "context": 32, "learning_rate": 3e-2, "threads": 1}

@@ -38,7 +38,7 @@ TOKENS = torch.randint(257, (1, 40), generator=torch.Generator().manual_seed(1))
 OWN_WORDS: dict[str, dict[str, Any]] = {
     "phi3": {"head_dim": 2 * HEAD, "hidden_size": 4 * HEAD, "partial_rotary_factor": 0.5}
 }
-"""Without them llama.cpp's nearest family would be another."""
+"""Family -> fields that make it llama.cpp's nearest family."""
 
 
 def config_of(family: str, trained: int, **scaling: Any) -> ModelConfig:
@@ -61,13 +61,13 @@ def stored(path: Path) -> dict[str, list[float]]:
 
 
 def same(config: ModelConfig, back: ModelConfig) -> bool:
-    """But for fractions that 32 bits do not tell apart."""
+    """Returns True if the configs are equal, up to fractions that are equal in 32 bits."""
     pairs = config.resolved().diff(back.resolved()).values()
     return all(isinstance(mine, float) and np.float32(mine) == np.float32(theirs) for mine, theirs in pairs)
 
 
 def taking_llama3() -> list[str]:
-    """The declared families whose config.json can say so."""
+    """Returns the declared families whose config.json can express LLaMA 3 scaling."""
     found = []
     for family in DECLARED:
         try:
@@ -99,7 +99,7 @@ def test_llama3_as_their_converter_divides(family: str, trained: int, tmp_path: 
 
 @pytest.mark.parametrize("family", DECLARED)
 def test_longrope_as_it_is_given(family: str, tmp_path: Path) -> None:
-    """Both lists as they stand, and the magnitude of the paper in the metadata, with no factor beside it."""
+    """Both lists are written unchanged, and the paper's magnitude as metadata, without a factor."""
     written(family, longrope(family, factor=3.0), tmp_path / "model.gguf")
     short, long = (gguf.TENSOR_NAMES[gguf.MODEL_TENSOR[f"ROPE_FACTORS_{kind}"]] for kind in ("SHORT", "LONG"))
     approx = {f"{short}.weight": pytest.approx(SHORT), f"{long}.weight": pytest.approx(LONG)}
@@ -169,7 +169,7 @@ def test_a_wrong_divisor_is_seen(family: str, name: str, pair: int, tmp_path: Pa
     assert not same(config, back.config)
     tokens = TOKENS[:, :20] if "short" in name else TOKENS
     assert not torch.equal(back.model(tokens), model(tokens))
-    if "long" in name:  # of which a short text knows nothing
+    if "long" in name:  # a short text does not use the long factors
         assert torch.equal(back.model(TOKENS[:, :20]), model(TOKENS[:, :20]))
 
 

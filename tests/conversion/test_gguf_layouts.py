@@ -1,4 +1,4 @@
-"""What families write into a GGUF: tensors that llama.cpp knows, laid out as `transformers` finds them again."""
+"""Tensors that families write into a GGUF: names that llama.cpp knows, layouts that `transformers` reads back."""
 
 from __future__ import annotations
 

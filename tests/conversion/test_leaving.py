@@ -30,11 +30,11 @@ from tests.refused import refused
 
 SHAPE = "layers=2+d_model=32+heads=2+vocab_size=64+context=32"
 FAMILIES = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
-"""Preset -> what the family calls its embedding."""
+"""Preset -> the family's name of its embedding."""
 
 
 def tied(family: str, place: Path, head: str, bare: bool = False) -> Path:
-    """A folder whose config ties the head, and whose file has one besides the embedding."""
+    """Writes a folder whose config ties the head, but whose file has a head in addition to the embedding."""
     gf.save(gf.preset(f"{family}@1m+{SHAPE}+tied").build(seed=1), None, place)
     weights = load_file(place / "model.safetensors")
     weights["lm_head.weight"] = weights[FAMILIES[family]].clone()
@@ -154,7 +154,7 @@ def test_what_ends_and_draws_an_answer_is_written_again(ends: Any, tmp_path: Pat
 
 
 def test_only_known_plain_settings_travel(tmp_path: Path) -> None:
-    """A stranger's file: neither what has another type, nor what nobody knows."""
+    """From an untrusted file, values of wrong types and unknown settings are dropped."""
     wrong = {"temperature": "hot", "do_sample": 1, "top_k": -1, "top_p": float("nan"), "num_beams": True, "x\ny": 1}
     source = talking(tmp_path / "source", eos_token_id=[1, -2, True, 10**30, "x"], min_p=0.1, **wrong)
     loaded = gf.load(source)

@@ -1,6 +1,6 @@
 """llama.cpp runs what is written for it: its log-probabilities on tiny models of every family it has.
 
-In a process of its own, because llama.cpp aborts where a file is wrong."""
+It runs in a separate process, because it aborts if a file is wrong."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ OWN_WORDS: dict[str, dict[str, Any]] = {
     "phi": {**LIKE_LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu_new"},
 }
 EXACT, TABLED, ROUNDED = 1e-4, 2e-2, 3e-2
-"""Errors of log-probabilities: fp32; where llama.cpp takes GELU from a table in 16 bits; and where it rounds what goes
-into a product to 8 bits, and a value between two steps may go either way (0.020 at most over five texts; weights that
-are wrong by 0.2 % give 0.04 to 0.08, a block with the wrong sign 0.26)."""
+"""Errors of log-probabilities: in fp32; if llama.cpp takes GELU from a table in 16 bits; and if it rounds the inputs of
+matmuls to 8 bits, where a value between two steps may be rounded up or down (at most 0.020 over five texts; weights
+that are wrong by 0.2 % give 0.04 to 0.08, a block with the wrong sign 0.26)."""
 
 
 def model_of(family: str, **more: Any) -> Model:
@@ -95,7 +95,7 @@ def model_of(family: str, **more: Any) -> Model:
                 weight.add_(noise * 0.2)
             else:
                 weight.copy_(noise * (0.5 if "embedding" in name else 1.2 / weight.shape[-1] ** 0.5))
-            if weight.shape[0] == VOCAB:  # the next byte shall be ASCII: nothing is said of half a character
+            if weight.shape[0] == VOCAB:  # the next byte shall be ASCII, because llama.cpp reports no half characters
                 weight[128:] *= 0.01
     return model.eval()
 
@@ -208,7 +208,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 LONGROPE = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 3.0, 4.0, 5.0],
             "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 12.0, 14.0, 16.0]}  # fmt: skip
 HALF = {name: value[:4] if isinstance(value, list) else value for name, value in LONGROPE.items()}
-"""For heads of which half is turned."""
+"""LongRope for heads with half of their dimensions rotated."""
 
 
 @pytest.mark.parametrize(

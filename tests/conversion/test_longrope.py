@@ -1,4 +1,4 @@
-"""LongRope written out in full: equal for configs that turn alike, and for those alone."""
+"""LongRope written out in full: equal for configs that rotate alike, and only for them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ CONFIGS = st.builds(
     long=FACTORS,
     attention_factor=st.sampled_from([None, 1.0, GROWN, 1.3]),
 ).filter(lambda config: config.short != config.long)
-"""Where the two lists are one, nothing tells the context at which they part, and it counts as a difference."""
+"""Strategy of scalings whose two lists differ; with equal lists, the context at which they switch would be a difference
+without effect."""
 
 
 def turns(config: LongRopeScalingConfig) -> list[tuple[float, ...]]:
-    """Frequencies times magnitude for every length of text up to well beyond all contexts."""
+    """Returns frequencies times magnitude for every length of text up to well beyond all contexts."""
     scaling, exponent = config.build(BuildContext(1, 1, CONTEXT, 1)), torch.tensor([0.0, 0.5])
     tables = (scaling.frequencies(exponent, 1e4, 4, t) for t in range(1, 64))
     return [(scaling.magnitude, *table.tolist()) for table in tables]
@@ -69,7 +70,7 @@ OTHER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("said", SAME + OTHER, ids=str)
 def test_models(said: dict[str, Any]) -> None:
-    """What a published config leaves out, and what another one says instead: the same logits or not, at a length below
+    """Fields that equal the default of a published config keep its logits, other values change them, at a length below
     the trained context and one above."""
     one, other = phi3(), phi3(**said)
     assert (one.resolved() == other.resolved()) == (said in SAME)

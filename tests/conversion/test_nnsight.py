@@ -22,7 +22,7 @@ def test_a_trace_equals_capture(expression: str):
     model = preset(f"{expression}+{TINY}").build(seed=0).eval()
     names = ["layers.1.mixer.z", "layers.1.ffn.out", "layers.1.resid_post", "layers.2.mixer.out", "logits"]
     seen = gf.capture(model, TOKENS, names)
-    model.layers[1].mixer.z.register_forward_hook(lambda *_: None)  # a site is called only while somebody watches it
+    model.layers[1].mixer.z.register_forward_hook(lambda *_: None)  # a site is called only while it has observers
     opened = nnsight.NNsight(model)
     with opened.trace(TOKENS):
         z = opened.layers[1].mixer.z.output.save()
@@ -35,7 +35,7 @@ def test_a_trace_equals_capture(expression: str):
 
 
 def test_an_edit_reaches_the_logits():
-    """A layer's feed-forward network, silenced: the same as zeros where it adds to the stream."""
+    """A layer's FFN, silenced through nnsight, gives the logits of an edit with zeros."""
     model = preset(f"llama@1m+{TINY}").build(seed=0).eval()
     opened = nnsight.NNsight(model)
     with opened.trace(TOKENS):

@@ -339,7 +339,7 @@ PUBLISHED |= {name: (fields, PARAMETERS[name]) for name, fields in CONFIGS.items
 
 
 def read(folder: Path, fields: Json) -> ModelConfig:
-    """As `gf.load` reads it, with a field that is not understood an error."""
+    """Reads a config as `gf.load` does, but raises an error for an unknown field."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     with warnings.catch_warnings():
@@ -358,7 +358,7 @@ def test_published(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_transformers_reads_the_same(name: str, tmp_path: Path) -> None:
-    """Of the old words `transformers` makes the same model: as it builds it, and as it says it in today's words."""
+    """`transformers` makes the same model from the old words: as built, and as saved in today's words."""
     fields, parameters = PUBLISHED[name]
     config = read(tmp_path / "old", fields)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path / "old")
@@ -395,7 +395,7 @@ MINIMAL["falcon"].pop("intermediate_size")
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_absent_fields(kind: str, tmp_path: Path) -> None:
-    """What a config.json does not say is what the class takes: as `transformers` then writes it out."""
+    """Absent fields of a config.json have the defaults of the class, as `transformers` writes them out."""
     config = read(tmp_path / "old", MINIMAL[kind])
     transformers.AutoConfig.from_pretrained(tmp_path / "old").save_pretrained(tmp_path / "new")
     whole = json.loads((tmp_path / "new" / "config.json").read_text())
@@ -405,7 +405,7 @@ def test_absent_fields(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [0, 1, 2, 5])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_windows_from_a_layer_on(kind: str, first: int, tmp_path: Path) -> None:
-    """Older Qwen configs say where the windows begin; newer ones name each layer."""
+    """Older Qwen configs give the first layer with a window; newer ones name each layer."""
     windows = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": first}
     config = read(tmp_path / "old", {**MINIMAL[kind], "num_hidden_layers": 3, **windows})
     theirs = transformers.AutoConfig.from_pretrained(tmp_path / "old").layer_types
@@ -457,7 +457,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused(what: str, tmp_path: Path) -> None:
-    """What no part computes is named, not computed as something else."""
+    """A field that no part computes is named in an error, not computed as something else."""
     fields, field = REFUSED[what]
     with refused(code="unsupported", field=field) as caught:
         read(tmp_path, fields)

@@ -123,7 +123,7 @@ def test_fused_by_groups(family: str, fields: dict[str, Any], kind: str, tmp_pat
 
 
 def test_rows_that_are_no_whole_blocks_stay_plain(tmp_path: Path) -> None:
-    """Rows of 48 and 80 are none; the attention's last matrix has rows of 4 heads of 16."""
+    """Rows of 48 and 80 are not multiples of 32; the attention's output projection has rows of 4 heads of 16."""
     model = model_of("llama", {**LLAMA, "hidden_size": 48, "head_dim": 16, "intermediate_size": 80})
     write(model, TOKENIZER, tmp_path / "model.gguf", kind="Q8_0")
     kept = gf.load(tmp_path / "model.gguf", quantize="keep").model

@@ -1,4 +1,4 @@
-"""Every family, both ways: the published model computes what ours computes, and takes back what it gave."""
+"""Every family, in and out: the published model and ours compute the same, and it loads its weights back from ours."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:
     with TemporaryDirectory() as place:
         other.save_pretrained(f"{place}/theirs")
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a field that nobody looked at
+            warnings.simplefilter("error")  # an unread field is an error
             loaded = gf.load(f"{place}/theirs", dtype=torch.float32)
         FAMILIES[family].as_ours(other, loaded.model)
         errors = compare(loaded.model, other, tokens, family)
@@ -75,7 +75,7 @@ def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:
 
 
 def drawn(case: Case, config: Any, draw: torch.Generator) -> Tensor:
-    """What both models read: tokens, or images."""
+    """Draws the input of both models: tokens, or images."""
     if case.reads is not None:
         return case.reads(config.image_size, config.num_channels)
     return torch.randint(case.first_token, config.vocab_size, (2, 29), generator=draw)
@@ -117,7 +117,7 @@ def compare(mine: Model, other: nn.Module, tokens: Tensor, family: str) -> dict[
 
 
 def answer(out: Any) -> Tensor:
-    """What a model of ours or of theirs gives: logits, a vector for each text, hidden states."""
+    """Returns the output tensor of our or their model: logits, a vector for each text, or hidden states."""
     named = (getattr(out, name, None) for name in ("logits", "pooler_output", "last_hidden_state"))
     return out if isinstance(out, Tensor) else next(one for one in named if one is not None)
 
@@ -141,7 +141,7 @@ SOURCE = 17
 
 
 def source_of(model: Model) -> tuple[Tensor, Tensor]:
-    """Two sources, and which of their tokens are no padding."""
+    """Returns two sources (2, SOURCE), and a mask (2, SOURCE) that is 0 at padding."""
     source = torch.randint(3, model.vocab_size, (2, SOURCE), generator=torch.Generator().manual_seed(2))
     real = torch.ones(2, SOURCE, dtype=torch.int64)
     real[1, 11:] = 0
@@ -149,14 +149,14 @@ def source_of(model: Model) -> tuple[Tensor, Tensor]:
 
 
 def ours_of(model: Model, tokens: Tensor, family: str) -> dict[str, Tensor]:
-    """What our model is called with."""
+    """Returns the arguments of our model."""
     if model.encoder is None:
         return {"tokens": tokens, **CASES[family].also(tokens)[0]}
     return {"tokens": tokens, **dict(zip(("source", "source_documents"), source_of(model), strict=True))}
 
 
 def theirs(model: Model, tokens: Tensor, family: str) -> dict[str, Tensor]:
-    """What the published model is called with."""
+    """Returns the arguments of the published model."""
     if model.encoder is None:
         read = "input_ids" if CASES[family].reads is None else "pixel_values"
         return {read: tokens, **CASES[family].also(tokens)[1]}
@@ -164,7 +164,7 @@ def theirs(model: Model, tokens: Tensor, family: str) -> dict[str, Tensor]:
 
 
 def beams(mine: Model, other: nn.Module, tokens: Tensor, state: Any, family: str) -> float:
-    """Rows of a state that change places go on as they would have there."""
+    """Returns the error of the step after the rows of a state are reordered, as in beam search."""
     index = torch.tensor([1, 1])
     state.reorder(index)
     after = mine(tokens[:, :1], state)
@@ -194,7 +194,7 @@ def test_every_family_has_a_case() -> None:
 FAMILIES_QUICK = [
     pytest.param(one, marks=[pytest.mark.slow] * (one in TWO_TOWERS - {"t5", "bart"})) for one in sorted(CASES)
 ]
-"""mT5 is said in the words of T5, and the others in those of BART."""
+"""Families; two-tower ones except t5 and bart are slow, because their configs have the fields of one of these two."""
 
 
 @pytest.mark.parametrize("models", [2, pytest.param(30, marks=pytest.mark.slow)])

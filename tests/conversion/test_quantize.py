@@ -1,4 +1,4 @@
-"""`gf.load(..., quantize=)`: every kind of checkpoint, and what its packed weights stand for. The `gguf` package packs
+"""`gf.load(..., quantize=)`: every kind of checkpoint, and the values of its packed weights. The `gguf` package packs
 the files, and unpacks them for the comparison."""
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.refused import refused
 torch.set_num_threads(1)
 
 U = 2.0**-8
-"""What rounding to bf16 changes, relative, at most."""
+"""Largest relative error of rounding to bf16."""
 KINDS = {"int8": Int8Linear, "int4": Int4Linear}
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same kind of model as a run, as a folder, and as files of several types."""
+    """Returns the paths of one kind of model: as a run, as a folder, and as files of several types."""
     place = tmp_path_factory.mktemp("checkpoints")
     (place / "text.txt").write_text("to be or not to be, that is the question\n" * 200)
     recipe = {"tokens": 2000, "context": 32, "batch_size": 4, "threads": 1}
@@ -48,7 +48,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["run", "folder", "half", "plain", "Q4_1", "Q8_0"])
 def test_every_kind_of_checkpoint(name: str, kind: str, checkpoints: dict[str, Path]) -> None:
-    """The same as loading in full and packing then; what is not packed, and the logits, have the file's dtype."""
+    """The result equals loading in full and then packing; unpacked tensors and the logits have the file's dtype."""
     loaded = gf.load(checkpoints[name], quantize=kind)
     linears = [module for module in loaded.model.modules() if isinstance(module, Linear)]
     assert linears and all(type(module) is KINDS[kind] for module in linears if module is not loaded.model.head.packed)
@@ -117,7 +117,7 @@ def test_smollm2() -> None:
 
 
 def test_one_matrix_is_whole_at_a_time(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packed file is unpacked matrix by matrix, each while it is packed anew."""
+    """A packed file is unpacked and packed again matrix by matrix."""
     seen = []
 
     def weight(self: PackedLinear) -> torch.Tensor:

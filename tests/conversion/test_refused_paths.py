@@ -35,7 +35,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with files of weights that are no models."""
+    """Returns the working folder, with files of weights that cannot be loaded as models."""
     monkeypatch.chdir(tmp_path)
     weights = {"a": torch.ones(2)}
     for name in ("model.bin", "model.pt", "nameless"):
@@ -152,7 +152,7 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_weights_are_read
 
 
 def test_what_only_was_asked_for_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whether a folder can be written is tried out, and nothing of that is left where the model is none."""
+    """The trial of writing a folder leaves no files if the source is missing."""
     said(["convert", str(tmp_path / "nothing"), str(tmp_path / "a" / "b")], capsys)
     assert not list(tmp_path.iterdir())
 

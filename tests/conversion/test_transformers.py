@@ -222,7 +222,7 @@ def test_a_padded_batch_equals_its_rows(expression: str, side: str):
 
 
 def test_packed_texts_do_not_see_each_other(pair: Any):
-    """As `transformers` reads positions that begin anew."""
+    """Positions that restart separate packed texts, as in `transformers`."""
     _, theirs, wrapped = pair
     packed = torch.tensor([[*range(4), *range(7)]])
     logits = wrapped(TOKENS[:1], position_ids=packed).logits
@@ -280,10 +280,10 @@ def test_every_way_to_generate_equals_the_oracle(way: str, pad: bool, pair: Any)
 
 @pytest.mark.parametrize("expression", ["gpt2@1m+alibi", "gpt2@1m+window:5", "llama@1m+post+window:7"])
 def test_assisted_generation_changes_nothing(expression: str):
-    """Also where the assistant's state must grow, and where a window is to go back to what it has forgotten."""
+    """Holds also if the assistant's state must grow, and if a window must go back to forgotten tokens."""
     mine = loud(expression)
     wrapped, assistant = GlassformerForCausalLM.of(mine), GlassformerForCausalLM.of(loud(expression, seed=1))
-    with torch.no_grad():  # an assistant that is right now and then
+    with torch.no_grad():  # an assistant with some accepted tokens
         for weight, other in zip(assistant.parameters(), wrapped.parameters(), strict=True):
             weight.lerp_(other, 0.9)
     row = TOKENS[:1]

@@ -1,4 +1,4 @@
-"""Strangers' folders: whatever config.json and the files beside it say, one sentence, soon, and little memory."""
+"""Untrusted folders: for any content of config.json and its neighbours, one sentence, soon, and little memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ OWN_BASES = [
 @settings(max_examples=250, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(tree=st.sampled_from(OWN_BASES), data=st.data())
 def test_own_configs(tree: dict[str, Any], data: st.DataObject) -> None:
-    """The same of our own format, a tree of parts: a model that can be built, or one sentence that names the file."""
+    """A damaged config of Glassformer's format, a tree of parts, gives a model or one sentence that names the file."""
     tree = copy.deepcopy(tree)
     for _ in range(data.draw(st.integers(1, 3))):
         place: Any = tree

@@ -1,4 +1,4 @@
-"""config.json as it is found in the wild: older words and what they mean, absent fields, what nobody computes."""
+"""config.json as it is found in the wild: older words and their meaning, absent fields, unsupported fields."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_factors_of_another_number_are_refused() -> None:
 
 UNEVEN = {**SIZES, "hidden_size": 22, "num_attention_heads": 3, "head_dim": 8}
 UNFIT = "not a multiple of the number of attention|must be divisible by num_heads|normalized_shape|must have length 3"
-"""What their classes say of it: when built, or where they divide the width for another part, there."""
+"""Pattern of the errors of published classes for UNEVEN, raised by their constructor or by a later part."""
 LONGROPE = {"rope_type": "longrope", "short_factor": SHORT[:4], "long_factor": LONG[:4], "factor": 2.0}
 
 

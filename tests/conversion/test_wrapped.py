@@ -142,7 +142,7 @@ def test_a_prefix_decoder_reads_its_prompt_as_the_prefix(ways: dict[str, Any], t
         return
     assert torch.equal(texts, gf.generate(mine, TOKENS, max_new_tokens=6, temperature=0))
     assert not torch.equal(texts, gf.generate(loud("llama@1m"), TOKENS, max_new_tokens=6, temperature=0))
-    short = wrapped.GlassformerCache(max_len=TOKENS.shape[1] + 2, prompted=True)  # begins anew on the way
+    short = wrapped.GlassformerCache(max_len=TOKENS.shape[1] + 2, prompted=True)  # too short: it restarts on the way
     again = [ours(TOKENS, past_key_values=short).logits[:, -1].argmax(-1)]
     for _ in range(5):
         again.append(ours(again[-1][:, None], past_key_values=short).logits[:, -1].argmax(-1))

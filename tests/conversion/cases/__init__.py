@@ -11,4 +11,4 @@ CASES: dict[str, Case] = {
     name: import_module(f"{__name__}.{name}").CASE for _, name, _ in iter_modules(__path__) if name != "base"
 }
 TWO_TOWERS = frozenset({"t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian"})
-"""Those that read a source."""
+"""Families whose models read a source text with an encoder."""

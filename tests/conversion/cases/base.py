@@ -1,4 +1,4 @@
-"""What a case is, and what the families' cases have in common."""
+"""The class of a family's case, and functions that the cases share."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ VOCAB = 61
 
 @dataclass(frozen=True)
 class Case:
-    """`fields` draws keyword arguments of the class' config; a loud model lets every part speak."""
+    """A published class and a strategy of its configs (`fields`). Weights are drawn large ("loud"), so that every part
+    changes the output."""
 
     architecture: str
     fields: st.SearchStrategy[dict[str, Any]]
     quiet: tuple[str, ...] = ()
-    """Parts of parameter names to keep small, so that eps and caps are felt."""
+    """Substrings of names of parameters that stay small, so that eps and caps change the output."""
     loud: float = 1.5
-    """Gain of the matrices; lower where scores grow so sharp that fp32 itself leaves less than the tests' bound."""
+    """Gain of the matrices; lower if scores become so sharp that fp32 rounding exceeds the tests' bound."""
     attention: str = "eager"
-    """The published class' implementation that is the oracle."""
+    """Attention implementation of the published class, used as the oracle."""
     fixed: tuple[str, ...] = ()
-    """Ends of names of buffers that follow from the config."""
+    """Suffixes of names of buffers that follow from the config."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Tensor of the file -> what the class calls it, where `transformers` renames between them."""
+    """Name of a tensor in the file -> its name in the class, for tensors that `transformers` renames."""
     classes: tuple[str, ...] = ()
-    """The published classes of one draw each, by the seed; empty: `architecture` alone."""
+    """Published classes; the seed chooses one. If empty, `architecture`."""
     first_token: int = 0
-    """The least token that may be drawn: those below mean something of their own to the class."""
+    """Least token that may be drawn; the class treats lower tokens specially."""
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda named: named
-    """Tensors of the file -> those of the class, where `transformers` joins several."""
+    """Function from tensors of the file to those of the class, for tensors that `transformers` joins."""
 
     also: Callable[[Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]] = lambda tokens: ({}, {})
-    """What our model and theirs are called with besides tokens (b, s)."""
+    """Function of tokens (b, s) that returns further arguments of our model, and of theirs."""
 
     unused: str = "-"
-    """A part of the names of weights that the class holds and none of its answers depends on; we hold none."""
+    """Substring of names of weights on which no output of the class depends; ours leaves them out."""
     reads: Callable[[int, int], Tensor] | None = None
-    """(pixels on a side, channels) -> what it reads instead of tokens."""
+    """Function of (pixels per side, channels) that returns the model's input; None if it reads tokens."""
 
     def model(self, fields: dict[str, Any], seed: int) -> nn.Module:
-        """Their model with random weights in every parameter, norms and biases included."""
+        """Returns the published model with random weights in every parameter, norms and biases included."""
         cls = getattr(transformers, self.classes[seed % len(self.classes)] if self.classes else self.architecture)
         special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         config = cls.config_class(**{**special, **fields})
@@ -74,14 +75,14 @@ class Case:
 
 
 def heads(draw: st.DrawFn, even: int = 2, groups: bool = True) -> tuple[int, int, int]:
-    """(n, g, h): odd head counts too; h a multiple of `even`."""
+    """Draws (query heads, KV heads, head dim); head counts may be odd, the head dim is a multiple of `even`."""
     g = draw(st.sampled_from([1, 2, 3]))
     n = g * draw(st.sampled_from([1, 2, 3])) if groups else g
     return n, g, even * draw(st.integers(2, 4))
 
 
 def encoder(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """The fields of BERT and its relatives; `more` are a family's own."""
+    """Returns a strategy of the fields of BERT and its relatives; `more` are fields of one family."""
     own: dict[str, st.SearchStrategy[Any]] = {
         "num_hidden_layers": st.integers(1, 3),
         "intermediate_size": st.sampled_from([28, 40]),
@@ -119,12 +120,12 @@ ROPES = st.one_of(
         st.sampled_from([12, 24]),
     ),
 )
-"""The scalings that most families may carry."""
+"""Strategy of the rotary scalings that most families support."""
 
 
 @st.composite
 def llama_like(draw: st.DrawFn, **more: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """The fields that most families share; `more` adds a family's own."""
+    """Draws the fields that most families share; `more` adds fields of one family."""
     n, g, h = heads(draw)
     return {
         "vocab_size": VOCAB,

@@ -8,7 +8,7 @@ from tests.conversion.cases.base import CONTEXT, Case, encoder
 
 
 def some_are_global(tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """As many in each row: where rows have different numbers of them, the published gradients are NaN."""
+    """Marks three global tokens in each row; with different numbers per row, the published gradients are NaN."""
     chosen = torch.zeros_like(tokens)
     chosen[0, [0, 7, 20]] = chosen[1, [2, 3, 28]] = 1
     return {"global_tokens": chosen.bool()}, {"global_attention_mask": chosen}

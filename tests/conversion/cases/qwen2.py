@@ -7,7 +7,7 @@ from tests.conversion.cases.base import Case, llama_like
 
 @st.composite
 def qwen_like(draw: st.DrawFn, **more: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """With windows said in either way, by the layer at which they begin or layer by layer."""
+    """Draws fields of Qwen2 or 3 whose windows are given by the first layer, or layer by layer."""
     act = st.sampled_from(["silu", "gelu", "relu", "gelu_pytorch_tanh"])
     eps, h = st.sampled_from([1e-6, 1e-3]), st.sampled_from([6, 8, 14])
     fields = draw(llama_like(rms_norm_eps=eps, hidden_act=act, head_dim=h, **more))

@@ -1,5 +1,5 @@
-"""Damaged containers, and models whose metadata lie, by the thousand: whatever the bytes, the readers may only answer
-or raise RequestError.
+"""Thousands of damaged containers, and of models with false metadata: for any bytes, the readers may only return or
+raise RequestError.
 
 `python -m tests.conversion.storage.fuzz --seconds 60` tries each format for a minute and prints what it found.
 """
@@ -185,7 +185,7 @@ def fuzz_gguf(data: bytes) -> None:
 
 
 def fuzz_safetensors(data: bytes) -> None:
-    """What is accepted here is accepted by the reference implementation, and means the same there."""
+    """Checks that the reference implementation accepts the same bytes, with the same meaning."""
     with open_tensors(_written("f.safetensors", data)) as file:
         _use(file, len(data))
         theirs = dict(safetensors.deserialize(data))
@@ -197,7 +197,7 @@ def fuzz_safetensors(data: bytes) -> None:
 
 
 def fuzz_index(data: bytes) -> None:
-    """What is accepted here is JSON, and its weight_map is what json.loads makes of it."""
+    """Checks that an accepted index is JSON, with the weight_map that json.loads returns."""
     with open_folder(_written("model.safetensors.index.json", data).parent) as file:
         assert set(file.entries) == set(json.loads(data)["weight_map"])
         _use(file, 1 << 20)
@@ -263,7 +263,7 @@ def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
             mutant[at % len(mutant)] ^= 1 << rng.randrange(8)
         elif kind == 1 and mutant:
             mutant[at % len(mutant)] = rng.randrange(256)
-        elif kind in (2, 3):  # where lengths and counts are: anywhere, and at the beginning
+        elif kind in (2, 3):  # lengths and counts are anywhere, and in the first bytes
             width = rng.choice([4, 8, 8])
             at = at if kind == 2 else rng.choice([0, 4, 8, 16, 24])
             number = rng.choice(NUMBERS) if rng.random() < 0.7 else rng.randrange(len(mutant) + 64)
@@ -279,7 +279,7 @@ def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
         else:
             end = at + rng.choice([0, 0, 1, 4])
             mutant[at:end] = rng.choice(TOKENS)
-    if mutant[8:9] == b"{" and rng.random() < 0.6:  # a safetensors header whose length is right again
+    if mutant[8:9] == b"{" and rng.random() < 0.6:  # a safetensors header with a corrected length
         end = mutant.rfind(b"}") + 1
         mutant[:8] = struct.pack("<Q", max(end - 8, 0))
     return bytes(mutant)
@@ -287,11 +287,11 @@ def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
 
 KEYS = ["rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.freq_base", "vocab_size",
         "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "logit_scale"]  # fmt: skip
-"""What a model may say besides, after its architecture's name."""
+"""Optional metadata keys of a model, after the name of its architecture."""
 
 
 def odd_value(rng: random.Random) -> Any:
-    """A value that GGUF holds: a number, a flag, a text, or a list of one of these."""
+    """Returns a random value that GGUF can store: a number, a flag, a text, or a list of one of these."""
     one: list[Callable[[], Any]] = [
         lambda: np.uint64(rng.choice(NUMBERS)),
         lambda: rng.choice([0, 1, 2, 4, 8, 16, 32, -1, -(2**31)]),
@@ -330,7 +330,7 @@ class Format(NamedTuple):
     corpus: Callable[[], list[bytes]]
     mutate: Callable[[bytes, list[bytes], random.Random], bytes] = mutate
     inputs: int = 3000
-    """Of a short run."""
+    """Number of inputs of a short run."""
 
 
 FORMAT: dict[str, Format] = {
@@ -352,7 +352,7 @@ class Result:
 
 
 def run(name: str, seed: int, inputs: int | None = None, seconds: float = math.inf) -> Result:
-    """Tries `inputs` mutants of the corpus, or as many as `seconds` allow; the same seed makes the same ones."""
+    """Tries `inputs` mutants of the corpus, or those that `seconds` allow; equal seeds give equal mutants."""
     fuzz_one, corpus, mutate, _ = FORMAT[name]
     seeds, rng, result = corpus(), random.Random(f"{name} {seed}"), Result()
     started = time.monotonic()

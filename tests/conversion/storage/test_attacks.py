@@ -90,7 +90,7 @@ SAFETENSORS = {
     "overlap": (two((0, 8), (4, 12), 12), "'b' overlaps the tensor before it"),
     "the same place twice": (two((0, 8), (0, 8), 8), "overlaps the tensor before it"),
     "a gap": (two((0, 8), (9, 12), 12), "'b' leaves a gap before it"),
-    "a gap at the beginning": (two((1, 8), (8, 12), 12), "'a' leaves a gap before it"),
+    "a gap at the start": (two((1, 8), (8, 12), 12), "'a' leaves a gap before it"),
     "offsets backwards": (described(data_offsets=[12, 0]), "data_offsets"),
     "offsets negative": (described(data_offsets=[-12, 0]), "data_offsets"),
     "one offset": (described(data_offsets=[12]), "data_offsets"),
@@ -105,7 +105,7 @@ SAFETENSORS = {
     "shape of fractions": (described(shape=[3.0]), "not a shape of a tensor"),
     "shape of NaN": (described(shape=[float("nan")]), "not a shape of a tensor"),
     "shape of 9 dimensions": (described(shape=[3] + 8 * [1]), "not a shape of a tensor"),
-    "shape that lies": (described(shape=[4]), "has 12 bytes, and F32 (4,) needs 16"),
+    "shape too large for its data": (described(shape=[4]), "has 12 bytes, and F32 (4,) needs 16"),
     "shape as text": (described(shape="3"), "not a shape of a tensor"),
     "unknown dtype": (described(dtype="Q4_0"), "has dtype 'Q4_0'; known are F64"),
     "dtype as a list": (described(dtype=["F32"]), "has dtype"),
@@ -117,7 +117,7 @@ SAFETENSORS = {
     "metadata of numbers": (container(b'{"__metadata__":{"a":1}}'), "where a string belongs"),
     "metadata that is text": (container(b'{"__metadata__":"a"}'), "not a JSON object"),
     "a name without end": (container(b'{"' + b"n" * 5000 + ONE[2:] + b"}", bytes(4)), "a name of 5002 bytes"),
-    "a name that is no text": (container(b'{"\xff' + ONE[2:] + b"}", bytes(4)), "damaged"),
+    "a name that is not UTF-8": (container(b'{"\xff' + ONE[2:] + b"}", bytes(4)), "damaged"),
     "half a surrogate": (container(b'{"\\ud800' + ONE[2:] + b"}", bytes(4)), "where a string belongs"),
     "text after the object": (container(b"{} {}"), "damaged"),
     "a list": (container(b"[]"), "starts with"),
@@ -250,7 +250,7 @@ GGUF = {
     "a tensor twice": (infos(F32_INFO, info("a", (3,), 0, 32), data=99), "two tensors 'a'"),
     "a key twice": (gguf([pair("k", 0, b"\0")] * 2, []), "have 'k' twice"),
     "a key without a name": (gguf([pair("", 0, b"\0")], []), "a metadata key has 0 bytes"),
-    "a key that is no text": (gguf([pair(b"\xff", 0, b"\0")], []), "a metadata key is not UTF-8"),
+    "a key that is not UTF-8": (gguf([pair(b"\xff", 0, b"\0")], []), "a metadata key is not UTF-8"),
     "a tensor that has no name": (infos(info("", (3,), 0, 0)), "the name of a tensor has 0 bytes"),
     "value type 13": (keyed(13, bytes(8)), "value type 13"),
     "an array of type 99": (keyed(9, array(99, 1, bytes(8))), "value type 99"),
@@ -432,7 +432,7 @@ def test_an_index_whose_shard_is_damaged_names_the_shard(folder: Path):
 
 
 def test_a_shard_may_be_a_link_into_a_cache(folder: Path):
-    """As huggingface_hub lays out its cache."""
+    """huggingface_hub's cache links shards to blobs."""
     (folder / FIRST).rename(folder / "deeper" / "blob")
     (folder / FIRST).symlink_to(folder / "deeper" / "blob")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": FIRST}}))

@@ -90,13 +90,13 @@ def test_a_tensor_is_a_view_whose_changes_stay_in_memory(tmp_path: Path):
         tensor, again = file.tensor("a"), file.tensor("a")
         tensor.fill_(7)
         assert torch.equal(again, tensor)  # the same memory
-        assert tensor.untyped_storage().nbytes() == 64  # and no more than its own: it can be saved alone
+        assert tensor.untyped_storage().nbytes() == 64  # only its own bytes, because saving writes the whole storage
     assert torch.equal(tensor, torch.full((4, 4), 7.0))  # lives on when the file is closed
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_tensors_that_lie_apart_are_mapped_as_one(tmp_path: Path):
-    """Whole pages of each, and pages in which two meet; what is written there does not reach the file."""
+    """Whole pages are mapped, pages that two tensors share are copied; writes do not reach the file."""
     rows = {"q": 640, "k": 320, "v": 320}
     for dtype in (torch.float32, torch.bfloat16):
         tensors = {f"{name}.weight": counted(dtype, (n, 512), n) for name, n in rows.items()}
@@ -121,7 +121,7 @@ def test_tensors_of_several_files_are_mapped_as_one(tmp_path: Path):
 
 
 def test_tensors_that_pages_do_not_join_are_left_to_be_copied(tmp_path: Path):
-    """Those that lie otherwise in their pages, and those too small to be worth it."""
+    """Tensors at different offsets within their pages, and small ones, are not mapped as one matrix."""
     tensors = {
         "a": counted(torch.float32, (512, 512)),
         "b": counted(torch.float32, (3,)),
@@ -135,7 +135,7 @@ def test_tensors_that_pages_do_not_join_are_left_to_be_copied(tmp_path: Path):
 
 
 def test_a_file_larger_than_memory_is_mapped(tmp_path: Path):
-    size = 1 << 42  # 4 TiB, of which nothing is on the disk but the header
+    size = 1 << 42  # 4 TiB, a sparse file with only the header on the disk
     header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     path = tmp_path / "sparse.safetensors"
     with open(path, "wb") as made:
