@@ -1,4 +1,4 @@
-"""The coordinate check: slopes by closed form, measures by a loop of its own, verdicts on both parametrisations."""
+"""The coordinate check: slopes by closed form, measures by a separate loop, verdicts on both parametrisations."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def loud(change: str = "", family: str = "llama") -> Model:
 
 
 def peaks_of(model: Model, layer: int = 0) -> Tensor:
-    """Of each head, from the scores as captured: (n,)."""
+    """Returns the largest captured score of each head (n,)."""
     return capture(model, TOKENS, f"layers.{layer}.mixer.scores")[f"layers.{layer}.mixer.scores"].amax((0, 2, 3))
 
 
@@ -57,7 +57,7 @@ def test_largest_logits_are_those_of_the_scores(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_bias_and_soft_cap_come_after():
-    """Of ALiBi and a cap the logits know nothing: q k scale, by hand."""
+    """Clipped logits are q k scale, without ALiBi and soft cap: computed by hand."""
     model = loud("+alibi+softcap:5")
     seen = capture(model, TOKENS, ["layers.0.mixer.q", "layers.0.mixer.k"])
     q, k = seen["layers.0.mixer.q"], seen["layers.0.mixer.k"]
@@ -69,7 +69,7 @@ def test_bias_and_soft_cap_come_after():
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("heads", ["", "+gqa:2", "+mqa"])
 def test_a_head_is_clipped_to_the_threshold_and_no_further(family: str, heads: str):
-    """The same batch again: heads above are at it, heads below where they were."""
+    """Afterwards, on the same batch, heads above the threshold are at it, heads below are unchanged."""
     model = loud(heads, family)
     before = peaks_of(model)
     threshold = before.median().item()
@@ -94,8 +94,8 @@ def test_alone_query_and_key_take_the_root_each():
 
 
 def test_a_shared_key_takes_what_all_its_heads_can_bear():
-    """Two heads over one key: it is left alone where one of them is below; otherwise the query that is furthest above
-    takes more."""
+    """A key that two heads share is not scaled if one of them is below the threshold; otherwise the query that is
+    furthest above is scaled more."""
     model = loud("+gqa:2")
     mixer = mixer_of(model)
     weight = mixer.qkv.weight.detach().clone()

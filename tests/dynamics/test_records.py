@@ -1,4 +1,4 @@
-"""What is written comes back, what is cut or foreign does not, and nothing in a file is believed unchecked."""
+"""Written records are read back, cut or foreign ones are not, and every value of a file is checked."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def test_resuming_cuts_back_to_the_checkpoint(tmp_path: Path):
         (1, "skipped"), (2, "skipped"), (2, "spike"), (3, "again")
     ]  # fmt: skip
     assert rows.skipped == 0
-    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
+    assert list(tmp_path.iterdir()) == [path], "no other file is left"
     Records.open(tmp_path, 0)
-    assert read_records(path) == [], "a run that begins anew begins with nothing"
+    assert read_records(path) == [], "a new run starts without records"
 
 
 @pytest.mark.parametrize("cut", range(1, 40))

@@ -61,7 +61,7 @@ def test_sigmas_are_those_above_the_expected():
         spikes.see(float(value))
     assert spikes.see(expected + 8 * sigma) == pytest.approx(8)
     assert spikes.see(expected + 50 * sigma) == pytest.approx(50), "the first does not hide the second"
-    assert spikes.see(expected - 50 * sigma) is None, "a drop is no spike"
+    assert spikes.see(expected - 50 * sigma) is None, "a drop does not count"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -95,7 +95,7 @@ def test_a_skewed_series_is_judged_by_its_logarithm():
 
 
 def test_a_spike_of_a_gradient_norm_is_so_many_times_the_expected():
-    """Sigma and the multiple, both: neither alone."""
+    """Both sigma and the multiple must be exceeded; one is not enough."""
     quiet, loud = (np.exp(size * np.random.default_rng(0).normal(size=300)) for size in (0.05, 0.6))
     for series, last, spikes in ((quiet, 8, False), (quiet, 12, True), (loud, 12, False), (loud, 300, True)):
         detector = Spikes(sigma=6.0, log=True, times=10)

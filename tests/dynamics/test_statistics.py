@@ -1,4 +1,4 @@
-"""Every statistic against a computation of its own in numpy (loops, definitions) and against closed forms."""
+"""Every statistic against a separate computation in numpy (loops, definitions) and against closed forms."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def close(mine: Tensor, theirs: Any, rtol: float = 1e-5, atol: float = 1e-6) -> 
 
 
 def entropies(pattern: Tensor) -> np.ndarray:
-    """Of every row, by the definition."""
+    """Returns the entropy of every row, by the definition."""
     rows = pattern.double().numpy().reshape(-1, pattern.shape[-1])
     values = [-sum(p * math.log(p) for p in row if p > 0) for row in rows]
     return np.array(values).reshape(pattern.shape[:-1])
@@ -87,7 +87,7 @@ def test_entropy_at_its_ends():
 
 
 def test_attention_without_a_row_to_judge():
-    """One token, or none: nothing is collapsed."""
+    """Without a token, or with one, nothing is collapsed."""
     lone, none = torch.ones(2, 3, 1, 1), torch.ones(2, 3, 0, 4)
     for pattern in (lone, none):
         close(D.attention_entropy(pattern), [0, 0, 0])
@@ -183,7 +183,7 @@ def test_entropy_bound_at_its_ends():
 
 
 def cosines(x: Tensor) -> np.ndarray:
-    """Of every pair of rows, zero rows giving 0."""
+    """Returns the cosine of every pair of rows (s, s), 0 for zero rows."""
     rows = x.double().numpy()
     return np.array([
         [float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b))) if a.any() and b.any() else 0.0 for b in rows]
@@ -314,7 +314,7 @@ def test_geometric_spectrum():
 
 
 def test_gaussian_ranks():
-    """Of d x d: erank about 0.80 d, stable rank about d/4."""
+    """For d x d, the effective rank is about 0.80 d, the stable rank about d/4."""
     ranks = torch.stack([gaussian(128, 128, seed=seed) for seed in range(4)])
     assert D.effective_rank(ranks).sub(103).abs().max() < 1.5
     assert D.stable_rank(ranks).sub(32).abs().max() < 4
@@ -322,7 +322,7 @@ def test_gaussian_ranks():
 
 
 def test_a_collapsed_matrix_is_seen_as_one_in_fp32():
-    """What a Gram matrix in fp32 would hide."""
+    """A Gram matrix in fp32 would hide the collapse."""
     one = gaussian(384, 1) @ gaussian(1, 1536, seed=1)
     assert D.effective_rank(one).item() == pytest.approx(1, abs=1e-4)
     three = gaussian(384, 3) @ gaussian(3, 384, seed=1)
@@ -543,7 +543,7 @@ def softmax(x: Tensor) -> Tensor:
 
 READY: dict[str, Any] = {"attention_entropy": softmax, "sink_mass": softmax, "inverse_participation_ratio": softmax,
          "router_entropy": softmax, "max_violation": torch.abs}  # fmt: skip
-"""What some need made of a Gaussian first."""
+"""Statistic -> function that turns Gaussian noise into a valid input."""
 ON_TENSORS: dict[str, Any] = {
     name: getattr(D, name)
     for name in (

@@ -1,4 +1,4 @@
-"""The short form of a watched run: exact where it is small, bounded where it is long, whole whatever comes."""
+"""The summary of a watched run: exact for short runs, bounded for long ones, complete for any record."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_windows_take_means_but_the_worst_stays_the_worst() -> None:
 @given(st.integers(1, 500), st.integers(1, 400), st.integers(0, 499))
 @settings(max_examples=60, deadline=None)
 def test_a_run_watched_at_an_interval_leaves_no_window_empty(every: int, looks: int, rest: int) -> None:
-    """Also where it ended between two looks, and with the gradients of every step in between."""
+    """Holds also if the run ended between two observations, and with gradients of every step in between."""
     last = every * looks + rest % every
     steps = [1, *range(every, last + 1, every)]
     pulses = [row(step, gradient_norm={"layers.0.ffn.up": 1.0}) for step in range(max(1, last - 70), last + 1)]
@@ -105,7 +105,7 @@ def test_full_resolution_around_a_spike_does_not_make_the_rest_empty() -> None:
 
 @pytest.mark.parametrize(("word", "value"), [("nan", math.nan), ("inf", math.inf), ("-inf", -math.inf)])
 def test_what_is_not_finite_is_never_averaged_away(word: str, value: float) -> None:
-    """Whether it comes as a word, as in the file, or as the number that reading makes of it."""
+    """The value may be a word, as in the file, or the parsed number."""
     for one in (word, value):
         rows = [look(step) for step in range(1, 400)]
         rows[200]["statistics"]["attention_entropy"]["layers.1.mixer"][0] = one

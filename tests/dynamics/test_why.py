@@ -1,6 +1,6 @@
-"""Every rule on runs written by hand, each condition of it alone, hostile rows; and failures planted in real training.
+"""Every rule on runs written by hand, each condition separately, hostile rows; and failures planted in real training.
 
-A run written by hand is healthy but for what a test changes: four layers of two heads, looked at every ten steps.
+A run written by hand is healthy except for the change of a test: four layers of two heads, observed every ten steps.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def metrics(loss: Callable[[int, float], float] = lambda step, loss: loss, warm:
 def records(
     change: Change = same, *events: dict[str, Any], steps: int = STEPS, every: int = EVERY
 ) -> list[dict[str, Any]]:
-    """What a watch would have written."""
+    """Returns the rows that a watch would have written."""
     noise = random.Random(0)
 
     def value(statistic: str, where: str, step: int, healthy: float, heads: int = 1) -> float | list[float]:
@@ -106,7 +106,7 @@ def records(
 
 
 def named(diagnosis: Diagnosis, *words: str, layer: int | None = None, among: int = 3) -> bool:
-    """Whether one of the first causes is called by one of these words and stands in that layer."""
+    """Returns True if one of the first causes has one of these words in its name and is in that layer."""
     return any(
         any(word in cause.cause for word in words) and (layer is None or cause.layer == layer)
         for cause in diagnosis.causes[:among]
@@ -160,7 +160,7 @@ def test_spikes_of_the_gradient_norm_are_told():
 
 
 def test_spikes_of_the_gradient_norm_count_beside_those_of_the_loss():
-    """Updates as of a learning rate far too large, and three spikes: of the gradient norm alone they prove nothing."""
+    """Updates as of a learning rate far too large, and three spikes: spikes of only the gradient norm prove nothing."""
     alone = diagnose(metrics(), records(per_step, *NOISY), CONFIG, RECIPE)
     assert alone.verdict == "nothing wrong"
     beside = metrics(lambda t, loss: loss + 0.5 * (t == 131))
@@ -181,7 +181,7 @@ def test_the_batch_of_a_spike_that_passed_is_shown():
     assert found.batch == tuple(texts)
 
 
-# Every rule: what it needs together, and each part of that alone
+# Every rule: all its conditions together, and each one separately
 
 
 def at(statistic: str, where: str, value: float, since: int = 100, head: int | None = None) -> Change:
@@ -289,7 +289,7 @@ def test_matrices_that_began_at_zero_are_no_alarm():
 
 @pytest.mark.parametrize("until", [60, 120])
 def test_what_passes_early_is_no_collapse(until: int):
-    """Tokens alike and starved queries are common in the first third of healthy runs, and in a run just begun."""
+    """Tokens alike and starved queries are common in the first third of healthy runs, and in a new run."""
 
     def early(name: str, place: str, step: int, head: int, value: float) -> float:
         return both(ALIKE, STARVED)(name, place, step, head, value) if step < until else value
@@ -340,8 +340,8 @@ def test_every_cause_offers_the_same_learning_rate():
 
 @pytest.mark.parametrize("every", [5, WATCH])
 def test_a_layer_that_outgrows_the_next_is_named_and_not_the_next(every: int):
-    """The ffn of layer 2 grows by 6 % a step from 110 on; layer 3 gets hardly a gradient then, for the stream it adds
-    to is that of layer 2 alone."""
+    """The FFN of layer 2 grows by 6 % a step from step 110 on; layer 3 then gets hardly any gradient, because layer 2
+    dominates the stream."""
 
     def grow(name: str, place: str, step: int, head: int, value: float) -> float:
         times = 1.06 ** max(0, step - 110)
@@ -500,7 +500,7 @@ def test_what_moved_is_ranked_by_step_then_by_sigma_and_ten_are_told():
 
 
 def test_a_cause_without_a_past_of_its_own_has_the_sigma_of_what_moved_in_its_layer():
-    """A value that is no number at a site whose gradient had grown."""
+    """A site with a NaN, whose gradient had grown before."""
     event = {"step": 201, "event": "not_finite", "what": "loss", "value": math.nan, "site": "layers.2.ffn.hidden"}
     grown = times("gradient_norm", "layers.2.ffn.up", 50, 180)
     cause = diagnose(metrics(), records(grown, event), CONFIG, RECIPE).causes[0]
@@ -511,7 +511,7 @@ def test_a_cause_without_a_past_of_its_own_has_the_sigma_of_what_moved_in_its_la
 @pytest.mark.parametrize("every", [1, 5, WATCH])
 @pytest.mark.parametrize("seed", range(3))
 def test_drift_is_no_move(every: int, seed: int):
-    """Series that drift as weights do, each with noise of its own size, and a failure that none of them announced."""
+    """Series drift as weights do, each with another size of noise, before a failure that they do not announce."""
     random = np.random.default_rng(seed)
     slope, size = random.uniform(0, 0.01, 40), 10 ** random.uniform(-4, -2, 40)
     rows = [
@@ -537,7 +537,7 @@ def test_rates_far_too_large_show_in_the_loss_alone():
         row["learning_rate"] *= 100
     found = diagnose(rough, [], CONFIG, RECIPE)
     assert named(found, "learning rate above", among=1)
-    assert found.causes[0].confidence <= 0.5, "the loss alone proves little"
+    assert found.causes[0].confidence <= 0.5, "a loss without statistics proves little"
     usual = diagnose(metrics(lambda t, loss: loss + 2 * (t in (6, 7, 8))), [], CONFIG, RECIPE)
     assert usual.causes[0].confidence < found.causes[0].confidence
 
@@ -550,7 +550,7 @@ def test_rows_rolled_back_do_not_count():
     assert "rolled back" in found.paragraph()
 
 
-# Rows that somebody else wrote
+# Rows from an untrusted file
 
 
 NUMBER = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e-300, 1e300, math.nan, math.inf]), st.floats(1e-6, 1e6))
@@ -680,7 +680,7 @@ def batches_of(make: Callable[[int, Tensor], tuple[Tensor, Tensor]], patch: pyte
 def fit(
     text: TextData, folder: Path, expression: str, *observers: After, steps: int = TRAINED, **fields: Any
 ) -> Diagnosis:
-    """Trains, and diagnoses what lies in the folder."""
+    """Trains a run, and returns the diagnosis of its folder."""
     recipe = Recipe.of(
         **{"tokens": steps * 8 * 32, "batch_size": 8, "context": 32, "learning_rate": USUAL, "watch": 20, "threads": 1,
            "compile": False, "device": "cpu", "dtype": "float32", "evaluation_tokens": 512, **fields}
