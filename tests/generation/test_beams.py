@@ -1,4 +1,4 @@
-"""Beam search is that of `transformers`, and finds the best text where it looks at all of them."""
+"""Beam search equals that of `transformers`, and finds the best text if it is wide enough for all texts."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def built(expression: str, bits: str = "") -> Model:
 
 @cache
 def rows_round_alike() -> bool:
-    """Whether torch's products give a row the same bits beside others, at the shapes of these models."""
+    """Returns True if torch's matmuls give a row the same bits in a batch, at the shapes of these models."""
     draw = torch.Generator().manual_seed(0)
     for o, i in {tuple(m.weight.shape) for name in KINDS for m in built(name).modules() if isinstance(m, Linear)}:
         weight, x = (torch.randn(shape, generator=draw).bfloat16() for shape in ((o, i), (8, i)))
@@ -52,9 +52,9 @@ def rows_round_alike() -> bool:
 def require(bits: str) -> None:
     """Skips where the promise is not made (docs/decisions.md). For int8 and int4 it is made on every CPU."""
     if bits == "bf16" and not onednn_in_bf16():
-        pytest.skip("this processor has no products in bf16 to lay weights out for")
+        pytest.skip("this processor has no matmuls in bf16 to prepack weights for")
     if bits in ("", "bf16") and not rows_round_alike():
-        pytest.skip("torch's products in bf16 round a row differently beside others on this processor")
+        pytest.skip("torch's matmuls in bf16 round a row differently in a batch on this processor")
 
 
 def prompts() -> list[list[int]]:

@@ -54,7 +54,7 @@ def tiny(expression: str) -> Model:
     return preset(f"{name}@1m+{small}{'+' + changes if changes else ''}").build(seed=0).eval()
 
 
-@pytest.mark.parametrize("rows", [1, 2])  # products of one row are loops of their own
+@pytest.mark.parametrize("rows", [1, 2])  # a single row has separate loops
 @pytest.mark.parametrize("expression", MODELS)
 def test_it_is_the_models_own_step(expression: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
@@ -98,7 +98,7 @@ def test_one_row_of_a_small_dtype(kind: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
 def test_one_thread_has_the_bits_of_two(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The library takes as many as torch is set to, also where the machine has more cores than it was built for."""
+    """The library uses torch's number of threads, also on a machine with more cores than it was built for."""
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     model = preset("llama@1m+layers=2+d_model=256+heads=4+gqa:2+vocab_size=1000+context=64").build(seed=0).eval()

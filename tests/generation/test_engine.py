@@ -1,4 +1,4 @@
-"""Requests in a running batch say what each says alone."""
+"""Requests in a running batch give the text that each gives in a batch of one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_cancelling_harms_nobody():
     for _ in range(3):
         engine.step()
     requests[0].cancel()
-    requests[4].cancel()  # had not begun
+    requests[4].cancel()  # had not started
     drain(engine)
     assert requests[0].finish == requests[4].finish == "cancelled"
     assert len(requests[0].tokens) == 3 and not requests[4].tokens
@@ -92,7 +92,7 @@ def test_cancelling_harms_nobody():
 
 
 def harmful(expression: str, value: float) -> Model:
-    """Who reads token 30 is lost."""
+    """Returns a model whose logits fail once it reads token 30."""
     model = tiny(f"{expression}+untied")
     with torch.no_grad():
         model.embedding.weight[30] = value
@@ -105,7 +105,7 @@ def test_logits_that_are_no_numbers_end_one_row():
     drain(engine)
     assert bad.finish == "failed" and bad.error and "not numbers" in bad.error and "\n" not in bad.error
     assert good.finish == "length" and len(good.tokens) == 5
-    after = engine.submit([3, 4], 5, logit_bias={30: -100})  # begins as the lost one did
+    after = engine.submit([3, 4], 5, logit_bias={30: -100})  # has the first token of the failed one
     drain(engine)
     assert after.finish == "length"
 
@@ -119,7 +119,7 @@ def test_logits_that_are_no_numbers_end_one_row():
     ],
 )
 def test_who_takes_the_row_of_one_that_failed_is_unharmed(expression: str, value: float):
-    """A longer neighbour makes all look at slots that the one before has filled."""
+    """A longer neighbour makes all rows attend over slots that the failed request has filled."""
     model = harmful(expression, value)
     engine = Engine(model, slots=2, context=60)
     rule = {"logit_bias": {30: -100}}
@@ -163,7 +163,7 @@ def test_who_leaves_is_told_once_with_all_its_text():
     engine = Engine(model, BYTES, slots=2, context=60)
     free = engine.submit("Once", 12)
     drain(engine)
-    stop = free.text[1:] + "zz"  # all but the first character may be the beginning of it
+    stop = free.text[1:] + "zz"  # all but the first character may be its prefix
     held, late = engine.submit("Once", 12, stop=stop), engine.submit("Twice", 30)
     for _ in range(9):
         engine.step()
@@ -205,7 +205,7 @@ def test_a_row_that_fails_shows_what_was_held_back():
     assert held.finish == "failed" and held.piece and held.text == BYTES.decode(held.tokens)
 
 
-@pytest.mark.parametrize("start", [[], [30]])  # what all prompts begin with
+@pytest.mark.parametrize("start", [[], [30]])  # common prefix of all prompts
 def test_several_beginnings_are_read_once(start: list[int]):
     model = tiny()
     engine = Engine(model, slots=2, context=60)
@@ -224,7 +224,7 @@ def test_several_beginnings_are_read_once(start: list[int]):
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
 @pytest.mark.parametrize("dtype", [None, pytest.param(torch.int8, marks=pytest.mark.slow)])
 def test_prompts_that_share_beginnings(expression: str, dtype: torch.dtype | None):
-    """Any order of prompts that are beginnings of each other: as read anew, each on an engine of its own."""
+    """Prompts that are prefixes of each other, in any order, give the text of separate engines."""
     model = tiny(expression)
     draw = torch.Generator().manual_seed(0)
     long = torch.randint(31, (24,), generator=draw).tolist()

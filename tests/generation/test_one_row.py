@@ -17,7 +17,7 @@ from glassformer.generation.one_row import has_vnni, rounded, row_of_4_bits, row
 from glassformer.parts.quantized import BLOCK, GROUP, Int4Linear, Int8Linear, QuantizedLinear, layout
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 9).map(lambda groups: groups * GROUP))
-blocks_of_64 = pytest.mark.skipif(layout("cpu") != (BLOCK, True), reason="4-bit matrices lie otherwise here")
+blocks_of_64 = pytest.mark.skipif(layout("cpu") != (BLOCK, True), reason="4-bit matrices have another layout here")
 
 
 def drawn(seed: int, *shape: int) -> Tensor:

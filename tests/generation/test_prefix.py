@@ -1,4 +1,4 @@
-"""A model with a prefix reads a prompt both ways and writes from left to right, however it is asked."""
+"""A model with a prefix attends bidirectionally in the prompt and causally after it, in every way of generating."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def tiny(name: str = "llama") -> Model:
 
 
 def whole(model: Model, prompt: list[int], text: list[int]) -> Tensor:
-    """(t, v): logits after each token of a text, read at once and anew, whose first tokens are a prefix."""
+    """Returns logits (t, v) of a text from one pass without a state; its first tokens are the prefix."""
     place = torch.arange(len(text))[None]
     with torch.no_grad():
         return model(torch.tensor([text]), global_tokens=place < len(prompt))[0]
 
 
 def likeliest(model: Model, prompt: list[int], new: int) -> list[int]:
-    """Greedily, each token from a pass over the whole text."""
+    """Returns the greedy text, each token from a pass over the whole text."""
     text = list(prompt)
     for _ in range(new):
         text.append(int(whole(model, prompt, text)[-1].argmax()))
@@ -75,7 +75,7 @@ def test_rows_of_any_lengths_write_what_each_writes_alone(name: str):
 
 
 def test_requests_that_join_a_batch():
-    """Prompts that begin alike are read each as a whole, and one that is interrupted goes on as it began."""
+    """Prompts with a common prefix are each read as a whole, and an interrupted request continues unchanged."""
     model = tiny()
     prompts = [*PROMPTS, PROMPTS[2][:8], PROMPTS[2]]
     engine = Engine(model, slots=3, context=60)

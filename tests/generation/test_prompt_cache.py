@@ -1,4 +1,4 @@
-"""A state that was on disk goes on as if it had never been away."""
+"""A state that is saved and loaded continues exactly as one in memory."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from glassformer.generation.sampling import Sampled, Sampling, choose, row_gener
 from glassformer.parts.core.base import Value, to_plain
 from tests.refused import refused
 
-# Eight tokens, likeliest last but one: 0.4 0.2 0.15 0.1 0.06 0.04 0.03 0.02 in another order.
+# Probabilities of eight tokens, the largest last but one: 0.4 0.2 0.15 0.1 0.06 0.04 0.03 0.02 in another order.
 P = torch.tensor([0.1, 0.02, 0.2, 0.04, 0.15, 0.03, 0.4, 0.06], dtype=torch.float64)
 GREEDY = Sampling()
 
 
 def one(logits: Tensor, sampling: Sampling, history: list[int] | None = None, generated_from: int = 0) -> Tensor:
-    """`warp` of one row (v,)."""
+    """Returns `warp` of one row (v,)."""
     return warp(logits[None], sampling, [torch.tensor(history or [], dtype=torch.long)], [generated_from])[0]
 
 
@@ -81,7 +81,7 @@ CLOSED = {
     "min_p": (Sampling(temperature=1, min_p=0.2), only(6, 2, 4, 0)),
     "typical_p": (Sampling(temperature=1, typical_p=0.5), typical_of_p(0.5)),
     # the entropy is 1.684, and -ln 0.2 = 1.609 nearest
-    "typical_p without the likeliest": (Sampling(temperature=1, typical_p=0.1), only(2)),
+    "typical_p without the most likely": (Sampling(temperature=1, typical_p=0.1), only(2)),
     # 0.4 0.2 of 0.75 reach 0.75
     "top_p after top_k": (Sampling(temperature=1, top_k=3, top_p=0.75), only(6, 2)),
     "logit_bias": (
@@ -127,7 +127,7 @@ MODEL = GPT2LMHeadModel(
 
 
 def composed(sampling: Sampling, history: Tensor, logits: Tensor) -> Tensor:
-    """What transformers' generate() makes of logits (b, v): its processors in its order."""
+    """Returns logits (b, v) after the processors of transformers' generate(), in its order."""
     asked = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")}
     config = GenerationConfig(
         **{**asked, "top_k": sampling.top_k or 0},
@@ -197,7 +197,7 @@ def test_together_they_are_composed_as_transformers_composes_them(
 
 
 def test_equal_logits_share_their_fate() -> None:
-    """Where the last token kept has equals, top_p keeps them, as top_k does."""
+    """Tokens whose logits equal that of the last kept token are kept, by top_p as by top_k."""
     logits = torch.tensor([3.0, 1.0, 1.0, 1.0, -2.0])
     for sampling in (Sampling(temperature=1, top_k=2), Sampling(temperature=1, top_p=0.75)):
         assert one(logits, sampling).isfinite().tolist() == [True, True, True, True, False]
@@ -257,7 +257,7 @@ MIXED = [
 
 
 def written(rows: list[int], samplings: list[Sampling], steps: int = 12, vocab_size: int = 300) -> dict[int, list[int]]:
-    """What the rows of these numbers write in one batch, of a model whose logits follow from the last token."""
+    """Returns the text of each row (by its number) sampled in one batch, from logits that depend on the last token."""
     table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(1)) * 2
     generators = [row_generator(7, row, "cpu") for row in rows]
     text = {row: [row % 5] for row in rows}

@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 GAIN = {"t5": 1, "bart": 30}
-"""Of the table that is the head's too: T5 would only repeat what it reads, BART say one token."""
+"""Gain of the tied embedding: otherwise T5 would only repeat its source, and BART one token."""
 NEW = 8
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3}
 Pair = tuple[Model, Any]
@@ -94,7 +94,7 @@ def test_beams_are_those_of_transformers(pair: Pair) -> None:
 
 
 def test_forced_and_banned_tokens_are_those_of_transformers(pair: Pair, tmp_path: Path, capsys: Any) -> None:
-    """Whether generation_config.json says them or, as in older folders, config.json; `convert` keeps them."""
+    """Both may be in generation_config.json or, as in older folders, in config.json; `convert` keeps them."""
     _, other = pair
     source, real = sources()
     free = {token for text in wanted(other, source, real, width=1) for token in text[1:-1]}
@@ -263,7 +263,7 @@ def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path,
     ],
 )
 def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path: Path, capsys: Any) -> None:
-    """It was trained to begin with the token that ends a text, whatever token the family's own models begin with."""
+    """Its first token is the one that ends a text, because of its training, for any start token of the family."""
     recipe = {"steps": 2, "batch_size": 4, "context": 32, "objective": "seq2seq", "learning_rate": 0.05}
     trained = gf.train(gf.preset(expression), "pairs:reversal", recipe, out=tmp_path / "run", tokenizer="byte")
     run, folder = gf.load(tmp_path / "run"), str(tmp_path / "out")
@@ -315,7 +315,7 @@ def test_a_command_without_a_source_is_told_the_option(tmp_path: Path, capsys: A
 
 
 def adding(template: list[str], folder: Path) -> str:
-    """A tokenizer.json of bytes that adds this to a text, of which E is the end and L a language."""
+    """Writes a tokenizer.json of bytes whose post-processor applies `template`; E is the end token, L a language."""
     file = with_special_token(ByteTokenizer(), "eos_token", "<|endoftext|>").with_specials(["en_XX"])
     end, language = file.eos_id, file.id_of("en_XX")
     file.save(folder)

@@ -156,7 +156,7 @@ def test_learned_positions_are_used_to_the_last() -> None:
 
 @pytest.mark.parametrize("expression", ["llama", "llama+window:5", "llama+mamba"])
 def test_a_state_goes_on_wherever_the_loop_was_left(expression: str) -> None:
-    """As a chat does: what was given is read but for its last token, and the next turn begins with that."""
+    """In a chat, the state has read the answer except its last token, with which the next turn starts."""
     model, tokens = tiny(expression), prompt()
     wanted = written(model, tokens, 36)
     for leave_at in (1, 2, 3, 4, 5, 6, 7, 11):
@@ -234,7 +234,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @torch.no_grad()
 def exact(model: Model, tokens: Tensor, count: int, sampling: Sampling) -> Tensor:
-    """(v,) * count: the probability of every text of so many tokens, from the definition."""
+    """Returns the probability of every text of `count` tokens (v,) * count, from the definition."""
     texts = torch.tensor([tokens[0].tolist() + list(new) for new in product(range(SMALL), repeat=count)])
     logits, s = model(texts), tokens.shape[1]
     p = torch.ones(len(texts), dtype=torch.float64)
@@ -284,7 +284,7 @@ def test_sampled_text_has_the_models_distribution_whoever_guesses(name: str) -> 
 
 
 def test_the_proof_would_see_a_wrong_rule() -> None:
-    """A proposer that lies about its probabilities bends what is written."""
+    """A proposer with false probabilities changes the distribution of texts."""
     liar = Fixed([0] * 4, torch.full((4, SMALL), 1 / SMALL))
     assert improbable(liar, torch.tensor([[3]]), Sampling(temperature=1.0)) < 1e-6
 
@@ -334,7 +334,7 @@ def test_lookup_finds_the_last_of_the_longest() -> None:
         lookup.begin(None)  # type: ignore[arg-type]
         return lookup.propose(text, most).tokens
 
-    assert after([1, 2, 3, 4, 5, 9, 3, 7, 8, 1, 2, 3]) == [4, 5, 9]  # three tokens, not the last 3 alone
+    assert after([1, 2, 3, 4, 5, 9, 3, 7, 8, 1, 2, 3]) == [4, 5, 9]  # matches three tokens, not only the last 3
     assert after([1, 2, 5, 1, 2, 6, 0, 1, 2]) == [6, 0, 1]  # the later of two
     assert after([1, 2, 3]) == [] and after([4]) == []
     assert after([7, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]  # on past the end

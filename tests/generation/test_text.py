@@ -32,12 +32,12 @@ PIECES = st.lists(st.text("abc", max_size=4), max_size=15)
 
 
 def first_stop(text: str, stops: Iterable[str]) -> tuple[int, int] | None:
-    """(end, start) of the stop string that is complete first; of those, the one that starts first."""
+    """Returns (end, start) of the stop string that ends first; among equals, of the one that starts first."""
     return min(((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text), default=None)
 
 
 def beginning(text: str, stops: Iterable[str]) -> str:
-    """The longest end of the text that a stop string begins with."""
+    """Returns the longest suffix of the text that is a prefix of a stop string."""
     ends = (text[start:] for start in range(len(text)))
     return next((end for end in ends if any(stop.startswith(end) for stop in stops)), "")
 
@@ -97,8 +97,8 @@ def test_ten_thousand_stop_strings() -> None:
 
 
 def test_work_is_linear_where_all_begins_again_and_again() -> None:
-    """A text that is nearly a stop string at every place, character by character: 10^10 steps if it were compared
-    anew at each."""
+    """A text that is nearly a stop string at every place, character by character: 10^10 steps if each place were
+    compared separately."""
     length = 100_000
     began = time.perf_counter()
     watch = Stops(["a" * length + "b", "a" * (length // 2) + "c"])
@@ -142,7 +142,8 @@ def from_file(library: Library, *specials: str) -> FileTokenizer:
 
 @cache
 def sentencepiece(prefix: bool) -> FileTokenizer:
-    """As Llama 2, with a space before the text that is not shown, or as Gemma, without; bytes for rare characters."""
+    """Returns a SentencePiece tokenizer with byte fallback: as Llama 2's, with a hidden space before the text, or as
+    Gemma's, without."""
     pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", "▁the", "▁qu", "ick", "\ufffd"]
     pieces += sorted({character for text in TEXTS[:2] for character in text if character not in " \ufffd"})
     library = Library(
@@ -158,7 +159,7 @@ def sentencepiece(prefix: bool) -> FileTokenizer:
 
 @cache
 def unigram() -> FileTokenizer:
-    """As T5."""
+    """Returns a tokenizer as T5's."""
     pieces = sorted({character for text in TEXTS for character in text if character != " "} | {"▁", "▁the", "ick"})
     library = Library(models.Unigram([("<unk>", 0.0), *((piece, -1.0) for piece in pieces)], unk_id=0))
     library.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always")
@@ -168,7 +169,7 @@ def unigram() -> FileTokenizer:
 
 @cache
 def wordpiece() -> FileTokenizer:
-    """As BERT: a space before each word but the first, none before some marks."""
+    """Returns a tokenizer as BERT's: a space before each word but the first, and no space before some marks."""
     pieces = ["[UNK]", "the", "quick", "fox", "##es", "##n", "'", "t", ".", ",", "do", "n't", "'s", "é", "字", "##字"]
     library = Library(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -178,7 +179,7 @@ def wordpiece() -> FileTokenizer:
 
 @cache
 def words_with_ends() -> FileTokenizer:
-    """As GPT-1: words end with a mark that is a space, but for the last."""
+    """Returns a tokenizer as GPT-1's: words end with a mark that is a space, except the last word."""
     library = Library(models.BPE({"a": 0, "b</w>": 1, "</w>": 2, "é": 3, "\ufffd": 4, "字</w>": 5}, []))
     library.decoder = decoders.BPEDecoder("</w>")
     return from_file(library, "<unk>")
@@ -186,7 +187,7 @@ def words_with_ends() -> FileTokenizer:
 
 @cache
 def byte_level() -> FileTokenizer:
-    """As GPT-2, with tokens that end and begin within characters."""
+    """Returns a tokenizer as GPT-2's, with tokens that start and end within characters."""
     parts = BPE.description()
     alphabet = byte_names()
     for spelled in (b" a\xe2", b"\x80\xa6\xe2", b"\x80", b"\x9f\x98", b"\x80\xa6", b"\xa6\xf0", b"\xef\xbf\xbd"):
@@ -319,7 +320,7 @@ class Counting:
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_token_costs_the_same_at_the_end_of_a_long_text(name: str) -> None:
-    """Whatever is fed: text, one token again and again, bytes that are no character, special tokens."""
+    """Holds for text, one repeated token, bytes that are not characters, and special tokens."""
     tokenizer = MADE[name]()
     last = tokenizer.vocab_size - 1
     streams = [[token] * 600 for token in {*range(0, last, max(1, last // 40)), last, min(0x80, last), min(0xE2, last)}]
