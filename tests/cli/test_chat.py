@@ -104,7 +104,7 @@ def test_characters_are_never_torn(talker: str, monkeypatch: pytest.MonkeyPatch)
 def test_an_answer_that_was_stopped_is_kept_as_far_as_it_went(
     talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Ctrl-C after five pieces, then within a pass of the model; the conversation goes on from what was said."""
+    """Ctrl-C after five pieces, then within a pass of the model; the conversation continues from the partial answer."""
     pieces: list[str] = []
 
     def show(piece: str) -> None:
@@ -276,7 +276,7 @@ def test_a_pasted_text_of_several_lines_is_one_message(talker: str):
 def test_a_turn_that_is_refused_leaves_no_trace(
     talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """A byte that is no text, a template that says no, Ctrl-C while it is rendered: the next turn is as if alone."""
+    """After a byte that is not UTF-8, a template's error, or Ctrl-C while rendering, the next turn is unaffected."""
     options = ["--temperature", "0", "--max-new-tokens", "10", "--threads", "1", "--json"]
     alone = answer(talker, [{"role": "user", "content": "Say hi"}])
     messages = [{"role": "user", "content": "Say hi"}, {"role": "assistant", "content": alone}]
@@ -304,7 +304,7 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave_and_then_leaves(
 ):
     stop, hint = KeyboardInterrupt, "Ctrl-C again, Ctrl-D or /quit ends"
     for lines, turns, hints in (
-        ([stop, "Hi!", stop, stop, "never"], 1, 2),  # an answer between the two begins anew
+        ([stop, "Hi!", stop, stop, "never"], 1, 2),  # an answer in between resets the count
         ([stop, stop, "never"], 0, 1),
         (["Hi!", stop, "Hi!", EOFError], 2, 1),
     ):
@@ -383,7 +383,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talker: str):
     patience.start()
     process.stdin.write("Hi!\n")
     process.stdin.flush()
-    begun = process.stdout.read(3)  # the answer has begun
+    begun = process.stdout.read(3)  # the first characters of the answer
     process.send_signal(signal.SIGINT)
     out, err = process.communicate("/new\nAnd now?\n", timeout=60)
     patience.cancel()

@@ -88,7 +88,7 @@ def test_a_wrong_request_is_one_sentence_and_status_2(
 def test_what_is_not_text_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Standard input, where it was that; else the file."""
+    """The error names standard input, or the file."""
     monkeypatch.setattr(import_module("glassformer.cli.conversation"), "loaded_as", lambda *_: None)
     monkeypatch.setattr(import_module("glassformer.cli.conversation"), "Conversation", lambda *_, **__: None)
     for verb in ("generate", "chat"):
@@ -143,7 +143,7 @@ def test_train_generate_and_inspect_a_run(source: Path, tmp_path: Path, capsys: 
 
 
 def test_a_preempted_job_repeats_one_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With another optimizer, for so many steps: begun by --resume, and found finished by it."""
+    """--resume starts a run (with another optimizer, for three steps), and then finds it finished."""
     run = tmp_path / "run"
     command = ["train", f"{TINY}+recipe.optimizer.momentum=0.9", "--data", str(source), "--out", str(run), "--resume"]
     command += ["--optimizer", "muon", "--steps", "3", *PLAN[2:]]
@@ -253,7 +253,7 @@ def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) 
 
 
 def test_what_why_says_to_try_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """+recipe.FIELD=VALUE in an expression changes the recipe; a field that is none is named."""
+    """+recipe.FIELD=VALUE in an expression changes the recipe; an unknown field is named."""
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh " * 2000)
     wishes = "+recipe.learning_rate=1e-4+recipe.warmup=0.25+recipe.adam_eps=1e-12"
@@ -331,7 +331,7 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
 
 
 def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    """At its end; what it had said before it began is not said twice."""
+    """Notes are printed at the end; those printed before the start are not repeated."""
     results = Results.of({"schema": 1, "data": {}, "budget": {"seeds": 2, "notes": ["known", "found out"]}, "runs": []})
     view = ComparisonView()
     view.event(Begin(how="on cpu", notes=["known"], runs=[]))

@@ -201,7 +201,7 @@ def test_a_draft_of_another_vocabulary_is_refused(model: str, tmp_path: Path, ca
 
 
 def test_a_draft_whose_tokens_are_others_is_refused(model: str, tmp_path: Path, capsys: Said):
-    """Of the same number: their ids alone would agree."""
+    """The vocabularies have the same size, so that a check of ids would pass."""
     chars = CharTokenizer([chr(0x4E00 + i) for i in range(256)], unknown=True)
     assert chars.vocab_size == BYTES.vocab_size
     gf.save(gf.load(model).model, chars, tmp_path / "other")
@@ -246,7 +246,7 @@ def test_packed_weights(model: str, kind: str, capsys: Said):
 
 
 def test_learned_positions_end(learned: str, capsys: Said):
-    assert made(capsys, learned, "--prompt", PROMPT, "--ignore-eos")["tokens"] == 24  # as many as there are
+    assert made(capsys, learned, "--prompt", PROMPT, "--ignore-eos")["tokens"] == 24  # all positions are used
     _, err = run(capsys, learned, "--prompt", PROMPT, "--max-new-tokens", "25", status=2)
     assert "max_new_tokens=25 after a prompt of 16 go past this model's learned positions, which end at 40" in err
     assert "the prompt has 40 tokens" in run(capsys, learned, "--prompt", "a" * 40, status=2)[1]
@@ -449,12 +449,12 @@ texts = TextRun.__iter__
 def marked(self):
     for i, piece in enumerate(texts(self)):
         if i == 30:
-            print("begun", file=sys.stderr, flush=True)
+            print("started", file=sys.stderr, flush=True)
         yield piece
 TextRun.__iter__ = marked
 sys.exit(entry())
 """
-"""The command line, which says on standard error that some tokens are there."""
+"""Program that runs the command line and prints to standard error when 30 pieces are generated."""
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_ctrl_c_keeps_what_is_there(model: str, more: list[str]):
 def test_ctrl_c_before_the_first_token(
     model: str, more: list[str], tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ):
-    """While the prompt is read, a step is compiled, a draft is loaded: nothing is said of a first token."""
+    """Ctrl-C during prefill, while a step is compiled or a draft is loaded: no rate and no text are printed."""
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -623,7 +623,7 @@ def assert_near(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
     ids=" ".join,
 )
 def test_a_device_says_the_same(model: str, capsys: Said, tmp_path: Path, more: list[str], monkeypatch: Any):
-    """On one made in Python, without fp64 (tests/elsewhere.py), which `auto` takes where it is."""
+    """A device made in Python, without fp64 (tests/elsewhere.py), which `auto` selects, gives the same text."""
     if "bf16" in more and not onednn_in_bf16():
         pytest.skip("this processor has no products in bf16")
     monkeypatch.chdir(tmp_path)

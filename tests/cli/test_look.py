@@ -132,7 +132,7 @@ def test_a_text_longer_than_the_page_is_cut(
 def test_progress_where_there_is_no_terminal(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Three depths and the end; the clock begins with the first."""
+    """Progress is printed at three depths; the clock starts with the first."""
     show_inspection(model, TEXT)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(live, "PATIENCE", 0.0)
@@ -248,7 +248,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.filterwarnings("error:Glyph")
 def test_every_reading_is_told_and_drawn(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """A dense model of bytes has no experts, and no names of one token; the others go on."""
+    """A dense model of bytes has no experts, and no names of one token; the other readings are drawn."""
     assert main(["inspect", model, "--text", TEXT, "--reading", "all", "--out", "seen"]) == 0
     out = capsys.readouterr().out
     missing = {"expert_routing": "no layer of this model has experts", "activation_patching": "this tokenizer reads 0"}

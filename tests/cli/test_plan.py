@@ -1,4 +1,4 @@
-"""Which options each mode of `plan` takes: others are refused in one sentence, none is passed over."""
+"""The options of each mode of `plan`: others are refused in one sentence, never ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`glassformer why`: what it prints, and what it says to a folder that is none of its own."""
+"""`glassformer why`: its output, and its error for a folder that is not a run."""
 
 from __future__ import annotations
 
